@@ -1,0 +1,47 @@
+# `make help` lists the targets. Everything happens in .venv; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: $(VENV)/.installed ## create .venv and install bertree into it
+
+demo: $(VENV)/.installed ## the whole path on the data in this repository
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash demo/run.sh
+
+test: $(VENV)/.installed-dev ## run the test suite
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## put the code into its format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv and everything the demo wrote
+	rm -rf $(VENV) demo-out
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "bertree needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python3 has no venv module: on Debian and Ubuntu, apt install python3-venv"; exit 2; }
+
+# torch first and pinned: left to itself, pip would take the newest release with gigabytes of CUDA packages.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing bertree into $(VENV) (the first time takes a few minutes)"
+	@$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing what the tests need"
+	@$(PIP) -e '.[dev]'
+	@touch $@

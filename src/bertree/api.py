@@ -1,0 +1,203 @@
+"""What `import bertree` gives: load a model by path or preset name and use it."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.errors import UserError, UserWarningLine, suggest
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model.architecture import Architecture
+from bertree.model.network import Network, build
+from bertree.model.presets import PRESETS, preset
+from bertree.text.tokenizer import Encoded, Tokenizer
+
+Input = str | tuple[str, str] | Sequence[int]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Tokens computed at once: on the CPU small enough for the caches, on a GPU enough to fill it.
+BATCH_TOKENS = {"cpu": 2048, "cuda": 131072}
+
+
+class Candidate(NamedTuple):
+    """A token that may stand at a mask."""
+
+    token: str
+    probability: float
+    id: int
+
+
+class Model:
+    """An encoder with its heads and, where the folder had one, its tokenizer."""
+
+    def __init__(self, contents: Contents, trained: bool = True) -> None:
+        self._contents = contents
+        self.trained = trained
+        self.network.eval()
+
+    @property
+    def architecture(self) -> Architecture:
+        """The point of the design space."""
+        return self._contents.architecture
+
+    @property
+    def network(self) -> Network:
+        """The torch module: encoder and heads."""
+        return self._contents.network
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None if the model came without one: then only ids are taken."""
+        return self._contents.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self._contents.tokenizer = tokenizer
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the task head's classes."""
+        return self._contents.labels
+
+    @property
+    def max_length(self) -> int:
+        """Texts are cut to this many tokens."""
+        limit = self.architecture.max_positions
+        return min(limit, self._contents.max_length or limit)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.network.parameters()).device
+
+    def to(self, device: str | torch.device | None = None, dtype: str | None = None) -> "Model":
+        """Move the model to a device, a precision, or both."""
+        self.network.to(device=device, dtype=_dtype(dtype) if dtype else None)
+        return self
+
+    def save(self, path: str | Path) -> None:
+        """Write the model as a folder, whole or not at all."""
+        folder.write(self._contents, Path(path))
+
+    def encode(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
+        """Ids and segments of each input, checked; texts that are too long are cut, with a warning."""
+        texts = [i for i in inputs if _is_text(i)]
+        if texts and self.tokenizer is None:
+            raise UserError("this model has no tokenizer; give lists of token ids instead of texts")
+        encoded = iter(self.tokenizer.encode(texts, max_length or self.max_length) if self.tokenizer else ())  # type: ignore[arg-type]
+        result = [next(encoded) if _is_text(i) else self._checked(i) for i in inputs]  # type: ignore[arg-type]
+        cut = [e.dropped for e in result if e.dropped]
+        if cut:
+            warnings.warn(
+                f"{len(cut)} of {len(inputs)} texts cut to {max_length or self.max_length} tokens ({sum(cut)} tokens dropped)",
+                UserWarningLine,
+                stacklevel=3,
+            )
+        return result
+
+    def _checked(self, ids: Sequence[int]) -> Encoded:
+        ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        a = self.architecture
+        if any(not isinstance(i, int) or not 0 <= i < a.vocab_size for i in ids):
+            raise UserError(f"token ids must be whole numbers from 0 to {a.vocab_size - 1}")
+        if len(ids) > a.max_positions:
+            raise UserError(f"a sequence of {len(ids)} ids is longer than the {a.max_positions} positions of the model")
+        return Encoded(ids, [0] * len(ids), 0)
+
+    @torch.no_grad()
+    def hidden(self, inputs: Sequence[Input] | str, max_length: int | None = None) -> list[Tensor]:
+        """Last hidden states of each input (tokens x width), in the order given.
+
+        Inputs are texts, pairs of texts (as tuples), or lists of token ids. What else is in the list
+        does not change the result.
+        """
+        encoded = self.encode([inputs] if isinstance(inputs, str) else inputs, max_length)
+        results: dict[int, Tensor] = {}
+        for rows, batch in self._batches(encoded):
+            results.update(zip(rows, batch.split(self.network(batch.to(self.device))), strict=True))
+        return [results[i] for i in range(len(encoded))]
+
+    def _batches(self, encoded: Sequence[Encoded]) -> Iterator[tuple[list[int], Batch]]:
+        """Packed batches of similar lengths, and which inputs each holds."""
+        limit = BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
+        while order:
+            rows, total = [order.pop()], 0
+            total = len(encoded[rows[0]].ids)
+            while order and total + len(encoded[order[-1]].ids) <= limit:
+                rows.append(order.pop())
+                total += len(encoded[rows[-1]].ids)
+            rows.reverse()
+            yield rows, Batch.pack([encoded[i].ids for i in rows], [encoded[i].segments for i in rows])
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
+        """The k likeliest tokens at the mask, or one such list per mask if there are several."""
+        if "mask" not in self.network.heads:
+            raise UserError("this model has no MLM head, so it cannot fill a mask")
+        if self.tokenizer is None or self.tokenizer.id_of("mask") is None:
+            raise UserError("this model has no tokenizer with a mask token")
+        if k < 1:
+            raise UserError(f"k: must be at least 1, not {k}")
+        mask = self.tokenizer.special["mask"]
+        if mask not in text:  # another member's spelling of the mask is understood
+            text = text.replace("[MASK]", mask).replace("<mask>", mask)
+        if mask not in text:
+            raise UserError(f"the text has no mask; put {mask} where a token is to be guessed")
+        (encoded,) = self.encode([text])
+        mask_id = self.tokenizer.id_of("mask")
+        chosen = [i for i, token in enumerate(encoded.ids) if token == mask_id]
+        if not chosen:
+            raise UserError(f"the mask stands beyond the first {self.max_length} tokens and was cut off; shorten the text")
+        batch = Batch.pack([encoded.ids], [encoded.segments]).to(self.device)
+        logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
+        best = logits.float()[:, : self.tokenizer.size].softmax(-1).topk(min(k, self.tokenizer.size))
+        lists = [
+            [Candidate(self.tokenizer.token(i), p, i) for p, i in zip(ps, ids, strict=True)]
+            for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        return lists[0] if len(lists) == 1 else lists
+
+
+def load(name: str | Path, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Model:
+    """A model from a folder (bertree's or Hugging Face's), or a preset with fresh weights drawn from `seed`."""
+    precision = _dtype(dtype)
+    try:
+        found = Path(name).exists()
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+    if found:
+        model = Model(folder.read(Path(name), precision))
+    elif str(name) in PRESETS:
+        model = fresh(preset(str(name)).architecture, {"mask": 0}, seed)
+        model.network.to(precision)
+    elif "/" in str(name) or str(name).startswith("."):
+        raise UserError(f"{name}: no such folder")
+    else:
+        preset(str(name))
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device '{device}': cannot be used here ({reason})") from None
+
+
+def fresh(a: Architecture, heads: dict[str, int], seed: int = 0) -> Model:
+    """An untrained model."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Model(Contents(a, build(a, heads), None), trained=False)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise UserError(f"dtype '{name}': unknown, {suggest(name, DTYPES)}")
+    return DTYPES[name]
+
+
+def _is_text(item: Input) -> bool:
+    return isinstance(item, str) or (isinstance(item, tuple) and len(item) == 2 and all(isinstance(t, str) for t in item))

@@ -1,0 +1,109 @@
+"""Files that are whole or not there: atomic writes, and reads of untrusted JSON and TOML.
+
+A write goes to a temporary name beside its target, is flushed to the disk, and is renamed into place.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bertree.errors import UserError
+
+Json = dict[str, Any]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or one line on why it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text") from None
+
+
+def read_json(path: Path) -> Json:
+    """A JSON object."""
+    try:
+        value = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: is not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: must hold a JSON object")
+    return value
+
+
+def read_toml(path: Path) -> Json:
+    """A TOML table."""
+    try:
+        return tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: is not valid TOML ({error})") from None
+
+
+def toml_text(tables: Json) -> str:
+    """TOML for a mapping of tables that hold plain values and lists of them."""
+    lines = []
+    for name, table in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file and flush it to the disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder that something else wrote."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def new_folder(target: Path, replaces: str) -> Iterator[Path]:
+    """A temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
+
+    An existing target is replaced only if it is empty or holds a file named `replaces`: whatever else
+    a user keeps under that name is not ours to delete.
+    """
+    if target.exists() and not target.is_dir():
+        raise UserError(f"{target}: is a file; give the path of a folder to write")
+    if target.is_dir() and any(target.iterdir()) and not (target / replaces).is_file():
+        raise UserError(f"{target}: is a folder with other files in it; give an empty or a new one")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror})") from None
+    old = work.with_name(work.name + ".old")
+    try:
+        yield work
+        os.chmod(work, 0o755)
+        for file in (*work.rglob("*"), work):
+            sync(file)
+        if target.exists():
+            target.rename(old)
+        work.rename(target)
+        sync(target.parent)
+    except OSError as error:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

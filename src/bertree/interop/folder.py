@@ -1,0 +1,259 @@
+"""A model is a folder: configuration, weights, tokenizer, and `bertree.toml`.
+
+Where Hugging Face knows the architecture the weights carry Hugging Face's names and `config.json` is
+theirs, so one folder serves both. Where it does not, the weights carry our names and only `bertree.toml`
+describes them.
+"""
+
+import json
+import re
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertree.errors import UserError, UserWarningLine
+from bertree.files import Json, new_folder, read_json, read_toml, toml_text, write_text
+from bertree.interop import names, weights
+from bertree.interop.config import architecture_of, config_of, family_for, family_of
+from bertree.interop.weights import Weights
+from bertree.model.architecture import Architecture
+from bertree.model.network import FIXED_CLASSES, HEADS, Network, build
+from bertree.text.tokenizer import Tokenizer
+
+CONFIG, OURS = "config.json", "bertree.toml"
+LAYOUTS = ("bertree", "huggingface")
+PADDED_VOCABULARY = 1024  # rows a model may have beyond its tokenizer: vocabularies are padded to round sizes
+
+
+@dataclass
+class Contents:
+    """What a model folder holds."""
+
+    architecture: Architecture
+    network: Network
+    tokenizer: Tokenizer | None
+    labels: list[str] = field(default_factory=list)  # names of the classes of the task head
+    max_length: int | None = None  # shorter than the positions allow, where the folder says so
+
+
+def heads_of(network: Network) -> dict[str, int]:
+    """The heads of a network and their number of classes."""
+    return {name: 0 if name == "mask" else head.out.out_features for name, head in network.heads.items()}
+
+
+def read(folder: Path, dtype: torch.dtype = torch.float32) -> Contents:
+    """Load a folder of either layout, checking everything in it."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give the folder of the model")
+    try:
+        if (folder / OURS).is_file():
+            contents = _read_ours(folder, dtype)
+        elif (folder / CONFIG).is_file():
+            contents = _read_huggingface(folder, dtype)
+        else:
+            raise UserError(f"{folder}: holds neither {CONFIG} nor {OURS}, so it is not a model folder")
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
+    _fit(contents, folder)
+    return contents
+
+
+def describe(folder: Path) -> Architecture:
+    """The architecture of a folder without loading its weights."""
+    if (folder / OURS).is_file():
+        return _parse_ours(folder / OURS).architecture
+    path = folder / CONFIG
+    a = architecture_of(read_json(path), str(path))
+    return a.with_values({"pooler": _has_pooler(Weights(folder))})
+
+
+def _has_pooler(tensors: Weights) -> bool:
+    return any(re.search(r"(^|\.)pooler\.", name) for name in tensors.names)
+
+
+def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
+    path = folder / CONFIG
+    config = read_json(path)
+    family = family_of(config, str(path))
+    tensors = Weights(folder)
+    a = architecture_of(config, str(path)).with_values({"pooler": _has_pooler(tensors)})
+    spelled = {_modern(name): name for name in tensors.names}  # as the table spells it -> as the file does
+    heads = _heads_in(config, family, tensors, spelled, path)
+    with torch.device("meta"):
+        network = build(a, heads)
+    table = names.theirs(family, heads, network.state_dict())
+    _check_rest(family, heads, table, tensors, spelled)
+    if heads and not any(name.startswith(f"{family.model_type}.") for name in spelled):
+        raise UserError(f"{tensors.path('')}: has no tensor under '{family.model_type}.', as {config['architectures'][0]} must")
+    if not heads:  # a bare encoder may have been saved with or without the prefix
+        prefix = f"{family.model_type}."
+        spelled = {name.removeprefix(prefix): spelling for name, spelling in spelled.items()}
+    table = {ours: tuple(spelled.get(name, name) for name in theirs) for ours, theirs in table.items()}
+    weights.load_into(network, tensors, table, dtype)
+    return Contents(a, network, Tokenizer.load(folder), _labels(config), _max_length(folder))
+
+
+def _modern(name: str) -> str:
+    """Old checkpoints call a norm's weight and bias gamma and beta."""
+    head, _, leaf = name.rpartition(".")
+    return f"{head}.{ {'gamma': 'weight', 'beta': 'bias'}.get(leaf, leaf) }" if head else name
+
+
+def _heads_in(config: Json, family: names.Family, tensors: Weights, spelled: dict[str, str], path: Path) -> dict[str, int]:
+    classes = config.get("architectures") or [f"{family.title}Model"]
+    if not isinstance(classes, list) or not isinstance(classes[0], str):
+        raise UserError(f"{path}: architectures: must be a list with a class name")
+    heads = family.heads_of(classes[0])
+    if heads is None:
+        heads = ()
+        _warn(f"{path}: {classes[0]} has a head bertree does not know; only its encoder is loaded")
+    found = {}
+    for head in heads:
+        out = next(theirs for ours, theirs in family.head_rows(head) if ours.endswith(".out") or head == "mask")
+        name = f"{out}.weight"
+        sized = head not in FIXED_CLASSES
+        if sized and name not in spelled:
+            raise UserError(f"{tensors.path(name)}: tensor '{name}' is missing, though {path.name} names {classes[0]}")
+        found[head] = tensors.shape(spelled[name])[0] if sized else FIXED_CLASSES[head]
+    return found
+
+
+def _check_rest(family: names.Family, heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, spelled: dict[str, str]) -> None:
+    """What the file holds beyond what is loaded: tied copies must be copies, the rest is named."""
+    prefix = f"{family.model_type}."
+    used = {name for theirs in table.values() for name in theirs}
+    used |= {f"{prefix}{name}" for name in used}
+    rest = [n for n in spelled if n not in used and not n.removeprefix(prefix).endswith(names.IGNORED)]
+    for name in [n for n in rest if n in names.TIED_OUTPUT and "mask" in heads]:
+        rest.remove(name)
+        tokens = spelled[table["encoder.embeddings.tokens.weight"][0]]
+        if not torch.equal(tensors.tensor(spelled[name]), tensors.tensor(tokens)):
+            raise UserError(f"{tensors.path(spelled[name])}: '{name}' differs from the token embedding; an untied MLM head is not supported")
+    if rest:
+        more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
+        _warn(f"{tensors.path(spelled[rest[0]])}: not used: tensor '{rest[0]}'{more}")
+
+
+def _labels(config: Json) -> list[str]:
+    table = config.get("id2label")
+    if not isinstance(table, dict):
+        return []
+    try:
+        return [str(table[str(i)]) for i in range(len(table))]
+    except KeyError:
+        return []
+
+
+def _max_length(folder: Path) -> int | None:
+    """The length a folder wants its texts cut to: sentence-transformers' setting, or the tokenizer's."""
+    limits = []
+    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+        value = read_json(folder / name).get(key) if (folder / name).is_file() else None
+        limits += [value] if isinstance(value, int) and value > 0 else []
+    return min(limits, default=None)
+
+
+@dataclass
+class _Ours:
+    architecture: Architecture
+    heads: dict[str, int]
+    layout: str
+    labels: list[str]
+    max_length: int | None
+
+
+def _parse_ours(path: Path) -> _Ours:
+    tables = read_toml(path)
+    if unknown := set(tables) - {"model", "architecture", "heads"}:
+        raise UserError(f"{path}: unknown table [{unknown.pop()}]; a newer bertree may have written it")
+
+    def table(name: str) -> Json:
+        if not isinstance(value := tables.get(name, {}), dict):
+            raise UserError(f"{path}: {name}: must be a table")
+        return value
+
+    model = table("model")
+    heads = table("heads")
+    for name, classes in heads.items():
+        if name not in HEADS or type(classes) is not int or not 0 <= classes < 2**20:
+            raise UserError(f"{path}: heads: {name} = {classes!r} is not a head and its number of classes")
+    labels, layout, longest = model.get("labels", []), model.get("layout"), model.get("max_length")
+    if layout not in LAYOUTS:
+        raise UserError(f"{path}: model.layout: must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise UserError(f"{path}: model.labels: must be a list of names")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise UserError(f"{path}: model.max_length: must be a whole number of tokens, not {longest!r}")
+    a = Architecture.from_mapping(table("architecture"), str(path))
+    return _Ours(a, heads, layout, labels, longest)
+
+
+def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
+    ours = _parse_ours(folder / OURS)
+    with torch.device("meta"):
+        network = build(ours.architecture, ours.heads)
+    weights.load_into(network, Weights(folder), _table(ours.layout, ours.architecture, network), dtype)
+    return Contents(ours.architecture, network, Tokenizer.load(folder), ours.labels, ours.max_length)
+
+
+def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
+    state = network.state_dict()
+    if layout == "huggingface":
+        return names.theirs(family_for(a), heads_of(network), state)
+    return {name: (name,) for name in state}
+
+
+def _fit(contents: Contents, folder: Path) -> None:
+    if contents.tokenizer is None:
+        return
+    given, wanted = contents.tokenizer.size, contents.architecture.vocab_size
+    if given > wanted or given <= wanted - PADDED_VOCABULARY:
+        raise UserError(
+            f"{folder}: the tokenizer has {given} tokens, but the model was trained with {wanted}; "
+            "put the model's own tokenizer files there, or remove them to work with ids alone"
+        )
+
+
+def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
+    """Write a whole folder or nothing. `to` is "bertree" or "huggingface" (theirs alone, or refused)."""
+    a, network = contents.architecture, contents.network
+    try:
+        family = family_for(a)
+        class_name = family.class_name(network.heads)
+        if class_name is None:
+            raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
+        layout = "huggingface"
+    except UserError:
+        if to == "huggingface":
+            raise
+        layout = "bertree"
+    pad = contents.tokenizer.id_of("pad") if contents.tokenizer else None
+    with new_folder(folder, replaces=CONFIG) as work:
+        config: Json = {"model_type": "bertree"}
+        if layout == "huggingface":
+            config = {"architectures": [class_name], **config_of(a, family, pad), **_label_tables(contents.labels)}
+        config["dtype"] = str(next(network.parameters()).dtype).removeprefix("torch.")
+        write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
+        weights.save(network, _table(layout, a, network), work / weights.SINGLE)
+        if contents.tokenizer:
+            contents.tokenizer.save(work)
+        if to == "bertree":
+            model: dict[str, Any] = {"layout": layout, "labels": contents.labels}
+            if contents.max_length is not None:
+                model["max_length"] = contents.max_length
+            write_text(
+                work / OURS, toml_text({"model": model, "heads": heads_of(network), "architecture": asdict(a)})
+            )
+
+
+def _label_tables(labels: list[str]) -> Json:
+    if not labels:
+        return {}
+    return {"id2label": {str(i): n for i, n in enumerate(labels)}, "label2id": {n: i for i, n in enumerate(labels)}}
+
+
+def _warn(line: str) -> None:
+    warnings.warn(line, UserWarningLine, stacklevel=3)

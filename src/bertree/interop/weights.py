@@ -1,0 +1,125 @@
+"""Safetensors files of untrusted origin, and ours: names, shapes and bytes checked before use.
+
+Files are mapped, not read: only the tensors that are asked for come into memory.
+"""
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bertree.errors import UserError
+from bertree.files import read_json, sync
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "pytorch_model.pt")
+
+
+class Weights:
+    """The tensors of a model folder by name, in one file or in shards."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[str, Any] = {}  # file name -> open handle
+        self._home: dict[str, str] = {}  # tensor name -> file name
+        self._folder = folder
+        if (folder / SINGLE).exists():
+            shards = [SINGLE]
+        elif (folder / INDEX).exists():
+            shards = _shards(folder / INDEX)
+        else:
+            raise UserError(_nothing_to_read(folder))
+        for shard in shards:
+            self._files[shard] = handle = _open(folder / shard)
+            self._home |= dict.fromkeys(handle.keys(), shard)
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor name."""
+        return list(self._home)
+
+    def path(self, name: str) -> Path:
+        """The file that holds a tensor, or should."""
+        return self._folder / self._home.get(name, next(iter(self._files)))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, from the header alone."""
+        return tuple(self._files[self._home[name]].get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor."""
+        tensor: Tensor = self._files[self._home[name]].get_tensor(name)
+        if not tensor.is_floating_point():
+            raise UserError(f"{self.path(name)}: tensor '{name}' holds {tensor.dtype}, not floating-point weights")
+        return tensor
+
+
+def _shards(index: Path) -> list[str]:
+    table = read_json(index).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(f, str) for f in table.values()):
+        raise UserError(f"{index}: has no 'weight_map' from tensor names to file names")
+    shards = sorted(set(table.values()))
+    for shard in shards:
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise UserError(f"{index}: '{shard}' is not the name of a safetensors file in this folder")
+        if not (index.parent / shard).exists():
+            raise UserError(f"{index.parent / shard}: is missing, though {index.name} names it; copy it there")
+    return shards
+
+
+def _nothing_to_read(folder: Path) -> str:
+    for name in PICKLES:
+        if (folder / name).exists():
+            return (
+                f"{folder / name}: is a pickle, which can run code when it is read; convert it once where you "
+                "trust it: AutoModel.from_pretrained(DIR).save_pretrained(DIR) with transformers writes safetensors"
+            )
+    return f"{folder}: holds no {SINGLE}; a model folder needs one (or shards with {INDEX})"
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError, struct.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: is not a whole safetensors file ({reason}); copy or download it again") from None
+
+
+def load_into(network: torch.nn.Module, weights: Weights, table: Mapping[str, tuple[str, ...]], dtype: torch.dtype) -> None:
+    """Give a network (built on the meta device) the tensors that `table` names for each of its own."""
+    state = {}
+    for ours, wanted in network.state_dict().items():
+        parts = []
+        rows = wanted.shape[0] // len(table[ours])
+        shape = (rows, *wanted.shape[1:])
+        for name in table[ours]:
+            if name not in weights.names:
+                raise UserError(f"{weights.path(name)}: tensor '{name}' is missing")
+            if weights.shape(name) != shape:
+                raise UserError(
+                    f"{weights.path(name)}: tensor '{name}' has shape {_by(weights.shape(name))}, "
+                    f"but the configuration asks for {_by(shape)}"
+                )
+            parts.append(weights.tensor(name).to(dtype))
+        # A clone: the file stays mapped only while it is read, and may be replaced afterwards.
+        state[ours] = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+    network.load_state_dict(state, assign=True)
+
+
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "a single number"
+
+
+def save(network: torch.nn.Module, table: Mapping[str, tuple[str, ...]], path: Path) -> None:
+    """Write a network's tensors under the names that `table` gives them."""
+    out = {}
+    for ours, tensor in network.state_dict().items():
+        names = table[ours]
+        for name, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
+            out[name] = part.contiguous()
+    save_file(out, path, metadata={"format": "pt"})
+    sync(path)

@@ -1,0 +1,1 @@
+"""Batch -> hidden states: the design space, the packed encoder and its heads."""

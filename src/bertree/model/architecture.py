@@ -1,0 +1,194 @@
+"""A member of the family is a value: one point in the space of choices, frozen and checked.
+
+Every field is one axis. A new member is a new value in `presets.py`; a new idea is one more option
+on one axis. Nothing here imports torch, so that `bertree info` answers at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
+
+from bertree.errors import UserError, suggest
+
+SHARING = ("none", "attention", "ffn", "all")
+ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
+SEQUENCE_HEADS = ("pooler", "tanh", "relu")
+
+# What each axis means, for `bertree info`; the order is the order of the dataclass.
+MEANING = {
+    "vocab_size": "entries in the vocabulary",
+    "width": "width of the hidden states (H)",
+    "layers": "depth: how often a block is applied",
+    "heads": "attention heads",
+    "ffn_width": "inner width of the feed-forward part",
+    "embedding_width": "width of the token embeddings (E); E < H needs the projection",
+    "embedding_projection": "linear map from E to H after the embeddings",
+    "max_positions": "longest sequence",
+    "position_offset": "rows of the position table that are never used, before position 0",
+    "segments": "segment (token type) embeddings: 0, 1 or more",
+    "sharing": "what the layers share: none, attention, ffn or all",
+    "groups": "distinct layers among the shared ones",
+    "activation": "of the feed-forward part",
+    "mask_activation": "of the MLM head",
+    "norm_eps": "epsilon of the layer norms",
+    "pooler": "dense + tanh on the first token, trained with the encoder",
+    "sequence_head": "what a classifier reads: the pooler, or a dense layer of its own (tanh, relu)",
+    "dropout": "on embeddings and on both parts of each block",
+    "attention_dropout": "on attention probabilities (above 0, training takes the padded kernel)",
+    "classifier_dropout": "before a task head's last layer",
+    "init_std": "standard deviation of the initial weights",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The axes. Defaults are BERT-base."""
+
+    vocab_size: int = 30522
+    width: int = 768
+    layers: int = 12
+    heads: int = 12
+    ffn_width: int = 3072
+    embedding_width: int = 768
+    embedding_projection: bool = False
+    max_positions: int = 512
+    position_offset: int = 0
+    segments: int = 2
+    sharing: str = "none"
+    groups: int = 1
+    activation: str = "gelu"
+    mask_activation: str = "gelu"
+    norm_eps: float = 1e-12
+    pooler: bool = True
+    sequence_head: str = "pooler"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    classifier_dropout: float = 0.1
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise UserError(f"architecture: {problem}")
+
+    def _problems(self) -> list[str]:
+        """Every reason why this point does not exist, nearest cause first."""
+        found = [
+            f"{name}: must be at least 1, not {value}"
+            for name in ("vocab_size", "width", "layers", "heads", "ffn_width", "embedding_width", "max_positions")
+            if (value := getattr(self, name)) < 1
+        ]
+        found += [
+            f"{name}: must not be negative, but is {value}"
+            for name in ("position_offset", "segments")
+            if (value := getattr(self, name)) < 0
+        ]
+        found += [
+            f"{name}: must lie in [0, 1), not {value}"
+            for name in ("dropout", "attention_dropout", "classifier_dropout")
+            if not 0 <= (value := getattr(self, name)) < 1
+        ]
+        found += [
+            f"{name}: must be above 0, not {value}"
+            for name in ("norm_eps", "init_std")
+            if not (value := getattr(self, name)) > 0
+        ]
+        options = {
+            "sharing": SHARING,
+            "activation": ACTIVATIONS,
+            "mask_activation": ACTIVATIONS,
+            "sequence_head": SEQUENCE_HEADS,
+        }
+        found += [
+            f"{name}: unknown value '{value}', {suggest(value, known)}"
+            for name, known in options.items()
+            if (value := getattr(self, name)) not in known
+        ]
+        if found:
+            return found
+        if self.width % self.heads:
+            found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly")
+        if self.embedding_width != self.width and not self.embedding_projection:
+            found.append(
+                f"embedding_width: {self.embedding_width} differs from width {self.width}, "
+                "so embedding_projection must be true"
+            )
+        if not 1 <= self.groups <= self.layers:
+            found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
+        if self.sharing == "none" and self.groups != 1:
+            found.append(f"groups: {self.groups} has no meaning when nothing is shared (sharing = none)")
+        return found
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+    def plan(self, part: str) -> tuple[int, ...]:
+        """Which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""
+        if self.sharing in (part, "all"):
+            return tuple(int(depth / (self.layers / self.groups)) for depth in range(self.layers))
+        return tuple(range(self.layers))
+
+    def with_values(self, changes: Mapping[str, Any]) -> "Architecture":
+        """A neighbour in the design space. What one change implies on another axis follows along:
+        an E that differs from H brings the projection, a new width keeps E = H and ffn = 4 H where
+        they held, and the MLM head keeps the activation of the layers."""
+        implied: dict[str, Any] = {}
+        if "width" in changes:
+            if self.embedding_width == self.width:
+                implied["embedding_width"] = changes["width"]
+            if self.ffn_width == 4 * self.width:
+                implied["ffn_width"] = 4 * int(changes["width"])
+        width = changes.get("width", self.width)
+        if "embedding_width" in changes:
+            implied["embedding_projection"] = changes["embedding_width"] != width
+        if "activation" in changes and self.mask_activation == self.activation:
+            implied["mask_activation"] = changes["activation"]
+        if changes.get("sharing") == "none":
+            implied["groups"] = 1
+        return replace(self, **(implied | dict(changes)))
+
+    def differences(self, other: "Architecture") -> dict[str, tuple[Any, Any]]:
+        """Axes on which two points differ: name -> (other's value, this value)."""
+        pairs = {f.name: (getattr(other, f.name), getattr(self, f.name)) for f in fields(self)}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str) -> "Architecture":
+        """Read untrusted values (a TOML table): unknown keys and wrong types are refused by name."""
+        return cls(**{name: typed(name, value, where) for name, value in values.items()})
+
+
+TYPES: dict[str, type] = get_type_hints(Architecture)
+assert list(MEANING) == [f.name for f in fields(Architecture)] and not any(map(get_args, TYPES.values()))
+
+
+def typed(name: str, value: Any, where: str) -> Any:
+    """`value` as the type of axis `name`, or the one-line reason why it cannot be."""
+    if name not in TYPES:
+        raise UserError(f"{where}: {name}: unknown key, {suggest(name, TYPES)}")
+    wanted = TYPES[name]
+    if wanted is float and type(value) is int:
+        return float(value)
+    if type(value) is not wanted:
+        raise UserError(f"{where}: {name}: must be {_WORDS[wanted]}, not {value!r}")
+    return value
+
+
+def parsed(override: str) -> tuple[str, Any]:
+    """One `axis=value` from the command line."""
+    name, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"'{override}': expected axis=value, for example layers=6")
+    if name not in TYPES:
+        raise UserError(f"{name}: unknown axis, {suggest(name, TYPES)}")
+    wanted = TYPES[name]
+    try:
+        if wanted is bool:
+            return name, {"true": True, "false": False}[text.lower()]
+        return name, wanted(text)
+    except (ValueError, KeyError):
+        raise UserError(f"{name}: must be {_WORDS[wanted]}, not '{text}'") from None
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}

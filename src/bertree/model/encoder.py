@@ -1,0 +1,99 @@
+"""Batch -> hidden states. The stack is given its parts and a sharing plan; a shared layer is stored once."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.model.architecture import Architecture
+from bertree.model.attention import Attention
+from bertree.model.parts import Embeddings, FeedForward, PostNorm
+
+
+class Stack(nn.Module):
+    """Blocks applied in order. `plan` names, for each depth, which stored attention and feed-forward to use."""
+
+    def __init__(
+        self, attention: Sequence[nn.Module], ffn: Sequence[nn.Module], plan: Sequence[tuple[int, int]]
+    ) -> None:
+        super().__init__()
+        self.attention = nn.ModuleList(attention)
+        self.ffn = nn.ModuleList(ffn)
+        self.plan = tuple(plan)
+
+    def forward(self, x_th: Tensor, batch: Batch) -> Iterator[Tensor]:
+        """The hidden states after each block, one after the other."""
+        for a, f in self.plan:
+            x_th = self.ffn[f](self.attention[a](x_th, batch), batch)
+            yield x_th
+
+
+class Encoder(nn.Module):
+    """Embeddings, stack and optional pooler."""
+
+    def __init__(self, embeddings: Embeddings, stack: Stack, pooler: nn.Linear | None) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.stack = stack
+        self.pooler = pooler
+
+    def states(self, batch: Batch) -> Iterator[Tensor]:
+        """Hidden states at every depth: embeddings first, then each layer's (t x h)."""
+        x_th = self.embeddings(batch)
+        yield x_th
+        yield from self.stack(x_th, batch)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The last hidden states (t x h)."""
+        x_th = self.embeddings(batch)
+        for state in self.stack(x_th, batch):
+            x_th = state
+        return x_th
+
+    def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
+        """The pooler's reading of each sequence's first token (s x h)."""
+        assert self.pooler is not None, "this point of the design space has no pooler"
+        pooled: Tensor = self.pooler(hidden_th[batch.first]).tanh()
+        return pooled
+
+
+def build_encoder(a: Architecture) -> Encoder:
+    """The encoder of a point in the design space, with fresh weights."""
+
+    def norm(width: int) -> nn.LayerNorm:
+        return nn.LayerNorm(width, eps=a.norm_eps)
+
+    def joined(part: nn.Module) -> PostNorm:
+        return PostNorm(part, norm(a.width), a.dropout)
+
+    attention_plan, ffn_plan = a.plan("attention"), a.plan("ffn")
+    encoder = Encoder(
+        Embeddings(
+            tokens=nn.Embedding(a.vocab_size, a.embedding_width),
+            positions=nn.Embedding(a.max_positions + a.position_offset, a.embedding_width),
+            position_offset=a.position_offset,
+            segments=nn.Embedding(a.segments, a.embedding_width) if a.segments else None,
+            norm=norm(a.embedding_width),
+            dropout=a.dropout,
+            projection=nn.Linear(a.embedding_width, a.width) if a.embedding_projection else None,
+        ),
+        Stack(
+            [joined(Attention(a.width, a.heads, a.attention_dropout)) for _ in set(attention_plan)],
+            [joined(FeedForward(a.width, a.ffn_width, a.activation)) for _ in set(ffn_plan)],
+            list(zip(attention_plan, ffn_plan, strict=True)),
+        ),
+        nn.Linear(a.width, a.width) if a.pooler else None,
+    )
+    initialise(encoder, a.init_std)
+    return encoder
+
+
+def initialise(module: nn.Module, std: float) -> None:
+    """BERT's initial weights: normal matrices, zero biases, norms that do nothing."""
+    with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, nn.Linear | nn.Embedding):
+                part.weight.normal_(0.0, std)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                part.bias.zero_()

@@ -1,0 +1,128 @@
+"""The family tree: every published member as a value, written as its differences from its parent."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from bertree.errors import UserError, suggest
+from bertree.model.architecture import SHARING, Architecture
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named point of the design space and where it hangs in the tree."""
+
+    name: str
+    parent: str | None
+    architecture: Architecture
+    note: str  # what it is, in a few words
+    published: str = ""  # the figure its paper prints for its parameters, with how it counts
+    study: bool = False  # one cell of a paper's ablation table rather than a model people name
+
+
+PRESETS: dict[str, Preset] = {}
+
+
+def _add(name: str, parent: str | None, note: str, published: str = "", study: bool = False, **changes: Any) -> None:
+    base = PRESETS[parent].architecture if parent else Architecture()
+    PRESETS[name] = Preset(name, parent, base.with_values(changes), note, published, study)
+
+
+_add("bert-base", None, "Devlin et al. 2018: masked tokens and next sentence", "108M without the pooler")
+_add("bert-tiny", "bert-base", "Turc et al. 2019: for tests and very small devices", layers=2, width=128, heads=2)
+_add("bert-mini", "bert-base", "Turc et al. 2019", layers=4, width=256, heads=4)
+_add("bert-small", "bert-base", "Turc et al. 2019", layers=4, width=512, heads=8)
+_add("bert-medium", "bert-base", "Turc et al. 2019", layers=8, width=512, heads=8)
+_add("bert-large", "bert-base", "Devlin et al. 2018", "334M without the pooler", layers=24, width=1024, heads=16)
+_add(
+    "bert-xlarge",
+    "bert-large",
+    "the width at which Lan et al. 2019 saw BERT degrade",
+    "1270M",
+    width=2048,
+    heads=32,
+)
+
+_add(
+    "roberta-base",
+    "bert-base",
+    "Liu et al. 2019: dynamic masks, no sentence objective, byte-level BPE",
+    "125M",
+    vocab_size=50265,
+    position_offset=2,
+    segments=1,
+    norm_eps=1e-5,
+    sequence_head="tanh",
+)
+_add("roberta-large", "roberta-base", "Liu et al. 2019", "355M", layers=24, width=1024, heads=16)
+
+_add(
+    "albert-base",
+    "bert-base",
+    "Lan et al. 2019: small E, one shared layer, sentence order",
+    "12M",
+    vocab_size=30000,
+    embedding_width=128,
+    sharing="all",
+    activation="gelu-tanh",
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+_add("albert-large", "albert-base", "Lan et al. 2019", "18M", layers=24, width=1024, heads=16)
+_add("albert-xlarge", "albert-large", "Lan et al. 2019", "60M (59M in later versions)", width=2048)
+_add(
+    "albert-xxlarge",
+    "albert-xlarge",
+    "Lan et al. 2019",
+    "233M to 235M; the arithmetic of the published shape gives 222.6M",
+    layers=12,
+    width=4096,
+    heads=64,
+)
+
+_add(
+    "distilbert-base",
+    "bert-base",
+    "Sanh et al. 2019: every other layer, no segments, no pooler",
+    "66M",
+    layers=6,
+    segments=0,
+    pooler=False,
+    sequence_head="relu",
+    classifier_dropout=0.2,
+)
+_add("distilroberta", "roberta-base", "Sanh et al. 2019: RoBERTa at half its depth", "82M", layers=6)
+
+# The two ablations of the ALBERT paper: embedding width against sharing, on the base model.
+_STUDY = {
+    ("none", 64): "87M",
+    ("none", 128): "89M",
+    ("none", 256): "93M",
+    ("none", 768): "108M",
+    ("attention", 128): "64M",
+    ("attention", 768): "83M",
+    ("ffn", 128): "38M",
+    ("ffn", 768): "57M",
+    ("all", 64): "10M",
+    ("all", 128): "12M",
+    ("all", 256): "16M",
+    ("all", 768): "31M",
+}
+for _sharing in SHARING:
+    for _width in (64, 128, 256, 768):
+        _figure = _STUDY.get((_sharing, _width), "")
+        _add(
+            f"albert-base-e{_width}-{_sharing}",
+            "albert-base",
+            f"ALBERT study: E = {_width}, sharing {_sharing}",
+            f"{_figure} without the pooler" if _figure and _sharing == "none" else _figure,
+            study=True,
+            embedding_width=_width,
+            sharing=_sharing,
+        )
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name, or an error that names the nearest one."""
+    if name not in PRESETS:
+        raise UserError(f"{name}: no such preset and no such folder; {suggest(name, PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,1 @@
+"""Files -> tokens. Nothing here imports torch."""

@@ -1,0 +1,128 @@
+"""Text -> token ids, by the `tokenizers` library, from whatever files a model folder carries.
+
+`tokenizer.json` is taken as it is. Without it the tokenizer is built from the vocabulary files of the
+original releases: `vocab.txt` (WordPiece), `vocab.json` + `merges.txt` (byte-level BPE) or `spiece.model`
+(Unigram). The files a tokenizer was loaded from are kept, so that saving hands them on unchanged.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tokenizers import Tokenizer as Backend
+
+from bertree.errors import UserError
+from bertree.files import Json, read_json
+from bertree.text import vocabularies
+
+JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
+FILES = (JSON, CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model")
+KINDS = {"mask": ("[MASK]", "<mask>"), "pad": ("[PAD]", "<pad>"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "unk": ("[UNK]", "<unk>")}
+
+
+class Encoded(NamedTuple):
+    """One input as the model reads it."""
+
+    ids: list[int]
+    segments: list[int]
+    dropped: int  # tokens that did not fit
+
+
+class Tokenizer:
+    """A tokenizer and its special tokens."""
+
+    def __init__(self, backend: Backend, config: Json | None = None, files: dict[str, bytes] | None = None) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.config = config or {}
+        self.files = files or {}
+        self.special = {kind: token for kind in KINDS if (token := self._special(kind))}
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer | None":
+        """The tokenizer of a folder, or None where there are no tokenizer files."""
+        try:
+            files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+        except OSError as error:
+            raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
+        config = read_json(folder / CONFIG) if CONFIG in files else {}
+        try:
+            if JSON in files:
+                backend = Backend.from_buffer(files[JSON])
+            elif built := vocabularies.build(files, config):
+                backend = built
+            else:
+                return None
+        except UserError as error:
+            raise UserError(f"{folder}: {error}") from None
+        except Exception as error:  # the library raises bare Exception for anything it cannot parse
+            raise UserError(f"{folder}: the tokenizer files cannot be read ({error})") from None
+        return cls(backend, config, files)
+
+    def save(self, folder: Path) -> None:
+        """Write the files it came from, and a `tokenizer.json` in any case."""
+        files = dict(self.files)
+        if JSON not in files:
+            files[JSON] = self.backend.to_str(pretty=True).encode()
+        if CONFIG not in files:
+            tokens = {f"{kind}_token": token for kind, token in self.special.items()}
+            files[CONFIG] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | tokens, indent=2).encode()
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+
+    def _special(self, kind: str) -> str | None:
+        named = self.config.get(f"{kind}_token")
+        if isinstance(named, dict):  # the long form: {"content": "[MASK]", "lstrip": ...}
+            named = named.get("content")
+        candidates = (named, *KINDS[kind]) if isinstance(named, str) else KINDS[kind]
+        return next((token for token in candidates if self.backend.token_to_id(token) is not None), None)
+
+    def id_of(self, kind: str) -> int | None:
+        """Id of a special token ("mask", "pad", "cls", "sep", "unk"), or None if there is none."""
+        return self.backend.token_to_id(self.special[kind]) if kind in self.special else None
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id it can give."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def token(self, token_id: int) -> str:
+        """What a person reads for a token id: the piece without its word-boundary marks."""
+        piece = self.backend.id_to_token(token_id)
+        if piece is None:
+            return f"<{token_id}>"
+        text = self.backend.decode([token_id], skip_special_tokens=False)
+        return text.strip() or piece
+
+    def encode(self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None) -> list[Encoded]:
+        """Ids and segments of texts or pairs of texts, with special tokens, cut to `max_length`."""
+        if max_length is not None:
+            room = max_length - self.backend.num_special_tokens_to_add(any(isinstance(i, tuple) for i in inputs))
+            if room < 1:
+                raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
+            self.backend.enable_truncation(max_length)
+        try:
+            encodings = self.backend.encode_batch_fast([_clean(i) for i in inputs])
+        finally:
+            self.backend.no_truncation()
+        return [
+            Encoded(e.ids, e.type_ids, sum(len(o.ids) - sum(o.special_tokens_mask) for o in e.overflowing))
+            for e in encodings
+        ]
+
+
+def _clean(text: str | tuple[str, str]) -> str | tuple[str, str]:
+    """Lone surrogates, which are not text, become the replacement character."""
+    if isinstance(text, tuple):
+        return _lone(text[0]), _lone(text[1])
+    return _lone(text)
+
+
+def _lone(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,168 @@
+"""Tokenizers from the vocabulary files of the original releases, as their own code would read them."""
+
+import json
+import struct
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from bertree.errors import UserError
+from bertree.files import Json
+
+
+def build(files: dict[str, bytes], config: Json) -> Tokenizer | None:
+    """The tokenizer of the first vocabulary found among the files, or None."""
+    if "vocab.txt" in files:
+        return wordpiece(files["vocab.txt"], config)
+    if "vocab.json" in files and "merges.txt" in files:
+        return byte_bpe(files["vocab.json"], files["merges.txt"], config)
+    if "spiece.model" in files:
+        return unigram(files["spiece.model"], config)
+    if "vocab.json" in files or "merges.txt" in files:
+        raise UserError("a byte-level BPE tokenizer needs both vocab.json and merges.txt")
+    return None
+
+
+def wordpiece(data: bytes, config: Json) -> Tokenizer:
+    """BERT's: one token a line, its id is the line's number."""
+    lines = data.decode("utf-8").split("\n")
+    vocab = {line.rstrip("\r"): number for number, line in enumerate(lines) if line or number < len(lines) - 1}
+    if "[UNK]" not in vocab:
+        raise UserError("vocab.txt: holds no [UNK] token, so it is not a WordPiece vocabulary")
+    # Without a word on it: a vocabulary with capitals is a cased one.
+    cased = any(token != token.lower() for token in vocab if not token.startswith("["))
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        lowercase=config.get("do_lower_case", not cased),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+        strip_accents=config.get("strip_accents"),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    frame_bert(tokenizer)
+    return tokenizer
+
+
+def frame_bert(tokenizer: Tokenizer) -> None:
+    """BERT's frame around a text: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], the second part in segment 1."""
+    special = [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if tokenizer.token_to_id(t) is not None]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    if {"[CLS]", "[SEP]"} <= set(special):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS]:0 $A:0 [SEP]:0",
+            pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+            special_tokens=[(t, tokenizer.token_to_id(t)) for t in ("[CLS]", "[SEP]")],
+        )
+
+
+def byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
+    """GPT-2's and RoBERTa's: pairs of byte-level pieces merged in the order they were learned."""
+    table = json.loads(vocab)
+    lines = merges.decode("utf-8").split("\n")
+    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    if not isinstance(table, dict) or any(len(pair) != 2 for pair in pairs):
+        raise UserError("vocab.json must map tokens to ids and merges.txt must hold two pieces a line")
+    tokenizer = Tokenizer(models.BPE(table, [(a, b) for a, b in pairs]))
+    prefix = bool(config.get("add_prefix_space", False))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.decoder = decoders.ByteLevel()
+    frame_roberta(tokenizer, prefix)
+    return tokenizer
+
+
+def frame_roberta(tokenizer: Tokenizer, prefix: bool = False) -> None:
+    """RoBERTa's frame: <s> A </s> or <s> A </s></s> B </s>, all in segment 0; <mask> takes the space before it."""
+    special = [t for t in ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|endoftext|>") if tokenizer.token_to_id(t) is not None]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in special]
+    )
+    if {"<s>", "</s>"} <= set(special):
+        start, end = ((token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>"))
+        tokenizer.post_processor = processors.RobertaProcessing(end, start, True, prefix)
+
+
+def unigram(data: bytes, config: Json) -> Tokenizer:
+    """ALBERT's: the pieces and scores of a SentencePiece model."""
+    try:
+        pieces, charsmap, unknown = sentencepiece(data)
+    except (struct.error, IndexError, UnicodeDecodeError, ValueError):
+        raise UserError("spiece.model: is not a SentencePiece model") from None
+    # A number with its comma is split as the original code did after the fact: "9,5" is 9 , 5.
+    scored = [(p, s - 100 if len(p) > 1 and p[-1] == "," and p[-2].isdigit() else s) for p, s in pieces]
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=unknown))
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not config.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if config.get("do_lower_case", True):
+        steps.append(normalizers.Lowercase())
+    if charsmap:
+        steps.append(normalizers.Precompiled(charsmap))
+    steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    special = [t for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]") if tokenizer.token_to_id(t) is not None]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]") for token in special]
+    )
+    frame_bert(tokenizer)
+    return tokenizer
+
+
+def sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int]:
+    """Pieces with scores, the normaliser's character map and the id of the unknown piece.
+
+    The file is one protocol-buffer message; the three fields needed are few enough to read by hand.
+    """
+    pieces: list[tuple[str, float]] = []
+    charsmap, unknown = b"", 0
+    for field, value in _message(data):
+        if field == 1 and isinstance(value, bytes):
+            piece, score, kind = "", 0.0, 1
+            for key, item in _message(value):
+                if key == 1 and isinstance(item, bytes):
+                    piece = item.decode("utf-8")
+                elif key == 2 and isinstance(item, bytes):
+                    score = struct.unpack("<f", item)[0]
+                elif key == 3 and isinstance(item, int):
+                    kind = item
+            if kind == 2:
+                unknown = len(pieces)
+            pieces.append((piece, score))
+        elif field == 3 and isinstance(value, bytes):
+            charsmap = next((v for k, v in _message(value) if k == 2 and isinstance(v, bytes)), b"")
+    if not pieces:
+        raise ValueError("no pieces")
+    return pieces, charsmap, unknown
+
+
+def _message(data: bytes) -> list[tuple[int, int | bytes]]:
+    """The fields of a protocol-buffer message: numbers as int, everything else as its bytes."""
+    found: list[tuple[int, int | bytes]] = []
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+            if shift > 63:
+                raise ValueError("number too long")
+
+    while at < len(data):
+        key = varint()
+        field, wire = key >> 3, key & 7
+        if wire == 0:
+            found.append((field, varint()))
+            continue
+        size = {1: 8, 5: 4}.get(wire) or (varint() if wire == 2 else -1)
+        if size < 0 or at + size > len(data):
+            raise ValueError("broken field")
+        found.append((field, data[at : at + size]))
+        at += size
+    return found
