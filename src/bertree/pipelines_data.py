@@ -25,7 +25,7 @@ from rich.table import Table
 
 from bertree.data import store as stores
 from bertree.data.prepare import prepare
-from bertree.data.store import Store
+from bertree.data.store import TOKENIZER, Store
 from bertree.errors import UserError
 from bertree.text import training
 from bertree.text.corpus import Corpus, Options, describe
@@ -52,7 +52,7 @@ def train_tokenizer(
     if not source.counts.kept:
         raise UserError(f"{source.sources[0].path}: no text in this corpus; nothing to train on")
     training.save(tokenizer, out)
-    console.print(f"[bold]{out}[/]: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
+    _say(console, f"[bold]{out}[/]: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
     if tokenizer.size < vocab_size:
         console.print(
             f"the corpus gives no more than {tokenizer.size:,} of the {vocab_size:,} tokens asked for"
@@ -60,7 +60,7 @@ def train_tokenizer(
     _dropped(console, source.counts)
     report = training.evaluate(tokenizer, split.held)
     if not split.held:
-        console.print(f"fewer than {split.every} documents: none held out, so there is nothing to report on")
+        _say(console, f"fewer than {split.every} documents: none held out, so there is nothing to report on")
         return report
     table = Table("on held-out text", "", box=None)
     table.add_row("documents", f"{report.documents:,}")
@@ -103,11 +103,12 @@ def prepare_store(
         raise UserError(
             f"{out}: interrupted; run the same command again to go on from the last shard"
         ) from None
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    console.print(
-        f"[bold]{out}[/]: {made.documents:,} documents, {made.sentences:,} sentences, {made.tokens:,} tokens "
-        f"in {len(made.shards)} shards; {size / 1e6:,.1f} MB ({size / made.tokens:.2f} bytes per token) "
-        f"in {time.perf_counter() - started:.1f} s"
+    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
+    beside = sum(path.stat().st_size for path in (out / TOKENIZER).iterdir())
+    _say(
+        console,
+        f"[bold]{out}[/]: {_contents(made)}, {size / made.tokens:.2f} bytes per token "
+        f"(and {beside / 1e6:.1f} MB of tokenizer), in {time.perf_counter() - started:.1f} s",
     )
     _dropped(console, source.counts)
     return made
@@ -120,16 +121,25 @@ def verify_store(folder: Path) -> Store:
     with _bar() as progress:
         task = progress.add_task("verifying", total=size)
         checked = stores.verify(folder, lambda count: progress.advance(task, count))
-    Console().print(
-        f"[bold]{folder}[/]: whole; {checked.documents:,} documents, {checked.sentences:,} sentences, "
-        f"{checked.tokens:,} tokens in {len(checked.shards)} shards; content {checked.fingerprint[:16]}"
-    )
+    _say(Console(), f"[bold]{folder}[/]: whole; {_contents(checked)}, content {checked.fingerprint[:16]}")
     return checked
+
+
+def _contents(store: Store) -> str:
+    shards = f"{len(store.shards)} shard{'s' if len(store.shards) != 1 else ''}"
+    return (
+        f"{store.documents:,} documents, {store.sentences:,} sentences, {store.tokens:,} tokens in {shards}"
+    )
+
+
+def _say(console: Console, line: str) -> None:
+    """One line, also where it is longer than the terminal is wide."""
+    console.print(line, soft_wrap=True, highlight=False)
 
 
 def _dropped(console: Console, counts: Counts) -> None:
     for line in describe(counts):
-        console.print(f"  {line}")
+        _say(console, f"  {line}")
 
 
 @contextmanager
