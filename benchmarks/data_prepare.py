@@ -125,10 +125,9 @@ def main() -> None:
         folder = options.tokenizer
         if folder is None:
             folder = work / "tokenizer"
-            training.save(
-                training.train(Corpus([str(t) for t in options.text]).documents(), "wordpiece", 30_000),
-                folder,
-            )
+            names = [str(text) for text in options.text]
+            trained = training.train(lambda: Corpus(names).documents(), "wordpiece", 30_000)
+            training.save(trained, folder)
         tokenizer = Tokenizer.load(folder)
         assert tokenizer is not None, f"{folder}: no tokenizer"
         corpus, out = work / "corpus.txt", work / "store"
@@ -145,10 +144,8 @@ def main() -> None:
         print(f"| bare encode_batch, tokens/s | {statistics.median(a for a, _, _ in pairs):,.0f} | |")
         print(f"| prepare, text to store, tokens/s | {statistics.median(b for _, b, _ in pairs):,.0f} | |")
         print(f"| ratio (median of {options.rounds} turns) | {ratio:.2f} | >= 0.8 |")
-        print(
-            f"| bytes per token, all files ({options.rate_megabytes} MB of text) | {pairs[0][2]:.3f} | <= 2.2 |",
-            flush=True,
-        )
+        what = f"bytes per token, all files ({options.rate_megabytes} MB of text)"
+        print(f"| {what} | {pairs[0][2]:.3f} | <= 2.2 |", flush=True)
         for megabytes in options.megabytes:
             make_corpus(options.text, corpus, megabytes)
             shutil.rmtree(out, ignore_errors=True)

@@ -4,7 +4,9 @@ Each prints to the terminal what a person wants to know and returns what a progr
 bars show on a terminal only.
 """
 
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ from bertree.errors import UserError
 from bertree.text import training
 from bertree.text.corpus import Corpus, Options, describe
 from bertree.text.readers import Counts
+from bertree.text.sources import STANDARD_INPUT
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -43,20 +46,24 @@ def train_tokenizer(
 ) -> training.Report:
     """Train a tokenizer, save it as a folder and report on held-out documents."""
     console = Console()
-    source = Corpus(corpus, options)
-    split = training.Split()
-    with _bar() as progress:
-        task = progress.add_task("reading", total=source.size or None)
-        documents = _watched(source, progress, task)
-        tokenizer = training.train(split.training(documents), kind, vocab_size, lowercase)
+    split, source = training.Split(), None
+    with _rereadable(corpus) as names, _bar() as progress:
+        task = progress.add_task("reading", total=None)
+
+        def documents() -> Iterator[str]:
+            nonlocal split, source
+            split, source = training.Split(), Corpus(names, options)
+            progress.update(task, total=source.size or None)
+            return split.training(_watched(source, progress, task))
+
+        tokenizer = training.train(documents, kind, vocab_size, lowercase)
+    assert source is not None, "training reads the corpus"
     if not source.counts.kept:
         raise UserError(f"{source.sources[0].path}: no text in this corpus; nothing to train on")
     training.save(tokenizer, out)
     _say(console, f"[bold]{out}[/]: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
     if tokenizer.size < vocab_size:
-        console.print(
-            f"the corpus gives no more than {tokenizer.size:,} of the {vocab_size:,} tokens asked for"
-        )
+        _say(console, f"the corpus gives only {tokenizer.size:,} of the {vocab_size:,} tokens asked for")
     _dropped(console, source.counts)
     report = training.evaluate(tokenizer, split.held)
     if not split.held:
@@ -135,6 +142,18 @@ def _contents(store: Store) -> str:
 def _say(console: Console, line: str) -> None:
     """One line, also where it is longer than the terminal is wide."""
     console.print(line, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def _rereadable(corpus: Sequence[str]) -> Iterator[list[str]]:
+    """The names of a corpus that can be read twice: standard input is put into a file first."""
+    if STANDARD_INPUT not in corpus:
+        yield list(corpus)
+        return
+    with tempfile.NamedTemporaryFile(suffix=".txt") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
+        copy.flush()
+        yield [copy.name if name == STANDARD_INPUT else name for name in corpus]
 
 
 def _dropped(console: Console, counts: Counts) -> None:

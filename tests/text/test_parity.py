@@ -55,6 +55,6 @@ def test_lines_are_hard(hard_lines: Lines, model: Path) -> None:
     assert ours is not None
     lines = hard_lines(5000)
     ids = {token for encoded in ours.encode(lines) for token in encoded.ids}
-    assert len(ids) > 2500
+    assert len(ids) > 1500
     assert max(map(len, lines)) > 3000
-    assert len({ord(c) >> 8 for line in lines for c in line}) > 250
+    assert len({ord(c) >> 8 for line in lines for c in line}) > 150

@@ -46,7 +46,7 @@ def load(folder: Path, job: Json) -> Progress | None:
     if begun != job:
         differ = next((key for key in job if begun.get(key) != job[key]), "version")
         raise UserError(
-            f"{folder}: was begun with another {differ}; run it with that, or remove the folder and begin again"
+            f"{folder}: was begun with another {differ}; run it with that, or remove it and begin again"
         )
     try:
         width = dtype_for(job["vocab_size"]).itemsize
