@@ -37,6 +37,12 @@ def test_from_text_to_verified_store(tmp_path: Path) -> None:
     assert "508 documents" in said
     assert "bytes per token" in said
     assert "whole; 508 documents" in call("store", "verify", store)
+    copy = store / "tokenizer" / "tokenizer.json"
+    text = copy.read_text()
+    copy.write_text(text.replace('"Ġthe"', '"Ġteh"'))
+    with pytest.raises(UserError):
+        call("store", "verify", store)
+    copy.write_text(text)
     damaged = store / "tokens-00000.bin"
     damaged.write_bytes(b"\xff" + damaged.read_bytes()[1:])
     with pytest.raises(UserError, match=r"tokens-00000.bin: is altered"):

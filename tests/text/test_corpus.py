@@ -259,6 +259,7 @@ def test_clean_text_is_clean_and_stays_so(text: str) -> None:
 
 def test_clean_keeps_joiners_and_drops_noise() -> None:
     assert hygiene.clean("👩\u200d👧 می\u200cخواهم") == "👩\u200d👧 می\u200cخواهم"
+    assert hygiene.clean("a\x1fb\tc\u00a0 d  e ") == "a b c d e"
     assert hygiene.clean("\ufeffa\u00adb\u200bc\x00d\u2028e\u3000f\ufffe") == "abcd\ne f"
 
 

@@ -84,12 +84,18 @@ def _behind(name: str, format: str | None) -> Iterator[Source]:
             raise UserError(
                 f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text"
             )
-        status = os.stat(path)
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         yield Source(path, kind, status.st_size, status.st_mtime_ns)
 
 
 def _walk(folder: str) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
+    def unreadable(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    for root, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (os.path.join(root, name) for name in files if not name.startswith("."))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError, suggest
@@ -108,6 +108,9 @@ def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | No
         vocabularies.frame_roberta(backend)
     else:
         vocabularies.frame_bert(backend)
+    if kind == "unigram":  # the space before a mask is part of it, as in ALBERT
+        mask = AddedToken("[MASK]", special=True, normalized=False, lstrip=True)
+        backend.add_special_tokens([mask])
     return Tokenizer(backend, _config(kind, lower))
 
 
@@ -247,7 +250,7 @@ def _roles(kind: str) -> tuple[str, str, str, str, str]:
 def save(tokenizer: Tokenizer, folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json, all or nothing."""
     with new_folder(folder, JSON) as work:
-        (work / JSON).write_text(tokenizer.backend.to_str(pretty=True), encoding="utf-8")
+        (work / JSON).write_text(tokenizer.backend.to_str(), encoding="utf-8")
         (work / CONFIG).write_text(json.dumps(tokenizer.config, indent=2), encoding="utf-8")
 
 
