@@ -20,6 +20,7 @@ from bertree.interop import names, weights
 from bertree.interop.config import architecture_of, config_of, family_for, family_of
 from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
+from bertree.model.heads import ClassHead
 from bertree.model.network import FIXED_CLASSES, HEADS, Network, build
 from bertree.text.tokenizer import Tokenizer
 
@@ -41,7 +42,7 @@ class Contents:
 
 def heads_of(network: Network) -> dict[str, int]:
     """The heads of a network and their number of classes."""
-    return {name: 0 if name == "mask" else head.out.out_features for name, head in network.heads.items()}
+    return {n: h.out.out_features if isinstance(h, ClassHead) else 0 for n, h in network.heads.items()}
 
 
 def read(folder: Path, dtype: torch.dtype = torch.float32) -> Contents:
@@ -87,7 +88,9 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     table = names.theirs(family, heads, network.state_dict())
     _check_rest(family, heads, table, tensors, spelled)
     if heads and not any(name.startswith(f"{family.model_type}.") for name in spelled):
-        raise UserError(f"{tensors.path('')}: has no tensor under '{family.model_type}.', as {config['architectures'][0]} must")
+        raise UserError(
+            f"{tensors.path('')}: has no tensor under '{family.model_type}.', as {config['architectures'][0]} must"
+        )
     if not heads:  # a bare encoder may have been saved with or without the prefix
         prefix = f"{family.model_type}."
         spelled = {name.removeprefix(prefix): spelling for name, spelling in spelled.items()}
@@ -102,7 +105,9 @@ def _modern(name: str) -> str:
     return f"{head}.{ {'gamma': 'weight', 'beta': 'bias'}.get(leaf, leaf) }" if head else name
 
 
-def _heads_in(config: Json, family: names.Family, tensors: Weights, spelled: dict[str, str], path: Path) -> dict[str, int]:
+def _heads_in(
+    config: Json, family: names.Family, tensors: Weights, spelled: dict[str, str], path: Path
+) -> dict[str, int]:
     classes = config.get("architectures") or [f"{family.title}Model"]
     if not isinstance(classes, list) or not isinstance(classes[0], str):
         raise UserError(f"{path}: architectures: must be a list with a class name")
@@ -121,7 +126,13 @@ def _heads_in(config: Json, family: names.Family, tensors: Weights, spelled: dic
     return found
 
 
-def _check_rest(family: names.Family, heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, spelled: dict[str, str]) -> None:
+def _check_rest(
+    family: names.Family,
+    heads: dict[str, int],
+    table: dict[str, tuple[str, ...]],
+    tensors: Weights,
+    spelled: dict[str, str],
+) -> None:
     """What the file holds beyond what is loaded: tied copies must be copies, the rest is named."""
     prefix = f"{family.model_type}."
     used = {name for theirs in table.values() for name in theirs}
@@ -131,7 +142,10 @@ def _check_rest(family: names.Family, heads: dict[str, int], table: dict[str, tu
         rest.remove(name)
         tokens = spelled[table["encoder.embeddings.tokens.weight"][0]]
         if not torch.equal(tensors.tensor(spelled[name]), tensors.tensor(tokens)):
-            raise UserError(f"{tensors.path(spelled[name])}: '{name}' differs from the token embedding; an untied MLM head is not supported")
+            raise UserError(
+                f"{tensors.path(spelled[name])}: '{name}' differs from the token embedding; "
+                "an MLM head with an output matrix of its own is not supported"
+            )
     if rest:
         more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
         _warn(f"{tensors.path(spelled[rest[0]])}: not used: tensor '{rest[0]}'{more}")
@@ -150,7 +164,10 @@ def _labels(config: Json) -> list[str]:
 def _max_length(folder: Path) -> int | None:
     """The length a folder wants its texts cut to: sentence-transformers' setting, or the tokenizer's."""
     limits = []
-    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
         value = read_json(folder / name).get(key) if (folder / name).is_file() else None
         limits += [value] if isinstance(value, int) and value > 0 else []
     return min(limits, default=None)
@@ -234,7 +251,11 @@ def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
     with new_folder(folder, replaces=CONFIG) as work:
         config: Json = {"model_type": "bertree"}
         if layout == "huggingface":
-            config = {"architectures": [class_name], **config_of(a, family, pad), **_label_tables(contents.labels)}
+            config = {
+                "architectures": [class_name],
+                **config_of(a, family, pad),
+                **_label_tables(contents.labels),
+            }
         config["dtype"] = str(next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE)
@@ -245,14 +266,18 @@ def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
             if contents.max_length is not None:
                 model["max_length"] = contents.max_length
             write_text(
-                work / OURS, toml_text({"model": model, "heads": heads_of(network), "architecture": asdict(a)})
+                work / OURS,
+                toml_text({"model": model, "heads": heads_of(network), "architecture": asdict(a)}),
             )
 
 
 def _label_tables(labels: list[str]) -> Json:
     if not labels:
         return {}
-    return {"id2label": {str(i): n for i, n in enumerate(labels)}, "label2id": {n: i for i, n in enumerate(labels)}}
+    return {
+        "id2label": {str(i): n for i, n in enumerate(labels)},
+        "label2id": {n: i for i, n in enumerate(labels)},
+    }
 
 
 def _warn(line: str) -> None:

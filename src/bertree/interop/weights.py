@@ -89,7 +89,9 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path}: is not a whole safetensors file ({reason}); copy or download it again") from None
 
 
-def load_into(network: torch.nn.Module, weights: Weights, table: Mapping[str, tuple[str, ...]], dtype: torch.dtype) -> None:
+def load_into(
+    network: torch.nn.Module, weights: Weights, table: Mapping[str, tuple[str, ...]], dtype: torch.dtype
+) -> None:
     """Give a network (built on the meta device) the tensors that `table` names for each of its own."""
     state = {}
     for ours, wanted in network.state_dict().items():
