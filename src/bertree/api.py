@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.errors import UserError, UserWarningLine, suggest
+from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -93,7 +93,7 @@ class Model:
         cut = [e.dropped for e in result if e.dropped]
         if cut:
             line = f"{len(cut)} of {len(inputs)} texts cut to {max_length or self.max_length} tokens"
-            warnings.warn(f"{line} ({sum(cut)} tokens dropped)", UserWarningLine, stacklevel=3)
+            warnings.warn(f"{line} ({sum(cut)} tokens dropped)", BertreeWarning, stacklevel=3)
         return result
 
     def _checked(self, ids: Sequence[int] | Tensor) -> Encoded:
@@ -174,22 +174,34 @@ class Model:
         return lists[0] if len(lists) == 1 else lists
 
 
-def load(name: str | Path, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Model:
-    """A model from a folder (bertree's or Hugging Face's), or a preset with fresh weights drawn from `seed`."""
+def load(
+    name: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: str | Path | None = None,
+    seed: int = 0,
+) -> Model:
+    """A model from a folder (bertree's or Hugging Face's), or a preset with fresh weights drawn from `seed`.
+
+    `tokenizer` is a folder to take the tokenizer from; a preset then gets the size of its vocabulary.
+    """
     precision = _dtype(dtype)
+    given = _tokenizer(Path(tokenizer)) if tokenizer is not None else None
     try:
-        found = Path(name).exists()
+        is_there = Path(name).exists()
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-    if found:
-        model = Model(folder.read(Path(name), precision))
-    elif str(name) in PRESETS:
-        model = fresh(preset(str(name)).architecture, {"mask": 0}, seed)
-        model.network.to(precision)
-    elif "/" in str(name) or str(name).startswith("."):
-        raise UserError(f"{name}: no such folder")
+    if is_there:
+        contents = folder.read(Path(name), precision, given)
+        model = Model(contents)
     else:
-        preset(str(name))
+        if str(name) not in PRESETS and ("/" in str(name) or str(name).startswith(".")):
+            raise UserError(f"{name}: no such folder")
+        a = preset(str(name)).architecture
+        model = fresh(a.with_values({"vocab_size": given.size}) if given else a, {"mask": 0}, seed)
+        model.tokenizer = given
+        model.network.to(precision)
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -197,11 +209,20 @@ def load(name: str | Path, *, device: str = "cpu", dtype: str = "float32", seed:
         raise UserError(f"device '{device}': cannot be used here ({reason})") from None
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    found = Tokenizer.load(path) if path.is_dir() else None
+    if found is None:
+        raise UserError(
+            f"{path}: holds no tokenizer (tokenizer.json, vocab.txt, vocab.json + merges.txt or spiece.model)"
+        )
+    return found
+
+
 def fresh(a: Architecture, heads: dict[str, int], seed: int = 0) -> Model:
     """An untrained model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Model(Contents(a, build(a, heads), None), trained=False)
+        return Model(Contents(a, build(a, heads)), trained=False)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import bertree
-from bertree.errors import UserError, UserWarningLine
+from bertree.errors import BertreeWarning, UserError
 
 app = typer.Typer(
     name="bertree",
@@ -69,6 +69,7 @@ def fill(
     text: Annotated[str, typer.Argument(help="a text with a mask in it: [MASK] or <mask>")],
     k: Annotated[int, typer.Option("-k", "--top", min=1, help="candidates to show")] = 5,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    tokenizer: Annotated[Path | None, typer.Option(help="folder with the tokenizer, if not the model's own")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fill the masks of a text: the likeliest tokens and their probabilities.
@@ -77,9 +78,9 @@ def fill(
     """
     from rich.console import Console
 
-    from bertree import pipelines
+    from bertree import load, pipelines
 
-    pipelines.fill(Console(), model, text, k, device, as_json)
+    pipelines.fill(Console(), load(model, device=device, tokenizer=tokenizer), text, k, as_json)
 
 
 @app.command()
@@ -120,5 +121,5 @@ def main() -> None:
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
-    if issubclass(category, UserWarningLine):
+    if issubclass(category, BertreeWarning):
         print(f"bertree: note: {message}", file=sys.stderr)

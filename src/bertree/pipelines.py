@@ -1,21 +1,21 @@
 """A verb's work: read what it was given, build the parts, run them, show the result."""
 
+import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bertree.api import DTYPES, Candidate, load
+from bertree.api import DTYPES, Candidate, Model
 from bertree.errors import UserError, suggest
 from bertree.info import describe_architecture, print_json
 from bertree.interop import folder
 
 
-def fill(console: Console, name: str, text: str, k: int, device: str, as_json: bool) -> None:
+def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> None:
     """`bertree fill`: a table of candidates for each mask."""
-    model = load(name, device=device)
     if not model.trained:
-        console.print(f"[yellow]{name} is a preset with fresh, untrained weights: the candidates mean nothing[/]")
+        print("bertree: note: a preset has fresh, untrained weights: its candidates mean nothing", file=sys.stderr)
     found = model.fill_mask(text, k)
     masks: list[list[Candidate]] = [found] if isinstance(found[0], Candidate) else found
     if as_json:

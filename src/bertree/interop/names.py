@@ -180,9 +180,14 @@ IGNORED = (
 )
 
 
-def theirs(family: Family, heads: Iterable[str], ours: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """For each of our tensor names the one or three Hugging Face names it is stored under."""
-    prefix = f"{family.model_type}." if (heads := tuple(heads)) else ""
+def theirs(
+    family: Family, heads: Iterable[str], ours: Iterable[str], prefixed: bool = True
+) -> dict[str, tuple[str, ...]]:
+    """For each of our tensor names the one or three Hugging Face names it is stored under.
+
+    A model with a head stores its encoder below a prefix, a bare encoder does not; `prefixed=False` leaves it out.
+    """
+    prefix = f"{family.model_type}." if (heads := tuple(heads)) and prefixed else ""
     table = {name: _prefixed(prefix, other) for name, other in family.encoder}
     for head in heads:
         table |= {name: _prefixed("", other) for name, other in family.head_rows(head)}

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from bertree.errors import UserError, suggest
 
+MAX_LAYERS = 1024
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 SEQUENCE_HEADS = ("pooler", "tanh", "relu")
@@ -120,6 +121,8 @@ class Architecture:
                 f"embedding_width: {self.embedding_width} differs from width {self.width}, "
                 "so embedding_projection must be true"
             )
+        if self.layers > MAX_LAYERS:  # files are not trusted: a depth of a billion would be built module by module
+            found.append(f"layers: {self.layers} is more than the {MAX_LAYERS} supported")
         if not 1 <= self.groups <= self.layers:
             found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
         if self.sharing == "none" and self.groups != 1:

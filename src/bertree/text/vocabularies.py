@@ -101,7 +101,9 @@ def unigram(data: bytes, config: Json) -> Tokenizer:
         steps.append(normalizers.Precompiled(charsmap))
     steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
+    )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     special = [t for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]") if tokenizer.token_to_id(t) is not None]
     tokenizer.add_special_tokens(
