@@ -75,8 +75,9 @@ def _nothing_to_read(folder: Path) -> str:
     for name in PICKLES:
         if (folder / name).exists():
             return (
-                f"{folder / name}: is a pickle, which can run code when it is read; convert it once where you "
-                "trust it: AutoModel.from_pretrained(DIR).save_pretrained(DIR) with transformers writes safetensors"
+                f"{folder / name}: is a pickle, which can run code when it is read; if you trust it, convert it once: "
+                'python -c "from transformers import AutoModelForMaskedLM as M; '
+                f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
             )
     return f"{folder}: holds no {SINGLE}; a model folder needs one (or shards with {INDEX})"
 
