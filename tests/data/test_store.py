@@ -85,9 +85,7 @@ def test_ids_are_as_wide_as_the_vocabulary_asks(tmp_path: Path, size: int, width
     assert read(verify(tmp_path)) == [[[size - 1, 0]]]
 
 
-@pytest.mark.parametrize(
-    "name", [part_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"]
-)
+@pytest.mark.parametrize("name", [part_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"])
 def test_damage_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, [[[[5, 6], [7]]], [[[8, 9]], [[9]]]])
     verify(tmp_path)
@@ -127,9 +125,7 @@ def test_altered_lengths_are_noticed_when_read(tmp_path: Path) -> None:
         ({"shards": [7]}, "is damaged"),
     ],
 )
-def test_a_header_that_cannot_be_true_is_refused(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_a_header_that_cannot_be_true_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     write(tmp_path, [[[[5, 6], [7]]]])
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))

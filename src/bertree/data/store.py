@@ -165,9 +165,7 @@ class Store:
         return cls(
             vocab_size=vocab_size,
             special=dict(special),
-            word_start=np.ones(vocab_size, np.bool_)
-            if word_start is None
-            else np.asarray(word_start, np.bool_),
+            word_start=np.ones(vocab_size, np.bool_) if word_start is None else np.asarray(word_start, np.bool_),
             tokens=tokens.size,
             sentences=sentences.size,
             documents=counts.size,
@@ -193,9 +191,7 @@ def read_header(folder: Path) -> Json:
     if not path.is_file():
         if (folder / JOURNAL).is_file():
             raise UserError(f"{folder}: is not finished; run the same `bertree prepare` again to go on")
-        raise UserError(
-            f"{folder}: is not a token store (it has no {HEADER}); make one with `bertree prepare`"
-        )
+        raise UserError(f"{folder}: is not a token store (it has no {HEADER}); make one with `bertree prepare`")
     header = read_json(path)
     if header.get("format") != FORMAT:
         raise UserError(f"{path}: is not the header of a token store")

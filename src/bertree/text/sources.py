@@ -81,9 +81,7 @@ def _behind(name: str, format: str | None) -> Iterator[Source]:
     for path in paths:
         kind = format or _format(path)
         if kind is None:
-            raise UserError(
-                f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text"
-            )
+            raise UserError(f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text")
         try:
             status = os.stat(path)
         except OSError as error:
