@@ -193,7 +193,9 @@ def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     # The original's character map is NFKC with all white space made one kind; these two do the same.
     steps += [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
+    )
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=ALBERT, unk_token="<unk>", show_progress=False
