@@ -193,8 +193,8 @@ def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> I
                         counts.missing += 1
                     else:
                         yield _decode(data, counts)
-        except pyarrow.ArrowException as error:
-            reason = str(error).splitlines()[0] if str(error) else "damaged"
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split()) or "damaged"
             raise UserError(f"{source.path}: is not a readable parquet file ({reason})") from None
 
 

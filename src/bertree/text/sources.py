@@ -125,7 +125,8 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             else:
                 yield file, file
     except broken as error:
-        raise UserError(f"{source.path}: is damaged or cut off ({error}); fetch or pack it again") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{source.path}: is damaged or cut off ({reason}); fetch or pack it again") from None
     except OSError as error:
         raise UserError(f"{source.path}: cannot be read ({error.strerror or error})") from None
 
