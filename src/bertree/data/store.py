@@ -12,6 +12,7 @@ two bytes a token. Nothing is compressed further: whoever trains reads at random
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -199,11 +200,20 @@ def read_header(folder: Path) -> Json:
         raise UserError(
             f"{path}: has version {header.get('version')!r}, this program reads {VERSION}; prepare it again"
         )
+    digest = header_hash(header)
     try:
         header["shards"] = _header(header)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); prepare the store again") from None
+    if header.get("sha256") != digest:
+        raise UserError(f"{path}: is altered (its checksum differs); prepare the store again")
     return header
+
+
+def header_hash(header: Json) -> str:
+    """sha256 of a header but for the place where it is written down."""
+    rest = {key: value for key, value in header.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _header(header: Json) -> list[dict[str, Part]]:
