@@ -66,7 +66,8 @@ class Masking:
     def ngram_chances(self) -> NDArray[np.float64]:
         """p(1), p(2), ..."""
         inverse: NDArray[np.float64] = 1 / np.arange(1, self.ngram + 1)
-        return np.divide(inverse, inverse.sum())
+        chances: NDArray[np.float64] = inverse / inverse.sum()
+        return chances
 
 
 class Masker:
@@ -75,7 +76,7 @@ class Masker:
     def __init__(self, masking: Masking, store: Store) -> None:
         if "mask" not in store.special:
             raise UserError(
-                f"{store.folder or 'store'}: its vocabulary has no mask token; use masking 'none' or another tokenizer"
+                f"{store.folder or 'store'}: its vocabulary has no mask token; use masking 'none'"
             )
         self.masking = masking
         self.mask_id = store.special["mask"]
@@ -136,9 +137,10 @@ class Masker:
         filled = np.flatnonzero(starts[1:] > starts[:-1])
         if filled.size:
             least = np.minimum.reduceat(coins, starts[filled])
-            for sequence, value in zip(filled[least >= self.limit], least[least >= self.limit], strict=True):
-                low, high = starts[sequence], starts[sequence + 1]
-                chosen[low + int(np.argmax(coins[low:high] == value))] = True
+            empty = filled[least >= self.limit]
+            sizes = starts[empty + 1] - starts[empty]
+            spans = draws.ragged(starts[empty], sizes)
+            chosen[spans[coins[spans] == np.repeat(least[least >= self.limit], sizes)]] = True
         return np.flatnonzero(chosen)
 
     def _replaced(self, targets: Ints, counters: Ints, under: np.uint64) -> NDArray[Any]:

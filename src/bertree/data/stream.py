@@ -159,7 +159,7 @@ class Stream:
             if epoch not in self._orders:
                 chunks = np.arange(self.index.totals.size)
                 mixed = np.argsort(draws.bits(draws.key(self.seed, self._content(epoch), "chunks"), chunks))
-                groups = [mixed[i : i + WINDOW_CHUNKS] for i in range(0, mixed.size, WINDOW_CHUNKS)]
+                groups = np.array_split(mixed, ceil(mixed.size / WINDOW_CHUNKS))
                 order = np.argsort(draws.bits(draws.key(self.seed, epoch, "windows"), np.arange(len(groups))))
                 sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
                 self._orders[epoch] = (groups, order, np.concatenate(([0], np.cumsum(sizes))))
