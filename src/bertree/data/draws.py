@@ -58,3 +58,8 @@ def ragged(starts: Ints, lengths: Ints) -> Ints:
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)
+
+
+def running(counts: Ints) -> Ints:
+    """0 and the sums so far: where runs of these lengths start, and where the last ends."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))

@@ -94,31 +94,30 @@ class Format:
 
 @dataclass(frozen=True)
 class Examples:
-    """Where examples lie. Marks are offsets from an example's first token: in a pair format the places
-    where A may end and B start, elsewhere the separators between documents."""
+    """Where examples lie: end to end over the corpus, so their lengths say it all.
 
-    starts: Ints  # e: first token of each example in the corpus
-    contents: Ints  # e: its length without the frame, separators between documents counted
-    offsets: Ints  # e + 1: its marks are marks[offsets[i] : offsets[i + 1]]
+    Marks are offsets from an example's first token: in a pair format the places where A may end and B
+    start, elsewhere the separators between documents, which are counted in the lengths."""
+
+    contents: NDArray[Any]  # e: length of each example without its frame
+    counts: NDArray[Any]  # e: marks in each
     marks: NDArray[Any]
-    documents: Ints  # e: document it starts in
+    documents: NDArray[Any]  # e in a pair format, else none: document it lies in
     shards: Ints = field(default_factory=lambda: np.zeros(1, np.int64))  # shards + 1: first example of each
 
     @classmethod
-    def join(cls, pieces: "list[Examples]", tokens: list[int], documents: list[int]) -> "Examples":
-        """The examples of consecutive shards with so many tokens and documents."""
-        token_bases, document_bases = _ends(tokens)[:-1], _ends(documents)[:-1]
-        mark_bases = _ends([piece.marks.size for piece in pieces])
+    def join(cls, pieces: "list[Examples]", documents: list[int], max_length: int) -> "Examples":
+        """The examples of consecutive shards with so many documents, in as few bytes as they need."""
+        narrow = np.uint16 if max_length < 1 << 16 else np.uint32
+        bases = draws.running(np.array(documents))
         return cls(
-            np.concatenate([p.starts + base for p, base in zip(pieces, token_bases, strict=True)]),
-            np.concatenate([p.contents for p in pieces]),
+            np.concatenate([piece.contents.astype(narrow) for piece in pieces]),
+            np.concatenate([piece.counts.astype(narrow) for piece in pieces]),
+            np.concatenate([piece.marks.astype(narrow) for piece in pieces]),
             np.concatenate(
-                [p.offsets[:-1] + base for p, base in zip(pieces, mark_bases[:-1], strict=True)]
-                + [mark_bases[-1:]]
+                [(p.documents + b).astype(np.uint32) for p, b in zip(pieces, bases, strict=False)]
             ),
-            np.concatenate([p.marks for p in pieces]),
-            np.concatenate([p.documents + base for p, base in zip(pieces, document_bases, strict=True)]),
-            _ends([p.starts.size for p in pieces]),
+            draws.running(np.array([piece.contents.size for piece in pieces])),
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -147,7 +146,7 @@ def _stream(documents: Ints, room: int) -> Examples:
     before = np.searchsorted(separators, begins)
     offsets = np.append(before, separators.size)
     marks = separators - np.repeat(begins, np.diff(offsets))
-    return Examples(begins - before, ends - begins, offsets, marks, before)
+    return Examples(ends - begins, np.diff(offsets), marks, before[:0])
 
 
 def _sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examples:
@@ -164,8 +163,7 @@ def _sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examp
     counts = document[final] - document[chosen] if crossing else np.zeros(chosen.size, np.int64)
     crossed = draws.ragged(document[chosen], counts)
     marks = documents[crossed + 1] + crossed - np.repeat(begins[chosen], counts)
-    contents = ends[final] - begins[chosen]
-    return Examples(units[chosen], contents, _ends(counts), marks, document[chosen])
+    return Examples(ends[final] - begins[chosen], counts, marks, document[:0])
 
 
 def _pairs(
@@ -199,7 +197,7 @@ def _pairs(
     counts = np.searchsorted(units, stops, "left") - first
     marks = units[draws.ragged(first, counts)] - np.repeat(starts, counts)
     owner = np.searchsorted(documents, starts, "right") - 1
-    return Examples(starts, stops - starts, _ends(counts), marks, owner)
+    return Examples(stops - starts, counts, marks, owner)
 
 
 def _cut_long(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
@@ -243,7 +241,3 @@ def _follow_torn(units: Ints, after: Ints, last: Ints, room: int, enough: int, m
                 break
             place, unit = place + room, stop
     return np.array(places, dtype=np.int64)
-
-
-def _ends(counts: Any) -> Ints:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))

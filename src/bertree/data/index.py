@@ -1,8 +1,8 @@
 """The example index of a store: made once for a format and a length limit, kept beside the store.
 
-It holds a few integers an example and two bytes a sentence border, is read through the page cache, and is
-cut into chunks of contiguous examples, the unit in which an epoch is shuffled. A cached index that is cut
-off, altered or of another store is made again; a store that cannot be written to is used without a cache.
+It costs ten bytes an example at most and two bytes a border, is read through the page cache, and is cut into
+chunks of contiguous examples, the unit in which an epoch is shuffled. A cached index that is cut off,
+altered or of another store is made again; a store that cannot be written to is used without a cache.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from bertree.data.draws import Ints
+from bertree.data.draws import Ints, running
 from bertree.data.formats import Examples, Format, cut_shard
 from bertree.data.store import Store
 from bertree.errors import UserError
@@ -34,11 +34,12 @@ class Index:
     """Examples, and the chunks they are shuffled in."""
 
     examples: Examples
-    lengths: Ints  # e: tokens of each example in a batch, special tokens counted
     chunks: Ints  # c + 1: first example of each chunk
-    totals: Ints  # c: tokens of each chunk in batches
+    totals: Ints  # c: tokens of each chunk in batches, special tokens counted
     shard_of: Ints  # c: shard each chunk lies in
-    token_bases: Ints  # shards + 1: tokens of the corpus before each shard
+    tokens: Ints  # c + 1: tokens of the corpus before each chunk
+    marks: Ints  # c + 1: marks before each chunk
+    shard_tokens: Ints  # shards + 1: tokens of the corpus before each shard
 
     @classmethod
     def of(cls, store: Store, format: Format, max_length: int, seed: int) -> "Index":
@@ -60,41 +61,46 @@ class Index:
 
     @classmethod
     def _of(cls, examples: Examples, format: Format, store: Store) -> "Index":
-        has_pair = np.diff(examples.offsets) > 0 if format.paired else False
-        lengths = examples.contents + np.where(has_pair, format.frame, format.alone)
-        chunks, shard_of = [np.zeros(0, np.int64)], []
+        chunks, shard_of = [], []
         for shard, (first, last) in enumerate(zip(examples.shards[:-1], examples.shards[1:], strict=True)):
-            ends = np.cumsum(lengths[first:last])
+            ends = np.cumsum(examples.contents[first:last], dtype=np.int64)
             count = max(1, round(int(ends[-1]) / CHUNK_TOKENS))
-            marks = np.arange(count) * int(ends[-1]) // count
-            found = np.unique(np.searchsorted(ends, marks, "right"))
+            wanted = np.arange(count) * int(ends[-1]) // count
+            found = np.unique(np.searchsorted(ends, wanted, "right"))
             chunks.append(first + found)
             shard_of += [shard] * found.size
         starts = np.concatenate(chunks)
+        sizes = np.diff(np.append(starts, examples.contents.size))
+        contents = np.add.reduceat(examples.contents, starts, dtype=np.int64)
+        marks = np.add.reduceat(examples.counts, starts, dtype=np.int64)
+        totals = contents + sizes * format.alone
+        if format.paired:
+            totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (
+                format.frame - format.alone
+            )
         return cls(
             examples,
-            lengths,
-            np.append(starts, lengths.size),
-            np.add.reduceat(lengths, starts),
+            np.append(starts, examples.contents.size),
+            totals,
             np.array(shard_of, dtype=np.int64),
-            np.concatenate((np.zeros(1, np.int64), np.cumsum([shard.tokens.size for shard in store.shards]))),
+            running(contents if format.paired else contents - marks),
+            running(marks),
+            running(np.array([shard.tokens.size for shard in store.shards])),
         )
 
 
 def _make(store: Store, format: Format, max_length: int, seed: int) -> Examples:
     pieces: list[Examples] = []
-    tokens: list[int] = []
     documents: list[int] = []
+    tokens = 0
     for shard in store.shards:
         held = "sentence_starts" in vars(shard)
-        pieces.append(cut_shard(format, max_length, seed, shard, sum(tokens)))
-        tokens.append(shard.tokens.size)
+        pieces.append(cut_shard(format, max_length, seed, shard, tokens))
+        tokens += shard.tokens.size
         documents.append(len(shard.document_starts) - 1)
         if not held:  # decoded for this alone: let go, so that memory does not grow with the corpus
             vars(shard).pop("sentence_starts", None)
-    examples = Examples.join(pieces, tokens, documents)
-    narrow = np.uint16 if max_length < 1 << 16 else np.uint32
-    return Examples(**(examples.arrays() | {"marks": examples.marks.astype(narrow)}))
+    return Examples.join(pieces, documents, max_length)
 
 
 def _name(store: Store, format: Format, max_length: int, seed: int) -> str:
@@ -140,8 +146,8 @@ def _read(path: Path, store: Store) -> Examples | None:
         examples = Examples(**arrays)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    whole = examples.shards.size == len(store.shards) + 1 and examples.shards[-1] == examples.starts.size
-    return examples if whole else None
+    sizes = (examples.shards.size, examples.contents.size)
+    return examples if sizes == (len(store.shards) + 1, int(examples.shards[-1])) else None
 
 
 def _checksum(arrays: dict[str, NDArray[Any]]) -> int:

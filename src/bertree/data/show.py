@@ -80,7 +80,7 @@ def _targets(example: Batch) -> dict[int, int]:
 
 def _head(stream: Stream, example: Batch, at: int) -> Text:
     masking = stream.masking
-    head = Text(f"example {at:,} of {stream.index.lengths.size:,}", style="bold")
+    head = Text(f"example {at:,} of {stream.examples:,}", style="bold")
     head.append(
         f" · {stream.format.name} · {example.ids.numel()} of {stream.max_length} tokens", style="not bold"
     )

@@ -72,6 +72,7 @@ class Stream:
         self._room = self.format.room(max_length)
         self._masker = Masker(self.masking, store) if self.masking else None
         self.index = Index.of(store, self.format, max_length, seed)
+        self.examples = int(self.index.chunks[-1])
         self.epoch_tokens = int(self.index.totals.sum())  # special tokens counted
         self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
         self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()
@@ -138,7 +139,7 @@ class Stream:
 
     def example(self, number: int, epoch: int = 0) -> Batch:
         """The example that stands at a place of the corpus, alone, as that epoch shows it."""
-        count = self.index.lengths.size
+        count = self.examples
         if not 0 <= number < count:
             raise UserError(f"example {number}: the store has {count:,} of this format, from 0 on")
         chunk = int(np.searchsorted(self.index.chunks, number, "right")) - 1

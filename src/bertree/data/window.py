@@ -8,6 +8,7 @@ and turns the random reads of a shuffled epoch into a few long sequential ones.
 Letters: e examples, p parts, t tokens, s sequences.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,54 +97,45 @@ def build(
 ) -> Window:
     """The window of some chunks. `content` keys what the examples are, `order` how they are shuffled."""
     chunks = np.sort(chunks)
-    counts = index.chunks[chunks + 1] - index.chunks[chunks]
-    numbers = draws.ragged(index.chunks[chunks], counts)
-    examples = index.examples
-    offsets, marks = _marks(index, chunks, numbers)
-    contents = np.asarray(examples.contents)[numbers]
+    firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
+    numbers = draws.ragged(firsts, lasts - firsts)
+    runs = list(zip(firsts, lasts, strict=True))
+    contents = _gather(index.examples.contents, runs)
+    offsets = draws.running(_gather(index.examples.counts, runs))
+    marks = _gather(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
     read = contents if format.paired else contents - np.diff(offsets)
     starts = np.cumsum(read) - read
     buffer = _buffer(store, index, chunks)
     shuffled = np.argsort(draws.bits(order, numbers))
-    lengths = index.lengths[numbers]
     labels = seconds = None
     if format.paired:
         places = marks + np.repeat(starts, np.diff(offsets))
         borders = pairing.Borders(starts, contents, offsets, places)
-        documents = np.asarray(examples.documents)[numbers]
+        documents = _gather(index.examples.documents, runs)
         pairs = pairing.arrange(borders, documents, format.question, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
         lengths += np.where(pairs.labels == NO_LABEL, format.alone, format.frame)
-        bounds = _ends(lengths[shuffled])
+        bounds = draws.running(lengths[shuffled])
         parts = _pair_parts(pairs, shuffled, format.separators, buffer.size)
         labels = pairs.labels[shuffled]
         seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
     else:
-        bounds = _ends(lengths[shuffled])
+        bounds = draws.running(contents[shuffled] + format.alone)
         parts = _plain_parts(starts, contents, offsets, marks, shuffled, format.alone > 0, buffer.size)
     mask_key = draws.key(int(content), "mask")
     return Window(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
 
 
-def _marks(index: Index, chunks: Ints, numbers: Ints) -> tuple[Ints, Ints]:
-    examples = index.examples
-    counts = np.asarray(examples.offsets)[numbers + 1] - np.asarray(examples.offsets)[numbers]
-    runs = [
-        examples.marks[examples.offsets[first] : examples.offsets[last]]
-        for first, last in zip(index.chunks[chunks], index.chunks[chunks + 1], strict=True)
-    ]
-    return _ends(counts), np.concatenate(runs).astype(np.int64)
+def _gather(array: NDArray[Any], runs: Iterable[tuple[int, int]]) -> Ints:
+    return np.concatenate([array[first:last] for first, last in runs]).astype(np.int64)
 
 
 def _buffer(store: Store, index: Index, chunks: Ints) -> NDArray[Any]:
     runs = []
     for chunk in chunks:
-        shard, last = int(index.shard_of[chunk]), int(index.chunks[chunk + 1])
-        base = int(index.token_bases[shard])
-        begin = int(index.examples.starts[index.chunks[chunk]]) - base
-        ends_shard = last == int(index.examples.shards[shard + 1])
-        end = int(index.token_bases[shard + 1] if ends_shard else index.examples.starts[last]) - base
-        runs.append(np.asarray(store.shards[shard].tokens[begin:end]))
+        shard = int(index.shard_of[chunk])
+        first, last = index.tokens[chunk : chunk + 2] - index.shard_tokens[shard]
+        runs.append(np.asarray(store.shards[shard].tokens[first:last]))
     special = [store.special.get("cls", 0), store.special["sep"], store.special["sep"]]
     return np.concatenate((*runs, np.array(special, dtype=runs[0].dtype)))
 
@@ -198,8 +190,4 @@ def _parts(lengths: Ints, sources: Ints, segments: NDArray[np.uint8]) -> Parts:
     there = lengths > 0
     if not there.all():
         lengths, sources, segments = lengths[there], sources[there], segments[there]
-    return Parts(_ends(lengths), sources, segments)
-
-
-def _ends(counts: Ints) -> Ints:
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    return Parts(draws.running(lengths), sources, segments)
