@@ -76,6 +76,7 @@ class Stream:
         self.epoch_tokens = int(self.index.totals.sum())  # special tokens counted
         self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
         self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()
+        self._window_chunks = WINDOW_CHUNKS
         self._lock = Lock()
 
     def _check(self, waste: float) -> None:
@@ -160,7 +161,7 @@ class Stream:
             if epoch not in self._orders:
                 chunks = np.arange(self.index.totals.size)
                 mixed = np.argsort(draws.bits(draws.key(self.seed, self._content(epoch), "chunks"), chunks))
-                groups = np.array_split(mixed, ceil(mixed.size / WINDOW_CHUNKS))
+                groups = np.array_split(mixed, ceil(mixed.size / self._window_chunks))
                 order = np.argsort(draws.bits(draws.key(self.seed, epoch, "windows"), np.arange(len(groups))))
                 sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
                 self._orders[epoch] = (groups, order, np.concatenate(([0], np.cumsum(sizes))))
