@@ -16,7 +16,7 @@ CorpusPaths = Annotated[
     list[str],
     typer.Argument(
         metavar="CORPUS...",
-        help="Files, folders, globs (.txt .jsonl .csv .tsv .parquet, each also .gz .zst); - is standard input.",
+        help="Files, folders, globs (.txt .jsonl .csv .tsv .parquet, each also .gz .zst) or - for stdin.",
         show_default=False,
     ),
 ]
@@ -100,7 +100,12 @@ def prepare(
     from bertree.text.corpus import Options
 
     options = Options(field, format, whole_files, wrapped, deduplicate, min_characters)
-    prepare_store(corpus, tokenizer, out, workers or len(os.sched_getaffinity(0)), language, options)
+    prepare_store(corpus, tokenizer, out, workers or _cores(), language, options)
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @store.command("verify")

@@ -4,7 +4,9 @@ Each prints to the terminal what a person wants to know and returns what a progr
 bars show on a terminal only.
 """
 
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +27,12 @@ from rich.table import Table
 
 from bertree.data import store as stores
 from bertree.data.prepare import prepare
-from bertree.data.store import Store
+from bertree.data.store import TOKENIZER, Store
 from bertree.errors import UserError
 from bertree.text import training
 from bertree.text.corpus import Corpus, Options, describe
 from bertree.text.readers import Counts
+from bertree.text.sources import STANDARD_INPUT
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -43,24 +46,28 @@ def train_tokenizer(
 ) -> training.Report:
     """Train a tokenizer, save it as a folder and report on held-out documents."""
     console = Console()
-    source = Corpus(corpus, options)
-    split = training.Split()
-    with _bar() as progress:
-        task = progress.add_task("reading", total=source.size or None)
-        documents = _watched(source, progress, task)
-        tokenizer = training.train(split.training(documents), kind, vocab_size, lowercase)
+    split, source = training.Split(), None
+    with _rereadable(corpus) as names, _bar() as progress:
+        task = progress.add_task("reading", total=None)
+
+        def documents() -> Iterator[str]:
+            nonlocal split, source
+            split, source = training.Split(), Corpus(names, options)
+            progress.update(task, total=source.size or None)
+            return split.training(_watched(source, progress, task))
+
+        tokenizer = training.train(documents, kind, vocab_size, lowercase)
+    assert source is not None, "training reads the corpus"
     if not source.counts.kept:
         raise UserError(f"{source.sources[0].path}: no text in this corpus; nothing to train on")
     training.save(tokenizer, out)
-    console.print(f"[bold]{out}[/]: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
+    _say(console, f"[bold]{out}[/]: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
     if tokenizer.size < vocab_size:
-        console.print(
-            f"the corpus gives no more than {tokenizer.size:,} of the {vocab_size:,} tokens asked for"
-        )
+        _say(console, f"the corpus gives only {tokenizer.size:,} of the {vocab_size:,} tokens asked for")
     _dropped(console, source.counts)
     report = training.evaluate(tokenizer, split.held)
     if not split.held:
-        console.print(f"fewer than {split.every} documents: none held out, so there is nothing to report on")
+        _say(console, f"fewer than {split.every} documents: none held out, so there is nothing to report on")
         return report
     table = Table("on held-out text", "", box=None)
     table.add_row("documents", f"{report.documents:,}")
@@ -103,11 +110,12 @@ def prepare_store(
         raise UserError(
             f"{out}: interrupted; run the same command again to go on from the last shard"
         ) from None
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    console.print(
-        f"[bold]{out}[/]: {made.documents:,} documents, {made.sentences:,} sentences, {made.tokens:,} tokens "
-        f"in {len(made.shards)} shards; {size / 1e6:,.1f} MB ({size / made.tokens:.2f} bytes per token) "
-        f"in {time.perf_counter() - started:.1f} s"
+    size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
+    beside = sum(path.stat().st_size for path in (out / TOKENIZER).iterdir())
+    _say(
+        console,
+        f"[bold]{out}[/]: {_contents(made)}, {size / made.tokens:.2f} bytes per token "
+        f"(and {beside / 1e6:.1f} MB of tokenizer), in {time.perf_counter() - started:.1f} s",
     )
     _dropped(console, source.counts)
     return made
@@ -120,16 +128,37 @@ def verify_store(folder: Path) -> Store:
     with _bar() as progress:
         task = progress.add_task("verifying", total=size)
         checked = stores.verify(folder, lambda count: progress.advance(task, count))
-    Console().print(
-        f"[bold]{folder}[/]: whole; {checked.documents:,} documents, {checked.sentences:,} sentences, "
-        f"{checked.tokens:,} tokens in {len(checked.shards)} shards; content {checked.fingerprint[:16]}"
-    )
+    _say(Console(), f"[bold]{folder}[/]: whole; {_contents(checked)}, content {checked.fingerprint[:16]}")
     return checked
+
+
+def _contents(store: Store) -> str:
+    shards = f"{len(store.shards)} shard{'s' if len(store.shards) != 1 else ''}"
+    return (
+        f"{store.documents:,} documents, {store.sentences:,} sentences, {store.tokens:,} tokens in {shards}"
+    )
+
+
+def _say(console: Console, line: str) -> None:
+    """One line, also where it is longer than the terminal is wide."""
+    console.print(line, soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def _rereadable(corpus: Sequence[str]) -> Iterator[list[str]]:
+    """The names of a corpus that can be read twice: standard input is put into a file first."""
+    if STANDARD_INPUT not in corpus:
+        yield list(corpus)
+        return
+    with tempfile.NamedTemporaryFile(suffix=".txt") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
+        copy.flush()
+        yield [copy.name if name == STANDARD_INPUT else name for name in corpus]
 
 
 def _dropped(console: Console, counts: Counts) -> None:
     for line in describe(counts):
-        console.print(f"  {line}")
+        _say(console, f"  {line}")
 
 
 @contextmanager

@@ -42,11 +42,11 @@ def load(folder: Path, job: Json) -> Progress | None:
     journal = read_json(path)
     begun = journal.get("job")
     if not isinstance(begun, dict) or journal.get("version") != VERSION:
-        raise UserError(f"{path}: cannot be read by this program; remove {folder} and begin again")
+        raise UserError(f"{path}: is not one of this version; remove {folder} and begin again")
     if begun != job:
         differ = next((key for key in job if begun.get(key) != job[key]), "version")
         raise UserError(
-            f"{folder}: was begun with another {differ}; run it with that, or remove the folder and begin again"
+            f"{folder}: was begun with another {differ}; run it with that, or remove it and begin again"
         )
     try:
         width = dtype_for(job["vocab_size"]).itemsize

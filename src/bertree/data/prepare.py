@@ -86,10 +86,12 @@ def prepare(
     }
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; give the path of a folder to write")
+    if out.is_dir():
+        _check_folder(out)
     with disk_errors(out, KEPT):
         out.mkdir(parents=True, exist_ok=True)
         with journal.locked(out):
-            _check_folder(out)
+            _check_folder(out)  # again: another run may have finished in between
             progress = journal.load(out, job)
             if not (out / HEADER).is_file():  # else only the tidying up was interrupted
                 progress = _begin(out, job, progress, corpus, tokenizer)

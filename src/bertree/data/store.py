@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from bertree.data import lengths
 from bertree.errors import UserError
 from bertree.files import Json, read_json
+from bertree.text.identity import tokenizer_hash
+from bertree.text.tokenizer import Tokenizer
 
 HEADER, WORDS, TOKENIZER, JOURNAL = "store.json", "words.bin", "tokenizer", "journal.json"
 FORMAT, VERSION = "bertree-store", 1
@@ -174,10 +176,7 @@ class Store:
     def require_tokenizer(self, digest: str, name: str | Path) -> None:
         """Refuse a tokenizer that is not the one this store was made with."""
         if digest != self.tokenizer_hash:
-            raise UserError(
-                f"{self.folder}: was made with another tokenizer than {name}; prepare it again with this one "
-                f"or use the one in {self.folder}/{TOKENIZER}"
-            )
+            raise UserError(f"{self.folder}: was made with another tokenizer than {name}; prepare it again")
 
 
 def fingerprint(shards: Sequence[Mapping[str, Part]]) -> str:
@@ -278,4 +277,8 @@ def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) ->
         if int(shard.tokens.max(initial=0)) >= store.vocab_size:
             name = folder / part_name("tokens", number)
             raise UserError(f"{name}: holds ids outside the vocabulary; prepare the store again")
+    copy = folder / TOKENIZER
+    tokenizer = Tokenizer.load(copy) if copy.is_dir() else None
+    if tokenizer is not None:
+        store.require_tokenizer(tokenizer_hash(tokenizer), copy)
     return store

@@ -60,8 +60,8 @@ class Tokeniser:
     def spell(tokenizer: Tokenizer, language: str) -> tuple[str, int, bool, str]:
         """All it takes to make one in another process."""
         text = tokenizer.backend.to_str()
-        before = json.loads(text).get("pre_tokenizer") or {}
-        spaced = is_byte_level(tokenizer) and not before.get("add_prefix_space", False)
+        steps = json.dumps(json.loads(text).get("pre_tokenizer"))
+        spaced = is_byte_level(tokenizer) and '"add_prefix_space": true' not in steps
         return text, tokenizer.size, spaced, language
 
     @classmethod

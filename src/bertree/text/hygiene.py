@@ -22,7 +22,7 @@ class _Table(dict[int, str | None]):
         new: str | None = character
         if kind == "Cs":
             new = "\ufffd"  # half a surrogate pair is not text
-        elif kind in ("Zs", "Zl", "Zp") or character == "\t":
+        elif character.isspace():
             new = " "
         elif (
             (kind in ("Cc", "Cf") and character not in KEPT)
@@ -44,13 +44,16 @@ def clean(text: str, wrapped: bool = False) -> str:
     """
     if not text.isascii() and not unicodedata.is_normalized("NFC", text):
         text = unicodedata.normalize("NFC", text)
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    for number, line in enumerate(lines):
-        if not line.isprintable():
-            lines[number] = " ".join(line.translate(_TABLE).split())
+    lines = [_line(line) for line in text.splitlines()]
     if wrapped:
         return "\n".join(_paragraphs(lines))
     return "\n".join(filter(None, lines))
+
+
+def _line(line: str) -> str:
+    if line.isprintable():  # then a space is the only white space in it; nearly every line ends here
+        return " ".join(line.split()) if "  " in line else line.strip()
+    return " ".join(line.translate(_TABLE).split())
 
 
 def _paragraphs(lines: list[str]) -> list[str]:

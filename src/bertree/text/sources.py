@@ -84,12 +84,18 @@ def _behind(name: str, format: str | None) -> Iterator[Source]:
             raise UserError(
                 f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text"
             )
-        status = os.stat(path)
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         yield Source(path, kind, status.st_size, status.st_mtime_ns)
 
 
 def _walk(folder: str) -> Iterator[str]:
-    for root, folders, files in os.walk(folder):
+    def unreadable(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    for root, folders, files in os.walk(folder, onerror=unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (os.path.join(root, name) for name in files if not name.startswith("."))
 
@@ -108,16 +114,14 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         yield sys.stdin.buffer, sys.stdin.buffer
         return
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    unpack: Any = None
+    library: Any = None
     if source.packed == ".zst":
         library = zstandard(source.path)
         broken = (EOFError, library.ZstdError)
-        unpack = library.ZstdDecompressor()
     try:
         with open(source.path, "rb") as file:
-            if unpack is not None:
-                stream = unpack.stream_reader(file, read_across_frames=True)
-                yield io.BufferedReader(stream, 1 << 18), file
+            if library is not None:
+                yield io.BufferedReader(_Frames(file, library), 1 << 18), file
             elif source.packed:
                 yield io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 18), file
             else:
@@ -126,6 +130,42 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         raise UserError(f"{source.path}: is damaged or cut off ({error}); fetch or pack it again") from None
     except OSError as error:
         raise UserError(f"{source.path}: cannot be read ({error.strerror or error})") from None
+
+
+class _Frames(io.RawIOBase):
+    """The bytes of zstd frames; the library's own reader takes a file that is cut off for a whole one."""
+
+    # Small, because a few bytes of input can stand for 128 KiB of output, and one piece is held at a time.
+    PIECE = 2048
+
+    def __init__(self, file: IO[bytes], library: Any) -> None:
+        self._file, self._library = file, library
+        self._frame: Any = None
+        self._waiting = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting and (data := self._file.read(self.PIECE)):
+            self._waiting = memoryview(self._unpack(data))
+        if not self._waiting and self._frame is not None:
+            raise EOFError("the last frame has no end")
+        count = min(len(buffer), len(self._waiting))
+        buffer[:count] = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return count
+
+    def _unpack(self, data: bytes) -> bytes:
+        found = []
+        while data:
+            if self._frame is None:
+                self._frame = self._library.ZstdDecompressor().decompressobj()
+            found.append(self._frame.decompress(data))
+            data = b""
+            if self._frame.eof:
+                data, self._frame = self._frame.unused_data, None
+        return b"".join(found)
 
 
 def zstandard(path: str) -> Any:
