@@ -25,8 +25,10 @@ FORMATS = (
 )
 PAIRED = tuple(name for name in FORMATS if "pair" in name)
 
-# Sentence lengths of each document.
-shapes = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=2, max_size=12)
+# Sentence lengths of each document; the last makes sure that there is a pair.
+shapes = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=12).map(
+    lambda documents: [*documents, [2, 2]]
+)
 
 
 @dataclass(frozen=True)

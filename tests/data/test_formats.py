@@ -320,6 +320,9 @@ def test_what_a_store_must_have() -> None:
     one = Store.from_documents(TINY[:1], vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match="NSP needs two documents"):
         Stream(one, format="segment-pair+nsp", batch_tokens=64, max_length=16)
+    lines = Store.from_documents([[[10]], [[11, 12]]], vocab_size=100, special=SPECIAL)
+    with pytest.raises(UserError, match="no document has two sentences"):
+        Stream(lines, format="segment-pair+sop", batch_tokens=64, max_length=16)
     bare = Store.from_documents(TINY, vocab_size=100, special={"sep": 3})
     with pytest.raises(UserError, match="no cls token"):
         Stream(bare, masking=None, batch_tokens=64, max_length=16)

@@ -231,8 +231,11 @@ def masks(stream: Stream, epoch: int) -> list[tuple]:
     return found
 
 
+@pytest.mark.parametrize("chunk", [1 << 20, 256])  # one window, and several
 @pytest.mark.parametrize("name", ["full-sentences", "segment-pair+nsp", "sentence-pair+sop"])
-def test_static_masks_repeat_and_dynamic_ones_do_not(name: str) -> None:
+def test_static_masks_repeat_and_dynamic_ones_do_not(name: str, chunk: int, monkeypatch) -> None:
+    monkeypatch.setattr("bertree.data.index.CHUNK_TOKENS", chunk)
+    monkeypatch.setattr("bertree.data.stream.WINDOW_CHUNKS", 3)
     made = corpus([[7, 9, 5] * 6] * 20)
     common = {"format": name, "batch_tokens": 6400, "max_length": 64}  # large enough that nothing is torn
     static = Stream(made.store, masking="token+static3", **common)

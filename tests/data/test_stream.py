@@ -1,10 +1,12 @@
 """The batch stream: a pure function of seed and step, within its budget, every token once an epoch."""
 
 import itertools
+import pickle
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +19,7 @@ from rich.console import Console
 
 from bertree.data import index
 from bertree.data.show import show
+from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.data.corpora import FIRST, FORMATS, corpus, long_store, same, sequences, shapes
@@ -265,6 +268,31 @@ def test_show() -> None:
         assert f"{place} " in text
     with pytest.raises(UserError, match="example 3: the store has 3"):
         show(made.store, 3, format="segment-pair+sop", max_length=16)
+
+
+def test_a_stream_travels_to_another_process(tmp_path: Path) -> None:
+    made = corpus([[9, 17, 5] * 20] * 30)
+    read = Stream(made.store, format="segment-pair+nsp", batch_tokens=640, max_length=64, seed=3, fixed=True)
+    with get_context("spawn").Pool(1) as pool:
+        assert same(pool.apply(read.__getitem__, (7,)), read[7])
+    (tmp_path / "tokens-00000.bin").write_bytes(made.store.shards[0].tokens.tobytes())
+    moved = replace(made.store, folder=tmp_path)
+    with mock.patch.object(Store, "open", return_value=made.store):
+        data = pickle.dumps(Stream(moved, batch_tokens=640, max_length=64))
+        assert len(data) < 1000, "a store on disk is not copied"
+        assert same(pickle.loads(data)[3], Stream(made.store, batch_tokens=640, max_length=64)[3])
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes, any_setting, st.integers(2, 4))
+def test_ranks_evaluate_every_token_once(shape, setting, world) -> None:
+    made = corpus(shape)
+    ranks = [stream(made, 2 * world, **setting, rank=rank, world=world).once() for rank in range(world)]
+    ids = [batch.ids for batches in zip(*ranks, strict=True) for batch in batches]
+    assert sum(map(len, ids)) == stream(made, **setting).epoch_tokens
+    if setting["masking"] is None:
+        found = torch.cat(ids)
+        assert sorted(found[found >= FIRST].tolist()) == list(range(FIRST, FIRST + made.store.tokens))
 
 
 def test_steps_count_from_zero() -> None:

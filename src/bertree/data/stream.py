@@ -21,7 +21,9 @@ torch's losses ignore. Masks are drawn in each side, so static masks repeat but 
 from collections import OrderedDict
 from collections.abc import Iterator
 from math import ceil
+from pathlib import Path
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +64,7 @@ class Stream:
         sequences, or with `fixed` one equal share. A fixed batch is torn at the borders of `shares` equal
         shares (as many as ranks unless given): with the same `shares`, any number of ranks that divides it
         reads the same batch."""
+        self._settings = {name: value for name, value in locals().items() if name not in ("self", "store")}
         self.store, self.seed, self.fixed = store, seed, fixed
         self.format, self.masking = Format.parse(format), Masking.parse(masking)
         self.batch_tokens, self.max_length = batch_tokens, max_length
@@ -73,11 +76,20 @@ class Stream:
         self._masker = Masker(self.masking, store) if self.masking else None
         self.index = Index.of(store, self.format, max_length, seed)
         self.examples = int(self.index.chunks[-1])
+        if self.format.question and self.index.marks[-1] == 0:
+            raise UserError(
+                f"{store.folder or 'store'}: no document has two sentences, so there are no pairs for "
+                f"{self.format.name}; use another format"
+            )
         self.epoch_tokens = int(self.index.totals.sum())  # special tokens counted
         self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
         self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()
         self._window_chunks = WINDOW_CHUNKS
         self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For worker processes: a store on disk is opened there again, not copied."""
+        return _again, (self.store.folder or self.store, self._settings)
 
     def _check(self, waste: float) -> None:
         where = self.store.folder or "store"
@@ -262,5 +274,11 @@ class Stream:
         )
 
 
+def _again(store: Store | Path, settings: dict[str, Any]) -> Stream:
+    return Stream(Store.open(store) if isinstance(store, Path) else store, **settings)
+
+
 def _joined(arrays: list[Ints]) -> Ints:
+    if not arrays:  # a rank whose part of an epoch's last batch is empty
+        return np.zeros(0, np.int64)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
