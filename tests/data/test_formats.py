@@ -1,7 +1,6 @@
 """Input formats: hand-checked examples, and what holds for any corpus."""
 
 import itertools
-import re
 from unittest import mock
 
 import numpy as np
@@ -13,7 +12,6 @@ from bertree.data import index
 from bertree.data.formats import Format
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.errors import UserError
 from tests.data.corpora import CLS, FIRST, FORMATS, PAIRED, SEP, SPECIAL, Corpus, corpus, sequences, shapes
 
 TINY = [
@@ -289,43 +287,3 @@ def test_nsp_is_half_and_half(shape: list[list[int]]) -> None:
     )
     labels = np.concatenate([batch.pairs.numpy() for epoch in range(4) for batch in stream.once(epoch)])
     assert abs(np.mean(labels[labels >= 0]) - 0.5) < 0.02
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"format": "full-sentence"}, "unknown, did you mean 'full-sentences'"),
-        ({"format": "stream+nsp"}, "has no pairs to ask about"),
-        ({"format": "segment-pair+mlm"}, "unknown question"),
-        ({"max_length": 5}, "max_length 5: too short"),
-        ({"batch_tokens": 8}, "too few for max_length 16"),
-        ({"rank": 2, "world": 2}, "ranks go from 0 to 1"),
-        ({"fixed": True, "world": 3, "batch_tokens": 100}, "must divide"),
-        ({"masking": "tokens"}, "did you mean 'token'"),
-        ({"masking": "token+dynamic"}, "'static'"),
-    ],
-)
-def test_mistakes_are_one_line(settings: dict, line: str) -> None:
-    store = Store.from_documents(TINY, vocab_size=100, special=SPECIAL)
-    with pytest.raises(UserError, match=re.escape(line)) as error:
-        Stream(store, **{"batch_tokens": 64, "max_length": 16} | settings)
-    assert "\n" not in str(error.value)
-
-
-def test_what_a_store_must_have() -> None:
-    with pytest.raises(UserError, match="give 1 or 2"):
-        Format("segment-pair", separators=3)
-    with pytest.raises(UserError, match="holds no tokens"):
-        Stream(Store.from_documents([], vocab_size=9, special=SPECIAL), batch_tokens=64, max_length=16)
-    one = Store.from_documents(TINY[:1], vocab_size=100, special=SPECIAL)
-    with pytest.raises(UserError, match="NSP needs two documents"):
-        Stream(one, format="segment-pair+nsp", batch_tokens=64, max_length=16)
-    lines = Store.from_documents([[[10]], [[11, 12]]], vocab_size=100, special=SPECIAL)
-    with pytest.raises(UserError, match="no document has two sentences"):
-        Stream(lines, format="segment-pair+sop", batch_tokens=64, max_length=16)
-    bare = Store.from_documents(TINY, vocab_size=100, special={"sep": 3})
-    with pytest.raises(UserError, match="no cls token"):
-        Stream(bare, masking=None, batch_tokens=64, max_length=16)
-    with pytest.raises(UserError, match="no mask token"):
-        Stream(bare, format="stream", batch_tokens=64, max_length=16)
-    assert Stream(bare, format="stream", masking=None, batch_tokens=64, max_length=16)[0].masked is None

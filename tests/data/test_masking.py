@@ -65,6 +65,23 @@ def test_golden_masks() -> None:
     ]
 
 
+def test_words_and_ngrams_end_with_their_sequence() -> None:
+    starts = np.ones(20, np.bool_)
+    starts[PARTS] = False
+    store = Store.from_documents([[[10]]], vocab_size=20, special=SPECIAL, word_start=starts)
+    ids, bounds = np.array([10, 11, 12, 14, 2, 14, 15]), np.array([0, 2, 7])  # 10+11 | 12+14 [CLS] 14 15
+    places = np.array([0, 1, 2, 3, 5, 6])
+    for unit, wanted in (("word", [0, 2, 4, 5]), ("ngram", [0, 2, 4])):
+        masker = Masker(Masking(unit, ngram=9), store)
+        # A key under which the n-gram that starts at token 5 is longer than one word.
+        under = next(
+            under
+            for under in (draws.key(n) for n in range(100))
+            if unit == "word" or len(masker.spans(ids, places, bounds, np.arange(7), under)) == 3
+        )
+        assert masker.spans(ids, places, bounds, np.arange(7), under).tolist() == wanted
+
+
 @settings(max_examples=120, deadline=None)
 @given(
     shapes,

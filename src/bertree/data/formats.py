@@ -214,6 +214,7 @@ def _cut_long(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
 
 def _follow(after: Ints) -> Ints:
     """0, after[0], after[after[0]], ...: the one step that no array operation does."""
+    assert (after > np.arange(after.size)).all(), "an example has one unit at least"
     steps, size, place = np.ascontiguousarray(after).data, after.size, 0
     places = []
     while place < size:

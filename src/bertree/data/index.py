@@ -10,21 +10,25 @@ import json
 import os
 import tempfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
 from safetensors.numpy import save
 
 from bertree.data.draws import Ints, running
 from bertree.data.formats import Examples, Format, cut_shard
-from bertree.data.store import Store
+from bertree.data.store import Shard, Store
 from bertree.errors import UserError
 
 VERSION = 1
 CHUNK_TOKENS = 1 << 20
+LONG = 200_000_000  # tokens that take some seconds
 FOLDER = "index"
 TYPES = {"I64": np.int64, "U32": np.uint32, "U16": np.uint16}
 
@@ -93,7 +97,7 @@ def _make(store: Store, format: Format, max_length: int, seed: int) -> Examples:
     pieces: list[Examples] = []
     documents: list[int] = []
     tokens = 0
-    for shard in store.shards:
+    for shard in _watched(store):
         held = "sentence_starts" in vars(shard)
         pieces.append(cut_shard(format, max_length, seed, shard, tokens))
         tokens += shard.tokens.size
@@ -101,6 +105,13 @@ def _make(store: Store, format: Format, max_length: int, seed: int) -> Examples:
         if not held:  # decoded for this alone: let go, so that memory does not grow with the corpus
             vars(shard).pop("sentence_starts", None)
     return Examples.join(pieces, documents, max_length)
+
+
+def _watched(store: Store) -> Iterable[Shard]:
+    """The shards, with a progress bar where there are enough of them for a person to wait."""
+    if store.tokens < LONG or not (console := Console(stderr=True)).is_terminal:
+        return store.shards
+    return track(store.shards, "indexing examples", console=console, transient=True)
 
 
 def _name(store: Store, format: Format, max_length: int, seed: int) -> str:
