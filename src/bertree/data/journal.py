@@ -1,0 +1,129 @@
+"""What a preparation has done so far, so that the next run can go on after any kind of end.
+
+The journal is rewritten whole whenever a shard is: it names the finished shards, the position in the input
+behind them and the counts at that position. It holds a description of the job too, because going on with
+other files or settings would make a store that nobody could make again.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bertree.data.store import JOURNAL, Part, dtype_for, part_name, read_parts
+from bertree.data.writer import shard_json, write_json
+from bertree.errors import UserError
+from bertree.files import Json, read_json, sync
+from bertree.text.corpus import Position
+from bertree.text.hygiene import DIGEST
+
+SEEN, LOCK, VERSION = "seen.bin", ".lock", 1
+
+
+@dataclass
+class Progress:
+    """Everything that is settled: whatever came after it is done again."""
+
+    shards: list[dict[str, Part]] = field(default_factory=list)
+    position: Position = field(default_factory=Position)
+    counts: Json = field(default_factory=dict)  # of the corpus
+    tokenless: int = 0  # documents that gave no token
+    seen: int = 0  # digests in seen.bin
+
+
+def load(folder: Path, job: Json) -> Progress | None:
+    """The progress of an earlier run of the same job, or None where there was none."""
+    path = folder / JOURNAL
+    if not path.is_file():
+        return None
+    journal = read_json(path)
+    begun = journal.get("job")
+    if not isinstance(begun, dict) or journal.get("version") != VERSION:
+        raise UserError(f"{path}: is not one of this version; remove {folder} and begin again")
+    if begun != job:
+        differ = next((key for key in job if begun.get(key) != job[key]), "version")
+        raise UserError(
+            f"{folder}: was begun with another {differ}; run it with that, or remove it and begin again"
+        )
+    try:
+        width = dtype_for(job["vocab_size"]).itemsize
+        progress = Progress(
+            [read_parts(entry, width) for entry in journal["shards"]],
+            Position(**journal["position"]),
+            {str(key): int(value) for key, value in journal["counts"].items()},
+            int(journal["tokenless"]),
+            int(journal["seen"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: is damaged ({error}); remove {folder} and begin again") from None
+    for number, parts in enumerate(progress.shards):
+        for part, expected in parts.items():
+            name = folder / part_name(part, number)
+            if not name.is_file() or name.stat().st_size != expected.size:
+                raise UserError(f"{name}: is missing or cut off; remove {folder} and begin again")
+    return progress
+
+
+def save(folder: Path, job: Json, progress: Progress) -> None:
+    """Settle what has been done."""
+    write_json(
+        folder / JOURNAL,
+        {
+            "version": VERSION,
+            "job": job,
+            "shards": [shard_json(parts) for parts in progress.shards],
+            "position": asdict(progress.position),
+            "counts": progress.counts,
+            "tokenless": progress.tokenless,
+            "seen": progress.seen,
+        },
+    )
+
+
+def add_seen(folder: Path, before: int, digests: list[bytes]) -> None:
+    """Append digests after the first `before`, which are those the journal knows of."""
+    with (folder / SEEN).open("r+b" if before else "wb") as file:
+        file.truncate(before * DIGEST)
+        file.seek(before * DIGEST)
+        file.write(b"".join(digests))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_seen(folder: Path, count: int) -> Iterator[bytes]:
+    """The first `count` digests."""
+    if not count:
+        return
+    with (folder / SEEN).open("rb") as file:
+        for _ in range(count):
+            key = file.read(DIGEST)
+            if len(key) != DIGEST:
+                raise UserError(f"{folder / SEEN}: is cut off; remove {folder} and begin again")
+            yield key
+
+
+def clear(folder: Path) -> None:
+    """Remove what only an unfinished store needs; the journal last."""
+    for name in (SEEN, LOCK, JOURNAL):
+        (folder / name).unlink(missing_ok=True)
+    sync(folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Only one preparation at a time writes to a folder; the lock ends with the process, however it ends."""
+    handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise UserError(
+                f"{folder}: another preparation is writing here; wait for it or choose another"
+            ) from None
+        raise
+    finally:
+        os.close(handle)

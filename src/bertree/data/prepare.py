@@ -1,0 +1,206 @@
+"""Raw text -> token store: documents, sentences, tokens, shards.
+
+Work is cut into chunks of documents that follow from the input alone; shards end where a chunk ends. So the
+store is the same bytes for any number of workers and after any interruption: a run that finds a journal
+keeps the finished shards and enters the corpus again behind them. Memory holds a few chunks, no more.
+"""
+
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bertree.data import journal
+from bertree.data.journal import Progress
+from bertree.data.store import HEADER, JOURNAL, SPECIAL, TOKENIZER, Store
+from bertree.data.tokenising import Tokenised, tokenise
+from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
+from bertree.errors import UserError
+from bertree.files import Json, sync
+from bertree.text.corpus import Corpus, Position, describe
+from bertree.text.identity import tokenizer_hash, word_starts
+from bertree.text.tokenizer import Tokenizer
+
+CHUNK = 1 << 18  # characters a worker gets at once: a fraction of a second
+SHARD_TOKENS = 1 << 25  # 64 MiB: what an interruption can cost, about half a minute on two cores
+
+KEPT = "; finished shards are kept, make room and run the same command again to go on"
+
+
+@dataclass
+class Chunk:
+    """Documents and where the corpus stood behind them."""
+
+    documents: list[str]
+    position: Position
+    counts: Json
+    digests: list[bytes]
+    consumed: int  # bytes of the input
+
+
+def chunks(corpus: Corpus) -> Iterator[Chunk]:
+    """The corpus in chunks; the state behind each is that of its last document."""
+    documents: list[str] = []
+    size = 0
+
+    def close() -> Chunk:
+        nonlocal documents, size
+        digests, corpus.digests = corpus.digests, []
+        chunk = Chunk(documents, corpus.position, asdict(corpus.counts), digests, corpus.consumed)
+        documents, size = [], 0
+        return chunk
+
+    for document in corpus.documents():
+        documents.append(document)
+        size += len(document)
+        if size >= CHUNK:
+            yield close()
+    yield close()  # perhaps without documents, but with the final counts
+
+
+def prepare(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    out: Path,
+    workers: int = 1,
+    *,
+    language: str = "en",
+    shard_tokens: int = SHARD_TOKENS,
+    advance: Callable[[int, int], None] = lambda consumed, tokens: None,
+) -> Store:
+    """Make the store of a corpus in the folder `out`, or go on making it.
+
+    `advance` hears of the bytes read and tokens written so far. More than one worker means processes: a
+    script that asks for them needs the usual `if __name__ == "__main__":` guard.
+    """
+    if workers < 1:
+        raise UserError(f"workers {workers}: must be 1 or more")
+    special = {kind: token for kind in SPECIAL if (token := tokenizer.id_of(kind)) is not None}
+    job: Json = {
+        "tokenizer": tokenizer_hash(tokenizer),
+        "vocab_size": tokenizer.size,
+        "options": asdict(corpus.options),
+        "language": language,
+        "shard_tokens": shard_tokens,
+        "corpus": [[source.path, source.size, source.changed] for source in corpus.sources],
+    }
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; give the path of a folder to write")
+    if out.is_dir():
+        _check_folder(out)
+    with disk_errors(out, KEPT):
+        out.mkdir(parents=True, exist_ok=True)
+        with journal.locked(out):
+            _check_folder(out)  # again: another run may have finished in between
+            progress = journal.load(out, job)
+            if not (out / HEADER).is_file():  # else only the tidying up was interrupted
+                progress = _begin(out, job, progress, corpus, tokenizer)
+                stream = tokenise(chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
+                _write(stream, _Run(out, job, progress, advance))
+                if not progress.shards:
+                    _discard(out)
+                    reasons = "; ".join(describe(corpus.counts)) or "it is empty"
+                    raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
+                write_header(
+                    out,
+                    progress.shards,
+                    vocab_size=tokenizer.size,
+                    special=special,
+                    word_start=word_starts(tokenizer),
+                    tokenizer_hash=job["tokenizer"],
+                    summary=asdict(corpus.counts) | {"tokenless": progress.tokenless},
+                )
+            journal.clear(out)
+    return Store.open(out)
+
+
+class _Run:
+    """The writing half: chunks into shards, shards into the journal."""
+
+    def __init__(self, out: Path, job: Json, progress: Progress, advance: Callable[[int, int], None]) -> None:
+        self.out, self.job, self.progress, self.advance = out, job, progress, advance
+        self.writer: ShardWriter | None = None
+        self.digests: list[bytes] = []
+        self.written = sum(parts["tokens"].count for parts in progress.shards)
+        self.last: Chunk | None = None
+        self.tokenless = 0  # since the last shard
+
+    def add(self, chunk: Chunk, tokenised: Tokenised) -> None:
+        """Write a chunk, and close the shard when it is full."""
+        self.last = chunk
+        self.digests += chunk.digests
+        self.tokenless += tokenised.empty
+        if tokenised.tokens.size:
+            if self.writer is None:
+                number = len(self.progress.shards)
+                self.writer = ShardWriter(self.out, number, self.job["vocab_size"])
+            self.writer.add(tokenised.tokens, tokenised.sentences, tokenised.documents)
+            self.written += tokenised.tokens.size
+        self.advance(chunk.consumed, self.written)
+        if self.writer is not None and self.writer.tokens >= self.job["shard_tokens"]:
+            self.settle()
+
+    def settle(self) -> None:
+        """Close the shard, if one is open, and write down that all so far is done."""
+        if self.last is None:
+            return
+        progress = self.progress
+        if self.writer is not None:
+            progress.shards.append(self.writer.close())
+            self.writer = None
+        if self.job["options"]["deduplicate"]:
+            journal.add_seen(self.out, progress.seen, self.digests)
+            progress.seen += len(self.digests)
+            self.digests = []
+        progress.position, progress.counts = self.last.position, self.last.counts
+        progress.tokenless += self.tokenless
+        self.tokenless = 0
+        self.last = None
+        journal.save(self.out, self.job, progress)
+
+
+def _write(stream: Generator[tuple[Chunk, Tokenised], None, None], run: _Run) -> None:
+    try:
+        for chunk, tokenised in stream:
+            run.add(chunk, tokenised)
+        run.settle()
+    finally:
+        stream.close()
+        if run.writer is not None:
+            run.writer.abandon()
+
+
+def _check_folder(out: Path) -> None:
+    if (out / HEADER).is_file() and not (out / JOURNAL).is_file():
+        raise UserError(f"{out}: is a finished store already; remove it or give another folder")
+    if not (out / JOURNAL).is_file() and not all(map(_ours, out.iterdir())):
+        raise UserError(f"{out}: is a folder with other files in it; give an empty or a new one")
+
+
+def _ours(path: Path) -> bool:
+    """May this be left behind by a preparation that was killed before its journal was written?"""
+    return path.name.endswith(PARTIAL) or path.name in (journal.LOCK, journal.SEEN, TOKENIZER)
+
+
+def _begin(out: Path, job: Json, progress: Progress | None, corpus: Corpus, tokenizer: Tokenizer) -> Progress:
+    """Put the progress of an earlier run to the corpus, or start a journal."""
+    if progress is None:
+        progress = Progress()
+        journal.save(out, job, progress)
+    elif progress.counts:
+        corpus.resume(progress.position, progress.counts, journal.read_seen(out, progress.seen))
+    for leftover in out.glob(f"*{PARTIAL}"):
+        leftover.unlink()
+    folder = out / TOKENIZER
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(folder)
+    for file in (*folder.iterdir(), folder):
+        sync(file)
+    return progress
+
+
+def _discard(out: Path) -> None:
+    """Nothing came of it: leave no folder that looks like something."""
+    shutil.rmtree(out / TOKENIZER)
+    journal.clear(out)
+    out.rmdir()

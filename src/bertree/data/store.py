@@ -1,0 +1,284 @@
+"""The token store: a folder of plain sentence tokens, opened in no time and read without being loaded.
+
+    store.json            what is in it; written last, so a folder without it is not a store
+    tokens-00000.bin      ids, little-endian uint16 (uint32 from 65,536 ids up), no special tokens
+    sentences-00000.bin   tokens in each sentence (see `lengths`)
+    documents-00000.bin   sentences in each document
+    words.bin             one byte a vocabulary entry: 1 where the token starts a word
+    tokenizer/            the tokenizer that made it
+
+Word boundaries follow from the vocabulary, so they cost nothing per token; a text costs little more than
+two bytes a token. Nothing is compressed further: whoever trains reads at random, and a page is a page.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.data import lengths
+from bertree.errors import UserError
+from bertree.files import Json, read_json
+from bertree.text.identity import tokenizer_hash
+from bertree.text.tokenizer import Tokenizer
+
+HEADER, WORDS, TOKENIZER, JOURNAL = "store.json", "words.bin", "tokenizer", "journal.json"
+FORMAT, VERSION = "bertree-store", 1
+PARTS = ("tokens", "sentences", "documents")
+SPECIAL = ("cls", "sep", "mask", "pad", "unk")
+
+
+def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """The narrowest type that holds every id."""
+    return np.dtype("<u2" if vocab_size <= 65_536 else "<u4")
+
+
+def part_name(part: str, number: int) -> str:
+    """File of one part of one shard."""
+    return f"{part}-{number:05d}.bin"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a shard as the header describes it."""
+
+    count: int
+    size: int
+    sha256: str
+
+
+class Shard:
+    """A run of whole documents: ids, where its sentences start and where its documents start."""
+
+    def __init__(self, tokens: NDArray[Any], sentences: "Encoded", documents: "Encoded") -> None:
+        self.tokens = tokens  # memory-mapped ids
+        self._sentences = sentences
+        self._documents = documents
+
+    @cached_property
+    def sentence_starts(self) -> lengths.Lengths:
+        """Offsets into `tokens`, one more than there are sentences (int64)."""
+        return self._sentences.starts(self.tokens.size)
+
+    @cached_property
+    def document_starts(self) -> lengths.Lengths:
+        """Offsets into the sentences, one more than there are documents (int64)."""
+        return self._documents.starts(self._sentences.count)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Lengths as they lie on the disk or in memory, decoded when someone asks."""
+
+    count: int
+    source: Path | bytes
+
+    def starts(self, total: int) -> lengths.Lengths:
+        """Offsets of `count` non-empty runs that fill `total` exactly."""
+        name = self.source if isinstance(self.source, Path) else "store"
+        try:
+            data = self.source.read_bytes() if isinstance(self.source, Path) else self.source
+            decoded = lengths.decode(data)
+        except OSError as error:
+            raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+        except ValueError as error:
+            raise UserError(f"{name}: is damaged ({error}); prepare the store again") from None
+        if decoded.size != self.count or int(decoded.min(initial=1)) < 1 or int(decoded.sum()) != total:
+            raise UserError(f"{name}: is damaged (lengths do not fill the shard); prepare the store again")
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded)))
+
+
+@dataclass
+class Store:
+    """Documents of sentences of tokens, and what a batch needs to know about their vocabulary."""
+
+    vocab_size: int
+    special: dict[str, int]  # cls, sep, mask, pad, unk, where the vocabulary has them
+    word_start: NDArray[np.bool_]  # vocab_size: does the token start a word
+    tokens: int
+    sentences: int
+    documents: int
+    fingerprint: str  # sha256 over the shard checksums: names the content
+    shards: list[Shard]
+    tokenizer_hash: str = ""
+    folder: Path | None = None
+
+    @classmethod
+    def open(cls, folder: Path) -> "Store":
+        """The store of a folder. Sizes and headers are checked, checksums are not (see `verify`)."""
+        header = read_header(folder)
+        vocab_size: int = header["vocab_size"]
+        words = _sized(folder / WORDS, vocab_size).read_bytes()
+        shards = []
+        for number, parts in enumerate(header["shards"]):
+            paths = {part: _sized(folder / part_name(part, number), parts[part].size) for part in PARTS}
+            shards.append(
+                Shard(
+                    np.memmap(paths["tokens"], dtype=dtype_for(vocab_size), mode="r"),
+                    Encoded(parts["sentences"].count, paths["sentences"]),
+                    Encoded(parts["documents"].count, paths["documents"]),
+                )
+            )
+        totals = {part: sum(parts[part].count for parts in header["shards"]) for part in PARTS}
+        return cls(
+            vocab_size=vocab_size,
+            special=header["special"],
+            word_start=np.frombuffer(words, dtype=np.uint8) != 0,
+            fingerprint=fingerprint(header["shards"]),
+            shards=shards,
+            tokenizer_hash=header["tokenizer"],
+            folder=folder,
+            **totals,
+        )
+
+    @classmethod
+    def from_documents(
+        cls,
+        documents: Sequence[Sequence[Sequence[int]]],
+        *,
+        vocab_size: int,
+        special: Mapping[str, int],
+        word_start: NDArray[np.bool_] | None = None,
+    ) -> "Store":
+        """A store in memory. Empty sentences and documents are left out, as they are on the disk."""
+        kept = [[sentence for sentence in document if len(sentence)] for document in documents]
+        kept = [document for document in kept if document]
+        ids = [token for document in kept for sentence in document for token in sentence]
+        assert all(0 <= token < vocab_size for token in ids), "ids must lie within the vocabulary"
+        sentences = np.array([len(sentence) for document in kept for sentence in document], dtype=np.int64)
+        counts = np.array([len(document) for document in kept], dtype=np.int64)
+        tokens = np.array(ids, dtype=dtype_for(vocab_size))
+        data = [tokens.tobytes(), lengths.encode(sentences), lengths.encode(counts)]
+        sizes = (tokens.size, sentences.size, counts.size)
+        parts = {
+            part: Part(count, len(raw), hashlib.sha256(raw).hexdigest())
+            for part, count, raw in zip(PARTS, sizes, data, strict=True)
+        }
+        shard = Shard(tokens, Encoded(sentences.size, data[1]), Encoded(counts.size, data[2]))
+        return cls(
+            vocab_size=vocab_size,
+            special=dict(special),
+            word_start=np.ones(vocab_size, np.bool_)
+            if word_start is None
+            else np.asarray(word_start, np.bool_),
+            tokens=tokens.size,
+            sentences=sentences.size,
+            documents=counts.size,
+            fingerprint=fingerprint([parts]),
+            shards=[shard] if tokens.size else [],
+        )
+
+    def require_tokenizer(self, digest: str, name: str | Path) -> None:
+        """Refuse a tokenizer that is not the one this store was made with."""
+        if digest != self.tokenizer_hash:
+            raise UserError(f"{self.folder}: was made with another tokenizer than {name}; prepare it again")
+
+
+def fingerprint(shards: Sequence[Mapping[str, Part]]) -> str:
+    """One name for the content: sha256 over the checksums of all shards in order."""
+    text = "\n".join(parts[part].sha256 for parts in shards for part in PARTS)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_header(folder: Path) -> Json:
+    """`store.json`, checked; its shards as a mapping from part to `Part`."""
+    path = folder / HEADER
+    if not path.is_file():
+        if (folder / JOURNAL).is_file():
+            raise UserError(f"{folder}: is not finished; run the same `bertree prepare` again to go on")
+        raise UserError(
+            f"{folder}: is not a token store (it has no {HEADER}); make one with `bertree prepare`"
+        )
+    header = read_json(path)
+    if header.get("format") != FORMAT:
+        raise UserError(f"{path}: is not the header of a token store")
+    if header.get("version") != VERSION:
+        raise UserError(
+            f"{path}: has version {header.get('version')!r}, this program reads {VERSION}; prepare it again"
+        )
+    try:
+        header["shards"] = _header(header)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is damaged ({error}); prepare the store again") from None
+    return header
+
+
+def _header(header: Json) -> list[dict[str, Part]]:
+    size, special = header["vocab_size"], header["special"]
+    if type(size) is not int or not 0 < size < 2**32:
+        raise ValueError(f"vocab_size {size!r}")
+    if header["dtype"] != dtype_for(size).name:
+        raise ValueError(f"dtype {header['dtype']!r} for {size} ids")
+    if not isinstance(header["tokenizer"], str):
+        raise ValueError("tokenizer is not a hash")
+    if not isinstance(special, dict) or not set(special) <= set(SPECIAL):
+        raise ValueError("special tokens")
+    if any(type(token) is not int or not 0 <= token < size for token in special.values()):
+        raise ValueError("a special token lies outside the vocabulary")
+    if not isinstance(header["shards"], list):
+        raise ValueError("no list of shards")
+    return [read_parts(entry, dtype_for(size).itemsize) for entry in header["shards"]]
+
+
+def read_parts(entry: Json, width: int) -> dict[str, Part]:
+    """One shard's entry in the header or the journal; `ValueError` where it cannot be true."""
+    parts = {part: Part(**entry[part]) for part in PARTS}
+    for part, found in parts.items():
+        if type(found.count) is not int or type(found.size) is not int or found.count < 1:
+            raise ValueError(f"{part} count {found.count!r}")
+        if not isinstance(found.sha256, str) or len(found.sha256) != 64:
+            raise ValueError(f"{part} checksum")
+    if parts["tokens"].size != parts["tokens"].count * width:
+        raise ValueError("token count and size do not agree")
+    return parts
+
+
+def _sized(path: Path, size: int) -> Path:
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); prepare the store again") from None
+    if found != size:
+        kind = "is cut off" if found < size else "is too long"
+        raise UserError(f"{path}: {kind} ({found:,} bytes, {size:,} expected); prepare the store again")
+    return path
+
+
+def file_hash(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
+    """sha256 of a file, read in pieces; `advance` hears of each."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+                advance(len(block))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return digest.hexdigest()
+
+
+def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) -> Store:
+    """Read the whole store and compare every checksum; the first file that differs is named."""
+    store = Store.open(folder)
+    header = read_header(folder)
+    checks = [(folder / WORDS, header.get("words"))]
+    for number, parts in enumerate(header["shards"]):
+        checks += [(folder / part_name(part, number), parts[part].sha256) for part in PARTS]
+    for path, expected in checks:
+        if file_hash(path, advance) != expected:
+            raise UserError(f"{path}: is altered (its checksum differs); prepare the store again")
+    for number, shard in enumerate(store.shards):
+        assert shard.document_starts[-1] == shard.sentence_starts.size - 1
+        if int(shard.tokens.max(initial=0)) >= store.vocab_size:
+            name = folder / part_name("tokens", number)
+            raise UserError(f"{name}: holds ids outside the vocabulary; prepare the store again")
+    copy = folder / TOKENIZER
+    tokenizer = Tokenizer.load(copy) if copy.is_dir() else None
+    if tokenizer is not None:
+        store.require_tokenizer(tokenizer_hash(tokenizer), copy)
+    return store

@@ -1,0 +1,160 @@
+"""Documents -> sentences -> tokens, in this process or in several.
+
+Workers are processes that are spawned, each with one thread: forking beside the tokenizer library's thread
+pool can hang, and threads would queue for the interpreter while they split sentences and gather ids.
+Results come back in the order of the input whatever the number of workers, so a store does not depend on it.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer as Backend
+
+from bertree.data.store import dtype_for
+from bertree.errors import UserError
+from bertree.text.identity import is_byte_level
+from bertree.text.sentences import split
+from bertree.text.tokenizer import Tokenizer
+
+Task = TypeVar("Task")
+PARALLEL = "TOKENIZERS_PARALLELISM"
+
+
+class Tokenised(NamedTuple):
+    """Some documents as a store holds them."""
+
+    tokens: NDArray[Any]
+    sentences: NDArray[np.int64]  # tokens in each, never 0
+    documents: NDArray[np.int64]  # sentences in each, never 0
+    empty: int  # documents that gave no token at all
+
+
+class Tokeniser:
+    """Turns documents into ids. Special tokens that stand in the text are text, not special."""
+
+    def __init__(self, backend: Backend, vocab_size: int, spaced: bool, language: str) -> None:
+        self.backend = backend
+        self.backend.encode_special_tokens = True
+        self.dtype = dtype_for(vocab_size)
+        self.spaced = spaced  # sentences after the first begin with a space, as they do in running text
+        self.language = language
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, language: str) -> "Tokeniser":
+        """A tokeniser with its own copy of a tokenizer's backend."""
+        return cls.parse(cls.spell(tokenizer, language))
+
+    @staticmethod
+    def spell(tokenizer: Tokenizer, language: str) -> tuple[str, int, bool, str]:
+        """All it takes to make one in another process."""
+        text = tokenizer.backend.to_str()
+        steps = json.dumps(json.loads(text).get("pre_tokenizer"))
+        spaced = is_byte_level(tokenizer) and '"add_prefix_space": true' not in steps
+        return text, tokenizer.size, spaced, language
+
+    @classmethod
+    def parse(cls, spelled: tuple[str, int, bool, str]) -> "Tokeniser":
+        """One from what `spell` gave."""
+        text, vocab_size, spaced, language = spelled
+        return cls(Backend.from_str(text), vocab_size, spaced, language)
+
+    def __call__(self, documents: list[str]) -> Tokenised:
+        """Ids and lengths of some documents; what gives no token is left out."""
+        texts: list[str] = []
+        counts: list[int] = []
+        for document in documents:
+            found = split(document, self.language)
+            if self.spaced:
+                found[1:] = [" " + sentence for sentence in found[1:]]
+            texts += found
+            counts.append(len(found))
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
+        ids = chain.from_iterable(encoding.ids for encoding in encodings)
+        tokens = np.fromiter(ids, self.dtype, int(lengths.sum()))
+        owners = np.repeat(np.arange(len(documents)), np.array(counts, np.int64))
+        kept = np.bincount(owners[lengths > 0], minlength=len(documents))
+        return Tokenised(tokens, lengths[lengths > 0], kept[kept > 0], int((kept == 0).sum()))
+
+
+_tokeniser: Tokeniser | None = None  # of a worker process
+
+
+def _start(spelled: tuple[str, int, bool, str]) -> None:
+    """Ready a worker: one thread, deaf to Ctrl-C (its parent listens), gone when its parent is."""
+    global _tokeniser
+    os.environ[PARALLEL] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    _tokeniser = Tokeniser.parse(spelled)
+
+
+def _work(documents: list[str]) -> Tokenised:
+    assert _tokeniser is not None, "workers are started first"
+    return _tokeniser(documents)
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """The tokenizer library on one thread."""
+    before = os.environ.get(PARALLEL)
+    os.environ[PARALLEL] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[PARALLEL]
+        else:
+            os.environ[PARALLEL] = before
+
+
+def tokenise(
+    tasks: Iterable[Task],
+    documents: Callable[[Task], list[str]],
+    tokenizer: Tokenizer,
+    language: str,
+    workers: int,
+) -> Generator[tuple[Task, Tokenised], None, None]:
+    """Each task with its tokens, in order; no more than a few are in memory at once."""
+    if workers == 1:
+        local = Tokeniser.of(tokenizer, language)
+        with single_threaded():
+            for task in tasks:
+                yield task, local(documents(task))
+        return
+    spelled = Tokeniser.spell(tokenizer, language)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, context, initializer=_start, initargs=(spelled,))
+    try:
+        waiting: deque[tuple[Task, Future[Tokenised]]] = deque()
+        for task in tasks:
+            waiting.append((task, pool.submit(_work, documents(task))))
+            if len(waiting) > workers + 2:
+                yield waiting[0][0], waiting.popleft()[1].result()
+        while waiting:
+            yield waiting[0][0], waiting.popleft()[1].result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process died (out of memory?); run again, perhaps with fewer --workers"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,134 @@
+"""Writing a store shard by shard.
+
+A shard grows under a temporary name and gets its own only when it is whole and on the disk; the header
+follows when all shards are. Whatever a killed run leaves behind is either a whole shard or a `.part` file.
+"""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.data import lengths
+from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, Part, dtype_for, part_name
+from bertree.errors import UserError
+from bertree.files import Json, sync
+
+PARTIAL = ".part"
+
+
+@contextmanager
+def disk_errors(folder: Path, advice: str = "") -> Iterator[None]:
+    """A full or failing disk, said in one line."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = "the disk is full" if full else f"cannot be written ({error.strerror or error})"
+        raise UserError(f"{folder}: {what}{advice}") from None
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """A file that is there whole or not at all."""
+    partial = path.with_name(path.name + PARTIAL)
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    sync(path.parent)
+
+
+def write_json(path: Path, value: Json) -> None:
+    """JSON in one fixed spelling, written whole."""
+    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+class ShardWriter:
+    """One shard while it grows. Tokens go to the disk at once; lengths are a byte each and wait."""
+
+    def __init__(self, folder: Path, number: int, vocab_size: int) -> None:
+        self.folder, self.number = folder, number
+        self.dtype = dtype_for(vocab_size)
+        self.tokens = 0
+        self._sentences: list[NDArray[np.int64]] = []
+        self._documents: list[NDArray[np.int64]] = []
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._path = folder / part_name("tokens", number)
+        self._file = self._path.with_name(self._path.name + PARTIAL).open("wb")
+
+    def add(self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any]) -> None:
+        """Whole documents: ids, tokens in each sentence, sentences in each document."""
+        assert int(sentences.sum()) == tokens.size, "sentences must fill the tokens"
+        assert int(documents.sum()) == sentences.size, "documents must fill the sentences"
+        assert int(sentences.min(initial=1)) > 0, "empty sentences are never stored"
+        assert int(documents.min(initial=1)) > 0, "empty documents are never stored"
+        data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
+        self._file.write(data)
+        self._digest.update(data)
+        self._size += len(data)
+        self.tokens += tokens.size
+        self._sentences.append(sentences.astype(np.int64))
+        self._documents.append(documents.astype(np.int64))
+
+    def close(self) -> dict[str, Part]:
+        """Put the shard in its place and say what is in it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        parts = {"tokens": Part(self.tokens, self._size, self._digest.hexdigest())}
+        for part, values in (("sentences", self._sentences), ("documents", self._documents)):
+            joined = np.concatenate(values)
+            data = lengths.encode(joined)
+            write_whole(self.folder / part_name(part, self.number), data)
+            parts[part] = Part(joined.size, len(data), hashlib.sha256(data).hexdigest())
+        self._path.with_name(self._path.name + PARTIAL).rename(self._path)
+        sync(self.folder)
+        return parts
+
+    def abandon(self) -> None:
+        """Close the file and leave its remains to whoever comes next."""
+        self._file.close()
+
+
+def shard_json(parts: Mapping[str, Part]) -> Json:
+    """A shard's entry in the header or the journal."""
+    return {part: asdict(parts[part]) for part in PARTS}
+
+
+def write_header(
+    folder: Path,
+    shards: Sequence[Mapping[str, Part]],
+    *,
+    vocab_size: int,
+    special: Mapping[str, int],
+    word_start: NDArray[np.bool_],
+    tokenizer_hash: str,
+    summary: Json,
+) -> None:
+    """The word table, then the header: from here on the folder is a store."""
+    words = word_start.astype(np.uint8).tobytes()
+    assert len(words) == vocab_size, "one entry a token"
+    write_whole(folder / WORDS, words)
+    header: Json = {
+        "format": FORMAT,
+        "version": VERSION,
+        "vocab_size": vocab_size,
+        "dtype": dtype_for(vocab_size).name,
+        "special": dict(special),
+        "tokenizer": tokenizer_hash,
+        "words": hashlib.sha256(words).hexdigest(),
+        **{part: sum(parts[part].count for parts in shards) for part in PARTS},
+        "summary": summary,
+        "shards": [shard_json(parts) for parts in shards],
+    }
+    write_json(folder / HEADER, header)

@@ -1,0 +1,135 @@
+"""A corpus: whatever files the user names, as a stream of clean documents.
+
+The stream is a pure function of the files and the options, and it can be entered again at any position it
+has been at, with its counts: that is what lets an interrupted preparation go on. Entering again reads the
+current file from its start (no index is kept of it) but skips every file before it.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO
+
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.text import hygiene, readers, sources
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read a corpus and what to leave out."""
+
+    field: str = "text"  # of JSON, CSV and parquet records
+    format: str | None = None  # whatever the suffix says
+    whole_files: bool = False  # a text file is one document; otherwise an empty line ends one
+    wrapped: bool = False  # a line end within a paragraph is a space, not the end of a sentence
+    deduplicate: bool = False
+    min_characters: int = 1
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place between two documents."""
+
+    file: int = 0
+    documents: int = 0  # raw ones of that file already read
+    check: int = 0  # over those, to notice that a file or a stream is not the same any more
+
+
+class Corpus:
+    """Documents of the named files. Iterate `documents`; `counts` and `position` tell how far it is."""
+
+    def __init__(self, names: Sequence[str], options: Options | None = None) -> None:
+        self.options = options or Options()
+        self.sources = sources.find(names, self.options.format)
+        self.counts = readers.Counts()
+        self.position = Position()
+        self.seen = hygiene.Seen()
+        self.digests: list[bytes] = []  # of documents kept since someone last took them, if deduplicating
+        self._told: Callable[[], int] = lambda: 0
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk, 0 where unknown (standard input)."""
+        return sum(source.size for source in self.sources)
+
+    @property
+    def consumed(self) -> int:
+        """Bytes read so far."""
+        return sum(source.size for source in self.sources[: self.position.file]) + self._told()
+
+    def resume(self, position: Position, counts: Json, seen: Iterable[bytes]) -> None:
+        """Start `documents` from a position it was at, with the counts and digests it had there."""
+        self.position, self.counts = position, readers.Counts(**counts)
+        for key in seen:
+            self.seen.add(key)
+
+    def documents(self) -> Iterator[str]:
+        """Clean documents in order, from the present position."""
+        for number in range(self.position.file, len(self.sources)):
+            if number != self.position.file:
+                self.position = Position(number)
+            with sources.opened(self.sources[number]) as (stream, beneath):
+                self._told = (
+                    beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
+                )
+                for text in self._raw(self.sources[number], stream):
+                    if (document := self._keep(text)) is not None:
+                        yield document
+            self._told = lambda: 0
+        self.position = Position(len(self.sources))
+
+    def _raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[str]:
+        """Raw documents of a file that are not behind us yet."""
+        reached, counts = self.position, asdict(self.counts)
+        check = number = 0
+        for text in readers.read(source, stream, self.options.field, self.options.whole_files, self.counts):
+            number += 1
+            check = zlib.crc32(text.encode("utf-8", "surrogatepass"), check)
+            if number > reached.documents:
+                self.position = Position(reached.file, number, check)
+                self.counts.documents += 1
+                yield text
+            elif number == reached.documents:
+                if check != reached.check:
+                    break
+                for name, count in counts.items():  # reading again has counted again
+                    setattr(self.counts, name, count)
+        if number < reached.documents or (number == reached.documents and check != reached.check):
+            raise UserError(
+                f"{source.path}: is not what it was when the work began; begin again in a new folder"
+            )
+
+    def _keep(self, text: str) -> str | None:
+        """The document cleaned, or None and a count of the reason."""
+        options, counts = self.options, self.counts
+        document = hygiene.clean(text, options.wrapped)
+        if not document:
+            counts.empty += 1
+            return None
+        if len(document) < options.min_characters:
+            counts.short += 1
+            return None
+        if options.deduplicate:
+            key = hygiene.digest(document)
+            if not self.seen.add(key):
+                counts.duplicate += 1
+                return None
+            self.digests.append(key)
+        counts.kept += 1
+        counts.characters += len(document)
+        return document
+
+
+def describe(counts: readers.Counts) -> list[str]:
+    """What was left out or repaired and why, one line each, nothing where nothing was."""
+    reasons = [
+        (counts.empty, "left out: empty"),
+        (counts.short, "left out: too short"),
+        (counts.duplicate, "left out: exact duplicates"),
+        (counts.broken, "left out: records that are broken or too long"),
+        (counts.missing, "left out: records without text in the field"),
+        (counts.invalid_lines, "lines with bytes that are not UTF-8 (replaced)"),
+        (counts.cut, "documents cut because they were too long"),
+    ]
+    return [f"{count:,} {what}" for count, what in reasons if count]

@@ -1,0 +1,83 @@
+"""What a tokenizer is, however its files are spelled: a hash of what it does, and where words start."""
+
+import hashlib
+import json
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import models
+
+from bertree.text.tokenizer import Tokenizer
+
+BYTE_SPACES = (
+    "Ġ",
+    "Ċ",
+    "ĉ",
+    "č",
+    "ċ",
+    "Č",
+)  # space, line feed, tab, carriage return, vertical tab, form feed
+# Lines on which tokenizers differ: case, accents, scripts without spaces, odd spaces, digits, quotes, emoji,
+# control characters, words beyond any length limit.
+PROBES = (
+    "The Quick brown fox isn't JUMPING over 12,345.67 lazy dogs!",
+    "Crème brûlée, naïve façade: Ångström ÑANDÚ İstanbul ẞ ﬁ ½ ²",
+    "e\u0301 a\u0308 \u1e9b\u0323 \u212b \uff21\uff42\uff43",
+    "今日は世界 深度学习 한국어 ภาษาไทย हिन्दी العربية עברית Ελληνικά Русский",
+    "a  b\tc\nd\u00a0e\u2003f\u200bg\u3000h\x00i\x07j\ufeffk\ufffdl",
+    "``quoted'' “curly” «angle» don’t — dash… #hash @at $5.00 http://example.org/a_b?c=d",
+    "😀👩\u200d👩\u200d👧🏽 🇳🇱 ☃️",
+    "x" * 120 + " 9,5 [MASK] <mask> [SEP] </s>",
+    " leading and trailing ",
+)
+
+
+def tokenizer_hash(tokenizer: Tokenizer) -> str:
+    """sha256 over the vocabulary and the ids it gives to hard lines and to its own pieces.
+
+    Two sets of files that turn text into the same ids have the same hash, whatever format or library
+    version they were written in; a hash of the files would refuse a store over a changed blank.
+    """
+    vocabulary = sorted(
+        tokenizer.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0])
+    )
+    texts = [*PROBES, *(token for token, _ in vocabulary)]
+    digest = hashlib.sha256(json.dumps(vocabulary).encode())
+    for encoding in tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False):
+        digest.update(np.array([len(encoding.ids), *encoding.ids], dtype="<u4").tobytes())
+    return digest.hexdigest()
+
+
+def word_starts(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """For each id: does the token start a word.
+
+    WordPiece marks what continues a word (`##ing`), so punctuation is a word of its own; byte-level BPE and
+    Unigram mark what follows a space (`Ġthe`, `▁the`), so punctuation belongs to the word before it. Special
+    tokens, and the tokens of a vocabulary that marks neither, are words.
+    """
+    starts = np.ones(tokenizer.size, dtype=np.bool_)
+    backend = tokenizer.backend
+    special = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+    continues = _continuing(tokenizer)
+    for token, token_id in backend.get_vocab(with_added_tokens=True).items():
+        if token_id not in special and continues(token):
+            starts[token_id] = False
+    return starts
+
+
+def _continuing(tokenizer: Tokenizer) -> Callable[[str], bool]:
+    """How this vocabulary tells that a piece goes on with the word before it."""
+    model = tokenizer.backend.model
+    if isinstance(model, models.WordPiece):
+        prefix: str = model.continuing_subword_prefix
+        return lambda token: bool(prefix) and token.startswith(prefix)
+    marks = ("▁",) if isinstance(model, models.Unigram) or not is_byte_level(tokenizer) else BYTE_SPACES
+    if not any(token.startswith(marks) for token in tokenizer.backend.get_vocab(with_added_tokens=False)):
+        return lambda token: False
+    return lambda token: not token.startswith(marks)
+
+
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Is it a byte-level BPE, as GPT-2's and RoBERTa's are?"""
+    return "ByteLevel" in str(json.loads(tokenizer.backend.to_str()).get("pre_tokenizer"))

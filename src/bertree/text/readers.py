@@ -1,0 +1,203 @@
+"""Files -> raw documents, one at a time, in memory that does not grow with the file.
+
+No document is longer than `LONGEST` characters: what is, even a single line of any length, comes in pieces
+cut at white space, each a document of its own. A record of JSON or CSV must be read whole, so one beyond
+`RECORD` bytes is left out (JSON) or refused (CSV, where a lost quote can swallow the file).
+The first record of a file must be right; broken ones after it are counted and left out.
+"""
+
+import csv
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from bertree.errors import UserError
+from bertree.text.sources import Source
+
+LONGEST = 1 << 20
+RECORD = 1 << 25
+
+
+@dataclass
+class Counts:
+    """What happened to a corpus on its way in."""
+
+    documents: int = 0  # read
+    kept: int = 0
+    characters: int = 0  # of the kept ones
+    empty: int = 0
+    short: int = 0
+    duplicate: int = 0
+    broken: int = 0  # records that are not JSON objects, rows that are too short, records too long
+    missing: int = 0  # records without the field, or with something else than text in it
+    invalid_lines: int = 0  # lines with bytes that are not UTF-8, which were replaced
+    cut: int = 0  # documents cut because they were too long
+
+
+def read(source: Source, stream: IO[bytes], field: str, whole: bool, counts: Counts) -> Iterator[str]:
+    """The raw documents of an opened source. `whole`: a text file is one document."""
+    if source.format == "text":
+        return _text(stream, whole, counts)
+    if source.format == "jsonl":
+        records = _jsonl(source.path, stream, field, counts)
+    elif source.format == "parquet":
+        records = _parquet(source, stream, field, counts)
+    else:
+        records = _csv(source, stream, field, counts)
+    return (piece for record in records for piece in pieces(record, counts))
+
+
+def pieces(text: str, counts: Counts) -> Iterator[str]:
+    """A text in documents of bearable length, cut at white space where there is any."""
+    start = 0
+    while len(text) - start > LONGEST:
+        end = start + LONGEST
+        blank = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
+        end = blank + 1 if blank > start else end
+        counts.cut += 1
+        yield text[start:end]
+        start = end
+    yield text[start:] if start else text
+
+
+def _text(stream: IO[bytes], whole: bool, counts: Counts) -> Iterator[str]:
+    lines: list[str] = []
+    size = 0
+    for line in _lines(stream, counts):
+        if not whole and not line.strip():
+            if lines:
+                yield "".join(lines)
+            lines, size = [], 0
+            continue
+        if size + len(line) > LONGEST and lines:
+            counts.cut += 1
+            yield "".join(lines)
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line)
+    if lines:
+        yield "".join(lines)
+
+
+def _lines(stream: IO[bytes], counts: Counts) -> Iterator[str]:
+    """Decoded lines with their ends; one beyond `LONGEST` bytes in pieces that cut no character."""
+    rest = b""
+    first = True
+    while data := stream.readline(LONGEST):
+        if first:
+            data, first = data.removeprefix(b"\xef\xbb\xbf"), False
+        data, rest = rest + data, b""
+        if len(data) >= LONGEST and not data.endswith(b"\n"):
+            cut = data.rfind(b" ") + 1 or _boundary(data)
+            data, rest = data[:cut], data[cut:]
+        if data:
+            yield _decode(data, counts)
+    if rest:
+        yield _decode(rest, counts)
+
+
+def _boundary(data: bytes) -> int:
+    """Where the last whole UTF-8 character ends, looking back no further than one can reach."""
+    for back in range(1, 4):
+        if data[-back] & 0xC0 == 0xC0:
+            return len(data) - back
+        if data[-back] < 0x80:
+            break
+    return len(data)
+
+
+def _decode(data: bytes, counts: Counts) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        counts.invalid_lines += 1
+        return data.decode("utf-8", "replace")
+
+
+def _records(stream: IO[bytes]) -> Iterator[bytes]:
+    """Whole lines; one that is too long is given empty, as a broken record."""
+    while data := stream.readline(RECORD):
+        if len(data) == RECORD and not data.endswith(b"\n"):
+            while (data := stream.readline(LONGEST)) and not data.endswith(b"\n"):
+                pass
+            yield b""
+        elif data.strip():
+            yield data
+
+
+def _jsonl(path: str, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
+    for number, data in enumerate(_records(stream)):
+        try:
+            record = json.loads(_decode(data.removeprefix(b"\xef\xbb\xbf"), counts))
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            if number == 0:
+                raise UserError(f"{path}: its first line is not a JSON object; one object a line is expected")
+            counts.broken += 1
+        elif not isinstance(text := record.get(field), str):
+            if number == 0 and field not in record:
+                raise UserError(f"{path}: {_no_field(field, list(record))}")
+            counts.missing += 1
+        else:
+            yield text
+
+
+def _csv(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
+    csv.field_size_limit(RECORD)
+    lines = (_decode(data, counts) for data in iter(lambda: stream.readline(RECORD), b""))
+    rows = csv.reader(lines, delimiter="\t" if source.format == "tsv" else ",")
+    try:
+        header = [name.strip().removeprefix("\ufeff") for name in next(rows, [])]
+        if header and field not in header:
+            raise UserError(f"{source.path}: {_no_field(field, header)}")
+        column = header.index(field) if header else 0
+        for row in rows:
+            if len(row) > column:
+                yield row[column]
+            elif row:
+                counts.broken += 1
+    except csv.Error as error:
+        where = f"line {rows.line_num}"
+        raise UserError(
+            f"{source.path}: {where}: is not valid CSV ({error}); look for a quote left open"
+        ) from None
+
+
+def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"{source.path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'"
+        ) from None
+    with tempfile.TemporaryFile() as copy:
+        file: Any = stream
+        if source.packed or not stream.seekable():  # parquet is read from its end
+            shutil.copyfileobj(stream, copy, 1 << 20)
+            file = copy
+        try:
+            table = pyarrow.parquet.ParquetFile(file)
+            names = table.schema_arrow.names
+            if field not in names:
+                raise UserError(f"{source.path}: {_no_field(field, names)}")
+            kind = table.schema_arrow.field(field).type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                raise UserError(f"{source.path}: column '{field}' holds {kind}, not text")
+            for batch in table.iter_batches(batch_size=64, columns=[field], use_threads=False):
+                for text in batch.column(0).to_pylist():
+                    if text is None:
+                        counts.missing += 1
+                    else:
+                        yield text
+        except pyarrow.ArrowException as error:
+            reason = str(error).splitlines()[0] if str(error) else "damaged"
+            raise UserError(f"{source.path}: is not a readable parquet file ({reason})") from None
+
+
+def _no_field(field: str, names: list[str]) -> str:
+    return f"has no field '{field}'; there are: {', '.join(map(str, names))} (choose one with --field)"

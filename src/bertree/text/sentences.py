@@ -1,0 +1,46 @@
+"""Documents -> sentences, by `sentencex` (Wikimedia, MIT licence, Rust, about 300 languages, no data files).
+
+It was chosen among the maintained splitters for its speed: some 40 MB/s a core where WordPiece does 1.5
+(pysbd, syntok and blingfire do 5 to 10, and the first and last are no longer maintained). Its rules rather
+leave two sentences together than cut one in half. No character but white space is ever lost.
+"""
+
+import sentencex
+
+WINDOW = 4096  # characters it sees at once: its time grows with the square on some texts
+
+
+def split(document: str, language: str = "en") -> list[str]:
+    """The sentences of a document; a line end is always the end of a sentence."""
+    found: list[str] = []
+    for line in document.split("\n"):
+        found += _segment(language, line) if len(line) <= WINDOW else _windows(language, line)
+    return [sentence for piece in found if (sentence := piece.strip())]
+
+
+def _windows(language: str, line: str) -> list[str]:
+    """A long line window by window; the last sentence of a window is seen again whole in the next one."""
+    found: list[str] = []
+    start = 0
+    while start < len(line):
+        end = start + WINDOW
+        if end < len(line):
+            blank = line.rfind(" ", start + WINDOW // 2, end)
+            end = blank + 1 if blank > 0 else end
+        pieces = _segment(language, line[start:end])
+        if end < len(line) and len(pieces) > 1 and len(pieces[-1]) < WINDOW // 2:
+            end -= len(pieces.pop())
+        found += pieces
+        start = end
+    return found
+
+
+def _segment(language: str, text: str) -> list[str]:
+    """The library's pieces, which laid end to end must be the text again."""
+    try:
+        pieces: list[str] = sentencex.segment(language, text)
+    except BaseException as error:  # a panic in Rust is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        return [text]
+    return pieces if sum(map(len, pieces)) == len(text) else [text]

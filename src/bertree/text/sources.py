@@ -1,0 +1,177 @@
+"""Where a corpus lies: paths, folders, globs and standard input, plain or compressed.
+
+Whatever the user names is turned into a sorted list of files before anything is read, so that the order of
+documents, and with it every later result, does not hang on the file system.
+"""
+
+import glob
+import gzip
+import io
+import os
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bertree.errors import UserError
+
+FORMATS = {
+    ".txt": "text",
+    ".text": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+FORMATS |= {".parquet": "parquet"}
+PACKED = (".gz", ".zst")
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file, how to read it and what tells whether it changed since."""
+
+    path: str
+    format: str
+    size: int
+    changed: int  # modification time in nanoseconds
+
+    @property
+    def packed(self) -> str:
+        """How it is compressed: ".gz", ".zst" or not at all."""
+        suffix = Path(self.path).suffix.lower()
+        return suffix if suffix in PACKED else ""
+
+
+def find(names: Sequence[str], format: str | None = None) -> list[Source]:
+    """The files behind paths, folders (all below them, hidden ones left out), globs and "-"."""
+    if format is not None and format not in FORMATS.values():
+        raise UserError(f"format '{format}': unknown; known: {', '.join(sorted(set(FORMATS.values())))}")
+    found: dict[str, Source] = {}
+    for name in names:
+        for source in _behind(name, format):
+            found.setdefault(source.path, source)
+    if not found:
+        raise UserError("no corpus given; name a file, a folder, a glob or - for standard input")
+    return list(found.values())
+
+
+def _behind(name: str, format: str | None) -> Iterator[Source]:
+    if name == STANDARD_INPUT:
+        yield Source(name, format or "text", 0, 0)
+        return
+    if os.path.isdir(name):
+        below = sorted(path for path in _walk(name) if format or _format(path))
+        if not below:
+            known = ", ".join(FORMATS)
+            raise UserError(f"{name}: no text files in this folder (known: {known}, each also .gz or .zst)")
+        paths = below
+    elif os.path.exists(name):
+        paths = [name]
+    elif glob.has_magic(name):
+        paths = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
+        if not paths:
+            raise UserError(f"{name}: no file matches this pattern")
+    else:
+        raise UserError(f"{name}: no such file or folder")
+    for path in paths:
+        kind = format or _format(path)
+        if kind is None:
+            raise UserError(
+                f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text"
+            )
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        yield Source(path, kind, status.st_size, status.st_mtime_ns)
+
+
+def _walk(folder: str) -> Iterator[str]:
+    def unreadable(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    for root, folders, files in os.walk(folder, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (os.path.join(root, name) for name in files if not name.startswith("."))
+
+
+def _format(path: str) -> str | None:
+    stem, suffix = os.path.splitext(path.lower())
+    if suffix in PACKED:
+        suffix = os.path.splitext(stem)[1]
+    return FORMATS.get(suffix)
+
+
+@contextmanager
+def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """The bytes of a source, unpacked, and the file beneath that knows how far reading has come."""
+    if source.path == STANDARD_INPUT:
+        yield sys.stdin.buffer, sys.stdin.buffer
+        return
+    broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    library: Any = None
+    if source.packed == ".zst":
+        library = zstandard(source.path)
+        broken = (EOFError, library.ZstdError)
+    try:
+        with open(source.path, "rb") as file:
+            if library is not None:
+                yield io.BufferedReader(_Frames(file, library), 1 << 18), file
+            elif source.packed:
+                yield io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 18), file
+            else:
+                yield file, file
+    except broken as error:
+        raise UserError(f"{source.path}: is damaged or cut off ({error}); fetch or pack it again") from None
+    except OSError as error:
+        raise UserError(f"{source.path}: cannot be read ({error.strerror or error})") from None
+
+
+class _Frames(io.RawIOBase):
+    """The bytes of zstd frames; the library's own reader takes a file that is cut off for a whole one."""
+
+    # Small, because a few bytes of input can stand for 128 KiB of output, and one piece is held at a time.
+    PIECE = 2048
+
+    def __init__(self, file: IO[bytes], library: Any) -> None:
+        self._file, self._library = file, library
+        self._frame: Any = None
+        self._waiting = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting and (data := self._file.read(self.PIECE)):
+            self._waiting = memoryview(self._unpack(data))
+        if not self._waiting and self._frame is not None:
+            raise EOFError("the last frame has no end")
+        count = min(len(buffer), len(self._waiting))
+        buffer[:count] = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return count
+
+    def _unpack(self, data: bytes) -> bytes:
+        found = []
+        while data:
+            if self._frame is None:
+                self._frame = self._library.ZstdDecompressor().decompressobj()
+            found.append(self._frame.decompress(data))
+            data = b""
+            if self._frame.eof:
+                data, self._frame = self._frame.unused_data, None
+        return b"".join(found)
+
+
+def zstandard(path: str) -> Any:
+    """The zstandard library, or one line on how to get it."""
+    try:
+        import zstandard as library
+    except ImportError:
+        raise UserError(f"{path}: reading .zst needs zstandard; pip install 'bertree[zstd]'") from None
+    return library

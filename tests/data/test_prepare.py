@@ -1,0 +1,359 @@
+"""Preparing a store: exact content, the same bytes for any workers and after any interruption."""
+
+import errno
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertree.data import prepare as module
+from bertree.data.prepare import prepare
+from bertree.data.store import Store, verify
+from bertree.data.writer import ShardWriter
+from bertree.errors import UserError
+from bertree.text import training
+from bertree.text.corpus import Corpus, Options
+from bertree.text.identity import tokenizer_hash
+from bertree.text.sentences import split
+from bertree.text.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[2]
+BOOKS = ROOT / "corpus" / "books.txt"
+SHARD = 30_000
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    documents = list(Corpus([str(BOOKS)]).documents())[::10]
+    for kind in ("wordpiece", "bpe", "unigram"):
+        training.save(training.train(lambda: documents, kind, 1000), folder / kind)
+    return {kind: folder / kind for kind in ("wordpiece", "bpe", "unigram")}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few hundred kilobytes in three files, with copies, empty documents and bytes that are not text."""
+    folder = tmp_path_factory.mktemp("corpus")
+    documents = BOOKS.read_text().split("\n\n")[:160]
+    (folder / "a.txt").write_bytes(
+        b"\n\n".join(d.encode() for d in documents[:90]) + b"\n\n\xff\xff\n\n\x07\n\n"
+    )
+    records = [{"text": text} for text in [*documents[90:130], documents[3], "\u200b"]]
+    (folder / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "c.txt").write_text("\n\n".join(documents[130:]))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 20_000)
+
+
+def load(folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer is not None
+    return tokenizer
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run(corpus: Path, tokenizer: Path, out: Path, workers: int = 1, **more: Any) -> Store:
+    source = Corpus([str(corpus)], Options(deduplicate=True))
+    return prepare(source, load(tokenizer), out, workers, shard_tokens=SHARD, **more)
+
+
+@pytest.fixture(scope="module")
+def whole(
+    corpus: Path, tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, bytes]:
+    """The files of a store made in one go."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK", 20_000)
+        out = tmp_path_factory.mktemp("whole") / "store"
+        run(corpus, tokenizers["wordpiece"], out)
+    return files(out)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_content_is_that_of_the_text(
+    corpus: Path, tokenizers: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    store = run(corpus, tokenizers[kind], tmp_path / "store")
+    assert verify(tmp_path / "store").fingerprint == store.fingerprint
+    tokenizer = load(tokenizers[kind])
+    documents = list(Corpus([str(corpus)], Options(deduplicate=True)).documents())
+    expected = []
+    for document in documents:
+        sentences = split(document)
+        if kind == "bpe":
+            sentences[1:] = [" " + sentence for sentence in sentences[1:]]
+        encodings = tokenizer.backend.encode_batch(sentences, add_special_tokens=False)
+        expected.append([encoding.ids for encoding in encodings if encoding.ids])
+    found = []
+    for shard in store.shards:
+        for first, last in pairwise(shard.document_starts):
+            bounds = pairwise(shard.sentence_starts[first : last + 1])
+            found.append([shard.tokens[start:end].tolist() for start, end in bounds])
+    assert found == [document for document in expected if document]
+    assert store.documents == len(found) == (160 if kind == "wordpiece" else 161)  # BERT drops U+FFFD
+    assert len(store.shards) > 3
+    assert store.special == {name: tokenizer.id_of(name) for name in ("cls", "sep", "mask", "pad", "unk")}
+    assert store.tokenizer_hash == tokenizer_hash(load(tmp_path / "store" / "tokenizer"))
+    size = sum(len(data) for name, data in files(tmp_path / "store").items() if name.endswith(".bin"))
+    assert size / store.tokens < 2.2
+
+
+def test_the_summary_says_what_was_dropped(whole: dict[str, bytes]) -> None:
+    summary = json.loads(whole["store.json"])["summary"]
+    assert {name: summary[name] for name in ("documents", "kept", "duplicate", "empty", "invalid_lines")} == {
+        "documents": 164,
+        "kept": 161,
+        "duplicate": 1,
+        "empty": 2,
+        "invalid_lines": 1,
+    }
+    assert set(whole) == {
+        "store.json",
+        "words.bin",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer_config.json",
+        *(
+            f"{part}-{n:05d}.bin"
+            for part in ("tokens", "sentences", "documents")
+            for n in range(len(whole) // 3 - 1)
+        ),
+    }
+
+
+def test_workers_change_no_byte(
+    corpus: Path, tokenizers: dict[str, Path], whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    run(corpus, tokenizers["wordpiece"], tmp_path / "store", workers=2)
+    assert files(tmp_path / "store") == whole
+
+
+class Stop(Exception):
+    """Stands for whatever ends a run in the middle."""
+
+
+@pytest.mark.parametrize("after", [1, 4, 9, 14, 20])
+def test_going_on_changes_no_byte(
+    corpus: Path, tokenizers: dict[str, Path], whole: dict[str, bytes], tmp_path: Path, after: int
+) -> None:
+    out = tmp_path / "store"
+    calls = 0
+
+    def stop(consumed: int, tokens: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % after == 0:
+            raise Stop
+
+    runs = 0
+    while True:
+        runs += 1
+        try:
+            run(corpus, tokenizers["wordpiece"], out, advance=stop if runs < 4 else lambda c, t: None)
+            break
+        except Stop:
+            with pytest.raises(UserError, match="is not finished"):
+                Store.open(out)
+    assert runs > 1
+    assert files(out) == whole
+
+
+def test_killed_at_any_moment_it_goes_on(
+    corpus: Path, tokenizers: dict[str, Path], whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    """kill -9 as soon as so many shards are there; the workers must not outlive it."""
+    out = tmp_path / "store"
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from bertree.data import prepare as module\n"
+        "from bertree.text.corpus import Corpus, Options\n"
+        "from bertree.text.tokenizer import Tokenizer\n"
+        "if __name__ == '__main__':\n"
+        "    module.CHUNK = 20_000\n"
+        "    corpus = Corpus([sys.argv[1]], Options(deduplicate=True))\n"
+        "    tokenizer = Tokenizer.load(Path(sys.argv[2]))\n"
+        f"    module.prepare(corpus, tokenizer, Path(sys.argv[3]), 2, shard_tokens={SHARD})\n"
+    )
+    script = tmp_path / "run.py"
+    script.write_text(code)
+    command = [sys.executable, str(script), str(corpus), str(tokenizers["wordpiece"]), str(out)]
+    for shards in (1, 3):
+        process = subprocess.Popen(command, start_new_session=True)
+        while process.poll() is None and len(list(out.glob("documents-*.bin"))) < shards:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        with pytest.raises(UserError, match="is not finished"):
+            Store.open(out)
+        assert gone(process.pid), "workers outlived the run"
+    run(corpus, tokenizers["wordpiece"], out)
+    assert files(out) == whole
+
+
+def gone(session: int) -> bool:
+    """Are all processes of a session dead within a few seconds?"""
+    for _ in range(100):
+        alive = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                alive.append(stat)
+        if not alive:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_full_disk_keeps_the_finished_shards(
+    corpus: Path,
+    tokenizers: dict[str, Path],
+    whole: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "store"
+    original = ShardWriter.add
+
+    def full(self: ShardWriter, *arrays: Any) -> None:
+        if self.number == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(self, *arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardWriter, "add", full)
+        with pytest.raises(UserError, match=r"store: the disk is full; finished shards are kept") as caught:
+            run(corpus, tokenizers["wordpiece"], out)
+    assert "\n" not in str(caught.value)
+    assert len(list(out.glob("tokens-*.bin"))) == 2
+    run(corpus, tokenizers["wordpiece"], out)
+    assert files(out) == whole
+
+
+def test_a_file_that_may_not_grow(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    """The real thing: the system refuses to write on."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SHARD, before[1]))
+    try:
+        with pytest.raises(UserError, match="the disk is full"):
+            run(corpus, tokenizers["wordpiece"], tmp_path / "store")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_only_the_same_job_goes_on(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "store"
+
+    def stop(consumed: int, tokens: int) -> None:
+        if tokens > 3 * SHARD:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(corpus, tokenizers["wordpiece"], out, advance=stop)
+    with pytest.raises(UserError, match="another tokenizer"):
+        run(corpus, tokenizers["unigram"], out)
+    with pytest.raises(UserError, match="another corpus"):
+        run(corpus / "a.txt", tokenizers["wordpiece"], out)
+    with pytest.raises(UserError, match="another language"):
+        run(corpus, tokenizers["wordpiece"], out, language="de")
+    (out / "tokens-00001.bin").unlink()
+    with pytest.raises(UserError, match=r"tokens-00001.bin: is missing"):
+        run(corpus, tokenizers["wordpiece"], out)
+
+
+def test_folders_that_are_not_ours(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.doc").write_text("x")
+    for name, message in (("file", "is a file"), ("full", "other files in it")):
+        with pytest.raises(UserError, match=message):
+            run(corpus, tokenizers["wordpiece"], tmp_path / name)
+    assert files(tmp_path) == {"file": b"x", "full/thesis.doc": b"x"}
+    run(corpus, tokenizers["wordpiece"], tmp_path / "store")
+    with pytest.raises(UserError, match="finished store already"):
+        run(corpus, tokenizers["wordpiece"], tmp_path / "store")
+
+
+def test_two_at_once_are_refused(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    refused: list[str] = []
+
+    def second(consumed: int, tokens: int) -> None:
+        if not refused:
+            with pytest.raises(UserError) as caught:
+                run(corpus, tokenizers["wordpiece"], out)
+            refused.append(str(caught.value))
+
+    run(corpus, tokenizers["wordpiece"], out, advance=second)
+    assert "another preparation is writing here" in refused[0]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n \n", "\x07\x00\n\n\u200b"])
+def test_an_empty_corpus(tokenizers: dict[str, Path], tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(UserError, match=r"a.txt: no text to store in this corpus") as caught:
+        run(tmp_path / "a.txt", tokenizers["wordpiece"], tmp_path / "store")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+
+
+def test_special_tokens_in_the_text_are_text(tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("[MASK] and [SEP] and <mask> and </s>")
+    for kind, folder in tokenizers.items():
+        store = run(tmp_path / "a.txt", folder, tmp_path / kind)
+        special = {token for name, token in store.special.items() if name != "unk"}
+        assert not special & set(np.concatenate([shard.tokens for shard in store.shards]).tolist())
+
+
+def test_standard_input_goes_on_too(
+    tokenizers: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = b"\n\n".join(document.encode() for document in BOOKS.read_text().split("\n\n")[:60])
+
+    def attempt(out: Path, data: bytes, advance: Any = lambda c, t: None) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        prepare(Corpus(["-"]), load(tokenizers["bpe"]), out, shard_tokens=SHARD, advance=advance)
+
+    def stop(consumed: int, tokens: int) -> None:
+        if tokens > 2 * SHARD:
+            raise Stop
+
+    attempt(tmp_path / "whole", data)
+    with pytest.raises(Stop):
+        attempt(tmp_path / "store", data, stop)
+    with pytest.raises(UserError, match="is not what it was"):
+        attempt(tmp_path / "store", data.replace(b"Holmes", b"Watson"))
+    attempt(tmp_path / "store", data)
+    assert files(tmp_path / "store") == files(tmp_path / "whole")
+
+
+def test_a_vocabulary_above_65536_takes_four_bytes(tmp_path: Path) -> None:
+    table = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(70_000)), "hello"]
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "vocab.txt").write_text("\n".join(table) + "\n")
+    (tmp_path / "a.txt").write_text("Hello w69999")
+    store = run(tmp_path / "a.txt", tmp_path / "tokenizer", tmp_path / "store")
+    assert store.shards[0].tokens.tolist() == [70_005, 70_004]
+    assert store.shards[0].tokens.dtype == np.uint32
+    reopened = load(tmp_path / "store" / "tokenizer")
+    store.require_tokenizer(tokenizer_hash(reopened), "its own")

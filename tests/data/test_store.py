@@ -1,0 +1,155 @@
+"""The store on disk: what goes in comes out, and whatever is damaged is named in one line."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertree.data import lengths
+from bertree.data.store import HEADER, Store, part_name, verify
+from bertree.data.writer import ShardWriter, write_header
+from bertree.errors import UserError
+
+SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+Documents = list[list[list[int]]]
+
+
+def write(folder: Path, shards: list[Documents], vocab_size: int = 1000) -> None:
+    parts = []
+    for number, documents in enumerate(shards):
+        writer = ShardWriter(folder, number, vocab_size)
+        for document in documents:
+            flat = np.array([token for sentence in document for token in sentence])
+            writer.add(flat, np.array([len(s) for s in document]), np.array([len(document)]))
+        parts.append(writer.close())
+    words = np.arange(vocab_size) % 2 == 0
+    write_header(
+        folder,
+        parts,
+        vocab_size=vocab_size,
+        special=SPECIAL,
+        word_start=words,
+        tokenizer_hash="t",
+        summary={},
+    )
+
+
+def read(store: Store) -> Documents:
+    found: Documents = []
+    for shard in store.shards:
+        for first, last in zip(shard.document_starts[:-1], shard.document_starts[1:], strict=True):
+            bounds = shard.sentence_starts[first : last + 1]
+            found.append([shard.tokens[a:b].tolist() for a, b in itertools.pairwise(bounds)])
+    return found
+
+
+@given(st.lists(st.integers(0, 2**62)))
+def test_lengths_come_back(values: list[int]) -> None:
+    assert lengths.decode(lengths.encode(np.array(values, dtype=np.int64))).tolist() == values
+
+
+def test_lengths_cost_one_byte_below_128() -> None:
+    assert len(lengths.encode(np.array([1, 127, 128, 16_383, 16_384]))) == 1 + 1 + 2 + 2 + 3
+
+
+@pytest.mark.parametrize("data", [b"\x80", b"\x01\xff", b"\x80" * 12 + b"\x01"])
+def test_broken_lengths_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        lengths.decode(data)
+
+
+def test_disk_and_memory_hold_the_same(tmp_path: Path) -> None:
+    shards: list[Documents] = [[[[5, 6], [7]], [[8] * 300]], [[[999], [5], [6, 7]]]]
+    write(tmp_path, shards)
+    store = Store.open(tmp_path)
+    assert read(store) == [document for shard in shards for document in shard]
+    assert (store.tokens, store.sentences, store.documents) == (307, 6, 3)
+    assert store.shards[0].tokens.dtype == np.uint16
+    assert store.special == SPECIAL
+    assert store.word_start[:3].tolist() == [True, False, True]
+    memory = Store.from_documents([*shards[0], [], [[]]], vocab_size=1000, special=SPECIAL)
+    assert read(memory) == shards[0]
+    (tmp_path / "one").mkdir()
+    write(tmp_path / "one", [shards[0]])
+    assert Store.open(tmp_path / "one").fingerprint == memory.fingerprint != store.fingerprint
+
+
+@pytest.mark.parametrize(("size", "width"), [(65_535, 2), (65_536, 2), (65_537, 4)])
+def test_ids_are_as_wide_as_the_vocabulary_asks(tmp_path: Path, size: int, width: int) -> None:
+    write(tmp_path, [[[[size - 1, 0]]]], size)
+    assert (tmp_path / part_name("tokens", 0)).stat().st_size == 2 * width
+    assert read(verify(tmp_path)) == [[[size - 1, 0]]]
+
+
+@pytest.mark.parametrize(
+    "name", [part_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"]
+)
+def test_damage_is_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path, [[[[5, 6], [7]]], [[[8, 9]], [[9]]]])
+    verify(tmp_path)
+    path = tmp_path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(UserError, match=f"{name}: is cut off"):
+        Store.open(tmp_path)
+    path.write_bytes(whole + b"\1")
+    with pytest.raises(UserError, match=f"{name}: is too long"):
+        Store.open(tmp_path)
+    path.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    with pytest.raises(UserError, match=f"{name}: is altered"):
+        verify(tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match=name):
+        Store.open(tmp_path)
+
+
+def test_altered_lengths_are_noticed_when_read(tmp_path: Path) -> None:
+    write(tmp_path, [[[[5, 6], [7]]]])
+    (tmp_path / part_name("sentences", 0)).write_bytes(b"\2\2")
+    with pytest.raises(UserError, match=r"sentences-00000.bin: is damaged"):
+        _ = Store.open(tmp_path).shards[0].sentence_starts
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "is not the header"),
+        ({"version": 2}, "has version 2"),
+        ({"vocab_size": "many"}, "is damaged"),
+        ({"dtype": "uint8"}, "is damaged"),
+        ({"special": {"cls": 5000}}, "outside the vocabulary"),
+        ({"shards": [{"tokens": {"count": 3, "size": 3, "sha256": "0" * 64}}]}, "is damaged"),
+        ({"shards": [7]}, "is damaged"),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    write(tmp_path, [[[[5, 6], [7]]]])
+    header = json.loads((tmp_path / HEADER).read_text())
+    (tmp_path / HEADER).write_text(json.dumps(header | change))
+    with pytest.raises(UserError, match=message) as caught:
+        Store.open(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_header_is_no_store(tmp_path: Path) -> None:
+    write(tmp_path, [[[[5]]]])
+    (tmp_path / HEADER).unlink()
+    with pytest.raises(UserError, match="is not a token store"):
+        Store.open(tmp_path)
+    (tmp_path / "journal.json").write_text("{}")
+    with pytest.raises(UserError, match="is not finished"):
+        Store.open(tmp_path)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, [[[[5]]]])
+    store = Store.open(tmp_path)
+    store.require_tokenizer("t", "mine")
+    with pytest.raises(UserError, match="another tokenizer than mine"):
+        store.require_tokenizer("u", "mine")
