@@ -8,17 +8,22 @@ from typing import Annotated
 import typer
 
 import bertree
+from bertree import cli_data
 from bertree.errors import BertreeWarning, UserError
 
 app = typer.Typer(
     name="bertree",
-    help="The BERT family as one design space: look at it, load it, use it, hand it back.",
+    help="The BERT family as one design space: from a folder of text to an encoder of your own.",
     epilog="Start with: bertree info",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(cli_data.tokenizer, name="tokenizer")
+app.command()(cli_data.prepare)
+app.add_typer(cli_data.store, name="store")
 
 ModelArgument = Annotated[str, typer.Argument(help="a model folder (bertree's or Hugging Face's), or a preset's name")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON for machines")]

@@ -1,4 +1,4 @@
-"""The data verbs of the command line: `tokenizer train`, `prepare`, `store verify`.
+"""The data verbs of the command line: `tokenizer train`, `prepare`, `store verify`, `store show`.
 
 What is heavy is imported when a verb runs, so that `--help` answers at once.
 """
@@ -109,3 +109,41 @@ def store_verify(folder: Annotated[Path, typer.Argument(metavar="STORE", show_de
     from bertree.pipelines_data import verify_store
 
     verify_store(folder)
+
+
+@store.command("show")
+def store_show(
+    folder: Annotated[Path, typer.Argument(metavar="STORE", show_default=False)],
+    at: Annotated[int, typer.Option("--at", min=0, help="Which example, in the order of the corpus.")] = 0,
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="segment-pair, sentence-pair (each also +nsp, +sop), full-sentences, doc-sentences, stream.",
+        ),
+    ] = "full-sentences",
+    masking: Annotated[
+        str, typer.Option("--masking", help="token, word, ngram (each also +static, +static4) or none.")
+    ] = "token",
+    max_length: Annotated[
+        int, typer.Option("--max-length", help="Tokens in an example at most, special ones counted.")
+    ] = 512,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the run.")] = 0,
+    epoch: Annotated[int, typer.Option("--epoch", min=0, help="Epoch whose pairs and masks to show.")] = 0,
+) -> None:
+    """Print one example as the model reads it: text, segments, masks, label.
+
+    Example: bertree store show my-store --at 100 --format segment-pair+nsp --masking word
+    """
+    from bertree.data.show import show
+    from bertree.data.store import Store
+
+    show(
+        Store.open(folder),
+        at,
+        format=format,
+        masking=masking,
+        max_length=max_length,
+        seed=seed,
+        epoch=epoch,
+    )

@@ -85,13 +85,21 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     # As our table spells it -> as the file does: prefixes come and go, old files have old names.
     spelled = {_modern(name).removeprefix(f"{family.model_type}."): name for name in tensors.names}
     heads = _heads_in(config, family, tensors, spelled, path)
-    with torch.device("meta"):
-        network = build(a, heads)
+    network = _empty(a, heads, path)
     table = names.theirs(family, heads, network.state_dict(), prefixed=False)
     _check_rest(heads, table, tensors, spelled)
     table = {ours: tuple(spelled.get(name, name) for name in theirs) for ours, theirs in table.items()}
     weights.load_into(network, tensors, table, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
+
+
+def _empty(a: Architecture, heads: dict[str, int], where: Path) -> Network:
+    """A network without storage, to be given its tensors."""
+    try:
+        with torch.device("meta"):
+            return build(a, heads)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _modern(name: str) -> str:
@@ -199,8 +207,7 @@ def _parse_ours(path: Path) -> _Ours:
 
 def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
     ours = _parse_ours(folder / OURS)
-    with torch.device("meta"):
-        network = build(ours.architecture, ours.heads)
+    network = _empty(ours.architecture, ours.heads, folder / OURS)
     weights.load_into(network, Weights(folder), _table(ours.layout, ours.architecture, network), dtype)
     return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length)
 

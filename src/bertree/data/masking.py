@@ -1,0 +1,155 @@
+"""Which tokens the model must guess, and what it sees in their place.
+
+A token, a whole word or an n-gram of whole words is masked by a coin of its own, so the rate and the
+n-gram lengths are exactly the set ones whatever the sequence; where every coin of a sequence says no, the
+one that came nearest says yes. (BERT fixes the number of masks instead: less spread, but long words and
+n-grams then lose against short ones, and it takes a sort.) A coin is a hash of the token's place in the
+corpus and of the epoch: masks do not depend on how the corpus is cut into batches.
+
+N-grams are laid out beforehand: the words between two special tokens are cut into runs of 1 to `ngram`
+words with p(n) = (1/n) / sum 1/k, and runs are masked. The last run may be cut short by the text's end.
+
+Letters: t tokens of the packed stream, m tokens that can be masked, w words, s sequences.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.data import draws
+from bertree.data.draws import Bits, Ints
+from bertree.data.store import Store
+from bertree.errors import UserError, suggest
+
+UNITS = ("token", "word", "ngram")
+DUPLICATES = 10  # BERT's
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What is masked, how much of it, and how."""
+
+    unit: str = "token"
+    rate: float = 0.15
+    mask: float = 0.8  # share of the chosen tokens that become [MASK]
+    random: float = 0.1  # share that becomes a random token; the rest stays as it is
+    duplicates: int = 0  # 0: new masks in every epoch; n: epoch e repeats epoch e mod n
+    ngram: int = 3  # longest n-gram, in words
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            raise UserError(f"masking '{self.unit}': unknown, {suggest(self.unit, UNITS)}")
+        if not 0 < self.rate <= 1:
+            raise UserError(f"masking: rate {self.rate} is not a share; give more than 0, at most 1")
+        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1 + 1e-9:
+            raise UserError(f"masking: mask {self.mask} and random {self.random} must be shares of at most 1")
+        if self.duplicates < 0 or self.ngram < 1:
+            raise UserError("masking: duplicates must be 0 or more and ngram 1 or more")
+
+    @classmethod
+    def parse(cls, text: "str | Masking | None") -> "Masking | None":
+        """From its name: "token", "word", "ngram", "none"; "word+static" has 10 duplicates, "+static4" 4."""
+        if text is None or isinstance(text, Masking):
+            return text
+        unit, plus, rest = text.partition("+")
+        if unit == "none" and not plus:
+            return None
+        if not plus:
+            return cls(unit)
+        if not (found := re.fullmatch(r"static(\d{0,6})", rest)):
+            raise UserError(f"masking '{text}': after the '+' comes 'static' or 'static4', not '{rest}'")
+        return replace(cls(unit), duplicates=int(found[1] or DUPLICATES))
+
+    def ngram_chances(self) -> NDArray[np.float64]:
+        """p(1), p(2), ..."""
+        inverse: NDArray[np.float64] = 1 / np.arange(1, self.ngram + 1)
+        chances: NDArray[np.float64] = inverse / inverse.sum()
+        return chances
+
+
+class Masker:
+    """A way of masking, for the vocabulary of a store."""
+
+    def __init__(self, masking: Masking, store: Store) -> None:
+        if "mask" not in store.special:
+            raise UserError(
+                f"{store.folder or 'store'}: its vocabulary has no mask token; use masking 'none'"
+            )
+        self.masking = masking
+        self.mask_id = store.special["mask"]
+        self.maskable = np.ones(store.vocab_size, np.bool_)
+        self.maskable[list(store.special.values())] = False
+        self.ordinary: Ints = np.flatnonzero(self.maskable)
+        self.word_start: NDArray[np.bool_] = np.asarray(store.word_start, np.bool_)
+        self.limit = draws.threshold(masking.rate)
+        chances = np.cumsum(masking.ngram_chances())[:-1]
+        self.ngram_limits: Bits = np.array([draws.threshold(chance) for chance in chances], dtype=np.uint64)
+
+    def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
+        """Mask a packed stream in place; the masked places and the ids that stood there.
+
+        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their draws under the key."""
+        places = np.flatnonzero(self.maskable.take(ids))
+        if self.masking.unit == "token":
+            chosen = self._choose(places, bounds, counters.take(places), under)
+            masked = places[chosen]
+        else:
+            starts = self.spans(ids, places, bounds, counters, under)
+            first = places[starts]
+            chosen = self._choose(first, bounds, counters.take(first), under)
+            lengths = np.diff(np.append(starts, places.size))[chosen]
+            masked = places[draws.ragged(starts[chosen], lengths)]
+        targets = ids[masked]
+        ids[masked] = self._replaced(targets, counters[masked], under)
+        return masked, targets
+
+    def spans(self, ids: Ints, places: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> Ints:
+        """First token (an index into `places`) of each word or n-gram."""
+        if not places.size:
+            return places
+        fresh = np.empty(places.size, np.bool_)  # the token does not follow upon the one before
+        fresh[0] = True
+        np.not_equal(np.diff(places), 1, out=fresh[1:])
+        heads = np.searchsorted(places, bounds[:-1])
+        fresh[heads[heads < places.size]] = True
+        words = np.flatnonzero(fresh | self.word_start.take(ids.take(places)))
+        if self.masking.unit == "word":
+            return words
+        texts = np.flatnonzero(fresh.take(words))  # first word of each text between special tokens
+        random = draws.bits(draws.key(int(under), "ngram"), counters.take(places.take(words)))
+        drawn = np.ones(words.size, np.int64)
+        for limit in self.ngram_limits:
+            drawn += random >= limit
+        before = np.cumsum(drawn) - drawn
+        sizes = np.diff(np.append(texts, words.size))
+        before -= np.repeat(before[texts] - texts, sizes)  # now the word each n-gram starts at
+        grams: Ints = words[before[before < np.repeat(texts + sizes, sizes)]]
+        return grams
+
+    def _choose(self, first: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> Ints:
+        """The spans (by the place of their first token) whose coin says yes, at least one a sequence."""
+        coins = draws.bits(under, counters)
+        chosen = coins < self.limit
+        starts = np.searchsorted(first, bounds)
+        filled = np.flatnonzero(starts[1:] > starts[:-1])
+        if filled.size:
+            least = np.minimum.reduceat(coins, starts[filled])
+            empty = filled[least >= self.limit]
+            sizes = starts[empty + 1] - starts[empty]
+            spans = draws.ragged(starts[empty], sizes)
+            chosen[spans[coins[spans] == np.repeat(least[least >= self.limit], sizes)]] = True
+        return np.flatnonzero(chosen)
+
+    def _replaced(self, targets: Ints, counters: Ints, under: np.uint64) -> NDArray[Any]:
+        """80 % [MASK], 10 % a random ordinary token, 10 % as it was (or as set)."""
+        action = draws.bits(draws.key(int(under), "action"), counters)
+        shown = targets.copy()
+        others = np.flatnonzero(action >= draws.threshold(self.masking.mask))
+        to_random = others[action[others] < draws.threshold(self.masking.mask + self.masking.random)]
+        shown[action < draws.threshold(self.masking.mask)] = self.mask_id
+        random = draws.bits(draws.key(int(under), "random"), counters[to_random])
+        shown[to_random] = self.ordinary[draws.below(random, self.ordinary.size)]
+        return shown

@@ -1,0 +1,150 @@
+"""Two segments from each example of a pair format, and the question asked about them.
+
+Where A ends is drawn anew in every epoch, from the sentence borders inside the example. For SOP half of
+the pairs are swapped. For NSP half of them exchange their B segments two by two, partners coming from
+different documents: so every token is still seen once an epoch, where BERT draws B from anywhere and sees
+some texts twice. Both new pairs must keep within the limit, which the two places of division are chosen
+for; where no two sentence borders fit, one sentence is divided (BERT truncates there).
+
+Letters: e examples of a window, p pairs among them, n pairs that exchange (in two halves).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bertree.data import draws
+from bertree.data.draws import Ints
+
+NO_LABEL = -100  # what torch's losses ignore
+TRIES = 6
+
+
+@dataclass(frozen=True)
+class Borders:
+    """Examples (starts, contents: e) and the places where each may be divided (`places`, ascending)."""
+
+    starts: Ints
+    contents: Ints
+    offsets: Ints  # e + 1
+    places: Ints
+
+    @property
+    def counts(self) -> Ints:
+        """Places in each example."""
+        return np.diff(self.offsets)
+
+    def draw(self, chosen: Ints, random: draws.Bits) -> Ints:
+        """A random place in each of the chosen examples; the end of an example that has none."""
+        counts = self.counts[chosen]
+        picks = self.offsets[chosen] + draws.below(random, counts)
+        ends = self.starts[chosen] + self.contents[chosen]
+        return np.where(counts > 0, self.places[np.minimum(picks, self.places.size - 1)], ends)
+
+    def nearest(self, chosen: Ints, wanted: Ints) -> Ints:
+        """The place in each of the chosen examples (all have one) that is nearest to the wanted one."""
+        first, last = self.offsets[chosen], self.offsets[chosen + 1] - 1
+        right = np.clip(np.searchsorted(self.places, wanted), first, last)
+        left = np.maximum(right - 1, first)
+        closer = wanted - self.places[left] <= self.places[right] - wanted
+        return self.places[np.where(closer, left, right)]
+
+
+@dataclass
+class Pairs:
+    """Where each example's A and B lie. An example that is one sentence has an empty B and no label."""
+
+    first_starts: Ints  # e
+    first_lengths: Ints
+    second_starts: Ints
+    second_lengths: Ints
+    labels: Ints  # 0 in order, 1 random next or swapped, NO_LABEL
+
+    @classmethod
+    def divided(cls, borders: Borders, at: Ints) -> "Pairs":
+        """Each example divided at its place, in order."""
+        ends = borders.starts + borders.contents
+        labels = np.where(ends > at, 0, NO_LABEL)
+        return cls(borders.starts.copy(), at - borders.starts, at, ends - at, labels)
+
+
+def arrange(borders: Borders, documents: Ints, question: str | None, room: int, under: np.uint64) -> Pairs:
+    """The pairs of a window in corpus order."""
+    at = draw_all(borders, draws.key(int(under), "division"))
+    if question == "nsp":
+        paired = np.flatnonzero(borders.counts > 0)
+        left, right = partners(paired, documents[paired], draws.key(int(under), "partners"))
+        at[left], at[right] = divide(borders, left, right, room, draws.key(int(under), "exchange"))
+        pairs = Pairs.divided(borders, at)
+        for field in (pairs.second_starts, pairs.second_lengths):
+            field[left], field[right] = field[right], field[left]
+        pairs.labels[left] = pairs.labels[right] = 1
+        return pairs
+    pairs = Pairs.divided(borders, at)
+    if question == "sop":
+        coin = draws.bits(draws.key(int(under), "swap"), np.arange(at.size)) < draws.threshold(0.5)
+        swapped = np.flatnonzero(coin & (pairs.labels == 0))
+        for one, other in (
+            (pairs.first_starts, pairs.second_starts),
+            (pairs.first_lengths, pairs.second_lengths),
+        ):
+            one[swapped], other[swapped] = other[swapped], one[swapped]
+        pairs.labels[swapped] = 1
+    return pairs
+
+
+def draw_all(borders: Borders, under: np.uint64) -> Ints:
+    """A random division of every example."""
+    chosen = np.arange(borders.starts.size)
+    if borders.places.size == 0:
+        return borders.starts + borders.contents
+    return borders.draw(chosen, draws.bits(under, chosen))
+
+
+def partners(paired: Ints, documents: Ints, under: np.uint64) -> tuple[Ints, Ints]:
+    """Half of the pairs, two by two from different documents (fewer where one document has nearly all)."""
+    count = paired.size
+    random = draws.bits(under, np.arange(count + 1))
+    wanted = 2 * int(count / 4 + int(random[-1]) / 2**64)  # half on average, however few there are
+    order = np.argsort(random[:-1], kind="stable")
+    names, sizes = np.unique(documents, return_counts=True)
+    if wanted == 0 or names.size < 2:
+        return paired[:0], paired[:0]
+    largest = documents[order] == names[np.argmax(sizes)]
+    inside, outside = order[largest], order[~largest]
+    taken = min(int(largest[:wanted].sum()), wanted // 2)
+    rest = min(wanted - taken, outside.size)
+    chosen = np.concatenate((inside[: min(taken, rest)], outside[:rest]))
+    # Another document may still hold more than half of the chosen: its surplus stays in order.
+    names, numbers, sizes = np.unique(documents[chosen], return_inverse=True, return_counts=True)
+    surplus = max(int(2 * sizes.max()) - chosen.size, chosen.size % 2)
+    chosen, numbers = _without(chosen, numbers, int(np.argmax(sizes)), surplus)
+    # Sorted by document, no document has more than half: half the list further stands another document.
+    scattered = draws.bits(under, numbers + count + 1)
+    chosen = paired[chosen[np.lexsort((random[chosen], scattered))]]
+    return chosen[: chosen.size // 2], chosen[chosen.size // 2 :]
+
+
+def _without(chosen: Ints, numbers: Ints, document: int, surplus: int) -> tuple[Ints, Ints]:
+    dropped = np.flatnonzero(numbers == document)[:surplus]
+    return np.delete(chosen, dropped), np.delete(numbers, dropped)
+
+
+def divide(borders: Borders, left: Ints, right: Ints, room: int, under: np.uint64) -> tuple[Ints, Ints]:
+    """Places that divide the partners so that both fit after exchanging their second segments."""
+    starts, others = borders.starts[left], borders.starts[right]
+    # With lengths a + b and c + d: a + d <= room and c + b <= room bound c from both sides.
+    spare, other_spare = room - borders.contents[left], room - borders.contents[right]
+    at, other_at = np.zeros_like(left), np.zeros_like(right)
+    open_ = np.arange(left.size)
+    for attempt in range(TRIES):
+        random = draws.bits(under, open_ * TRIES + attempt)
+        one = borders.draw(left[open_], random) - starts[open_]
+        low = np.maximum(one - other_spare[open_], 1)
+        high = np.minimum(one + spare[open_], borders.contents[right[open_]] - 1)
+        found = borders.nearest(right[open_], others[open_] + one) - others[open_]
+        at[open_], other_at[open_] = one, np.clip(found, low, high)
+        open_ = open_[(found < low) | (found > high)]
+        if not open_.size:
+            break
+    return at + starts, other_at + others

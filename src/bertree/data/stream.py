@@ -1,0 +1,284 @@
+"""The batch stream: `stream[k]` is the packed batch of step k, a pure function of the seed and k.
+
+An epoch is one long line of packed tokens: the chunks of the index in a random order, sixteen to a window,
+the examples of a window shuffled as a whole. Epochs follow upon each other without end. Batch k is a piece
+of that line, so any step is found by arithmetic and one search, and no order of the corpus is ever held:
+a few numbers a chunk, and the windows in use.
+
+Borders lie at even steps along the line. A border inside an example moves to the example's end if that is
+near enough: a batch has never more than `batch_tokens` tokens and wastes at most 2 % of them. Where the
+end is too far off (batches of fewer than a hundred full examples) the example is torn: its head ends one
+batch, its tail starts the next as a sequence of its own, positions from 0, without the other's special
+tokens. Every token is still read once an epoch; what is lost is the attention between the two sides. Give
+a larger `waste` to tear less: from 2 * max_length / batch_tokens on, nothing is torn. `fixed` allows no
+waste: every batch has exactly `batch_tokens` tokens, and up to two torn sequences.
+
+A torn pair keeps its NSP or SOP question if its head still holds some of the second segment, as after
+BERT's truncation; otherwise, in its tail, and in an example of one sentence, the label is -100, which
+torch's losses ignore. Masks are drawn in each side, so static masks repeat but for torn sequences.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertree.batch import Batch
+from bertree.data import draws
+from bertree.data.draws import Ints
+from bertree.data.formats import Format
+from bertree.data.index import Index
+from bertree.data.masking import Masker, Masking
+from bertree.data.store import Store
+from bertree.data.window import Slice, Window, build
+from bertree.errors import UserError
+
+WINDOW_CHUNKS = 16
+KEPT = 3  # windows in memory: a step lies in one or two
+
+
+class Stream:
+    """Batches without end from a token store."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        format: str | Format = "full-sentences",
+        masking: str | Masking | None = "token",
+        batch_tokens: int,
+        max_length: int = 512,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        fixed: bool = False,
+        waste: float = 0.02,
+        shares: int | None = None,
+    ) -> None:
+        """`batch_tokens` is the budget of the whole batch, of which rank r of `world` reads its part: whole
+        sequences, or with `fixed` one equal share. A fixed batch is torn at the borders of `shares` equal
+        shares (as many as ranks unless given): with the same `shares`, any number of ranks that divides it
+        reads the same batch."""
+        self._settings = {name: value for name, value in locals().items() if name not in ("self", "store")}
+        self.store, self.seed, self.fixed = store, seed, fixed
+        self.format, self.masking = Format.parse(format), Masking.parse(masking)
+        self.batch_tokens, self.max_length = batch_tokens, max_length
+        self.rank, self.world, self.shares = rank, world, (shares or world) if fixed else 1
+        self._check(waste)
+        self._slack = 0 if fixed else int(batch_tokens * waste / 2)
+        self._stride = batch_tokens - self._slack
+        self._room = self.format.room(max_length)
+        self._masker = Masker(self.masking, store) if self.masking else None
+        self.index = Index.of(store, self.format, max_length, seed)
+        self.examples = int(self.index.chunks[-1])
+        if self.format.question and self.index.marks[-1] == 0:
+            raise UserError(
+                f"{store.folder or 'store'}: no document has two sentences, so there are no pairs for "
+                f"{self.format.name}; use another format"
+            )
+        self.epoch_tokens = int(self.index.totals.sum())  # special tokens counted
+        self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
+        self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()
+        self._window_chunks = WINDOW_CHUNKS
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For worker processes: a store on disk is opened there again, not copied."""
+        return _again, (self.store.folder or self.store, self._settings)
+
+    def _check(self, waste: float) -> None:
+        where = self.store.folder or "store"
+        needed = ("sep",) if self.format.kind == "stream" else ("cls", "sep")
+        for kind in needed:
+            if kind not in self.store.special:
+                raise UserError(
+                    f"{where}: its vocabulary has no {kind} token, which {self.format.name} needs"
+                )
+        if self.format.question == "nsp" and self.store.documents < 2:
+            raise UserError(
+                f"{where}: NSP needs two documents or more; this store has {self.store.documents}"
+            )
+        if not 0 <= self.rank < self.world:
+            raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
+        if not 0 <= waste < 1:
+            raise UserError(f"waste {waste}: is not a share; give 0 up to 1")
+        if self.fixed and (self.shares % self.world or self.batch_tokens % self.shares):
+            raise UserError(
+                f"batch_tokens {self.batch_tokens}: {self.world} ranks must divide {self.shares} shares, and "
+                f"those the fixed batch; change one of them"
+            )
+        least = self.max_length * (1 if self.world == 1 else 2 * self.world)
+        if self.fixed:
+            least = self.max_length * self.shares
+        if self.batch_tokens < least:
+            raise UserError(
+                f"batch_tokens {self.batch_tokens}: too few for max_length {self.max_length} on {self.world} "
+                f"ranks; give {least} or more"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that read an epoch; the last of them already starts the next."""
+        return ceil(self.epoch_tokens / self._stride)
+
+    def epoch_at(self, step: int) -> float:
+        """Epochs read before a step."""
+        return step * self._stride / self.epoch_tokens
+
+    def __getitem__(self, step: int) -> Batch:
+        if step < 0:
+            raise IndexError("steps count from 0")
+        return self._batch(self._border(step * self._stride), self._border((step + 1) * self._stride))
+
+    def __iter__(self) -> Iterator[Batch]:
+        step = 0
+        while True:
+            yield self[step]
+            step += 1
+
+    def once(self, epoch: int = 0) -> Iterator[Batch]:
+        """One epoch and no more, every token once: for evaluation. The last batch may be smaller."""
+        low, end = epoch * self.epoch_tokens, (epoch + 1) * self.epoch_tokens
+        for nominal in range(low + self._stride, end + self._stride, self._stride):
+            high = end if nominal >= end else self._border(nominal)
+            if high > low:
+                yield self._batch(low, high)
+            low = high
+
+    def example(self, number: int, epoch: int = 0) -> Batch:
+        """The example that stands at a place of the corpus, alone, as that epoch shows it."""
+        count = self.examples
+        if not 0 <= number < count:
+            raise UserError(f"example {number}: the store has {count:,} of this format, from 0 on")
+        chunk = int(np.searchsorted(self.index.chunks, number, "right")) - 1
+        groups, order, _ = self._order(epoch)
+        place = next(p for p, group in enumerate(order) if chunk in groups[group])
+        window = self._window(epoch, place)
+        at = int(np.flatnonzero(window.numbers == number)[0])
+        low, high = int(window.bounds[at]), int(window.bounds[at + 1])
+        return self._pack([(window, window.read(low, high))])
+
+    # The line: windows of an epoch, places in them.
+
+    def _order(self, epoch: int) -> tuple[list[Ints], Ints, Ints]:
+        """Chunks of each window, the order of the windows, and where each starts in the epoch's line.
+
+        With static masks an epoch's windows are those of the epoch it repeats, in another order."""
+        with self._lock:
+            if epoch not in self._orders:
+                chunks = np.arange(self.index.totals.size)
+                mixed = np.argsort(draws.bits(draws.key(self.seed, self._content(epoch), "chunks"), chunks))
+                groups = np.array_split(mixed, ceil(mixed.size / self._window_chunks))
+                order = np.argsort(draws.bits(draws.key(self.seed, epoch, "windows"), np.arange(len(groups))))
+                sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
+                self._orders[epoch] = (groups, order, np.concatenate(([0], np.cumsum(sizes))))
+                if len(self._orders) > KEPT:
+                    self._orders.popitem(last=False)
+            return self._orders[epoch]
+
+    def _content(self, epoch: int) -> int:
+        return epoch % self.masking.duplicates if self.masking and self.masking.duplicates else epoch
+
+    def _window(self, epoch: int, place: int) -> Window:
+        groups, order, _ = self._order(epoch)
+        with self._lock:
+            if (epoch, place) not in self._windows:
+                group, repeated = int(order[place]), self._content(epoch)
+                self._windows[epoch, place] = build(
+                    self.store,
+                    self.index,
+                    self.format,
+                    self._room,
+                    groups[group],
+                    draws.key(self.seed, repeated, group, "content"),
+                    draws.key(self.seed, epoch, group, "order"),
+                )
+                if len(self._windows) > KEPT:
+                    self._windows.popitem(last=False)
+            self._windows.move_to_end((epoch, place))
+            return self._windows[epoch, place]
+
+    def _find(self, place: int) -> tuple[Window, int, int]:
+        """The window that holds a place of the line, where the window starts, and where it ends."""
+        epoch, offset = divmod(place, self.epoch_tokens)
+        _, _, starts = self._order(epoch)
+        number = int(np.searchsorted(starts, offset, "right")) - 1
+        base = epoch * self.epoch_tokens
+        return self._window(epoch, number), base + int(starts[number]), base + int(starts[number + 1])
+
+    def _sequence(self, place: int) -> tuple[int, int]:
+        """Where the example that holds a place of the line starts and ends."""
+        window, start, _ = self._find(place)
+        at = int(np.searchsorted(window.bounds, place - start, "right")) - 1
+        return start + int(window.bounds[at]), start + int(window.bounds[at + 1])
+
+    def _border(self, place: int) -> int:
+        """A batch's border: the end of the example around the place if it is near, else the place."""
+        start, end = self._sequence(place)
+        return end if start < place and end - place <= self._slack else place
+
+    # Batches.
+
+    def _batch(self, low: int, high: int) -> Batch:
+        cuts = np.array([low, high])
+        if self.fixed and self.shares > 1:
+            cuts = low + (high - low) * np.arange(self.shares + 1) // self.shares
+            mine = self.shares // self.world
+            cuts = cuts[self.rank * mine : (self.rank + 1) * mine + 1]
+        elif self.world > 1:
+            cuts = np.array([self._between(low, high, self.rank), self._between(low, high, self.rank + 1)])
+        low, high = int(cuts[0]), int(cuts[-1])
+        slices = []
+        while low < high:
+            window, start, end = self._find(low)
+            stop = min(high, end)
+            inner = cuts[(cuts > low) & (cuts < stop)] - start
+            slices.append((window, window.read(low - start, stop - start, inner)))
+            low = stop
+        return self._pack(slices)
+
+    def _between(self, low: int, high: int, rank: int) -> int:
+        """Where a rank's part of the batch starts: the border of sequences nearest to its even share."""
+        if rank in (0, self.world):
+            return low if rank == 0 else high
+        place = low + (high - low) * rank // self.world
+        start, end = self._sequence(place)
+        start, end = max(start, low), min(end, high)
+        return start if 2 * place < start + end else end
+
+    def _pack(self, slices: list[tuple[Window, Slice]]) -> Batch:
+        masked, targets, bounds, base = [], [], [np.zeros(1, np.int64)], 0
+        for window, piece in slices:
+            if self._masker:
+                places, there = self._masker.apply(piece.ids, piece.bounds, piece.counters, window.under)
+                masked.append(places + base)
+                targets.append(there)
+            bounds.append(piece.bounds[1:] + base)
+            base += piece.ids.size
+        edges = _joined(bounds)
+        labels = [piece.labels for _, piece in slices if piece.labels is not None]
+        return Batch(
+            ids=torch.from_numpy(_joined([piece.ids for _, piece in slices])),
+            positions=torch.from_numpy(_joined([piece.positions for _, piece in slices])),
+            segments=torch.from_numpy(_joined([piece.segments for _, piece in slices])),
+            cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
+            max_seqlen=int(np.diff(edges).max(initial=0)),
+            masked=torch.from_numpy(_joined(masked)) if self._masker else None,
+            targets=torch.from_numpy(_joined(targets)) if self._masker else None,
+            pairs=torch.from_numpy(_joined(labels)) if self.format.question else None,
+        )
+
+
+def _again(store: Store | Path, settings: dict[str, Any]) -> Stream:
+    return Stream(Store.open(store) if isinstance(store, Path) else store, **settings)
+
+
+def _joined(arrays: list[Ints]) -> Ints:
+    if not arrays:  # a rank whose part of an epoch's last batch is empty
+        return np.zeros(0, np.int64)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,0 +1,193 @@
+"""A window: a handful of chunks, shuffled as a whole and laid out as one long line of packed tokens.
+
+Everything a batch can contain is one shape here: a list of parts, each a run of consecutive tokens in the
+window's buffer. The special tokens stand at the end of that buffer, so a separator is a part like any
+other, and a batch is one `repeat` and one `take`, whatever the format. The buffer costs two bytes a token
+and turns the random reads of a shuffled epoch into a few long sequential ones.
+
+Letters: e examples, p parts, t tokens, s sequences.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.data import draws, pairing
+from bertree.data.draws import Ints
+from bertree.data.formats import Format
+from bertree.data.index import Index
+from bertree.data.pairing import NO_LABEL
+from bertree.data.store import Store
+
+
+@dataclass
+class Slice:
+    """A piece of the line, packed."""
+
+    ids: Ints  # t
+    positions: Ints  # t
+    segments: Ints  # t
+    counters: Ints  # t: place of each token in the window's buffer, which its draws are counted by
+    bounds: Ints  # s + 1
+    labels: Ints | None  # s
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Runs of the buffer in the order of the line."""
+
+    bounds: Ints  # p + 1: places in the line
+    sources: Ints  # p: first token of each in the buffer
+    segments: NDArray[np.uint8]  # p
+
+
+@dataclass(frozen=True)
+class Window:
+    """The line of one window, and the draws that belong to it."""
+
+    buffer: NDArray[Any]
+    numbers: Ints  # e: which example of the index stands where
+    bounds: Ints  # e + 1: places of the examples in the line
+    parts: Parts
+    labels: Ints | None  # e
+    seconds: Ints | None  # e: place in the line where the second segment starts
+    under: np.uint64  # key of the masks
+
+    def read(self, low: int, high: int, cuts: Ints | None = None) -> Slice:
+        """The tokens from `low` to `high`. A sequence that reaches beyond them, or over one of the cuts
+        between, is torn: each side is a sequence of its own without the other's special tokens."""
+        parts, size = self.parts, high - low
+        first = int(np.searchsorted(parts.bounds, low, "right")) - 1
+        last = int(np.searchsorted(parts.bounds, high, "left"))
+        edges = np.clip(parts.bounds[first : last + 1], low, high) - low
+        sources = parts.sources[first:last] - edges[:-1]
+        sources[0] += low - parts.bounds[first]
+        lengths = np.diff(edges)
+        line = np.arange(size)
+        counters = np.repeat(sources, lengths)
+        counters += line
+        bounds, labels = self._sequences(low, high, cuts)
+        line -= np.repeat(bounds[:-1], np.diff(bounds))
+        if self.labels is None:
+            segments = np.zeros(size, np.int64)
+        else:
+            segments = np.repeat(parts.segments[first:last], lengths).astype(np.int64)
+        return Slice(self.buffer.take(counters).astype(np.int64), line, segments, counters, bounds, labels)
+
+    def _sequences(self, low: int, high: int, cuts: Ints | None) -> tuple[Ints, Ints | None]:
+        first = int(np.searchsorted(self.bounds, low, "right")) - 1
+        last = int(np.searchsorted(self.bounds, high, "left"))
+        edges = np.clip(self.bounds[first : last + 1], low, high)
+        owners = np.arange(first, last)
+        if cuts is not None and cuts.size:
+            edges = np.union1d(edges, cuts)
+            owners = np.searchsorted(self.bounds, edges[:-1], "right") - 1
+        if self.labels is None or self.seconds is None:
+            return edges - low, None
+        # A torn pair keeps its question where its head still holds some of B, as after BERT's truncation.
+        asks = (edges[:-1] == self.bounds[owners]) & (edges[1:] > self.seconds[owners])
+        return edges - low, np.where(asks, self.labels[owners], NO_LABEL)
+
+
+def build(
+    store: Store, index: Index, format: Format, room: int, chunks: Ints, content: np.uint64, order: np.uint64
+) -> Window:
+    """The window of some chunks. `content` keys what the examples are, `order` how they are shuffled."""
+    chunks = np.sort(chunks)
+    firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
+    numbers = draws.ragged(firsts, lasts - firsts)
+    runs = list(zip(firsts, lasts, strict=True))
+    contents = _gather(index.examples.contents, runs)
+    offsets = draws.running(_gather(index.examples.counts, runs))
+    marks = _gather(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
+    read = contents if format.paired else contents - np.diff(offsets)
+    starts = np.cumsum(read) - read
+    buffer = _buffer(store, index, chunks)
+    shuffled = np.argsort(draws.bits(order, numbers))
+    labels = seconds = None
+    if format.paired:
+        places = marks + np.repeat(starts, np.diff(offsets))
+        borders = pairing.Borders(starts, contents, offsets, places)
+        documents = _gather(index.examples.documents, runs)
+        pairs = pairing.arrange(borders, documents, format.question, room, content)
+        lengths = pairs.first_lengths + pairs.second_lengths
+        lengths += np.where(pairs.labels == NO_LABEL, format.alone, format.frame)
+        bounds = draws.running(lengths[shuffled])
+        parts = _pair_parts(pairs, shuffled, format.separators, buffer.size)
+        labels = pairs.labels[shuffled]
+        seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
+    else:
+        bounds = draws.running(contents[shuffled] + format.alone)
+        parts = _plain_parts(starts, contents, offsets, marks, shuffled, format.alone > 0, buffer.size)
+    mask_key = draws.key(int(content), "mask")
+    return Window(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
+
+
+def _gather(array: NDArray[Any], runs: Iterable[tuple[int, int]]) -> Ints:
+    return np.concatenate([array[first:last] for first, last in runs]).astype(np.int64)
+
+
+def _buffer(store: Store, index: Index, chunks: Ints) -> NDArray[Any]:
+    runs = []
+    for chunk in chunks:
+        shard = int(index.shard_of[chunk])
+        first, last = index.tokens[chunk : chunk + 2] - index.shard_tokens[shard]
+        runs.append(np.asarray(store.shards[shard].tokens[first:last]))
+    special = [store.special.get("cls", 0), store.special["sep"], store.special["sep"]]
+    return np.concatenate((*runs, np.array(special, dtype=runs[0].dtype)))
+
+
+def _pair_parts(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int) -> Parts:
+    """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] where there is no B."""
+    count = shuffled.size
+    alone = pairs.labels[shuffled] == NO_LABEL
+    lengths = np.ones((count, 5), np.int64)
+    lengths[:, 1] = pairs.first_lengths[shuffled]
+    lengths[:, 2] = np.where(alone, 0, separators)
+    lengths[:, 3] = pairs.second_lengths[shuffled]
+    sources = np.empty((count, 5), np.int64)
+    sources[:, 0], sources[:, 2], sources[:, 4] = size - 3, size - 2, size - 1
+    sources[:, 1], sources[:, 3] = pairs.first_starts[shuffled], pairs.second_starts[shuffled]
+    segments = np.tile(np.array([0, 0, 0, 1, 1], np.uint8), (count, 1))
+    segments[alone, 4] = 0
+    return _parts(lengths.ravel(), sources.ravel(), segments.ravel())
+
+
+def _plain_parts(
+    starts: Ints, contents: Ints, offsets: Ints, marks: Ints, shuffled: Ints, framed: bool, size: int
+) -> Parts:
+    """[CLS] text [SEP], with a separator at each mark of the text; a stream has the text alone."""
+    counts = np.diff(offsets)[shuffled]
+    marks = marks[draws.ragged(offsets[shuffled], counts)]
+    pieces = counts + 1  # of text between separators
+    ends_of = np.cumsum(pieces)
+    firsts = ends_of - pieces
+    heads = np.zeros(int(ends_of[-1]), np.bool_)
+    heads[firsts] = True
+    tails = np.zeros_like(heads)
+    tails[ends_of - 1] = True
+    begins = np.zeros(heads.size, np.int64)
+    begins[~heads] = marks + 1
+    ends = np.repeat(contents[shuffled], pieces)
+    ends[~tails] = marks
+    skipped = np.arange(heads.size) - np.repeat(firsts, pieces)  # separators before the piece
+    slots = pieces + counts + (2 if framed else 0)
+    place = np.cumsum(slots) - slots
+    lengths = np.ones(int(slots.sum()), np.int64)
+    sources = np.full(lengths.size, size - 2)
+    text = np.repeat(place + framed, pieces) + 2 * skipped
+    lengths[text] = ends - begins
+    sources[text] = np.repeat(starts[shuffled], pieces) + begins - skipped
+    if framed:
+        sources[place] = size - 3
+    return _parts(lengths, sources, np.zeros(lengths.size, np.uint8))
+
+
+def _parts(lengths: Ints, sources: Ints, segments: NDArray[np.uint8]) -> Parts:
+    there = lengths > 0
+    if not there.all():
+        lengths, sources, segments = lengths[there], sources[there], segments[there]
+    return Parts(draws.running(lengths), sources, segments)

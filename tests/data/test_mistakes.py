@@ -1,0 +1,53 @@
+"""What a user can get wrong about a stream, said in one line."""
+
+import re
+
+import pytest
+
+from bertree.data.formats import Format
+from bertree.data.store import Store
+from bertree.data.stream import Stream
+from bertree.errors import UserError
+from tests.data.corpora import SPECIAL
+
+TINY = [[[10, 11, 12], [13, 14], [15]], [[20, 21], [22, 23, 24, 25]], [[30]]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"format": "full-sentence"}, "unknown, did you mean 'full-sentences'"),
+        ({"format": "stream+nsp"}, "has no pairs to ask about"),
+        ({"format": "segment-pair+mlm"}, "unknown question"),
+        ({"max_length": 5}, "max_length 5: too short"),
+        ({"batch_tokens": 8}, "too few for max_length 16"),
+        ({"rank": 2, "world": 2}, "ranks go from 0 to 1"),
+        ({"fixed": True, "world": 3, "batch_tokens": 100}, "must divide"),
+        ({"masking": "tokens"}, "did you mean 'token'"),
+        ({"masking": "token+dynamic"}, "'static'"),
+    ],
+)
+def test_mistakes_are_one_line(settings: dict, line: str) -> None:
+    store = Store.from_documents(TINY, vocab_size=100, special=SPECIAL)
+    with pytest.raises(UserError, match=re.escape(line)) as error:
+        Stream(store, **{"batch_tokens": 64, "max_length": 16} | settings)
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_store_must_have() -> None:
+    with pytest.raises(UserError, match="give 1 or 2"):
+        Format("segment-pair", separators=3)
+    with pytest.raises(UserError, match="holds no tokens"):
+        Stream(Store.from_documents([], vocab_size=9, special=SPECIAL), batch_tokens=64, max_length=16)
+    one = Store.from_documents(TINY[:1], vocab_size=100, special=SPECIAL)
+    with pytest.raises(UserError, match="NSP needs two documents"):
+        Stream(one, format="segment-pair+nsp", batch_tokens=64, max_length=16)
+    lines = Store.from_documents([[[10]], [[11, 12]]], vocab_size=100, special=SPECIAL)
+    with pytest.raises(UserError, match="no document has two sentences"):
+        Stream(lines, format="segment-pair+sop", batch_tokens=64, max_length=16)
+    bare = Store.from_documents(TINY, vocab_size=100, special={"sep": 3})
+    with pytest.raises(UserError, match="no cls token"):
+        Stream(bare, masking=None, batch_tokens=64, max_length=16)
+    with pytest.raises(UserError, match="no mask token"):
+        Stream(bare, format="stream", batch_tokens=64, max_length=16)
+    assert Stream(bare, format="stream", masking=None, batch_tokens=64, max_length=16)[0].masked is None
