@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.errors import UserError, UserWarningLine, suggest
+from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -17,7 +17,7 @@ from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS, preset
 from bertree.text.tokenizer import Encoded, Tokenizer
 
-Input = str | tuple[str, str] | Sequence[int]
+Input = str | tuple[str, str] | Sequence[int] | Tensor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Tokens computed at once: on the CPU small enough for the caches, on a GPU enough to fill it.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 131072}
@@ -92,21 +92,30 @@ class Model:
         result = [next(encoded) if _is_text(i) else self._checked(i) for i in inputs]  # type: ignore[arg-type]
         cut = [e.dropped for e in result if e.dropped]
         if cut:
-            warnings.warn(
-                f"{len(cut)} of {len(inputs)} texts cut to {max_length or self.max_length} tokens ({sum(cut)} tokens dropped)",
-                UserWarningLine,
-                stacklevel=3,
-            )
+            line = f"{len(cut)} of {len(inputs)} texts cut to {max_length or self.max_length} tokens"
+            warnings.warn(f"{line} ({sum(cut)} tokens dropped)", BertreeWarning, stacklevel=3)
         return result
 
-    def _checked(self, ids: Sequence[int]) -> Encoded:
-        ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
-        a = self.architecture
-        if any(not isinstance(i, int) or not 0 <= i < a.vocab_size for i in ids):
-            raise UserError(f"token ids must be whole numbers from 0 to {a.vocab_size - 1}")
-        if len(ids) > a.max_positions:
-            raise UserError(f"a sequence of {len(ids)} ids is longer than the {a.max_positions} positions of the model")
-        return Encoded(ids, [0] * len(ids), 0)
+    def _checked(self, ids: Sequence[int] | Tensor) -> Encoded:
+        if not isinstance(ids, list):
+            ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        longest = self.architecture.max_positions
+        if len(ids) > longest:
+            raise UserError(f"a sequence of {len(ids)} ids is longer than the {longest} positions of the model")
+        return Encoded(ids, None, 0)
+
+    def _packed(self, encoded: Sequence[Encoded]) -> Batch:
+        try:
+            batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded])
+            known = (
+                not batch.ids.numel()
+                or 0 <= int(batch.ids.min()) <= int(batch.ids.max()) < self.architecture.vocab_size
+            )
+        except (TypeError, ValueError, OverflowError):
+            known = False
+        if not known:
+            raise UserError(f"token ids must be whole numbers from 0 to {self.architecture.vocab_size - 1}")
+        return batch
 
     @torch.no_grad()
     def hidden(self, inputs: Sequence[Input] | str, max_length: int | None = None) -> list[Tensor]:
@@ -126,13 +135,13 @@ class Model:
         limit = BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
         order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
         while order:
-            rows, total = [order.pop()], 0
+            rows = [order.pop()]
             total = len(encoded[rows[0]].ids)
             while order and total + len(encoded[order[-1]].ids) <= limit:
                 rows.append(order.pop())
                 total += len(encoded[rows[-1]].ids)
             rows.reverse()
-            yield rows, Batch.pack([encoded[i].ids for i in rows], [encoded[i].segments for i in rows])
+            yield rows, self._packed([encoded[i] for i in rows])
 
     @torch.no_grad()
     def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
@@ -152,8 +161,10 @@ class Model:
         mask_id = self.tokenizer.id_of("mask")
         chosen = [i for i, token in enumerate(encoded.ids) if token == mask_id]
         if not chosen:
-            raise UserError(f"the mask stands beyond the first {self.max_length} tokens and was cut off; shorten the text")
-        batch = Batch.pack([encoded.ids], [encoded.segments]).to(self.device)
+            raise UserError(
+                f"the mask stands beyond the first {self.max_length} tokens and was cut off; shorten the text"
+            )
+        batch = self._packed([encoded]).to(self.device)
         logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
         best = logits.float()[:, : self.tokenizer.size].softmax(-1).topk(min(k, self.tokenizer.size))
         lists = [
@@ -163,22 +174,34 @@ class Model:
         return lists[0] if len(lists) == 1 else lists
 
 
-def load(name: str | Path, *, device: str = "cpu", dtype: str = "float32", seed: int = 0) -> Model:
-    """A model from a folder (bertree's or Hugging Face's), or a preset with fresh weights drawn from `seed`."""
+def load(
+    name: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    tokenizer: str | Path | None = None,
+    seed: int = 0,
+) -> Model:
+    """A model from a folder (bertree's or Hugging Face's), or a preset with fresh weights drawn from `seed`.
+
+    `tokenizer` is a folder to take the tokenizer from; a preset then gets the size of its vocabulary.
+    """
     precision = _dtype(dtype)
+    given = _tokenizer(Path(tokenizer)) if tokenizer is not None else None
     try:
-        found = Path(name).exists()
+        is_there = Path(name).exists()
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-    if found:
-        model = Model(folder.read(Path(name), precision))
-    elif str(name) in PRESETS:
-        model = fresh(preset(str(name)).architecture, {"mask": 0}, seed)
-        model.network.to(precision)
-    elif "/" in str(name) or str(name).startswith("."):
-        raise UserError(f"{name}: no such folder")
+    if is_there:
+        contents = folder.read(Path(name), precision, given)
+        model = Model(contents)
     else:
-        preset(str(name))
+        if str(name) not in PRESETS and ("/" in str(name) or str(name).startswith(".")):
+            raise UserError(f"{name}: no such folder")
+        a = preset(str(name)).architecture
+        model = fresh(a.with_values({"vocab_size": given.size}) if given else a, {"mask": 0}, seed)
+        model.tokenizer = given
+        model.network.to(precision)
     try:
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
@@ -186,11 +209,20 @@ def load(name: str | Path, *, device: str = "cpu", dtype: str = "float32", seed:
         raise UserError(f"device '{device}': cannot be used here ({reason})") from None
 
 
+def _tokenizer(path: Path) -> Tokenizer:
+    found = Tokenizer.load(path) if path.is_dir() else None
+    if found is None:
+        raise UserError(
+            f"{path}: holds no tokenizer (tokenizer.json, vocab.txt, vocab.json + merges.txt or spiece.model)"
+        )
+    return found
+
+
 def fresh(a: Architecture, heads: dict[str, int], seed: int = 0) -> Model:
     """An untrained model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Model(Contents(a, build(a, heads), None), trained=False)
+        return Model(Contents(a, build(a, heads)), trained=False)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -200,4 +232,6 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def _is_text(item: Input) -> bool:
-    return isinstance(item, str) or (isinstance(item, tuple) and len(item) == 2 and all(isinstance(t, str) for t in item))
+    return isinstance(item, str) or (
+        isinstance(item, tuple) and len(item) == 2 and all(isinstance(t, str) for t in item)
+    )

@@ -8,9 +8,11 @@ Shape letters: t tokens in the batch, s sequences in the batch, m masked tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from itertools import accumulate
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,27 +32,34 @@ class Batch:
     pairs: Tensor | None = None  # s, int64: NSP or SOP label: 0 in order, 1 random next or swapped
 
     @classmethod
-    def pack(cls, sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None = None) -> "Batch":
-        """Lay id sequences end to end; without `segments` every token belongs to segment 0."""
-        lengths = [len(sequence) for sequence in sequences]
-        flat = [token for sequence in sequences for token in sequence]
-        kinds = [kind for sequence in segments for kind in sequence] if segments is not None else [0] * len(flat)
-        assert len(kinds) == len(flat), "segments must mirror the sequences"
+    def pack(
+        cls, sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int] | None] | None = None
+    ) -> "Batch":
+        """Lay id sequences end to end; where no segments are given every token belongs to segment 0."""
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+        ends = np.concatenate([[0], lengths.cumsum()])
+        total = int(ends[-1])
+        kinds = np.zeros(total, np.int64)
+        for start, given in zip(ends.tolist(), segments or (), strict=False):
+            if given is not None:
+                kinds[start : start + len(given)] = given
         return cls(
-            ids=torch.tensor(flat, dtype=torch.int64),
-            positions=torch.tensor([p for n in lengths for p in range(n)], dtype=torch.int64),
-            segments=torch.tensor(kinds, dtype=torch.int64),
-            cu_seqlens=torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32),
-            max_seqlen=max(lengths, default=0),
+            ids=torch.from_numpy(np.fromiter(chain(*sequences), np.int64, total)),
+            positions=torch.from_numpy(np.arange(total) - ends[:-1].repeat(lengths)),
+            segments=torch.from_numpy(kinds),
+            cu_seqlens=torch.from_numpy(ends.astype(np.int32)),
+            max_seqlen=int(lengths.max(initial=0)),
         )
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device."""
-        moved = {
-            f.name: v.to(device, non_blocking=True) if isinstance(v := getattr(self, f.name), Tensor) else v
-            for f in fields(self)
-        }
-        return Batch(**moved)
+        """The same batch on another device; to a GPU through pinned memory, so that the host does not wait."""
+        to_gpu = torch.device(device).type == "cuda"
+        moved: dict[str, Any] = {}
+        for name in (field.name for field in fields(self)):
+            if isinstance(value := getattr(self, name), Tensor):
+                pinned = value.pin_memory() if to_gpu and not value.is_cuda else value
+                moved[name] = pinned.to(device, non_blocking=True)
+        return replace(self, **moved)
 
     @property
     def first(self) -> Tensor:

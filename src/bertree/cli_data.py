@@ -15,7 +15,7 @@ store = typer.Typer(no_args_is_help=True, help="Look into token stores.")
 CorpusPaths = Annotated[
     list[str],
     typer.Argument(
-        metavar="CORPUS...",
+        metavar="CORPUS",
         help="Files, folders, globs (.txt .jsonl .csv .tsv .parquet, each also .gz .zst) or - for stdin.",
         show_default=False,
     ),

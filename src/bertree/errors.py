@@ -12,7 +12,7 @@ class UserError(Exception):
     """A mistake in what the user gave us: a file, a name, a value."""
 
 
-class UserWarningLine(UserWarning):
+class BertreeWarning(UserWarning):
     """Something the user should know that does not stop the work (truncated text, random weights)."""
 
 

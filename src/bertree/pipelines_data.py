@@ -8,8 +8,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -31,7 +32,6 @@ from bertree.data.store import TOKENIZER, Store
 from bertree.errors import UserError
 from bertree.text import training
 from bertree.text.corpus import Corpus, Options, describe
-from bertree.text.readers import Counts
 from bertree.text.sources import STANDARD_INPUT
 from bertree.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ def train_tokenizer(
     _say(console, f"[bold]{out}[/]: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
     if tokenizer.size < vocab_size:
         _say(console, f"the corpus gives only {tokenizer.size:,} of the {vocab_size:,} tokens asked for")
-    _dropped(console, source.counts)
+    _dropped(console, asdict(source.counts))
     report = training.evaluate(tokenizer, split.held)
     if not split.held:
         _say(console, f"fewer than {split.every} documents: none held out, so there is nothing to report on")
@@ -98,11 +98,13 @@ def prepare_store(
     try:
         with _bar(TextColumn("{task.fields[rate]}")) as progress:
             task = progress.add_task("preparing", total=source.size or None, rate="")
-            first: list[int] = []
+            first: tuple[float, int] | None = None  # a run that goes on does not start from nothing
 
             def advance(consumed: int, tokens: int) -> None:
-                first.append(tokens) if not first else None
-                rate = (tokens - first[0]) / max(time.perf_counter() - started, 1e-9)
+                nonlocal first
+                now = time.perf_counter()
+                first = first or (now, tokens)
+                rate = (tokens - first[1]) / max(now - first[0], 1e-9)
                 progress.update(task, completed=consumed, rate=f"{rate:,.0f} tokens/s")
 
             made = prepare(source, loaded, out, workers, language=language, advance=advance)
@@ -117,7 +119,7 @@ def prepare_store(
         f"[bold]{out}[/]: {_contents(made)}, {size / made.tokens:.2f} bytes per token "
         f"(and {beside / 1e6:.1f} MB of tokenizer), in {time.perf_counter() - started:.1f} s",
     )
-    _dropped(console, source.counts)
+    _dropped(console, made.summary)
     return made
 
 
@@ -156,7 +158,7 @@ def _rereadable(corpus: Sequence[str]) -> Iterator[list[str]]:
         yield [copy.name if name == STANDARD_INPUT else name for name in corpus]
 
 
-def _dropped(console: Console, counts: Counts) -> None:
+def _dropped(console: Console, counts: Mapping[str, int]) -> None:
     for line in describe(counts):
         _say(console, f"  {line}")
 

@@ -121,6 +121,7 @@ def test_altered_lengths_are_noticed_when_read(tmp_path: Path) -> None:
         ({"version": 2}, "has version 2"),
         ({"vocab_size": "many"}, "is damaged"),
         ({"dtype": "uint8"}, "is damaged"),
+        ({"summary": {"empty": "many"}}, "is damaged"),
         ({"special": {"cls": 5000}}, "outside the vocabulary"),
         ({"shards": [{"tokens": {"count": 3, "size": 3, "sha256": "0" * 64}}]}, "is damaged"),
         ({"shards": [7]}, "is damaged"),

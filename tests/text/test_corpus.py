@@ -123,7 +123,7 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     found = list(corpus.documents())
     assert found == ["good\nbad \ufffd\ufffd byte", "fine \ufffd", "cut \ufffd"]
     assert corpus.counts.invalid_lines == 2
-    assert "2 lines with bytes that are not UTF-8 (replaced)" in describe(corpus.counts)
+    assert "2 lines with bytes that are not UTF-8 (replaced)" in describe(vars(corpus.counts))
 
 
 def test_hygiene_is_counted(tmp_path: Path) -> None:
@@ -187,6 +187,15 @@ def test_a_damaged_parquet_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a readable parquet file") as caught:
         read(path)
     assert "\n" not in str(caught.value)
+    broken = pyarrow.array([b"bad \xff", b"good", None], pyarrow.binary()).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": broken}), path)
+    corpus = Corpus([str(path)])
+    assert list(corpus.documents()) == ["bad \ufffd", "good"]
+    assert (corpus.counts.invalid_lines, corpus.counts.missing) == (1, 1)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": pyarrow.array(["a", "b", "a"]).dictionary_encode()}), path
+    )
+    assert read(path) == ["a", "b", "a"]
     pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2]}), path)
     with pytest.raises(UserError, match="column 'text' holds int64, not text"):
         read(path)

@@ -5,7 +5,6 @@ behind them and the counts at that position. It holds a description of the job t
 other files or settings would make a store that nobody could make again.
 """
 
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -117,13 +116,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Only one preparation at a time writes to a folder; the lock ends with the process, however it ends."""
     handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             raise UserError(
                 f"{folder}: another preparation is writing here; wait for it or choose another"
             ) from None
-        raise
+        yield
     finally:
         os.close(handle)

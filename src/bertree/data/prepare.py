@@ -97,9 +97,10 @@ def prepare(
                 progress = _begin(out, job, progress, corpus, tokenizer)
                 stream = tokenise(chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
                 _write(stream, _Run(out, job, progress, advance))
+                summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
                 if not progress.shards:
                     _discard(out)
-                    reasons = "; ".join(describe(corpus.counts)) or "it is empty"
+                    reasons = "; ".join(describe(summary)) or "it is empty"
                     raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
                 write_header(
                     out,
@@ -108,7 +109,7 @@ def prepare(
                     special=special,
                     word_start=word_starts(tokenizer),
                     tokenizer_hash=job["tokenizer"],
-                    summary=asdict(corpus.counts) | {"tokenless": progress.tokenless},
+                    summary=summary,
                 )
             journal.clear(out)
     return Store.open(out)

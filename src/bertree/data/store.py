@@ -13,7 +13,7 @@ two bytes a token. Nothing is compressed further: whoever trains reads at random
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ class Store:
     shards: list[Shard]
     tokenizer_hash: str = ""
     folder: Path | None = None
+    summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
@@ -133,6 +134,7 @@ class Store:
             shards=shards,
             tokenizer_hash=header["tokenizer"],
             folder=folder,
+            summary=header["summary"],
             **totals,
         )
 
@@ -220,6 +222,9 @@ def _header(header: Json) -> list[dict[str, Part]]:
         raise ValueError("special tokens")
     if any(type(token) is not int or not 0 <= token < size for token in special.values()):
         raise ValueError("a special token lies outside the vocabulary")
+    summary = header["summary"]
+    if not isinstance(summary, dict) or any(type(count) is not int for count in summary.values()):
+        raise ValueError("summary")
     if not isinstance(header["shards"], list):
         raise ValueError("no list of shards")
     return [read_parts(entry, dtype_for(size).itemsize) for entry in header["shards"]]

@@ -36,7 +36,7 @@ def disk_errors(folder: Path, advice: str = "") -> Iterator[None]:
         raise UserError(f"{folder}: {what}{advice}") from None
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | bytearray) -> None:
     """A file that is there whole or not at all."""
     partial = path.with_name(path.name + PARTIAL)
     with partial.open("wb") as file:
@@ -59,8 +59,8 @@ class ShardWriter:
         self.folder, self.number = folder, number
         self.dtype = dtype_for(vocab_size)
         self.tokens = 0
-        self._sentences: list[NDArray[np.int64]] = []
-        self._documents: list[NDArray[np.int64]] = []
+        self._lengths = {"sentences": bytearray(), "documents": bytearray()}
+        self._counts = {"sentences": 0, "documents": 0}
         self._digest = hashlib.sha256()
         self._size = 0
         self._path = folder / part_name("tokens", number)
@@ -77,8 +77,9 @@ class ShardWriter:
         self._digest.update(data)
         self._size += len(data)
         self.tokens += tokens.size
-        self._sentences.append(sentences.astype(np.int64))
-        self._documents.append(documents.astype(np.int64))
+        for part, values in (("sentences", sentences), ("documents", documents)):
+            self._lengths[part] += lengths.encode(values)
+            self._counts[part] += values.size
 
     def close(self) -> dict[str, Part]:
         """Put the shard in its place and say what is in it."""
@@ -86,11 +87,9 @@ class ShardWriter:
         os.fsync(self._file.fileno())
         self._file.close()
         parts = {"tokens": Part(self.tokens, self._size, self._digest.hexdigest())}
-        for part, values in (("sentences", self._sentences), ("documents", self._documents)):
-            joined = np.concatenate(values)
-            data = lengths.encode(joined)
+        for part, data in self._lengths.items():
             write_whole(self.folder / part_name(part, self.number), data)
-            parts[part] = Part(joined.size, len(data), hashlib.sha256(data).hexdigest())
+            parts[part] = Part(self._counts[part], len(data), hashlib.sha256(data).hexdigest())
         self._path.with_name(self._path.name + PARTIAL).rename(self._path)
         sync(self.folder)
         return parts

@@ -31,7 +31,11 @@ _COMMON = {
 KEYS: dict[str, dict[str, str]] = {
     "bert": _COMMON,
     "roberta": _COMMON,
-    "albert": {**_COMMON, "classifier_dropout": "classifier_dropout_prob", "embedding_width": "embedding_size"},
+    "albert": {
+        **_COMMON,
+        "classifier_dropout": "classifier_dropout_prob",
+        "embedding_width": "embedding_size",
+    },
     "distilbert": {
         "vocab_size": "vocab_size",
         "width": "dim",
@@ -46,7 +50,12 @@ KEYS: dict[str, dict[str, str]] = {
         "activation": "activation",
     },
 }
-_PRESET = {"bert": "bert-base", "roberta": "roberta-base", "albert": "albert-xxlarge", "distilbert": "distilbert-base"}
+_PRESET = {
+    "bert": "bert-base",
+    "roberta": "roberta-base",
+    "albert": "albert-xxlarge",
+    "distilbert": "distilbert-base",
+}
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
 
 
@@ -56,7 +65,9 @@ def family_of(config: Json, where: str) -> Family:
     if not isinstance(model_type, str):
         raise UserError(f"{where}: has no 'model_type', so the architecture is not known")
     if model_type not in FAMILIES:
-        raise UserError(f"{where}: model_type '{model_type}' is not one bertree can load; {suggest(model_type, FAMILIES)}")
+        raise UserError(
+            f"{where}: model_type '{model_type}' is not one bertree can load; {suggest(model_type, FAMILIES)}"
+        )
     return FAMILIES[model_type]
 
 
@@ -128,18 +139,23 @@ def family_for(a: Architecture) -> Family:
         name = "roberta"
     else:
         name = "bert" if a.segments else "distilbert"
-    wanted = {
+    everything: dict[str, dict[str, Any]] = {
         "bert": {"sequence_head": "pooler", "position_offset": 0, "mask_activation": a.activation},
         "roberta": {"sequence_head": "tanh", "mask_activation": "gelu"},
-        "albert": {"sequence_head": "pooler", "position_offset": 0, "mask_activation": a.activation, "embedding_projection": True},
+        "albert": {
+            "sequence_head": "pooler",
+            "position_offset": 0,
+            "mask_activation": a.activation,
+            "embedding_projection": True,
+        },
         "distilbert": {
             "sequence_head": "relu",
             "norm_eps": 1e-12,
             "pooler": False,
             "mask_activation": a.activation,
         },
-    }[name]
-    for axis, value in wanted.items():
+    }
+    for axis, value in everything[name].items():
         if getattr(a, axis) != value:
             raise UserError(
                 f"Hugging Face's {FAMILIES[name].title} cannot hold this architecture: "

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from bertree.errors import UserError, UserWarningLine
+from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json, new_folder, read_json, read_toml, toml_text, write_text
 from bertree.interop import names, weights
 from bertree.interop.config import architecture_of, config_of, family_for, family_of
 from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
+from bertree.model.heads import ClassHead
 from bertree.model.network import FIXED_CLASSES, HEADS, Network, build
 from bertree.text.tokenizer import Tokenizer
 
@@ -34,18 +35,18 @@ class Contents:
 
     architecture: Architecture
     network: Network
-    tokenizer: Tokenizer | None
+    tokenizer: Tokenizer | None = None
     labels: list[str] = field(default_factory=list)  # names of the classes of the task head
     max_length: int | None = None  # shorter than the positions allow, where the folder says so
 
 
 def heads_of(network: Network) -> dict[str, int]:
     """The heads of a network and their number of classes."""
-    return {name: 0 if name == "mask" else head.out.out_features for name, head in network.heads.items()}
+    return {n: h.out.out_features if isinstance(h, ClassHead) else 0 for n, h in network.heads.items()}
 
 
-def read(folder: Path, dtype: torch.dtype = torch.float32) -> Contents:
-    """Load a folder of either layout, checking everything in it."""
+def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer | None = None) -> Contents:
+    """Load a folder of either layout, checking everything in it; `tokenizer` stands in for the folder's own."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is a file; give the folder of the model")
     try:
@@ -57,6 +58,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32) -> Contents:
             raise UserError(f"{folder}: holds neither {CONFIG} nor {OURS}, so it is not a model folder")
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
+    contents.tokenizer = tokenizer or Tokenizer.load(folder)
     _fit(contents, folder)
     return contents
 
@@ -80,20 +82,16 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     family = family_of(config, str(path))
     tensors = Weights(folder)
     a = architecture_of(config, str(path)).with_values({"pooler": _has_pooler(tensors)})
-    spelled = {_modern(name): name for name in tensors.names}  # as the table spells it -> as the file does
+    # As our table spells it -> as the file does: prefixes come and go, old files have old names.
+    spelled = {_modern(name).removeprefix(f"{family.model_type}."): name for name in tensors.names}
     heads = _heads_in(config, family, tensors, spelled, path)
     with torch.device("meta"):
         network = build(a, heads)
-    table = names.theirs(family, heads, network.state_dict())
-    _check_rest(family, heads, table, tensors, spelled)
-    if heads and not any(name.startswith(f"{family.model_type}.") for name in spelled):
-        raise UserError(f"{tensors.path('')}: has no tensor under '{family.model_type}.', as {config['architectures'][0]} must")
-    if not heads:  # a bare encoder may have been saved with or without the prefix
-        prefix = f"{family.model_type}."
-        spelled = {name.removeprefix(prefix): spelling for name, spelling in spelled.items()}
+    table = names.theirs(family, heads, network.state_dict(), prefixed=False)
+    _check_rest(heads, table, tensors, spelled)
     table = {ours: tuple(spelled.get(name, name) for name in theirs) for ours, theirs in table.items()}
     weights.load_into(network, tensors, table, dtype)
-    return Contents(a, network, Tokenizer.load(folder), _labels(config), _max_length(folder))
+    return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
 
 def _modern(name: str) -> str:
@@ -102,7 +100,9 @@ def _modern(name: str) -> str:
     return f"{head}.{ {'gamma': 'weight', 'beta': 'bias'}.get(leaf, leaf) }" if head else name
 
 
-def _heads_in(config: Json, family: names.Family, tensors: Weights, spelled: dict[str, str], path: Path) -> dict[str, int]:
+def _heads_in(
+    config: Json, family: names.Family, tensors: Weights, spelled: dict[str, str], path: Path
+) -> dict[str, int]:
     classes = config.get("architectures") or [f"{family.title}Model"]
     if not isinstance(classes, list) or not isinstance(classes[0], str):
         raise UserError(f"{path}: architectures: must be a list with a class name")
@@ -121,17 +121,20 @@ def _heads_in(config: Json, family: names.Family, tensors: Weights, spelled: dic
     return found
 
 
-def _check_rest(family: names.Family, heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, spelled: dict[str, str]) -> None:
+def _check_rest(
+    heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, spelled: dict[str, str]
+) -> None:
     """What the file holds beyond what is loaded: tied copies must be copies, the rest is named."""
-    prefix = f"{family.model_type}."
     used = {name for theirs in table.values() for name in theirs}
-    used |= {f"{prefix}{name}" for name in used}
-    rest = [n for n in spelled if n not in used and not n.removeprefix(prefix).endswith(names.IGNORED)]
+    rest = [name for name in spelled if name not in used and name not in names.IGNORED]
     for name in [n for n in rest if n in names.TIED_OUTPUT and "mask" in heads]:
         rest.remove(name)
-        tokens = spelled[table["encoder.embeddings.tokens.weight"][0]]
-        if not torch.equal(tensors.tensor(spelled[name]), tensors.tensor(tokens)):
-            raise UserError(f"{tensors.path(spelled[name])}: '{name}' differs from the token embedding; an untied MLM head is not supported")
+        tokens = spelled.get(table["encoder.embeddings.tokens.weight"][0])
+        if tokens and not torch.equal(tensors.tensor(spelled[name]), tensors.tensor(tokens)):
+            raise UserError(
+                f"{tensors.path(spelled[name])}: '{name}' differs from the token embedding; "
+                "an MLM head with an output matrix of its own is not supported"
+            )
     if rest:
         more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
         _warn(f"{tensors.path(spelled[rest[0]])}: not used: tensor '{rest[0]}'{more}")
@@ -150,7 +153,10 @@ def _labels(config: Json) -> list[str]:
 def _max_length(folder: Path) -> int | None:
     """The length a folder wants its texts cut to: sentence-transformers' setting, or the tokenizer's."""
     limits = []
-    for name, key in (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length")):
+    for name, key in (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
         value = read_json(folder / name).get(key) if (folder / name).is_file() else None
         limits += [value] if isinstance(value, int) and value > 0 else []
     return min(limits, default=None)
@@ -196,7 +202,7 @@ def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
     with torch.device("meta"):
         network = build(ours.architecture, ours.heads)
     weights.load_into(network, Weights(folder), _table(ours.layout, ours.architecture, network), dtype)
-    return Contents(ours.architecture, network, Tokenizer.load(folder), ours.labels, ours.max_length)
+    return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length)
 
 
 def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
@@ -234,7 +240,11 @@ def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
     with new_folder(folder, replaces=CONFIG) as work:
         config: Json = {"model_type": "bertree"}
         if layout == "huggingface":
-            config = {"architectures": [class_name], **config_of(a, family, pad), **_label_tables(contents.labels)}
+            config = {
+                "architectures": [class_name],
+                **config_of(a, family, pad),
+                **_label_tables(contents.labels),
+            }
         config["dtype"] = str(next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE)
@@ -245,15 +255,19 @@ def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
             if contents.max_length is not None:
                 model["max_length"] = contents.max_length
             write_text(
-                work / OURS, toml_text({"model": model, "heads": heads_of(network), "architecture": asdict(a)})
+                work / OURS,
+                toml_text({"model": model, "heads": heads_of(network), "architecture": asdict(a)}),
             )
 
 
 def _label_tables(labels: list[str]) -> Json:
     if not labels:
         return {}
-    return {"id2label": {str(i): n for i, n in enumerate(labels)}, "label2id": {n: i for i, n in enumerate(labels)}}
+    return {
+        "id2label": {str(i): n for i, n in enumerate(labels)},
+        "label2id": {n: i for i, n in enumerate(labels)},
+    }
 
 
 def _warn(line: str) -> None:
-    warnings.warn(line, UserWarningLine, stacklevel=3)
+    warnings.warn(line, BertreeWarning, stacklevel=3)

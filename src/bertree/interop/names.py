@@ -129,7 +129,11 @@ FAMILIES = {
                 ("encoder.pooler", "pooler"),
             ),
             {
-                "mask": (("dense", "predictions.dense"), ("norm", "predictions.LayerNorm"), ("", "predictions")),
+                "mask": (
+                    ("dense", "predictions.dense"),
+                    ("norm", "predictions.LayerNorm"),
+                    ("", "predictions"),
+                ),
                 "pair": (("out", "sop_classifier.classifier"),),
                 **_TASK_HEADS,
             },
@@ -161,14 +165,29 @@ FAMILIES = {
     )
 }
 # The output matrix of the MLM head, where a file carries it: it must equal the token embedding it is tied to.
-TIED_OUTPUT = ("cls.predictions.decoder.weight", "lm_head.decoder.weight", "predictions.decoder.weight", "vocab_projector.weight")
+TIED_OUTPUT = (
+    "cls.predictions.decoder.weight",
+    "lm_head.decoder.weight",
+    "predictions.decoder.weight",
+    "vocab_projector.weight",
+)
 # Copies and buffers that older releases stored: nothing is lost by leaving them.
-IGNORED = ("embeddings.position_ids", "cls.predictions.decoder.bias", "lm_head.decoder.bias", "predictions.decoder.bias")
+IGNORED = (
+    "embeddings.position_ids",
+    "cls.predictions.decoder.bias",
+    "lm_head.decoder.bias",
+    "predictions.decoder.bias",
+)
 
 
-def theirs(family: Family, heads: Iterable[str], ours: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """For each of our tensor names the one or three Hugging Face names it is stored under."""
-    prefix = f"{family.model_type}." if (heads := tuple(heads)) else ""
+def theirs(
+    family: Family, heads: Iterable[str], ours: Iterable[str], prefixed: bool = True
+) -> dict[str, tuple[str, ...]]:
+    """For each of our tensor names the one or three Hugging Face names it is stored under.
+
+    A model with a head stores its encoder below a prefix, a bare encoder does not; `prefixed=False` leaves it out.
+    """
+    prefix = f"{family.model_type}." if (heads := tuple(heads)) and prefixed else ""
     table = {name: _prefixed(prefix, other) for name, other in family.encoder}
     for head in heads:
         table |= {name: _prefixed("", other) for name, other in family.head_rows(head)}

@@ -75,8 +75,9 @@ def _nothing_to_read(folder: Path) -> str:
     for name in PICKLES:
         if (folder / name).exists():
             return (
-                f"{folder / name}: is a pickle, which can run code when it is read; convert it once where you "
-                "trust it: AutoModel.from_pretrained(DIR).save_pretrained(DIR) with transformers writes safetensors"
+                f"{folder / name}: is a pickle, which can run code when it is read; if you trust it, convert it once: "
+                'python -c "from transformers import AutoModelForMaskedLM as M; '
+                f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
             )
     return f"{folder}: holds no {SINGLE}; a model folder needs one (or shards with {INDEX})"
 
@@ -89,7 +90,9 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path}: is not a whole safetensors file ({reason}); copy or download it again") from None
 
 
-def load_into(network: torch.nn.Module, weights: Weights, table: Mapping[str, tuple[str, ...]], dtype: torch.dtype) -> None:
+def load_into(
+    network: torch.nn.Module, weights: Weights, table: Mapping[str, tuple[str, ...]], dtype: torch.dtype
+) -> None:
     """Give a network (built on the meta device) the tensors that `table` names for each of its own."""
     state = {}
     for ours, wanted in network.state_dict().items():

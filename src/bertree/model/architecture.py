@@ -6,10 +6,11 @@ on one axis. Nothing here imports torch, so that `bertree info` answers at once.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from bertree.errors import UserError, suggest
 
+MAX_LAYERS = 1024
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 SEQUENCE_HEADS = ("pooler", "tanh", "relu")
@@ -74,7 +75,15 @@ class Architecture:
         """Every reason why this point does not exist, nearest cause first."""
         found = [
             f"{name}: must be at least 1, not {value}"
-            for name in ("vocab_size", "width", "layers", "heads", "ffn_width", "embedding_width", "max_positions")
+            for name in (
+                "vocab_size",
+                "width",
+                "layers",
+                "heads",
+                "ffn_width",
+                "embedding_width",
+                "max_positions",
+            )
             if (value := getattr(self, name)) < 1
         ]
         found += [
@@ -112,6 +121,8 @@ class Architecture:
                 f"embedding_width: {self.embedding_width} differs from width {self.width}, "
                 "so embedding_projection must be true"
             )
+        if self.layers > MAX_LAYERS:  # files are not trusted: a depth of a billion would be built module by module
+            found.append(f"layers: {self.layers} is more than the {MAX_LAYERS} supported")
         if not 1 <= self.groups <= self.layers:
             found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
         if self.sharing == "none" and self.groups != 1:
@@ -160,7 +171,7 @@ class Architecture:
 
 
 TYPES: dict[str, type] = get_type_hints(Architecture)
-assert list(MEANING) == [f.name for f in fields(Architecture)] and not any(map(get_args, TYPES.values()))
+assert list(MEANING) == list(TYPES), "every axis is explained, in order"
 
 
 def typed(name: str, value: Any, where: str) -> Any:

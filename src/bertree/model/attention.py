@@ -10,8 +10,9 @@ One table, `KERNELS`, from name to function; `choose` picks by device and precis
 Shape letters: t tokens, s sequences, l longest sequence, n heads, d head width, h width.
 """
 
-from collections.abc import Callable
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +26,14 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.head_width = heads, width // heads
         self.dropout = dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Hidden states in, mixed hidden states out."""
-        q_tnd, k_tnd, v_tnd = self.qkv(x_th).view(x_th.shape[0], 3, self.heads, -1).unbind(1)
+        q_tnd, k_tnd, v_tnd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width)).unbind(1)
         dropout = self.dropout if self.training else 0.0
         mixed_tnd = KERNELS[choose(q_tnd, dropout)](q_tnd, k_tnd, v_tnd, batch, dropout)
         out: Tensor = self.out(mixed_tnd.flatten(1))
@@ -79,7 +80,7 @@ def padded(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, dropout: f
 
 def grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, dropout: float) -> Tensor:
     """Attend length by length."""
-    mixed: Tensor = _grouped(q_tnd, k_tnd, v_tnd, batch.cu_seqlens)
+    mixed: Tensor = _grouped(q_tnd, k_tnd, v_tnd, batch.cu_seqlens)[0]
     return mixed
 
 
@@ -90,65 +91,98 @@ KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Batch, float], Tensor]] = {
 }
 
 
-# The grouped kernel reads the lengths on the host, which a compiler cannot follow, so it is an
-# operator of its own: the compiler sees one opaque call, and new lengths cause no recompilation.
+# The grouped kernel reads the lengths on the host, which a compiler cannot follow, so it is an operator
+# of its own: the compiler sees one opaque call, and new lengths cause no recompilation. Inside an
+# operator there is no autograd, so forward and backward name the CPU flash kernels that
+# scaled_dot_product_attention would choose.
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def _by_length(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> Tensor:
+def _groups(cu_seqlens: Tensor) -> tuple[list[tuple[int, int]], Tensor | None]:
+    """(length, count) of each group, and the order of tokens that brings equal lengths together."""
     lengths = cu_seqlens.diff().tolist()
-    if any(a > b for a, b in zip(lengths, lengths[1:], strict=False)):  # bring equal lengths together
-        order_s = torch.tensor(lengths).argsort(stable=True)
-        rows = torch.arange(q_tnd.shape[0]).split(lengths)
-        order_t = torch.cat([rows[i] for i in order_s.tolist()])
-        ends = torch.tensor([0, *sorted(lengths)]).cumsum(0)
-        mixed = _by_length(q_tnd[order_t], k_tnd[order_t], v_tnd[order_t], ends)
-        return torch.empty_like(mixed).index_copy(0, order_t, mixed)
-    sizes = [(length, len(list(run))) for length, run in groupby(lengths) if length]
-    parts = (x.split([length * count for length, count in sizes]) for x in (q_tnd, k_tnd, v_tnd))
-    mixed_parts = []
-    for (length, count), *qkv in zip(sizes, *parts, strict=True):
-        q, k, v = (x.unflatten(0, (count, length)).transpose(1, 2) for x in qkv)
-        mixed_parts.append(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1))
-    return torch.cat(mixed_parts) if mixed_parts else torch.zeros_like(q_tnd)
+    order_t = None
+    if any(a > b for a, b in pairwise(lengths)):
+        rows = torch.arange(sum(lengths)).split(lengths)
+        order_t = torch.cat([rows[i] for i in sorted(range(len(rows)), key=lengths.__getitem__)])
+        lengths.sort()
+    return [(length, len(list(run))) for length, run in groupby(lengths) if length], order_t
+
+
+def _cut(x_tn: Tensor, groups: list[tuple[int, int]], order_t: Tensor | None) -> list[Tensor]:
+    """The stream as one block per group: count x heads x length (x head width)."""
+    if order_t is not None:
+        x_tn = x_tn[order_t]
+    parts = x_tn.split([length * count for length, count in groups])
+    return [x.unflatten(0, (count, length)).transpose(1, 2) for x, (length, count) in zip(parts, groups, strict=True)]
+
+
+def _join(parts: Sequence[Tensor], like_tn: Tensor, order_t: Tensor | None) -> Tensor:
+    """Blocks back to the stream."""
+    if not parts:
+        return torch.empty_like(like_tn, memory_format=torch.contiguous_format)
+    x_tn = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+    return x_tn if order_t is None else torch.empty_like(x_tn).index_copy_(0, order_t, x_tn)
 
 
 @torch.library.custom_op("bertree::grouped_attention", mutates_args=())
-def _grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return _by_length(q_tnd, k_tnd, v_tnd, cu_seqlens)
+def _grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    groups, order_t = _groups(cu_seqlens)
+    blocks = (_cut(x, groups, order_t) for x in (q_tnd, k_tnd, v_tnd))
+    mixed = [_flash(q, k, v) for q, k, v in zip(*blocks, strict=True)]
+    out_tnd = _join([out for out, _ in mixed], q_tnd, order_t)
+    # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
+    return out_tnd, _join([scale for _, scale in mixed], q_tnd[..., 0].float(), order_t)
 
 
 @torch.library.custom_op("bertree::grouped_attention_backward", mutates_args=())
 def _grouped_backward(
-    grad_tnd: Tensor, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor
+    grad_tnd: Tensor,
+    q_tnd: Tensor,
+    k_tnd: Tensor,
+    v_tnd: Tensor,
+    out_tnd: Tensor,
+    scale_tn: Tensor,
+    cu_seqlens: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # Attention is a few percent of a step at these lengths, so it is computed again rather than kept.
-    with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (q_tnd, k_tnd, v_tnd)]
-        mixed = _by_length(*inputs, cu_seqlens)
-    q, k, v = torch.autograd.grad(mixed, inputs, grad_tnd)
+    groups, order_t = _groups(cu_seqlens)
+    blocks = (_cut(x, groups, order_t) for x in (grad_tnd, q_tnd, k_tnd, v_tnd, out_tnd, scale_tn))
+    grads = [_flash_backward(*block, 0.0, False) for block in zip(*blocks, strict=True)]
+    q, k, v = (_join([grad[i] for grad in grads], q_tnd, order_t) for i in range(3))
     return q, k, v
 
 
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 @_grouped.register_fake
-def _(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return torch.empty_like(q_tnd, memory_format=torch.contiguous_format)
+def _(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    return _like(q_tnd), _like(q_tnd[..., 0].float())
 
 
 @_grouped_backward.register_fake
 def _(
-    grad_tnd: Tensor, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor
+    grad_tnd: Tensor,
+    q_tnd: Tensor,
+    k_tnd: Tensor,
+    v_tnd: Tensor,
+    out_tnd: Tensor,
+    scale_tn: Tensor,
+    cu_seqlens: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_tnd, k_tnd, v_tnd))
-    return q, k, v
+    return _like(q_tnd), _like(k_tnd), _like(v_tnd)
 
 
-def _keep(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, cu_seqlens = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_seqlens)
 
 
-def _back(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, cu_seqlens = ctx.saved_tensors  # type: ignore[attr-defined]
-    return (*_grouped_backward(grad, q, k, v, cu_seqlens), None)
+def _back(ctx: Any, grad_out: Tensor, grad_scale: Tensor | None) -> tuple[Tensor | None, ...]:
+    return (*_grouped_backward(grad_out, *ctx.saved_tensors), None)
 
 
 _grouped.register_autograd(_back, setup_context=_keep)

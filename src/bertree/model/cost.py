@@ -3,15 +3,17 @@
 Parameters are exact. Operations count a multiply-add as two and leave out norms, activations and
 softmax (under one percent at these widths).
 
-The memory model is for one training step of the packed encoder with its MLM head under bf16
-autocast, not compiled, without activation checkpointing:
+The memory model is for one step of pretraining with the packed encoder and the MLM head on 15 % of the
+tokens, bf16 autocast, AdamW, not compiled, no activation checkpointing. The peak is the larger of two
+moments:
 
-    state        16 bytes a parameter: fp32 weight, gradient and two Adam moments
-    copies        2 bytes a parameter of a matrix product: the bf16 copy that autocast keeps for the step
-    activations   what autograd keeps between forward and backward, listed term by term below
-    logits        scores of the masked positions over the vocabulary: see LOGIT_BYTES
+    when the backward pass begins    weights and moments (12 bytes a parameter), autocast's bf16 copies of
+                                     the matrices (2), the token embedding's gradient, everything autograd
+                                     kept for the backward pass, and the logits of the masked tokens
+    when it ends                     weights, moments and gradients (16 bytes a parameter)
 
-`benchmarks/memory.py` holds this against measured peaks.
+`benchmarks/memory.py` holds this against measured peaks. A packed batch has no term in length squared:
+flash attention keeps one number a head and query instead of the scores.
 """
 
 from dataclasses import asdict, dataclass
@@ -20,9 +22,15 @@ from bertree.model.architecture import Architecture
 
 LENGTHS = (64, 128, 256, 320, 384, 512)
 MASK_RATE = 0.15
-STATE_BYTES = 16  # a parameter: fp32 weight + gradient + two moments
-COPY_BYTES = 2  # a parameter of a linear layer: autocast's bf16 copy
-LOGIT_BYTES = 14  # a logit at the peak: bf16 scores, fp32 copy, fp32 log-softmax, its fp32 gradient
+LOGIT_BYTES = 10  # a logit: score in bf16, log-softmax and its gradient in fp32
+RESERVE = 0.06  # of a card, for the CUDA context and fragmentation
+GIB = 1024**3
+
+# Largest batch on a card of 12 GB that BERT's authors published (fp32, padded), by length.
+PUBLISHED_BATCHES = {
+    "bert-base": (64, 32, 16, 14, 12, 6),
+    "bert-large": (12, 6, 2, 1, 0, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,42 @@ def training_flops(a: Architecture, length: int) -> int:
 
 
 def activation_bytes(a: Architecture) -> int:
-    """Bytes a token that autograd keeps for the encoder's backward pass.
+    """Bytes a token that autograd keeps for the encoder's backward pass."""
+    h, f = a.width, a.ffn_width
+    masks = 2 * h if a.dropout else 0  # one byte an element, after attention and after feed-forward
+    attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
+    ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
+    norms = 2 * (4 * h + 8)  # their fp32 inputs, mean and deviation
+    embeddings = 4 * a.embedding_width + 8 + (a.embedding_width if a.dropout else 0)
+    if a.embedding_projection:
+        embeddings += 2 * a.embedding_width
+    return a.layers * (masks + attention + ffn + norms) + embeddings
 
-    A packed batch has no term in length squared: the attention kernel keeps one number a head and query.
-    """
-    raise NotImplementedError
+
+def mask_head_bytes(a: Architecture) -> int:
+    """Bytes a masked token: the transform's kept tensors and the logits."""
+    return 6 * a.width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size
+
+
+def training_bytes(a: Architecture, batch: int, length: int) -> int:
+    """Peak bytes of one training step on `batch` sequences of `length` tokens."""
+    counts = parameters(a)
+    everything = counts.total + counts.mlm_head
+    tokens = batch * length
+    kept = tokens * activation_bytes(a) + round(MASK_RATE * tokens) * mask_head_bytes(a)
+    begins = 12 * everything + 2 * everything + 4 * a.vocab_size * a.embedding_width + kept
+    return max(begins, 16 * everything)
+
+
+def largest_batch(a: Architecture, length: int, card_gb: float) -> int:
+    """The largest batch that fits a card of that many GiB; 0 if not even one sequence does."""
+    usable = card_gb * GIB * (1 - RESERVE)
+    if training_bytes(a, 1, length) > usable:
+        return 0
+    low, high = 1, 2
+    while training_bytes(a, high, length) <= usable:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if training_bytes(a, middle, length) <= usable else (low, middle)
+    return low

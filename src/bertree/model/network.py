@@ -39,11 +39,10 @@ class Network(nn.Module):
         logits: Tensor = self.heads["mask"](hidden_th[chosen_m], self.encoder.embeddings.tokens.weight)
         return logits
 
-    def class_logits(
-        self, name: str, hidden_th: Tensor, batch: Batch, chosen_m: Tensor | None = None
-    ) -> Tensor:
+    def class_logits(self, name: str, hidden_th: Tensor, batch: Batch, chosen_m: Tensor | None = None) -> Tensor:
         """Scores of any other head: one row a sequence, or a (chosen) token for `token` and `span`."""
         head = self.heads[name]
+        assert isinstance(head, ClassHead)
         if name in TOKEN_HEADS:
             read = hidden_th if chosen_m is None else hidden_th[chosen_m]
         elif head.dense is not None:

@@ -28,11 +28,26 @@ def _add(name: str, parent: str | None, note: str, published: str = "", study: b
 
 
 _add("bert-base", None, "Devlin et al. 2018: masked tokens and next sentence", "108M without the pooler")
-_add("bert-tiny", "bert-base", "Turc et al. 2019: for tests and very small devices", layers=2, width=128, heads=2)
+_add(
+    "bert-tiny",
+    "bert-base",
+    "Turc et al. 2019: for tests and very small devices",
+    layers=2,
+    width=128,
+    heads=2,
+)
 _add("bert-mini", "bert-base", "Turc et al. 2019", layers=4, width=256, heads=4)
 _add("bert-small", "bert-base", "Turc et al. 2019", layers=4, width=512, heads=8)
 _add("bert-medium", "bert-base", "Turc et al. 2019", layers=8, width=512, heads=8)
-_add("bert-large", "bert-base", "Devlin et al. 2018", "334M without the pooler", layers=24, width=1024, heads=16)
+_add(
+    "bert-large",
+    "bert-base",
+    "Devlin et al. 2018",
+    "334M without the pooler",
+    layers=24,
+    width=1024,
+    heads=16,
+)
 _add(
     "bert-xlarge",
     "bert-large",

@@ -6,7 +6,7 @@ current file from its start (no index is kept of it) but skips every file before
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO
 
@@ -121,15 +121,16 @@ class Corpus:
         return document
 
 
-def describe(counts: readers.Counts) -> list[str]:
+def describe(counts: Mapping[str, int]) -> list[str]:
     """What was left out or repaired and why, one line each, nothing where nothing was."""
-    reasons = [
-        (counts.empty, "left out: empty"),
-        (counts.short, "left out: too short"),
-        (counts.duplicate, "left out: exact duplicates"),
-        (counts.broken, "left out: records that are broken or too long"),
-        (counts.missing, "left out: records without text in the field"),
-        (counts.invalid_lines, "lines with bytes that are not UTF-8 (replaced)"),
-        (counts.cut, "documents cut because they were too long"),
-    ]
-    return [f"{count:,} {what}" for count, what in reasons if count]
+    reasons = {
+        "empty": "left out: empty",
+        "short": "left out: too short",
+        "duplicate": "left out: exact duplicates",
+        "broken": "left out: records that are broken or too long",
+        "missing": "left out: records without text in the field",
+        "tokenless": "left out: not a single token",
+        "invalid_lines": "lines with bytes that are not UTF-8 (replaced)",
+        "cut": "cuts in documents that were too long",
+    }
+    return [f"{counts[name]:,} {what}" for name, what in reasons.items() if counts.get(name)]

@@ -135,7 +135,7 @@ def _jsonl(path: str, stream: IO[bytes], field: str, counts: Counts) -> Iterator
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            if number == 0:
+            if number == 0 and data:
                 raise UserError(f"{path}: its first line is not a JSON object; one object a line is expected")
             counts.broken += 1
         elif not isinstance(text := record.get(field), str):
@@ -186,14 +186,17 @@ def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> I
             if field not in names:
                 raise UserError(f"{source.path}: {_no_field(field, names)}")
             kind = table.schema_arrow.field(field).type
+            if pyarrow.types.is_dictionary(kind):
+                kind = kind.value_type
             if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
                 raise UserError(f"{source.path}: column '{field}' holds {kind}, not text")
             for batch in table.iter_batches(batch_size=64, columns=[field], use_threads=False):
-                for text in batch.column(0).to_pylist():
-                    if text is None:
+                column = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+                for data in column.to_pylist():  # as bytes, because nobody has checked that it is UTF-8
+                    if data is None:
                         counts.missing += 1
                     else:
-                        yield text
+                        yield _decode(data, counts)
         except pyarrow.ArrowException as error:
             reason = str(error).splitlines()[0] if str(error) else "damaged"
             raise UserError(f"{source.path}: is not a readable parquet file ({reason})") from None

@@ -17,15 +17,30 @@ from bertree.files import Json, read_json
 from bertree.text import vocabularies
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
-FILES = (JSON, CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model")
-KINDS = {"mask": ("[MASK]", "<mask>"), "pad": ("[PAD]", "<pad>"), "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>"), "unk": ("[UNK]", "<unk>")}
+FILES = (
+    JSON,
+    CONFIG,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+)
+KINDS = {
+    "mask": ("[MASK]", "<mask>"),
+    "pad": ("[PAD]", "<pad>"),
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "unk": ("[UNK]", "<unk>"),
+}
 
 
 class Encoded(NamedTuple):
     """One input as the model reads it."""
 
     ids: list[int]
-    segments: list[int]
+    segments: list[int] | None  # None: all in segment 0
     dropped: int  # tokens that did not fit
 
 
@@ -108,8 +123,12 @@ class Tokenizer:
         finally:
             self.backend.no_truncation()
         return [
-            Encoded(e.ids, e.type_ids, sum(len(o.ids) - sum(o.special_tokens_mask) for o in e.overflowing))
-            for e in encodings
+            Encoded(
+                e.ids,
+                e.type_ids if isinstance(given, tuple) else None,
+                sum(len(o.ids) - sum(o.special_tokens_mask) for o in e.overflowing),
+            )
+            for given, e in zip(inputs, encodings, strict=True)
         ]
 
 

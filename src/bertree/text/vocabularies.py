@@ -72,12 +72,14 @@ def byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
 
 def frame_roberta(tokenizer: Tokenizer, prefix: bool = False) -> None:
     """RoBERTa's frame: <s> A </s> or <s> A </s></s> B </s>, all in segment 0; <mask> takes the space before it."""
-    special = [t for t in ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|endoftext|>") if tokenizer.token_to_id(t) is not None]
+    special = [
+        t for t in ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|endoftext|>") if tokenizer.token_to_id(t) is not None
+    ]
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in special]
     )
     if {"<s>", "</s>"} <= set(special):
-        start, end = ((token, tokenizer.token_to_id(token)) for token in ("<s>", "</s>"))
+        start, end = ((token, tokenizer.token_to_id(token) or 0) for token in ("<s>", "</s>"))
         tokenizer.post_processor = processors.RobertaProcessing(end, start, True, prefix)
 
 
@@ -99,7 +101,9 @@ def unigram(data: bytes, config: Json) -> Tokenizer:
         steps.append(normalizers.Precompiled(charsmap))
     steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
+    )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     special = [t for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]") if tokenizer.token_to_id(t) is not None]
     tokenizer.add_special_tokens(

@@ -1,0 +1,80 @@
+"""The memory model of `bertree info` against measured peaks of a training step (needs CUDA).
+
+    python benchmarks/memory.py
+
+Each case runs two steps of MLM under bf16 autocast with fused AdamW, packed, and reads the peak that
+PyTorch's allocator saw; weights and inputs are random, which does not change the sizes.
+"""
+
+import argparse
+import gc
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.common import environment, table
+from bertree.batch import Batch
+from bertree.model import cost
+from bertree.model.network import build
+from bertree.model.presets import preset
+
+CASES = [
+    (name, batch, length)
+    for name in (
+        "bert-small",
+        "bert-base",
+        "bert-large",
+        "roberta-base",
+        "albert-base",
+        "albert-xxlarge",
+        "distilbert-base",
+    )
+    for batch, length in ((32, 128), (256, 128), (16, 512), (64, 512))
+]
+
+
+def peak(name: str, batch: int, length: int) -> int:
+    """Peak bytes of the second step."""
+    a = preset(name).architecture.with_values({"attention_dropout": 0.0})
+    network = build(a, {"mask": 0}).cuda().train()
+    optimiser = torch.optim.AdamW(network.parameters(), fused=True)
+    ids = torch.randint(5, a.vocab_size, (batch, length)).tolist()
+    packed = Batch.pack(ids).to("cuda")
+    masked = torch.randperm(batch * length)[: round(cost.MASK_RATE * batch * length)].cuda()
+    targets = packed.ids[masked]
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(network.mask_logits(network(packed), masked), targets)
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        del loss
+    return torch.cuda.max_memory_allocated()
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    rows = []
+    for name, batch, length in CASES:
+        measured = peak(name, batch, length)
+        gc.collect()
+        torch.cuda.empty_cache()
+        a = preset(name).architecture.with_values({"attention_dropout": 0.0})
+        expected = cost.training_bytes(a, batch, length)
+        rows.append(
+            (
+                name,
+                f"{batch} x {length}",
+                f"{expected / cost.GIB:.2f}",
+                f"{measured / cost.GIB:.2f}",
+                f"{expected / measured:.3f}",
+            )
+        )
+        print(*rows[-1], flush=True)
+    print(f"\n{environment()}\n")
+    print(table(("preset", "batch", "model, GiB", "measured, GiB", "model / measured"), rows))
+
+
+if __name__ == "__main__":
+    main()

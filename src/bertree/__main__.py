@@ -1,0 +1,5 @@
+"""`python -m bertree` is `bertree`."""
+
+from bertree.cli import main
+
+main()

@@ -1,0 +1,125 @@
+"""The command line: verbs, one function each. Heavy imports happen inside the verb."""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import bertree
+from bertree.errors import BertreeWarning, UserError
+
+app = typer.Typer(
+    name="bertree",
+    help="The BERT family as one design space: look at it, load it, use it, hand it back.",
+    epilog="Start with: bertree info",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[str, typer.Argument(help="a model folder (bertree's or Hugging Face's), or a preset's name")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="print the version and stop")] = False,
+) -> None:
+    if version:
+        print(f"bertree {bertree.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def info(
+    name: Annotated[str | None, typer.Argument(help="a preset or a model folder; without it, the whole tree")] = None,
+    axes: Annotated[list[str] | None, typer.Argument(help="axes to turn: layers=6 sharing=none ...")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="sequences a step, for the training memory")] = 32,
+    length: Annotated[int, typer.Option(min=1, help="tokens a sequence, for the training memory")] = 128,
+    card: Annotated[float, typer.Option(min=0.1, help="memory of the card in GB, for the largest batch")] = 12,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw the family tree, or show one point: axes, parameters, memory, operations.
+
+    [dim]bertree info
+    bertree info albert-base
+    bertree info bert-base layers=6 segments=0 --card 24
+    bertree info path/to/model --json[/dim]
+    """
+    from rich.console import Console
+
+    from bertree import info as view
+
+    if name is None:
+        view.print_json(view.tree_json()) if as_json else view.print_tree(Console())
+        return
+    point = view.find(name, axes or [])
+    if as_json:
+        view.print_json(view.as_json(point))
+    else:
+        view.print_point(Console(), point, batch, length, card)
+
+
+@app.command()
+def fill(
+    model: ModelArgument,
+    text: Annotated[str, typer.Argument(help="a text with a mask in it: [MASK] or <mask>")],
+    k: Annotated[int, typer.Option("-k", "--top", min=1, help="candidates to show")] = 5,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    tokenizer: Annotated[Path | None, typer.Option(help="folder with the tokenizer, if not the model's own")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fill the masks of a text: the likeliest tokens and their probabilities.
+
+    [dim]bertree fill my-model "The capital of France is \\[MASK]."[/dim]
+    """
+    from rich.console import Console
+
+    from bertree import load, pipelines
+
+    pipelines.fill(Console(), load(model, device=device, tokenizer=tokenizer), text, k, as_json)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="the model folder to read, of either kind")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="the folder to write")],
+    to: Annotated[str, typer.Option("--to", metavar="bertree|huggingface", help="the kind of folder to write")],
+    dtype: Annotated[
+        str, typer.Option(help="precision of the written weights: float32, bfloat16, float16")
+    ] = "float32",
+    force: Annotated[bool, typer.Option("--force", help="replace DST if it holds a model already")] = False,
+) -> None:
+    """Convert a model folder to bertree's or to Hugging Face's form, with its tokenizer.
+
+    A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture.
+
+    [dim]bertree convert bert-base-uncased my-bert --to bertree
+    bertree convert my-bert for-transformers --to huggingface[/dim]
+    """
+    from bertree.pipelines import convert_folder
+
+    convert_folder(source, target, to, dtype, force)
+
+
+def main() -> None:
+    """Run a verb; what the user did wrong becomes one line and exit code 2."""
+    warnings.showwarning = _say_warning  # type: ignore[assignment]
+    try:
+        app()
+    except UserError as error:
+        print(f"bertree: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    if issubclass(category, BertreeWarning):
+        print(f"bertree: note: {message}", file=sys.stderr)

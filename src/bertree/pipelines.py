@@ -1,0 +1,46 @@
+"""A verb's work: read what it was given, build the parts, run them, show the result."""
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bertree.api import DTYPES, Candidate, Model
+from bertree.errors import UserError, suggest
+from bertree.info import describe_architecture, print_json
+from bertree.interop import folder
+
+
+def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> None:
+    """`bertree fill`: a table of candidates for each mask."""
+    if not model.trained:
+        print("bertree: note: a preset has fresh, untrained weights: its candidates mean nothing", file=sys.stderr)
+    found = model.fill_mask(text, k)
+    masks: list[list[Candidate]] = [found] if isinstance(found[0], Candidate) else found
+    if as_json:
+        print_json([[candidate._asdict() for candidate in mask] for mask in masks])
+        return
+    for number, candidates in enumerate(masks, 1):
+        table = Table("token", "probability", "", box=None, pad_edge=False)
+        for candidate in candidates:
+            bar = "█" * round(candidate.probability * 30)
+            table.add_row(f"[bold]{candidate.token}[/]", f"{candidate.probability:.4f}", f"[green]{bar}[/]")
+        if len(masks) > 1:
+            console.print(f"mask {number} of {len(masks)}")
+        console.print(table)
+
+
+def convert_folder(source: Path, target: Path, to: str, dtype: str, force: bool) -> None:
+    """`bertree convert`: read a folder of either kind, write the kind asked for."""
+    if to not in folder.LAYOUTS:
+        raise UserError(f"--to {to}: {suggest(to, folder.LAYOUTS)}")
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: {suggest(dtype, DTYPES)}")
+    if not source.exists():
+        raise UserError(f"{source}: no such folder")
+    if (target / folder.CONFIG).exists() and not force:
+        raise UserError(f"{target}: holds a model already; give another folder, or --force to replace it")
+    contents = folder.read(source, DTYPES[dtype])
+    folder.write(contents, target, to)
+    print(f"{target}: {to} folder, {describe_architecture(contents.architecture)}")

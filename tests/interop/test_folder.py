@@ -1,0 +1,254 @@
+"""Folders: round trips byte for byte, old names, shards, and everything that can be wrong with a file."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import bertree
+from bertree.api import fresh
+from bertree.errors import BertreeWarning, UserError
+from bertree.interop import folder
+from bertree.model.presets import preset
+from tests.parity import peer, ragged
+
+SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
+WEIGHTS = "model.safetensors"
+
+
+def tiny(name: str, heads: dict[str, int], **more: object) -> bertree.Model:
+    return fresh(preset(name).architecture.with_values(SMALL | more), heads, seed=1)
+
+
+def hidden(model: bertree.Model, ids: list[list[int]]) -> torch.Tensor:
+    return torch.cat(model.hidden(ids))
+
+
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
+@pytest.mark.parametrize("heads", [{}, {"mask": 0}, {"sequence": 3}, {"token": 5}, {"span": 2}, {"choice": 1}])
+def test_round_trip_through_hugging_face_is_byte_identical(name: str, heads: dict[str, int], tmp_path: Path) -> None:
+    model = tiny(name, heads)
+    model.save(tmp_path / "a")
+    folder.write(folder.read(tmp_path / "a"), tmp_path / "b", to="huggingface")
+    assert not (tmp_path / "b" / folder.OURS).exists()
+    folder.write(folder.read(tmp_path / "b"), tmp_path / "c", to="bertree")
+    assert (tmp_path / "a" / WEIGHTS).read_bytes() == (tmp_path / "c" / WEIGHTS).read_bytes()
+    again = bertree.load(tmp_path / "c")
+    assert {k: v.tolist() for k, v in again.network.state_dict().items()} == {
+        k: v.tolist() for k, v in model.network.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
+def test_a_saved_model_is_read_by_transformers(name: str, tmp_path: Path) -> None:
+    model = tiny(name, {"sequence": 3})
+    model.labels.extend(["no", "maybe", "yes"])
+    model.save(tmp_path / "m")
+    theirs, loading = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "m", output_loading_info=True
+    )
+    assert not loading["missing_keys"]
+    assert set(loading["unexpected_keys"]) <= {"roberta.pooler.dense.weight", "roberta.pooler.dense.bias"}
+    assert theirs.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
+    ids, _ = ragged([7], 60, 0, 3)
+    with torch.no_grad():
+        expected = theirs.base_model(input_ids=torch.tensor(ids)).last_hidden_state[0]
+    assert (hidden(model, ids) - expected).abs().max() < 1e-5
+    assert bertree.load(tmp_path / "m").labels == ["no", "maybe", "yes"]
+
+
+@pytest.mark.parametrize("changes", [{"sharing": "attention"}, {"sharing": "ffn"}, {"embedding_width": 32}])
+def test_points_hugging_face_does_not_know_keep_our_names(changes: dict[str, object], tmp_path: Path) -> None:
+    model = tiny("albert-base", {"mask": 0}, **changes)
+    model.save(tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "bertree"
+    again = bertree.load(tmp_path / "m")
+    assert torch.equal(hidden(model, [[5, 6, 7]]), hidden(again, [[5, 6, 7]]))
+    with pytest.raises(UserError, match="Hugging Face"):
+        folder.write(folder.read(tmp_path / "m"), tmp_path / "h", to="huggingface")
+    assert not (tmp_path / "h").exists()
+
+
+def test_a_shared_layer_is_stored_once(tmp_path: Path) -> None:
+    tiny("albert-base", {}).save(tmp_path / "m")
+    names = load_file(tmp_path / "m" / WEIGHTS)
+    assert sum("attention.query.weight" in name for name in names) == 1
+
+
+def test_old_names_extra_keys_prefixes_and_shards(tmp_path: Path) -> None:
+    model = peer("bert", "ForMaskedLM", 0, vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                 intermediate_size=32, max_position_embeddings=20)  # fmt: skip
+    model.save_pretrained(tmp_path / "new")
+    expected = hidden(bertree.load(tmp_path / "new"), [[4, 5, 6]])
+    state = load_file(tmp_path / "new" / WEIGHTS)
+    old = {
+        k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
+        for k, v in state.items()
+    }
+    old["bert.embeddings.position_ids"] = torch.arange(20)[None]
+    old["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
+    old["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"].clone()
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    save_file(old, tmp_path / "old" / WEIGHTS)
+    with_old_names = bertree.load(tmp_path / "old")
+    assert torch.equal(hidden(with_old_names, [[4, 5, 6]]), expected)
+
+    model.save_pretrained(tmp_path / "shards", max_shard_size="5KB")
+    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
+    assert torch.equal(hidden(bertree.load(tmp_path / "shards"), [[4, 5, 6]]), expected)
+
+    old["cls.predictions.decoder.weight"] += 1
+    save_file(old, tmp_path / "old" / WEIGHTS)
+    with pytest.raises(UserError, match="differs from the token embedding"):
+        bertree.load(tmp_path / "old")
+
+
+def test_an_unknown_head_is_said_and_left(tmp_path: Path) -> None:
+    model = peer("bert", "ForMaskedLM", 0, vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                 intermediate_size=32, max_position_embeddings=20)  # fmt: skip
+    model.save_pretrained(tmp_path / "m")
+    edit(tmp_path / "m", architectures=["BertForSomethingNew"])
+    with pytest.warns(BertreeWarning, match="BertForSomethingNew") as said:
+        loaded = bertree.load(tmp_path / "m")
+    assert len(loaded.network.heads) == 0
+    assert any("not used: tensor 'cls." in str(w.message) for w in said)
+
+
+def edit(path: Path, **changes: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    folder.write(tiny("bert-base", {"sequence": 2})._contents, tmp_path / "m", to="huggingface")
+    return tmp_path / "m"
+
+
+def truncate(path: Path) -> None:
+    data = (path / WEIGHTS).read_bytes()
+    (path / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def to_pickle(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    (path / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
+
+
+def shards_outside(path: Path) -> None:
+    (path / WEIGHTS).rename(path.parent / "stolen.safetensors")
+    index = {"weight_map": {"a": "../stolen.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def lost_shard(path: Path) -> None:
+    (path / WEIGHTS).unlink()
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+
+
+def drop_tensor(path: Path) -> None:
+    state = load_file(path / WEIGHTS)
+    del state["bert.encoder.layer.1.output.dense.bias"]
+    save_file(state, path / WEIGHTS)
+
+
+def whole_numbers(path: Path) -> None:
+    state = load_file(path / WEIGHTS)
+    state["bert.pooler.dense.bias"] = torch.zeros(32, dtype=torch.int64)
+    save_file(state, path / WEIGHTS)
+
+
+BROKEN = {
+    "no weights": (lambda p: (p / WEIGHTS).unlink(), "holds no model.safetensors"),
+    "truncated": (truncate, "model.safetensors: is not a whole safetensors file"),
+    "empty": (lambda p: (p / WEIGHTS).write_bytes(b""), "is not a whole safetensors file"),
+    "not tensors": (lambda p: (p / WEIGHTS).write_bytes(b"hello" * 100), "is not a whole safetensors file"),
+    "pickle": (to_pickle, "pytorch_model.bin: is a pickle.*save_pretrained"),
+    "shard outside": (shards_outside, "not the name of a safetensors file in this folder"),
+    "lost shard": (lost_shard, "model-1.safetensors: is missing"),
+    "missing tensor": (drop_tensor, "tensor 'encoder.layer.1.output.dense.bias' is missing"),
+    "integer tensor": (whole_numbers, "not floating-point"),
+    "wrong shape": (lambda p: edit(p, vocab_size=61), r"has shape 60 x 32, but the configuration asks for 61 x 32"),
+    "unknown type": (lambda p: edit(p, model_type="llama"), "model_type 'llama' is not one bertree can load"),
+    "near type": (lambda p: edit(p, model_type="bertt"), "did you mean 'bert'"),
+    "no type": (lambda p: edit(p, model_type=None), "no 'model_type'"),
+    "wrong value": (lambda p: edit(p, hidden_size="wide"), "config.json: hidden_size: 'wide'"),
+    "impossible": (lambda p: edit(p, num_attention_heads=5), "5 heads cannot divide"),
+    "activation": (lambda p: edit(p, hidden_act="swish"), "activation 'swish' is not supported"),
+    "relative": (lambda p: edit(p, position_embedding_type="relative_key"), "only 'absolute'"),
+    "decoder": (lambda p: edit(p, is_decoder=True), "decoders are not supported"),
+    "bad json": (lambda p: (p / "config.json").write_text("{"), "config.json: is not valid JSON"),
+    "list": (lambda p: (p / "config.json").write_text("[]"), "must hold a JSON object"),
+    "binary": (lambda p: (p / "config.json").write_bytes(b"\xff\xfe\x00"), "not UTF-8"),
+    "nothing": (lambda p: (p / "config.json").unlink(), "not a model folder"),
+    "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), "the tokenizer files cannot be read"),
+    "half bpe": (lambda p: (p / "vocab.json").write_text("{}"), "needs both vocab.json and merges.txt"),
+    "spiece": (lambda p: (p / "spiece.model").write_bytes(b"\x0a\xff\xff"), "is not a SentencePiece model"),
+    "big vocabulary": (
+        lambda p: (p / "vocab.txt").write_text("\n".join(["[UNK]", *(f"w{i}" for i in range(70))])),
+        "tokenizer has 71 tokens, but the model was trained with 60",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_folders_are_one_line(case: str, theirs: Path) -> None:
+    damage, reason = BROKEN[case]
+    damage(theirs)
+    with pytest.raises(UserError, match=reason) as error:
+        bertree.load(theirs)
+    assert "\n" not in str(error.value)
+    assert str(theirs.parent) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("widht = 3", "widht: unknown key, did you mean 'width'"),
+        ("width = 'x'", "width: must be a whole number"),
+        ("[other]", "unknown table"),
+        ("=", "not valid TOML"),
+    ],
+)
+def test_our_own_file_is_not_trusted_either(line: str, reason: str, tmp_path: Path) -> None:
+    tiny("bert-base", {}).save(tmp_path / "m")
+    path = tmp_path / "m" / folder.OURS
+    text = path.read_text().replace("width = 32\n", "", 1) if line.startswith("width") else path.read_text()
+    path.write_text(text + line + "\n")
+    with pytest.raises(UserError, match=reason):
+        bertree.load(tmp_path / "m")
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("bert-base", {"mask": 0})
+    model.save(tmp_path / "m")
+    before = (tmp_path / "m" / WEIGHTS).read_bytes()
+
+    def full_disk(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("bertree.interop.weights.save_file", full_disk)
+    with pytest.raises(UserError, match="No space left"):
+        model.save(tmp_path / "m")
+    with pytest.raises(UserError, match="No space left"):
+        model.save(tmp_path / "new")
+    assert (tmp_path / "m" / WEIGHTS).read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
+
+
+def test_other_peoples_folders_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"")
+    model = tiny("bert-base", {})
+    with pytest.raises(UserError, match="other files"):
+        model.save(tmp_path / "photos")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        model.save(tmp_path / "file")
+    with pytest.raises(UserError, match="is a file"):
+        bertree.load(tmp_path / "file")
+    assert (tmp_path / "photos" / "cat.jpg").exists()

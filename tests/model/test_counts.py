@@ -1,0 +1,153 @@
+"""Parameters: to the unit against transformers, within a million of the papers, and what we build."""
+
+import pytest
+import torch
+import transformers
+
+from bertree.errors import UserError
+from bertree.interop.config import config_of, family_for
+from bertree.model import cost
+from bertree.model.architecture import Architecture, parsed
+from bertree.model.network import build
+from bertree.model.presets import PRESETS, preset
+
+MILLION = 1_000_000
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_arithmetic_counts_what_is_built(name: str) -> None:
+    a = preset(name).architecture
+    with torch.device("meta"):
+        network = build(a, {"mask": 0})
+    counts = cost.parameters(a)
+
+    def count(module: torch.nn.Module | None) -> int:
+        return sum(p.numel() for p in module.parameters()) if module is not None else 0
+
+    assert counts.embeddings == count(network.encoder.embeddings)
+    assert counts.encoder == count(network.encoder.stack)
+    assert counts.pooler == count(network.encoder.pooler)
+    assert counts.mlm_head == count(network.heads["mask"])
+    assert counts.total == count(network.encoder)
+
+
+def representable(name: str) -> bool:
+    try:
+        family_for(preset(name).architecture)
+    except UserError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", filter(representable, PRESETS))
+def test_counts_equal_transformers(name: str) -> None:
+    a = preset(name).architecture
+    family = family_for(a)
+    config = transformers.AutoConfig.for_model(**config_of(a, family, None))
+    with torch.device("meta"):
+        bare = transformers.AutoModel.from_config(config)
+        with_head = transformers.AutoModelForMaskedLM.from_config(config)
+    counts = cost.parameters(a)
+    assert sum(p.numel() for p in bare.parameters()) == counts.total
+    # transformers' masked models have no pooler; their tied output matrix is one tensor
+    with_head.tie_weights()
+    assert len({id(p) for p in with_head.parameters()}) == len(list(with_head.parameters()))
+    assert sum(p.numel() for p in with_head.parameters()) == counts.total - counts.pooler + counts.mlm_head
+
+
+# What the papers print, in millions. They count BERT and the unshared cells without the pooler, ALBERT with it.
+PUBLISHED = {
+    "bert-base": 108, "bert-large": 334, "albert-base": 12, "albert-large": 18, "albert-xlarge": 59,
+    "albert-base-e64-none": 87, "albert-base-e128-none": 89, "albert-base-e256-none": 93, "albert-base-e768-none": 108,
+    "albert-base-e64-all": 10, "albert-base-e128-all": 12, "albert-base-e256-all": 16, "albert-base-e768-all": 31,
+    "albert-base-e768-attention": 83, "albert-base-e768-ffn": 57,
+    "albert-base-e128-attention": 64, "albert-base-e128-ffn": 38,
+    "roberta-base": 125, "roberta-large": 355, "distilbert-base": 66, "distilroberta": 82,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "millions"), PUBLISHED.items())
+def test_counts_are_the_papers(name: str, millions: int) -> None:
+    counts = cost.parameters(preset(name).architecture)
+    without_pooler = name in ("bert-base", "bert-large") or name.endswith("-none")
+    total = counts.total - (counts.pooler if without_pooler else 0)
+    assert abs(total - millions * MILLION) < MILLION
+
+
+def test_the_large_ones() -> None:
+    assert abs(cost.parameters(preset("bert-xlarge").architecture).total / (1270 * MILLION) - 1) < 0.01
+    assert cost.parameters(preset("albert-xxlarge").architecture).total == 222_595_584
+    assert "222.6M" in preset("albert-xxlarge").published
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"width": 100, "heads": 12}, "12 heads cannot divide a width of 100"),
+        ({"embedding_width": 64, "embedding_projection": False}, "embedding_projection must be true"),
+        ({"layers": 0}, "at least 1"),
+        ({"sharing": "some"}, "unknown value 'some'"),
+        ({"sharing": "all", "groups": 99}, "99 groups do not fit 12 layers"),
+        ({"groups": 2}, "no meaning"),
+        ({"dropout": 1.0}, "must lie in"),
+        ({"activation": "gelu_new"}, "did you mean 'gelu'"),
+    ],
+)
+def test_impossible_points_are_refused_with_the_reason(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        Architecture().with_values(changes)
+
+
+def test_a_change_brings_what_it_implies() -> None:
+    a = Architecture().with_values({"width": 512, "heads": 8})
+    assert (a.embedding_width, a.ffn_width, a.embedding_projection) == (512, 2048, False)
+    assert preset("albert-base").architecture.with_values({"embedding_width": 768}).embedding_projection is False
+    assert parsed("layers=6") == ("layers", 6)
+    assert parsed("pooler=false") == ("pooler", False)
+    for wrong, reason in (("layers", "axis=value"), ("layer=6", "did you mean 'layers'"), ("layers=x", "whole number")):
+        with pytest.raises(UserError, match=reason):
+            parsed(wrong)
+
+
+def test_sharing_plans_and_groups() -> None:
+    a = Architecture(layers=6, sharing="all", groups=3)
+    assert a.plan("attention") == a.plan("ffn") == (0, 0, 1, 1, 2, 2)
+    half = Architecture(layers=4, sharing="attention")
+    assert half.plan("attention") == (0, 0, 0, 0)
+    assert half.plan("ffn") == (0, 1, 2, 3)
+
+
+def test_memory_and_batches_are_consistent() -> None:
+    a = preset("bert-base").architecture
+    for length in cost.LENGTHS:
+        fits = cost.largest_batch(a, length, 12)
+        room = 12 * cost.GIB * (1 - cost.RESERVE)
+        assert cost.training_bytes(a, fits, length) <= room < cost.training_bytes(a, fits + 1, length)
+    assert cost.largest_batch(preset("bert-xlarge").architecture, 512, 12) == 0
+
+
+def test_kept_activations_are_what_the_memory_model_says() -> None:
+    """Sum of the distinct tensors autograd keeps for one batch, in fp32 terms, against the model's list."""
+    from bertree.batch import Batch
+
+    a = Architecture(vocab_size=50, width=64, heads=4, ffn_width=256, embedding_width=64, layers=3, pooler=False,
+                     dropout=0.0, attention_dropout=0.0)  # fmt: skip
+    network = build(a)
+    weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    batch = Batch.pack([[1] * 16] * 32)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        out = network(batch)
+    # In fp32 there are no half-precision copies: inputs of the linears are the norms' outputs, 4 bytes an element.
+    h, f = a.width, a.ffn_width
+    layer = 4 * (h + 3 * h + h + a.heads) + 4 * (h + 2 * f) + 2 * (4 * h + 8)
+    expected = 512 * (a.layers * layer + 4 * h + 8)
+    assert out.shape == (512, 64)
+    assert abs(sum(kept.values()) / expected - 1) < 0.02
