@@ -82,8 +82,10 @@ def arrange(borders: Borders, documents: Ints, question: str | None, room: int, 
         return pairs
     pairs = Pairs.divided(borders, at)
     if question == "sop":
-        coin = draws.bits(draws.key(int(under), "swap"), np.arange(at.size)) < draws.threshold(0.5)
-        swapped = np.flatnonzero(coin & (pairs.labels == 0))
+        paired = np.flatnonzero(pairs.labels == 0)
+        random = draws.bits(draws.key(int(under), "swap"), np.arange(paired.size + 1))
+        half = int(paired.size / 2 + int(random[-1]) / 2**64)  # of an odd number, one more or less
+        swapped = paired[np.argsort(random[:-1])[:half]]
         for one, other in (
             (pairs.first_starts, pairs.second_starts),
             (pairs.first_lengths, pairs.second_lengths),
