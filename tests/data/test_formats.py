@@ -276,3 +276,18 @@ def test_questions_are_half_and_half(shape: list[list[int]], name: str) -> None:
     stream = Stream(corpus(shape).store, format=name, masking=None, batch_tokens=6400, max_length=64)
     labels = np.concatenate([batch.pairs.numpy() for epoch in range(4) for batch in stream.once(epoch)])
     assert abs(np.mean(labels[labels >= 0]) - 0.5) < 0.02
+
+
+def test_nsp_seldom_divides_a_sentence() -> None:
+    """Exchanged segments are whole sentences but for a few, where BERT truncates nearly every full pair."""
+    random = np.random.default_rng(0)
+    made = corpus([[int(n) for n in np.clip(random.lognormal(3, 0.6, 25), 2, 60)] for _ in range(300)])
+    stream = Stream(made.store, format="segment-pair+nsp", masking=None, batch_tokens=12800, max_length=128)
+    starts = set((np.cumsum(made.lengths) - made.lengths).tolist())
+    heads = []
+    for batch in stream.once():
+        for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), batch.pairs.tolist(), strict=True):
+            if label == 1:
+                heads.append(int(segments_of(ids, kinds.tolist())[1][0]))
+    assert len(heads) > 500
+    assert np.mean([head not in starts for head in heads]) < 0.06
