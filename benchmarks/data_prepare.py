@@ -108,13 +108,9 @@ def peak(folder: Path, corpus: Path, out: Path, workers: int) -> tuple[int, floa
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", nargs="+", type=Path, default=[BOOKS])
-    parser.add_argument(
-        "--tokenizer", type=Path, help="a tokenizer folder; else WordPiece of 30,000 is trained"
-    )
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer folder; else WordPiece of 30,000 is trained")
     parser.add_argument("--megabytes", nargs="*", type=int, default=[10, 500])
     parser.add_argument("--rate-megabytes", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)

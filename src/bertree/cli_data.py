@@ -20,9 +20,7 @@ CorpusPaths = Annotated[
         show_default=False,
     ),
 ]
-Field = Annotated[
-    str, typer.Option("--field", help="Field of JSON, CSV and parquet records that holds the text.")
-]
+Field = Annotated[str, typer.Option("--field", help="Field of JSON, CSV and parquet records that holds the text.")]
 Format = Annotated[
     str | None,
     typer.Option(
@@ -36,9 +34,7 @@ WholeFiles = Annotated[
 ]
 Wrapped = Annotated[
     bool,
-    typer.Option(
-        "--wrapped", help="Lines are wrapped: a single line end is a space, not the end of a sentence."
-    ),
+    typer.Option("--wrapped", help="Lines are wrapped: a single line end is a space, not the end of a sentence."),
 ]
 Deduplicate = Annotated[bool, typer.Option("--deduplicate", help="Leave out exact copies of documents.")]
 MinCharacters = Annotated[int, typer.Option("--min-characters", min=1, help="Leave out shorter documents.")]
@@ -52,9 +48,7 @@ def tokenizer_train(
         str, typer.Option("--kind", help="wordpiece (BERT), bpe (RoBERTa) or unigram (ALBERT).")
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Tokens in the vocabulary.")] = 30_000,
-    cased: Annotated[
-        bool, typer.Option("--cased", help="Keep capitals (byte-level BPE always does).")
-    ] = False,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals (byte-level BPE always does).")] = False,
     field: Field = "text",
     format: Format = None,
     whole_files: WholeFiles = False,
@@ -82,9 +76,7 @@ def prepare(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes.", show_default="all cores")
     ] = None,
-    language: Annotated[
-        str, typer.Option("--language", help="Code of the language, for splitting sentences.")
-    ] = "en",
+    language: Annotated[str, typer.Option("--language", help="Code of the language, for splitting sentences.")] = "en",
     field: Field = "text",
     format: Format = None,
     whole_files: WholeFiles = False,

@@ -90,9 +90,7 @@ def prepare_store(
     console = Console()
     loaded = Tokenizer.load(tokenizer)
     if loaded is None:
-        raise UserError(
-            f"{tokenizer}: no tokenizer files in this folder; train one with `bertree tokenizer train`"
-        )
+        raise UserError(f"{tokenizer}: no tokenizer files in this folder; train one with `bertree tokenizer train`")
     source = Corpus(corpus, options)
     started = time.perf_counter()
     try:
@@ -109,9 +107,7 @@ def prepare_store(
 
             made = prepare(source, loaded, out, workers, language=language, advance=advance)
     except KeyboardInterrupt:
-        raise UserError(
-            f"{out}: interrupted; run the same command again to go on from the last shard"
-        ) from None
+        raise UserError(f"{out}: interrupted; run the same command again to go on from the last shard") from None
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
     beside = sum(path.stat().st_size for path in (out / TOKENIZER).iterdir())
     _say(
@@ -136,9 +132,7 @@ def verify_store(folder: Path) -> Store:
 
 def _contents(store: Store) -> str:
     shards = f"{len(store.shards)} shard{'s' if len(store.shards) != 1 else ''}"
-    return (
-        f"{store.documents:,} documents, {store.sentences:,} sentences, {store.tokens:,} tokens in {shards}"
-    )
+    return f"{store.documents:,} documents, {store.sentences:,} sentences, {store.tokens:,} tokens in {shards}"
 
 
 def _say(console: Console, line: str) -> None:

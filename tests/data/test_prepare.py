@@ -46,9 +46,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few hundred kilobytes in three files, with copies, empty documents and bytes that are not text."""
     folder = tmp_path_factory.mktemp("corpus")
     documents = BOOKS.read_text().split("\n\n")[:160]
-    (folder / "a.txt").write_bytes(
-        b"\n\n".join(d.encode() for d in documents[:90]) + b"\n\n\xff\xff\n\n\x07\n\n"
-    )
+    (folder / "a.txt").write_bytes(b"\n\n".join(d.encode() for d in documents[:90]) + b"\n\n\xff\xff\n\n\x07\n\n")
     records = [{"text": text} for text in [*documents[90:130], documents[3], "\u200b"]]
     (folder / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "c.txt").write_text("\n\n".join(documents[130:]))
@@ -76,9 +74,7 @@ def run(corpus: Path, tokenizer: Path, out: Path, workers: int = 1, **more: Any)
 
 
 @pytest.fixture(scope="module")
-def whole(
-    corpus: Path, tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def whole(corpus: Path, tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a store made in one go."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK", 20_000)
@@ -88,9 +84,7 @@ def whole(
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_content_is_that_of_the_text(
-    corpus: Path, tokenizers: dict[str, Path], tmp_path: Path, kind: str
-) -> None:
+def test_content_is_that_of_the_text(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path, kind: str) -> None:
     store = run(corpus, tokenizers[kind], tmp_path / "store")
     assert verify(tmp_path / "store").fingerprint == store.fingerprint
     tokenizer = load(tokenizers[kind])
@@ -130,11 +124,7 @@ def test_the_summary_says_what_was_dropped(whole: dict[str, bytes]) -> None:
         "words.bin",
         "tokenizer/tokenizer.json",
         "tokenizer/tokenizer_config.json",
-        *(
-            f"{part}-{n:05d}.bin"
-            for part in ("tokens", "sentences", "documents")
-            for n in range(len(whole) // 3 - 1)
-        ),
+        *(f"{part}-{n:05d}.bin" for part in ("tokens", "sentences", "documents") for n in range(len(whole) // 3 - 1)),
     }
 
 

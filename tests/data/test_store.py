@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -85,9 +86,7 @@ def test_ids_are_as_wide_as_the_vocabulary_asks(tmp_path: Path, size: int, width
     assert read(verify(tmp_path)) == [[[size - 1, 0]]]
 
 
-@pytest.mark.parametrize(
-    "name", [part_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"]
-)
+@pytest.mark.parametrize("name", [part_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"])
 def test_damage_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, [[[[5, 6], [7]]], [[[8, 9]], [[9]]]])
     verify(tmp_path)
@@ -122,14 +121,14 @@ def test_altered_lengths_are_noticed_when_read(tmp_path: Path) -> None:
         ({"vocab_size": "many"}, "is damaged"),
         ({"dtype": "uint8"}, "is damaged"),
         ({"summary": {"empty": "many"}}, "is damaged"),
+        ({"summary": {"empty": 7}}, "is altered"),
+        ({"special": {"cls": 3}}, "is altered"),
         ({"special": {"cls": 5000}}, "outside the vocabulary"),
         ({"shards": [{"tokens": {"count": 3, "size": 3, "sha256": "0" * 64}}]}, "is damaged"),
         ({"shards": [7]}, "is damaged"),
     ],
 )
-def test_a_header_that_cannot_be_true_is_refused(
-    tmp_path: Path, change: dict[str, object], message: str
-) -> None:
+def test_a_header_that_cannot_be_true_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     write(tmp_path, [[[[5, 6], [7]]]])
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))
@@ -154,3 +153,29 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     store.require_tokenizer("t", "mine")
     with pytest.raises(UserError, match="another tokenizer than mine"):
         store.require_tokenizer("u", "mine")
+
+
+@given(st.data())
+def test_any_altered_byte_is_one_line(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder, [[[[5, 6], [7]], [[9]]], [[[8] * 200, [9]]]])
+        path = data.draw(st.sampled_from(sorted(folder.iterdir())))
+        whole = bytearray(path.read_bytes())
+        place = data.draw(st.integers(0, len(whole) - 1))
+        whole[place] ^= data.draw(st.integers(1, 255))
+        before = path.read_bytes()
+        path.write_bytes(whole)
+        said = problem(folder)
+        if said is None:  # another blank in the header
+            assert path.name == HEADER
+            assert json.loads(whole) == json.loads(before)
+        assert said is None or ("\n" not in said and str(folder) in said)
+
+
+def problem(folder: Path) -> str | None:
+    try:
+        verify(folder)
+    except UserError as error:
+        return str(error)
+    return None

@@ -20,9 +20,7 @@ RANGES = [
     (0x1D400, 0x1D7FF), (0x1F300, 0x1F5FF), (0x1F600, 0x1F64F), (0x1F900, 0x1F9FF), (0x20000, 0x200FF),
     (0xE0100, 0xE01EF),
 ]  # fmt: skip
-CONTROLS = [
-    chr(c) for c in (*range(32), *range(0x7F, 0xA0), 0xAD, 0x200B, 0x200D, 0x2028, 0x2029, 0x202E, 0xFEFF)
-]
+CONTROLS = [chr(c) for c in (*range(32), *range(0x7F, 0xA0), 0xAD, 0x200B, 0x200D, 0x2028, 0x2029, 0x202E, 0xFEFF)]
 SPACES = [" ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u2003", "\u3000"]
 WORDS = [
     "the",
@@ -45,9 +43,7 @@ def _word(random: random.Random) -> str:
     if kind < 0.25:
         return random.choice(WORDS)
     first, last = random.choice(RANGES)
-    size = (
-        random.choice((1, 2, 3, 5, 8, 13)) if kind < 0.97 else random.choice((99, 100, 101, 102, 500, 3000))
-    )
+    size = random.choice((1, 2, 3, 5, 8, 13)) if kind < 0.97 else random.choice((99, 100, 101, 102, 500, 3000))
     word = "".join(chr(random.randint(first, last)) for _ in range(size))
     if kind > 0.9:
         word = unicodedata.normalize(random.choice(("NFD", "NFKD", "NFC")), word)

@@ -25,9 +25,7 @@ from bertree.text.corpus import Corpus, Options, Position, describe
 
 # Any code point, surrogates too, and often one that clean-up cares about. (st.text() first builds tables.)
 CHARACTERS = st.one_of(
-    st.sampled_from(
-        list("ab .\n\t\r\x00\x07\x85\u00a0\u00ad\u0301\u200b\u200d\u2028\ud800\ufffd\ufffeé한😀")
-    ),
+    st.sampled_from(list("ab .\n\t\r\x00\x07\x85\u00a0\u00ad\u0301\u200b\u200d\u2028\ud800\ufffd\ufffeé한😀")),
     st.integers(0, sys.maxunicode).map(chr),
 )
 TEXTS = st.lists(CHARACTERS, max_size=40).map("".join)
@@ -192,9 +190,7 @@ def test_a_damaged_parquet_file(tmp_path: Path) -> None:
     corpus = Corpus([str(path)])
     assert list(corpus.documents()) == ["bad \ufffd", "good"]
     assert (corpus.counts.invalid_lines, corpus.counts.missing) == (1, 1)
-    pyarrow.parquet.write_table(
-        pyarrow.table({"text": pyarrow.array(["a", "b", "a"]).dictionary_encode()}), path
-    )
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array(["a", "b", "a"]).dictionary_encode()}), path)
     assert read(path) == ["a", "b", "a"]
     pyarrow.parquet.write_table(pyarrow.table({"text": [1, 2]}), path)
     with pytest.raises(UserError, match="column 'text' holds int64, not text"):
@@ -230,9 +226,7 @@ def test_a_very_long_line_comes_in_pieces(tmp_path: Path, character: str) -> Non
     assert corpus.counts.cut >= 2
     assert found[-1] == "next"
     if character != "\xff":
-        assert "".join(found[:-1]).replace(" ", "") == (character * (3_000_001 // len(character))).replace(
-            " ", ""
-        )
+        assert "".join(found[:-1]).replace(" ", "") == (character * (3_000_001 // len(character))).replace(" ", "")
         assert corpus.counts.invalid_lines == 0
 
 

@@ -29,9 +29,7 @@ def vocabulary_alone(model: Path, folder: Path) -> Tokenizer:
     loaded = Tokenizer.load(model)
     assert loaded is not None
     table = loaded.backend.get_vocab(with_added_tokens=True)
-    (folder / "vocab.txt").write_text(
-        "\n".join(sorted(table, key=table.__getitem__)) + "\n", encoding="utf-8"
-    )
+    (folder / "vocab.txt").write_text("\n".join(sorted(table, key=table.__getitem__)) + "\n", encoding="utf-8")
     built = Tokenizer.load(folder)
     assert built is not None
     return built

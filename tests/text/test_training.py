@@ -68,9 +68,7 @@ def test_size_and_special_tokens(trained: tuple[str, Path]) -> None:
     assert found == SPECIAL[kind]
 
 
-def test_transformers_reads_the_same_ids(
-    trained: tuple[str, Path], hard_lines: Callable[[int], list[str]]
-) -> None:
+def test_transformers_reads_the_same_ids(trained: tuple[str, Path], hard_lines: Callable[[int], list[str]]) -> None:
     _, folder = trained
     tokenizer = load(folder)
     lines = [*hard_lines(500), "A plain sentence, with <mask> and [MASK] in it.", ""]
@@ -97,9 +95,7 @@ def test_the_family_frames_and_normalises(trained: tuple[str, Path]) -> None:
     assert text == ("TheCafé." if kind == "bpe" else "thecafe.")
 
 
-def test_bytes_make_every_text_known(
-    trained: tuple[str, Path], hard_lines: Callable[[int], list[str]]
-) -> None:
+def test_bytes_make_every_text_known(trained: tuple[str, Path], hard_lines: Callable[[int], list[str]]) -> None:
     kind, folder = trained
     tokenizer = load(folder)
     report = training.evaluate(tokenizer, hard_lines(200))

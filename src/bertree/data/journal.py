@@ -44,9 +44,7 @@ def load(folder: Path, job: Json) -> Progress | None:
         raise UserError(f"{path}: is not one of this version; remove {folder} and begin again")
     if begun != job:
         differ = next((key for key in job if begun.get(key) != job[key]), "version")
-        raise UserError(
-            f"{folder}: was begun with another {differ}; run it with that, or remove it and begin again"
-        )
+        raise UserError(f"{folder}: was begun with another {differ}; run it with that, or remove it and begin again")
     try:
         width = dtype_for(job["vocab_size"]).itemsize
         progress = Progress(
@@ -119,9 +117,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(
-                f"{folder}: another preparation is writing here; wait for it or choose another"
-            ) from None
+            raise UserError(f"{folder}: another preparation is writing here; wait for it or choose another") from None
         yield
     finally:
         os.close(handle)

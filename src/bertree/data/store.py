@@ -12,6 +12,7 @@ two bytes a token. Nothing is compressed further: whoever trains reads at random
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -165,9 +166,7 @@ class Store:
         return cls(
             vocab_size=vocab_size,
             special=dict(special),
-            word_start=np.ones(vocab_size, np.bool_)
-            if word_start is None
-            else np.asarray(word_start, np.bool_),
+            word_start=np.ones(vocab_size, np.bool_) if word_start is None else np.asarray(word_start, np.bool_),
             tokens=tokens.size,
             sentences=sentences.size,
             documents=counts.size,
@@ -193,9 +192,7 @@ def read_header(folder: Path) -> Json:
     if not path.is_file():
         if (folder / JOURNAL).is_file():
             raise UserError(f"{folder}: is not finished; run the same `bertree prepare` again to go on")
-        raise UserError(
-            f"{folder}: is not a token store (it has no {HEADER}); make one with `bertree prepare`"
-        )
+        raise UserError(f"{folder}: is not a token store (it has no {HEADER}); make one with `bertree prepare`")
     header = read_json(path)
     if header.get("format") != FORMAT:
         raise UserError(f"{path}: is not the header of a token store")
@@ -203,11 +200,20 @@ def read_header(folder: Path) -> Json:
         raise UserError(
             f"{path}: has version {header.get('version')!r}, this program reads {VERSION}; prepare it again"
         )
+    digest = header_hash(header)
     try:
         header["shards"] = _header(header)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); prepare the store again") from None
+    if header.get("sha256") != digest:
+        raise UserError(f"{path}: is altered (its checksum differs); prepare the store again")
     return header
+
+
+def header_hash(header: Json) -> str:
+    """sha256 of a header but for the place where it is written down."""
+    rest = {key: value for key, value in header.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _header(header: Json) -> list[dict[str, Part]]:

@@ -153,8 +153,6 @@ def tokenise(
         while waiting:
             yield waiting[0][0], waiting.popleft()[1].result()
     except BrokenProcessPool:
-        raise UserError(
-            "a worker process died (out of memory?); run again, perhaps with fewer --workers"
-        ) from None
+        raise UserError("a worker process died (out of memory?); run again, perhaps with fewer --workers") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.data import lengths
-from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, Part, dtype_for, part_name
+from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, Part, dtype_for, header_hash, part_name
 from bertree.errors import UserError
 from bertree.files import Json, sync
 
@@ -130,4 +130,5 @@ def write_header(
         "summary": summary,
         "shards": [shard_json(parts) for parts in shards],
     }
+    header["sha256"] = header_hash(header)
     write_json(folder / HEADER, header)

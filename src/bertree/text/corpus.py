@@ -70,9 +70,7 @@ class Corpus:
             if number != self.position.file:
                 self.position = Position(number)
             with sources.opened(self.sources[number]) as (stream, beneath):
-                self._told = (
-                    beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
-                )
+                self._told = beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
                 for text in self._raw(self.sources[number], stream):
                     if (document := self._keep(text)) is not None:
                         yield document
@@ -96,9 +94,7 @@ class Corpus:
                 for name, count in counts.items():  # reading again has counted again
                     setattr(self.counts, name, count)
         if number < reached.documents or (number == reached.documents and check != reached.check):
-            raise UserError(
-                f"{source.path}: is not what it was when the work began; begin again in a new folder"
-            )
+            raise UserError(f"{source.path}: is not what it was when the work began; begin again in a new folder")
 
     def _keep(self, text: str) -> str | None:
         """The document cleaned, or None and a count of the reason."""

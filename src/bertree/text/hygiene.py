@@ -24,11 +24,7 @@ class _Table(dict[int, str | None]):
             new = "\ufffd"  # half a surrogate pair is not text
         elif character.isspace():
             new = " "
-        elif (
-            (kind in ("Cc", "Cf") and character not in KEPT)
-            or code & 0xFFFE == 0xFFFE
-            or 0xFDD0 <= code <= 0xFDEF
-        ):
+        elif (kind in ("Cc", "Cf") and character not in KEPT) or code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF:
             new = None
         self[code] = new
         return new

@@ -162,9 +162,7 @@ def _csv(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Itera
                 counts.broken += 1
     except csv.Error as error:
         where = f"line {rows.line_num}"
-        raise UserError(
-            f"{source.path}: {where}: is not valid CSV ({error}); look for a quote left open"
-        ) from None
+        raise UserError(f"{source.path}: {where}: is not valid CSV ({error}); look for a quote left open") from None
 
 
 def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
@@ -172,9 +170,7 @@ def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> I
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError(
-            f"{source.path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'"
-        ) from None
+        raise UserError(f"{source.path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'") from None
     with tempfile.TemporaryFile() as copy:
         file: Any = stream
         if source.packed or not stream.seekable():  # parquet is read from its end
@@ -197,8 +193,8 @@ def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> I
                         counts.missing += 1
                     else:
                         yield _decode(data, counts)
-        except pyarrow.ArrowException as error:
-            reason = str(error).splitlines()[0] if str(error) else "damaged"
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split()) or "damaged"
             raise UserError(f"{source.path}: is not a readable parquet file ({reason})") from None
 
 

@@ -81,9 +81,7 @@ def _behind(name: str, format: str | None) -> Iterator[Source]:
     for path in paths:
         kind = format or _format(path)
         if kind is None:
-            raise UserError(
-                f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text"
-            )
+            raise UserError(f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text")
         try:
             status = os.stat(path)
         except OSError as error:
@@ -127,7 +125,8 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             else:
                 yield file, file
     except broken as error:
-        raise UserError(f"{source.path}: is damaged or cut off ({error}); fetch or pack it again") from None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{source.path}: is damaged or cut off ({reason}); fetch or pack it again") from None
     except OSError as error:
         raise UserError(f"{source.path}: cannot be read ({error.strerror or error})") from None
 

@@ -95,9 +95,7 @@ def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | No
         raise UserError("lowercase: byte-level BPE keeps case; choose wordpiece or unigram, or leave it out")
     lower = kind != "bpe" if lowercase is None else lowercase
     try:
-        backend = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind](
-            documents, vocab_size, lower
-        )
+        backend = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind](documents, vocab_size, lower)
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -195,7 +193,9 @@ def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     # The original's character map is NFKC with all white space made one kind; these two do the same.
     steps += [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     backend.normalizer = normalizers.Sequence(steps)
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
+    )
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     trainer = trainers.UnigramTrainer(
         vocab_size=vocab_size, special_tokens=ALBERT, unk_token="<unk>", show_progress=False
@@ -225,9 +225,7 @@ def _in_order(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
 def _config(kind: str, lower: bool) -> dict[str, Any]:
     """What Hugging Face's AutoTokenizer needs beside tokenizer.json."""
-    names = {"bpe": ["input_ids", "attention_mask"]}.get(
-        kind, ["input_ids", "token_type_ids", "attention_mask"]
-    )
+    names = {"bpe": ["input_ids", "attention_mask"]}.get(kind, ["input_ids", "token_type_ids", "attention_mask"])
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
     config |= {"clean_up_tokenization_spaces": False, "do_lower_case": lower}
     start, pad, end, unknown, mask = _roles(kind)
