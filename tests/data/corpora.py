@@ -41,9 +41,7 @@ class Corpus:
     lengths: NDArray[np.int64]  # of each sentence
 
 
-def corpus(
-    shape: Sequence[Sequence[int]], shards: int = 1, word_start: NDArray[np.bool_] | None = None
-) -> Corpus:
+def corpus(shape: Sequence[Sequence[int]], shards: int = 1, word_start: NDArray[np.bool_] | None = None) -> Corpus:
     """A corpus with these sentence lengths, its documents spread over some shards."""
     lengths = np.array([length for document in shape for length in document])
     counts = np.array([len(document) for document in shape])

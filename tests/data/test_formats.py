@@ -26,9 +26,7 @@ def examples(documents: list[list[list[int]]], format: str | Format, max_length:
     store = Store.from_documents(documents, vocab_size=100, special=SPECIAL)
     stream = Stream(store, format=format, masking=None, batch_tokens=1000, max_length=max_length)
     found = [stream.example(number, epoch) for number in range(stream.examples)]
-    return [
-        (e.ids.tolist(), e.segments.tolist(), None if e.pairs is None else int(e.pairs[0])) for e in found
-    ]
+    return [(e.ids.tolist(), e.segments.tolist(), None if e.pairs is None else int(e.pairs[0])) for e in found]
 
 
 def ids(documents: list[list[list[int]]], format: str | Format, max_length: int) -> list[list[int]]:
@@ -120,9 +118,7 @@ def test_sop_swaps() -> None:
 
 def test_nsp_exchanges_second_segments() -> None:
     # The lengths of the two pairs leave one way to exchange within the limit.
-    seen = [
-        [e for e in examples(TINY, "sentence-pair+nsp", 12, epoch) if e[2] != -100] for epoch in range(40)
-    ]
+    seen = [[e for e in examples(TINY, "sentence-pair+nsp", 12, epoch) if e[2] != -100] for epoch in range(40)]
     apart = [[2, 10, 11, 12, 3, 22, 23, 24, 25, 3], [2, 20, 21, 3, 13, 14, 3]]
     together = [[2, 10, 11, 12, 3, 13, 14, 3], [2, 20, 21, 3, 22, 23, 24, 25, 3]]
     for epoch in seen:
@@ -156,16 +152,12 @@ def whole(corpus: Corpus, format: Format, max_length: int, seed: int, epoch: int
 
 def segments_of(ids: list[int], kinds: list[int]) -> list[np.ndarray]:
     """The texts of an example as places in the corpus, one for each segment."""
-    texts = [
-        [i - FIRST for i, k in zip(ids, kinds, strict=True) if k == kind and i >= FIRST] for kind in (0, 1)
-    ]
+    texts = [[i - FIRST for i, k in zip(ids, kinds, strict=True) if k == kind and i >= FIRST] for kind in (0, 1)]
     return [np.array(text) for text in texts if text]
 
 
 any_format = st.builds(
-    lambda name, separators, short: Format(
-        *Format.parse(name).name.split("+"), separators=separators, short=short
-    ),
+    lambda name, separators, short: Format(*Format.parse(name).name.split("+"), separators=separators, short=short),
     st.sampled_from(FORMATS),
     st.integers(1, 2),
     st.sampled_from([0.0, 0.1, 1.0]),
@@ -174,9 +166,7 @@ any_format = st.builds(
 
 @settings(max_examples=150, deadline=None)
 @given(shapes, any_format, st.integers(8, 64), st.integers(0, 3), st.integers(1, 3))
-def test_every_format(
-    shape: list[list[int]], format: Format, max_length: int, seed: int, shards: int
-) -> None:
+def test_every_format(shape: list[list[int]], format: Format, max_length: int, seed: int, shards: int) -> None:
     made = corpus(shape, shards)
     found = whole(made, format, max_length, seed, epoch=seed)
     seen = np.concatenate([np.array(ids) for ids, _, _ in found])
@@ -281,9 +271,23 @@ def test_one_segment_pair_in_ten_is_short() -> None:
         [[12] * 300] * 2,
     ],
 )
-def test_nsp_is_half_and_half(shape: list[list[int]]) -> None:
-    stream = Stream(
-        corpus(shape).store, format="segment-pair+nsp", masking=None, batch_tokens=6400, max_length=64
-    )
+@pytest.mark.parametrize("name", ["segment-pair+nsp", "segment-pair+sop", "sentence-pair+nsp"])
+def test_questions_are_half_and_half(shape: list[list[int]], name: str) -> None:
+    stream = Stream(corpus(shape).store, format=name, masking=None, batch_tokens=6400, max_length=64)
     labels = np.concatenate([batch.pairs.numpy() for epoch in range(4) for batch in stream.once(epoch)])
     assert abs(np.mean(labels[labels >= 0]) - 0.5) < 0.02
+
+
+def test_nsp_seldom_divides_a_sentence() -> None:
+    """Exchanged segments are whole sentences but for a few, where BERT truncates nearly every full pair."""
+    random = np.random.default_rng(0)
+    made = corpus([[int(n) for n in np.clip(random.lognormal(3, 0.6, 25), 2, 60)] for _ in range(300)])
+    stream = Stream(made.store, format="segment-pair+nsp", masking=None, batch_tokens=12800, max_length=128)
+    starts = set((np.cumsum(made.lengths) - made.lengths).tolist())
+    heads = []
+    for batch in stream.once():
+        for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), batch.pairs.tolist(), strict=True):
+            if label == 1:
+                heads.append(int(segments_of(ids, kinds.tolist())[1][0]))
+    assert len(heads) > 500
+    assert np.mean([head not in starts for head in heads]) < 0.01

@@ -23,9 +23,7 @@ def tiny(masking: Masking, epoch: int = 0) -> tuple[list[int], dict[int, int]]:
     """The tiny store's one example: what the model sees, and what it must say where."""
     starts = np.ones(20, np.bool_)
     starts[PARTS] = False
-    store = Store.from_documents(
-        [[[10, 11, 12, 13, 14], [15, 16]]], vocab_size=20, special=SPECIAL, word_start=starts
-    )
+    store = Store.from_documents([[[10, 11, 12, 13, 14], [15, 16]]], vocab_size=20, special=SPECIAL, word_start=starts)
     batch = Stream(store, masking=masking, batch_tokens=64, max_length=16).example(0, epoch)
     return batch.ids.tolist(), dict(zip(batch.masked.tolist(), batch.targets.tolist(), strict=True))
 
@@ -116,9 +114,7 @@ def test_masks(
         assert chosen[low:high].any() == ordinary.any(), "at least one a sequence"
         if unit != "token":
             for place in range(low + 1, high):
-                joined = (
-                    ids[place] >= FIRST and ids[place - 1] >= FIRST and not made.store.word_start[ids[place]]
-                )
+                joined = ids[place] >= FIRST and ids[place - 1] >= FIRST and not made.store.word_start[ids[place]]
                 assert not joined or chosen[place] == chosen[place - 1], "whole words"
 
 
@@ -127,9 +123,7 @@ def million() -> Store:
     return long_store(1_000_000)
 
 
-def read(
-    store: Store, masking: Masking, **more: object
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def read(store: Store, masking: Masking, **more: object) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Ids without masks, ids with them, masked places and targets over an epoch."""
     common = {"batch_tokens": 65536, "max_length": 512} | more
     plain = [batch.ids.numpy() for batch in Stream(store, masking=None, **common).once()]
@@ -175,9 +169,7 @@ def test_shares(million: Store, unit: str) -> None:
     assert chi_square(counts, np.array([0.8, 0.1 - lucky, 0.1 + lucky])) < LIMIT[2]
     random = seen[(seen != MASK) & (seen != targets)]
     cells = np.histogram(random, bins=np.linspace(FIRST, million.vocab_size, 17))[0]
-    widths = np.histogram(
-        np.arange(FIRST, million.vocab_size), bins=np.linspace(FIRST, million.vocab_size, 17)
-    )[0]
+    widths = np.histogram(np.arange(FIRST, million.vocab_size), bins=np.linspace(FIRST, million.vocab_size, 17))[0]
     assert chi_square(cells, widths / widths.sum()) < LIMIT[15]
 
 
@@ -201,9 +193,7 @@ def test_masks_are_even_over_positions(million: Store) -> None:
 
 def test_ngram_lengths(million: Store) -> None:
     """Lengths of the n-grams that are masked, in words: 6/11, 3/11, 2/11."""
-    stream = Stream(
-        million, format="stream", masking=None, batch_tokens=1_000_000, max_length=512, fixed=True
-    )
+    stream = Stream(million, format="stream", masking=None, batch_tokens=1_000_000, max_length=512, fixed=True)
     masker = Masker(Masking("ngram"), million)
     batch = stream[0]
     ids, bounds, counters = (

@@ -15,13 +15,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from bertree.data import index
-from bertree.data.show import show
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.errors import UserError
 from tests.data.corpora import FIRST, FORMATS, corpus, long_store, same, sequences, shapes
 
 MASKS = ("token", "word+static2", "ngram", None)
@@ -120,8 +117,7 @@ def test_ranks_read_the_whole_batch_between_them(shape, setting, world, step) ->
 def test_ranks_have_even_parts() -> None:
     made = corpus([[9, 17, 5] * 20] * 30)
     parts = [
-        Stream(made.store, batch_tokens=6400, max_length=64, rank=rank, world=8)[3].ids.numel()
-        for rank in range(8)
+        Stream(made.store, batch_tokens=6400, max_length=64, rank=rank, world=8)[3].ids.numel() for rank in range(8)
     ]
     assert max(parts) - min(parts) <= 2 * 64
 
@@ -135,9 +131,7 @@ def test_large_batches_tear_nothing_and_small_ones_only_at_their_borders() -> No
     loose = Stream(made.store, batch_tokens=640, waste=0.2, **common)
     torn = 0
     for step in range(20):
-        assert all(s[0] == 2 and s[-1] == 3 for s in sequences(loose[step])), (
-            "waste of 2 * max_length: none is torn"
-        )
+        assert all(s[0] == 2 and s[-1] == 3 for s in sequences(loose[step])), "waste of 2 * max_length: none is torn"
         _, *middle, last = sequences(small[step])
         assert all(s[0] == 2 and s[-1] == 3 for s in middle)
         torn += last[-1] != 3
@@ -154,12 +148,8 @@ def test_torn_pairs_keep_the_question_only_with_some_of_both_segments() -> None:
         batch = Stream(
             made.store, format="segment-pair+sop", masking=None, batch_tokens=640, max_length=64, fixed=True
         )[step]
-        for ids, kinds, label in zip(
-            sequences(batch), batch.split(batch.segments), batch.pairs.tolist(), strict=True
-        ):
-            complete = ids[0] == 2 and any(
-                k == 1 and i >= FIRST for i, k in zip(ids, kinds.tolist(), strict=True)
-            )
+        for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), batch.pairs.tolist(), strict=True):
+            complete = ids[0] == 2 and any(k == 1 and i >= FIRST for i, k in zip(ids, kinds.tolist(), strict=True))
             assert (label >= 0) == complete
             asked[label] += 1
     assert min(asked[0], asked[1]) > 200
@@ -169,9 +159,7 @@ def test_torn_pairs_keep_the_question_only_with_some_of_both_segments() -> None:
 def test_order_changes_with_epoch_and_seed() -> None:
     made = corpus([[9, 17, 5] * 20] * 30)
     orders = [
-        torch.cat(
-            [b.ids for b in Stream(made.store, masking=None, batch_tokens=640, max_length=64, seed=s).once(e)]
-        )
+        torch.cat([b.ids for b in Stream(made.store, masking=None, batch_tokens=640, max_length=64, seed=s).once(e)])
         for s, e in ((0, 0), (0, 1), (1, 0))
     ]
     for one, other in itertools.combinations(orders, 2):
@@ -251,23 +239,6 @@ def test_a_store_that_cannot_be_written_to_is_used_all_the_same(tmp_path: Path) 
         Stream(replace(made.store, folder=tmp_path), batch_tokens=640, max_length=64)[0],
         Stream(made.store, batch_tokens=640, max_length=64)[0],
     )
-
-
-def test_show() -> None:
-    made = corpus([[3, 4], [2, 4], [1, 5]])
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    show(made.store, 0, format="segment-pair+sop", masking="token", max_length=16, seed=3, console=console)
-    text = console.export_text()
-    assert text.startswith("example 0 of 3 · segment-pair+sop · 10 of 16 tokens · ")
-    assert "SOP label" in text
-    assert "A  [CLS] <" in text
-    assert "B  <" in text or "B  [MASK]{<" in text
-    batch = Stream(made.store, format="segment-pair+sop", batch_tokens=64, max_length=16, seed=3).example(0)
-    for place, target in zip(batch.masked.tolist(), batch.targets.tolist(), strict=True):
-        assert f"{{<{target}>}}" in text
-        assert f"{place} " in text
-    with pytest.raises(UserError, match="example 3: the store has 3"):
-        show(made.store, 3, format="segment-pair+sop", max_length=16)
 
 
 def test_a_stream_travels_to_another_process(tmp_path: Path) -> None:

@@ -86,9 +86,7 @@ class Format:
         """Tokens of text in an example at most."""
         room = max_length - self.frame
         if room < 4:
-            raise UserError(
-                f"max_length {max_length}: too short for {self.name}; give {self.frame + 4} or more"
-            )
+            raise UserError(f"max_length {max_length}: too short for {self.name}; give {self.frame + 4} or more")
         return room
 
 
@@ -114,9 +112,7 @@ class Examples:
             np.concatenate([piece.contents.astype(narrow) for piece in pieces]),
             np.concatenate([piece.counts.astype(narrow) for piece in pieces]),
             np.concatenate([piece.marks.astype(narrow) for piece in pieces]),
-            np.concatenate(
-                [(p.documents + b).astype(np.uint32) for p, b in zip(pieces, bases, strict=False)]
-            ),
+            np.concatenate([(p.documents + b).astype(np.uint32) for p, b in zip(pieces, bases, strict=False)]),
             draws.running(np.array([piece.contents.size for piece in pieces])),
         )
 
@@ -166,9 +162,7 @@ def _sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examp
     return Examples(ends[final] - begins[chosen], counts, marks, document[:0])
 
 
-def _pairs(
-    format: Format, room: int, units: Ints, documents: Ints, under: np.uint64, first_token: int
-) -> Examples:
+def _pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.uint64, first_token: int) -> Examples:
     begins, ends = units[:-1], units[1:]
     number = np.arange(begins.size)
     document = np.searchsorted(documents, begins, "right") - 1
@@ -189,9 +183,7 @@ def _pairs(
     torn = ~fits & (after < last) & (ends - begins <= room - least)
     after[torn] = -1
     most = 2 if format.kind == "sentence-pair" else units.size
-    starts = (
-        _follow_torn(units, after, last, room, room - least, most) if torn.any() else units[_follow(after)]
-    )
+    starts = _follow_torn(units, after, last, room, room - least, most) if torn.any() else units[_follow(after)]
     stops = np.append(starts[1:], units[-1])
     first = np.searchsorted(units, starts, "right")
     counts = np.searchsorted(units, stops, "left") - first

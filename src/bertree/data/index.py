@@ -50,9 +50,7 @@ class Index:
         """From the cache beside the store, or made and cached."""
         format.room(max_length)
         if store.tokens == 0:
-            raise UserError(
-                f"{store.folder or 'store'}: holds no tokens; prepare it from a corpus that has some"
-            )
+            raise UserError(f"{store.folder or 'store'}: holds no tokens; prepare it from a corpus that has some")
         if store.folder is None:
             return cls._of(_make(store, format, max_length, seed), format, store)
         path = store.folder / FOLDER / _name(store, format, max_length, seed)
@@ -79,9 +77,7 @@ class Index:
         marks = np.add.reduceat(examples.counts, starts, dtype=np.int64)
         totals = contents + sizes * format.alone
         if format.paired:
-            totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (
-                format.frame - format.alone
-            )
+            totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (format.frame - format.alone)
         return cls(
             examples,
             np.append(starts, examples.contents.size),

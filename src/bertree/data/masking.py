@@ -75,9 +75,7 @@ class Masker:
 
     def __init__(self, masking: Masking, store: Store) -> None:
         if "mask" not in store.special:
-            raise UserError(
-                f"{store.folder or 'store'}: its vocabulary has no mask token; use masking 'none'"
-            )
+            raise UserError(f"{store.folder or 'store'}: its vocabulary has no mask token; use masking 'none'")
         self.masking = masking
         self.mask_id = store.special["mask"]
         self.maskable = np.ones(store.vocab_size, np.bool_)

@@ -12,12 +12,13 @@ Letters: e examples of a window, p pairs among them, n pairs that exchange (in t
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bertree.data import draws
 from bertree.data.draws import Ints
 
 NO_LABEL = -100  # what torch's losses ignore
-TRIES = 6
+TRIES, TURNS = 6, 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def arrange(borders: Borders, documents: Ints, question: str | None, room: int, 
     if question == "nsp":
         paired = np.flatnonzero(borders.counts > 0)
         left, right = partners(paired, documents[paired], draws.key(int(under), "partners"))
-        at[left], at[right] = divide(borders, left, right, room, draws.key(int(under), "exchange"))
+        right = divide(borders, left, right, documents, room, at, draws.key(int(under), "exchange"))
         pairs = Pairs.divided(borders, at)
         for field in (pairs.second_starts, pairs.second_lengths):
             field[left], field[right] = field[right], field[left]
@@ -82,8 +83,10 @@ def arrange(borders: Borders, documents: Ints, question: str | None, room: int, 
         return pairs
     pairs = Pairs.divided(borders, at)
     if question == "sop":
-        coin = draws.bits(draws.key(int(under), "swap"), np.arange(at.size)) < draws.threshold(0.5)
-        swapped = np.flatnonzero(coin & (pairs.labels == 0))
+        paired = np.flatnonzero(pairs.labels == 0)
+        random = draws.bits(draws.key(int(under), "swap"), np.arange(paired.size + 1))
+        half = int(paired.size / 2 + int(random[-1]) / 2**64)  # of an odd number, one more or less
+        swapped = paired[np.argsort(random[:-1])[:half]]
         for one, other in (
             (pairs.first_starts, pairs.second_starts),
             (pairs.first_lengths, pairs.second_lengths),
@@ -130,12 +133,30 @@ def _without(chosen: Ints, numbers: Ints, document: int, surplus: int) -> tuple[
     return np.delete(chosen, dropped), np.delete(numbers, dropped)
 
 
-def divide(borders: Borders, left: Ints, right: Ints, room: int, under: np.uint64) -> tuple[Ints, Ints]:
-    """Places that divide the partners so that both fit after exchanging their second segments."""
+def divide(borders: Borders, left: Ints, right: Ints, documents: Ints, room: int, at: Ints, under: np.uint64) -> Ints:
+    """Divide the partners (in `at`) so that both fit after exchanging their second segments.
+
+    Where no two sentence borders fit, partners are passed on among the pairs left; what then remains is
+    divided inside a sentence. The right partners as they are in the end."""
+    right = right.copy()
+    open_ = np.arange(left.size)
+    for turn in range(TURNS):
+        fits = _divide(borders, left[open_], right[open_], room, at, draws.key(int(under), turn))
+        open_ = open_[~fits]
+        passed = np.roll(right[open_], 1)
+        if open_.size < 2 or (documents[left[open_]] == documents[passed]).any():
+            return right
+        if turn < TURNS - 1:
+            right[open_] = passed
+    return right
+
+
+def _divide(borders: Borders, left: Ints, right: Ints, room: int, at: Ints, under: np.uint64) -> NDArray[np.bool_]:
+    """Try some places for each; whether both of a pair lie on sentence borders."""
     starts, others = borders.starts[left], borders.starts[right]
     # With lengths a + b and c + d: a + d <= room and c + b <= room bound c from both sides.
     spare, other_spare = room - borders.contents[left], room - borders.contents[right]
-    at, other_at = np.zeros_like(left), np.zeros_like(right)
+    fits = np.zeros(left.size, np.bool_)
     open_ = np.arange(left.size)
     for attempt in range(TRIES):
         random = draws.bits(under, open_ * TRIES + attempt)
@@ -143,8 +164,10 @@ def divide(borders: Borders, left: Ints, right: Ints, room: int, under: np.uint6
         low = np.maximum(one - other_spare[open_], 1)
         high = np.minimum(one + spare[open_], borders.contents[right[open_]] - 1)
         found = borders.nearest(right[open_], others[open_] + one) - others[open_]
-        at[open_], other_at[open_] = one, np.clip(found, low, high)
-        open_ = open_[(found < low) | (found > high)]
+        at[left[open_]] = one + starts[open_]
+        at[right[open_]] = np.clip(found, low, high) + others[open_]
+        fits[open_] = (low <= found) & (found <= high)
+        open_ = open_[~fits[open_]]
         if not open_.size:
             break
-    return at + starts, other_at + others
+    return fits

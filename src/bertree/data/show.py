@@ -17,6 +17,7 @@ from bertree.data.store import TOKENIZER, Store
 from bertree.data.stream import Stream
 from bertree.text.tokenizer import Tokenizer
 
+MARKS, BLANK = ("Ġ", "▁"), "␣"  # a piece that is nothing but the start of a word
 Names = Callable[[int], str]
 STYLES = {"masked": "bold red", "random": "bold yellow", "kept": "bold magenta"}
 SEGMENTS = ("cyan", "green")
@@ -35,6 +36,8 @@ def names_of(store: Store) -> Names:
         if number in special:
             return special[number]
         text = tokenizer.token(number) if tokenizer is not None else f"<{number}>"
+        if text in MARKS:
+            return BLANK
         return text.removeprefix("##") if not store.word_start[number] else text
 
     return name
@@ -52,9 +55,7 @@ def show(
     console: Console | None = None,
 ) -> None:
     """Print example `at` of a store (in the order of the corpus) as an epoch shows it to the model."""
-    stream = Stream(
-        store, format=format, masking=masking, batch_tokens=max_length, max_length=max_length, seed=seed
-    )
+    stream = Stream(store, format=format, masking=masking, batch_tokens=max_length, max_length=max_length, seed=seed)
     example = stream.example(at, epoch)
     (console or Console()).print(render(stream, example, at, names_of(store)))
 
@@ -81,9 +82,7 @@ def _targets(example: Batch) -> dict[int, int]:
 def _head(stream: Stream, example: Batch, at: int) -> Text:
     masking = stream.masking
     head = Text(f"example {at:,} of {stream.examples:,}", style="bold")
-    head.append(
-        f" · {stream.format.name} · {example.ids.numel()} of {stream.max_length} tokens", style="not bold"
-    )
+    head.append(f" · {stream.format.name} · {example.ids.numel()} of {stream.max_length} tokens", style="not bold")
     if masking is not None and example.masked is not None:
         head.append(f" · {example.masked.numel()} masked by {masking.unit}", style="not bold")
     if example.pairs is not None and stream.format.question is not None:
@@ -113,9 +112,8 @@ def _text(
             word = f"{gap}{name(shown)}{{{name(original)}}}"
             text.append(word, style=f"not dim {STYLES[_kind(stream, shown, original)]}")
         else:
-            text.append(
-                gap + name(shown), style="dim" if shown in special else f"not dim {SEGMENTS[segment]}"
-            )
+            word = gap if name(shown) == BLANK else gap + name(shown)
+            text.append(word, style="dim" if shown in special else f"not dim {SEGMENTS[segment]}")
     return text
 
 

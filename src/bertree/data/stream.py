@@ -96,13 +96,9 @@ class Stream:
         needed = ("sep",) if self.format.kind == "stream" else ("cls", "sep")
         for kind in needed:
             if kind not in self.store.special:
-                raise UserError(
-                    f"{where}: its vocabulary has no {kind} token, which {self.format.name} needs"
-                )
+                raise UserError(f"{where}: its vocabulary has no {kind} token, which {self.format.name} needs")
         if self.format.question == "nsp" and self.store.documents < 2:
-            raise UserError(
-                f"{where}: NSP needs two documents or more; this store has {self.store.documents}"
-            )
+            raise UserError(f"{where}: NSP needs two documents or more; this store has {self.store.documents}")
         if not 0 <= self.rank < self.world:
             raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
         if not 0 <= waste < 1:
