@@ -80,7 +80,7 @@ def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
 @given(shapes, any_setting, st.integers(1, 8))
 def test_batches_keep_within_their_budget(shape, setting, budget) -> None:
     made = corpus(shape)
-    read = stream(made, budget, **setting)
+    read = stream(made, budget, **setting, waste=0.02)
     for step in range(12):
         batch = read[step]
         size = batch.ids.numel()
@@ -120,6 +120,30 @@ def test_ranks_have_even_parts() -> None:
         Stream(made.store, batch_tokens=6400, max_length=64, rank=rank, world=8)[3].ids.numel() for rank in range(8)
     ]
     assert max(parts) - min(parts) <= 2 * 64
+
+
+@settings(max_examples=60, deadline=None)
+@given(shapes, any_setting, st.integers(2, 5))
+def test_batches_of_a_few_examples_tear_none(shape, setting, budget) -> None:
+    setting |= {"masking": None, "fixed": False}
+    if setting["format"] == "stream":
+        return
+    read = stream(corpus(shape), budget, **setting)
+    for step in range(12):
+        assert read[step].ids.numel() <= read.batch_tokens
+        assert all(s[0] == 2 and s[-1] == 3 for s in sequences(read[step]))
+
+
+@pytest.mark.parametrize("examples", [20, 40, 80, 160])
+@pytest.mark.parametrize("name", ["full-sentences", "doc-sentences", "segment-pair+nsp", "segment-pair+sop"])
+def test_usual_batches_are_full_and_whole(name: str, examples: int) -> None:
+    draw = np.random.default_rng(examples)
+    made = corpus([draw.lognormal(2.9, 0.6, size=30).astype(int).clip(1, 200).tolist() for _ in range(100)])
+    read = Stream(made.store, format=name, masking=None, batch_tokens=examples * 64, max_length=64)
+    for step in range(2 * read.steps_per_epoch):
+        batch = read[step]
+        assert 0.98 * read.batch_tokens - 1 <= batch.ids.numel() <= read.batch_tokens
+        assert all(s[0] == 2 and s[-1] == 3 for s in sequences(batch))
 
 
 def test_large_batches_tear_nothing_and_small_ones_only_at_their_borders() -> None:
@@ -190,7 +214,7 @@ def test_golden_batch() -> None:
     """The whole path in one batch, checked by hand; a change of any digit is a change of every run."""
     made = corpus([[3, 2, 1], [2, 4], [1, 5]])  # tokens 5-10, 11-16, 17-22
     settings = {"format": "segment-pair+nsp", "masking": "word", "max_length": 12, "seed": 7}
-    batch = Stream(made.store, batch_tokens=40, **settings)[1]
+    batch = Stream(made.store, batch_tokens=40, waste=0.0, **settings)[1]
     assert list(sequences(batch)) == [
         [4, 9, 3, 10, 3],  # the tail of a pair that the batch before began
         [2, 11, 12, 3, 4, 14, 15, 16, 3],
@@ -267,7 +291,7 @@ def test_ranks_evaluate_every_token_once(shape, setting, world) -> None:
 
 
 def test_steps_count_from_zero() -> None:
-    read = Stream(corpus([[5] * 9] * 4).store, batch_tokens=64, max_length=16)
+    read = Stream(corpus([[5] * 9] * 4).store, batch_tokens=64, max_length=16, waste=0.0)
     with pytest.raises(IndexError):
         _ = read[-1]
     assert same(next(iter(read)), read[0])

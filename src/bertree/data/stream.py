@@ -5,13 +5,13 @@ the examples of a window shuffled as a whole. Epochs follow upon each other with
 of that line, so any step is found by arithmetic and one search, and no order of the corpus is ever held:
 a few numbers a chunk, and the windows in use.
 
-Borders lie at even steps along the line. A border inside an example moves to the example's end if that is
-near enough: a batch has never more than `batch_tokens` tokens and wastes at most 2 % of them. Where the
-end is too far off (batches of fewer than a hundred full examples) the example is torn: its head ends one
-batch, its tail starts the next as a sequence of its own, positions from 0, without the other's special
-tokens. Every token is still read once an epoch; what is lost is the attention between the two sides. Give
-a larger `waste` to tear less: from 2 * max_length / batch_tokens on, nothing is torn. `fixed` allows no
-waste: every batch has exactly `batch_tokens` tokens, and up to two torn sequences.
+Borders lie at even steps along the line, and the examples of a window are dealt so that the borders fall on
+their ends, or a little before one, where the border then moves: no batch has more than `batch_tokens`
+tokens, and it wastes at most 2 % of them. Batches of fewer than twenty full examples cannot be filled that
+well with whole examples and are allowed to waste more. Where the waste allowed does not suffice (`waste`
+set small, lengths that do not add up), the example at a border is torn: its head ends one batch, its tail
+starts the next as a sequence of its own, positions from 0, without the other's special tokens. `fixed`
+allows no waste: every batch has exactly `batch_tokens` tokens, and up to two torn sequences.
 
 A torn pair keeps its NSP or SOP question if its head still holds some of the second segment, as after
 BERT's truncation; otherwise, in its tail, and in an example of one sentence, the label is -100, which
@@ -30,6 +30,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.data import draws
+from bertree.data.dealing import dealt
 from bertree.data.draws import Ints
 from bertree.data.formats import Format
 from bertree.data.index import Index
@@ -57,7 +58,7 @@ class Stream:
         rank: int = 0,
         world: int = 1,
         fixed: bool = False,
-        waste: float = 0.02,
+        waste: float | None = None,
         shares: int | None = None,
     ) -> None:
         """`batch_tokens` is the budget of the whole batch, of which rank r of `world` reads its part: whole
@@ -70,7 +71,7 @@ class Stream:
         self.batch_tokens, self.max_length = batch_tokens, max_length
         self.rank, self.world, self.shares = rank, world, (shares or world) if fixed else 1
         self._check(waste)
-        self._slack = 0 if fixed else int(batch_tokens * waste / 2)
+        self._slack = 0 if fixed else _slack(batch_tokens, max_length, waste)
         self._stride = batch_tokens - self._slack
         self._room = self.format.room(max_length)
         self._masker = Masker(self.masking, store) if self.masking else None
@@ -91,7 +92,7 @@ class Stream:
         """For worker processes: a store on disk is opened there again, not copied."""
         return _again, (self.store.folder or self.store, self._settings)
 
-    def _check(self, waste: float) -> None:
+    def _check(self, waste: float | None) -> None:
         where = self.store.folder or "store"
         needed = ("sep",) if self.format.kind == "stream" else ("cls", "sep")
         for kind in needed:
@@ -101,7 +102,7 @@ class Stream:
             raise UserError(f"{where}: NSP needs two documents or more; this store has {self.store.documents}")
         if not 0 <= self.rank < self.world:
             raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
-        if not 0 <= waste < 1:
+        if waste is not None and not 0 <= waste < 1:
             raise UserError(f"waste {waste}: is not a share; give 0 up to 1")
         if self.fixed and (self.shares % self.world or self.batch_tokens % self.shares):
             raise UserError(
@@ -140,8 +141,9 @@ class Stream:
     def once(self, epoch: int = 0) -> Iterator[Batch]:
         """One epoch and no more, every token once: for evaluation. The last batch may be smaller."""
         low, end = epoch * self.epoch_tokens, (epoch + 1) * self.epoch_tokens
-        for nominal in range(low + self._stride, end + self._stride, self._stride):
-            high = end if nominal >= end else self._border(nominal)
+        first = (low // self._stride + 1) * self._stride
+        for nominal in range(first, end + self._stride, self._stride):
+            high = end if nominal >= end else min(end, self._border(nominal))
             if high > low:
                 yield self._batch(low, high)
             low = high
@@ -181,7 +183,7 @@ class Stream:
         return epoch % self.masking.duplicates if self.masking and self.masking.duplicates else epoch
 
     def _window(self, epoch: int, place: int) -> Window:
-        groups, order, _ = self._order(epoch)
+        groups, order, starts = self._order(epoch)
         with self._lock:
             if (epoch, place) not in self._windows:
                 group, repeated = int(order[place]), self._content(epoch)
@@ -193,6 +195,9 @@ class Stream:
                     groups[group],
                     draws.key(self.seed, repeated, group, "content"),
                     draws.key(self.seed, epoch, group, "order"),
+                    lambda lengths: dealt(
+                        lengths, epoch * self.epoch_tokens + int(starts[place]), self._stride, self._slack
+                    ),
                 )
                 if len(self._windows) > KEPT:
                     self._windows.popitem(last=False)
@@ -268,6 +273,13 @@ class Stream:
             targets=torch.from_numpy(_joined(targets)) if self._masker else None,
             pairs=torch.from_numpy(_joined(labels)) if self.format.question else None,
         )
+
+
+def _slack(batch_tokens: int, max_length: int, waste: float | None) -> int:
+    """How far behind an even border an example may end. A batch loses at most twice as much, on average less."""
+    if waste is not None:
+        return int(batch_tokens * waste / 2)
+    return batch_tokens // 100 if batch_tokens >= 6 * max_length else min(max_length, batch_tokens // 2)
 
 
 def _again(store: Store | Path, settings: dict[str, Any]) -> Stream:

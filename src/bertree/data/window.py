@@ -8,7 +8,7 @@ and turns the random reads of a shuffled epoch into a few long sequential ones.
 Letters: e examples, p parts, t tokens, s sequences.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,17 @@ class Window:
 
 
 def build(
-    store: Store, index: Index, format: Format, room: int, chunks: Ints, content: np.uint64, order: np.uint64
+    store: Store,
+    index: Index,
+    format: Format,
+    room: int,
+    chunks: Ints,
+    content: np.uint64,
+    order: np.uint64,
+    arrange: Callable[[Ints], Ints],
 ) -> Window:
-    """The window of some chunks. `content` keys what the examples are, `order` how they are shuffled."""
+    """The window of some chunks. `content` keys what the examples are, `order` how they are shuffled, and
+    `arrange` gives the final order of shuffled examples of these lengths."""
     chunks = np.sort(chunks)
     firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
     numbers = draws.ragged(firsts, lasts - firsts)
@@ -106,8 +114,7 @@ def build(
     read = contents if format.paired else contents - np.diff(offsets)
     starts = np.cumsum(read) - read
     buffer = _buffer(store, index, chunks)
-    shuffled = np.argsort(draws.bits(order, numbers))
-    labels = seconds = None
+    lengths, pairs = contents + format.alone, None
     if format.paired:
         places = marks + np.repeat(starts, np.diff(offsets))
         borders = pairing.Borders(starts, contents, offsets, places)
@@ -115,12 +122,15 @@ def build(
         pairs = pairing.arrange(borders, documents, format.question, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
         lengths += np.where(pairs.labels == NO_LABEL, format.alone, format.frame)
-        bounds = draws.running(lengths[shuffled])
+    shuffled = np.argsort(draws.bits(order, numbers))
+    shuffled = shuffled[arrange(lengths[shuffled])]
+    bounds = draws.running(lengths[shuffled])
+    labels = seconds = None
+    if pairs is not None:
         parts = _pair_parts(pairs, shuffled, format.separators, buffer.size)
         labels = pairs.labels[shuffled]
         seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
     else:
-        bounds = draws.running(contents[shuffled] + format.alone)
         parts = _plain_parts(starts, contents, offsets, marks, shuffled, format.alone > 0, buffer.size)
     mask_key = draws.key(int(content), "mask")
     return Window(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
