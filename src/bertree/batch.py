@@ -29,7 +29,8 @@ class Batch:
     # What pretraining asks about the batch, where it asks:
     masked: Tensor | None = None  # m, int64: tokens of the stream the MLM head predicts
     targets: Tensor | None = None  # m, int64: the ids that stood there
-    pairs: Tensor | None = None  # s, int64: NSP or SOP label: 0 in order, 1 random next or swapped
+    # s, int64: NSP or SOP label: 0 in order, 1 random next or swapped, -100 (ignored) where there is no pair
+    pairs: Tensor | None = None
 
     @classmethod
     def pack(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError, suggest
@@ -105,10 +105,7 @@ def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | No
     if kind == "bpe":
         vocabularies.frame_roberta(backend)
     else:
-        vocabularies.frame_bert(backend)
-    if kind == "unigram":  # the space before a mask is part of it, as in ALBERT
-        mask = AddedToken("[MASK]", special=True, normalized=False, lstrip=True)
-        backend.add_special_tokens([mask])
+        vocabularies.frame_bert(backend, mask_takes_space=kind == "unigram")
     return Tokenizer(backend, _config(kind, lower))
 
 

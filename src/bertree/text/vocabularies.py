@@ -43,10 +43,16 @@ def wordpiece(data: bytes, config: Json) -> Tokenizer:
     return tokenizer
 
 
-def frame_bert(tokenizer: Tokenizer) -> None:
-    """BERT's frame around a text: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], the second part in segment 1."""
-    special = [t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if tokenizer.token_to_id(t) is not None]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+def frame_bert(tokenizer: Tokenizer, mask_takes_space: bool = False) -> None:
+    """BERT's frame around a text: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], the second part in segment 1.
+
+    ALBERT's mask takes the space before it, since a space is part of the piece that follows it."""
+    names = ("[PAD]", "<pad>", "[UNK]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+    special = [token for token in names if tokenizer.token_to_id(token) is not None]
+    takes = {"[MASK]"} if mask_takes_space else set()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=token in takes) for token in special]
+    )
     if {"[CLS]", "[SEP]"} <= set(special):
         tokenizer.post_processor = processors.TemplateProcessing(
             single="[CLS]:0 $A:0 [SEP]:0",
@@ -105,11 +111,7 @@ def unigram(data: bytes, config: Json) -> Tokenizer:
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
     )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    special = [t for t in ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]") if tokenizer.token_to_id(t) is not None]
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False, lstrip=token == "[MASK]") for token in special]
-    )
-    frame_bert(tokenizer)
+    frame_bert(tokenizer, mask_takes_space=True)
     return tokenizer
 
 
