@@ -73,6 +73,21 @@ def test_batches_are_cut_by_tokens(minilm: Path, monkeypatch: pytest.MonkeyPatch
         assert (one - other).abs().max() < 1e-5
 
 
+def test_threads_are_used_and_left_as_they_were(minilm: Path) -> None:
+    model, texts = bertree.load(minilm), ["a text of some length"] * 400  # several batches
+    before = torch.get_num_threads()
+    spread = model.hidden(texts)
+    assert torch.get_num_threads() == before
+    try:
+        torch.set_num_threads(1)
+        alone = model.hidden(texts)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert all((one - other).abs().max() < 1e-5 for one, other in zip(spread, alone, strict=True))
+    assert not spread[0].requires_grad
+
+
 def test_ids_pairs_and_odd_shapes(minilm: Path) -> None:
     model = bertree.load(minilm)
     assert model.hidden([]) == []

@@ -21,10 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.add_typer(cli_data.tokenizer, name="tokenizer")
-app.command()(cli_data.prepare)
-app.add_typer(cli_data.store, name="store")
-
 ModelArgument = Annotated[str, typer.Argument(help="a model folder (bertree's or Hugging Face's), or a preset's name")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
 
@@ -108,6 +104,11 @@ def convert(
     from bertree.pipelines import convert_folder
 
     convert_folder(source, target, to, dtype, force)
+
+
+app.add_typer(cli_data.tokenizer, name="tokenizer")
+app.command()(cli_data.prepare)
+app.add_typer(cli_data.store, name="store")
 
 
 def main() -> None:
