@@ -101,10 +101,24 @@ def test_ids_pairs_and_odd_shapes(minilm: Path) -> None:
     assert model.hidden(["\ud800 lone surrogate"])[0].shape[1] == 384
 
 
-@pytest.mark.parametrize("wrong", [[[30522]], [[-1]], [["x"]], [[None]], [[2**80]]])
+@pytest.mark.parametrize("wrong", [[[30522]], [[-1]], [[5, None]], [[2**80]]])
 def test_wrong_ids_are_said(wrong: list[list[int]], minilm: Path) -> None:
     with pytest.raises(UserError, match="from 0 to 30521"):
         bertree.load(minilm).hidden(wrong)
+
+
+@pytest.mark.parametrize("wrong", [[["x"]], [[1.5]], [torch.ones(3)], [1, 2], [None], [b"abc"], [("a", "b", "c")]])
+def test_wrong_inputs_are_said(wrong: list[object], minilm: Path) -> None:
+    with pytest.raises(UserError, match="must be a text, a pair of texts or a list of token ids"):
+        bertree.load(minilm).hidden(wrong)
+
+
+def test_any_iterable_will_do_and_lengths_have_limits(minilm: Path) -> None:
+    model = bertree.load(minilm)
+    assert len(model.hidden(text for text in ("a", "b"))) == 2
+    for wrong in (0, 513):
+        with pytest.raises(UserError, match="must lie between 1 and 512"):
+            model.hidden(["a"], max_length=wrong)
 
 
 def test_too_many_ids_are_refused_not_cut(minilm: Path) -> None:
@@ -118,7 +132,7 @@ def test_a_folder_without_tokenizer_takes_ids_alone(minilm: Path, tmp_path: Path
     model = bertree.load(tmp_path)
     assert model.tokenizer is None
     assert torch.equal(model.hidden([[101, 7592, 102]])[0], bertree.load(minilm).hidden([[101, 7592, 102]])[0])
-    with pytest.raises(UserError, match="no tokenizer; give lists of token ids"):
+    with pytest.raises(UserError, match="no tokenizer, so it takes lists of token ids"):
         model.hidden(["text"])
 
 
@@ -160,7 +174,7 @@ def test_fill_mask_equals_transformers(minilm: Path, small_folder: Path) -> None
 
 def test_what_cannot_be_filled_is_said(minilm: Path, small_folder: Path) -> None:
     model = bertree.load(small_folder)
-    for text, reason in (("no mask here", "the text has no mask"), ("long " * 600 + "[MASK]", "cut off")):
+    for text, reason in (("no mask here", "the text has no mask"), ("<mask> " + "long " * 600 + "[MASK]", "cut off")):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with pytest.raises(UserError, match=reason):

@@ -69,6 +69,13 @@ WRONG = {
     "no head": (["fill", "MINILM", "[MASK]"], "no MLM head"),
     "source": (["convert", "./nowhere", "OUT", "--to", "bertree"], "no such folder"),
     "kind": (["convert", "FOLDER", "OUT", "--to", "bertre"], "did you mean 'bertree'"),
+    "axes": (["info", "bert-base", "layers=6", "--length", "600"], "only 512 positions"),
+    "not a model": (["info", "/"], "not a model folder"),
+    "long name": (["info", "x" * 400], "File name too long"),
+    "option": (["fill", "FOLDER", "[MASK]", "-k", "0"], "--help"),
+    "missing option": (["convert", "FOLDER", "OUT"], "--to"),
+    "verb": (["fil"], "fil"),
+    "meta": (["fill", "FOLDER", "[MASK]", "--device", "meta"], "cannot be used"),
     "device": (["fill", "FOLDER", "[MASK]", "--device", "warp"], "device 'warp'"),
     "truncated": (["convert", "TRUNCATED", "OUT", "--to", "huggingface"], "not a whole safetensors file"),
 }
@@ -86,6 +93,23 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, small_folder: Path, 
     assert reason in out.stderr
     assert len(out.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_text_is_never_markup(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused0]\n[/x]\na\n")
+    out = run_bertree("fill", "bert-tiny", "a [MASK]", "--tokenizer", str(tmp_path), "-k", "8")
+    assert out.returncode == 0
+    assert "[unused0]" in out.stdout
+    assert "[/x]" in out.stdout
+
+
+def test_other_files_are_not_deleted(small_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words to train on\n\n" * 50)
+    out = run_bertree("tokenizer", "train", str(text), "--vocab-size", "60", "--out", str(small_folder))
+    assert out.returncode == 2
+    assert "holds other files" in out.stderr
+    assert (small_folder / "model.safetensors").exists()
 
 
 def test_help_teaches() -> None:

@@ -1,12 +1,15 @@
 """What `import bertree` gives: load a model by path or preset name and use it."""
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from numbers import Integral
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +23,7 @@ from bertree.model.presets import PRESETS, preset
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Input = str | tuple[str, str] | Sequence[int] | Tensor
+MASKS = ("[MASK]", "<mask>")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -89,24 +93,31 @@ class Model:
 
     def encode(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
         """Ids and segments of each input, checked; texts that are too long are cut, with a warning."""
+        limit = self.max_length if max_length is None else max_length
+        if not 1 <= limit <= self.architecture.max_positions:
+            raise UserError(f"max_length {limit}: must lie between 1 and {self.architecture.max_positions}")
         texts = [i for i in inputs if _is_text(i)]
         if texts and self.tokenizer is None:
-            raise UserError("this model has no tokenizer; give lists of token ids instead of texts")
-        encoded = iter(self.tokenizer.encode(texts, max_length or self.max_length) if self.tokenizer else ())  # type: ignore[arg-type]
+            raise UserError(
+                "this model has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
+            )
+        encoded = iter(self.tokenizer.encode(texts, limit) if self.tokenizer else ())  # type: ignore[arg-type]
         result = [next(encoded) if _is_text(i) else self._checked(i) for i in inputs]  # type: ignore[arg-type]
         cut = [e.dropped for e in result if e.dropped]
         if cut:
-            line = f"{len(cut)} of {len(inputs)} texts cut to {max_length or self.max_length} tokens"
-            warnings.warn(f"{line} ({sum(cut)} tokens dropped)", BertreeWarning, stacklevel=3)
+            line = f"{len(cut)} of {len(inputs)} texts cut to {limit} tokens ({sum(cut)} tokens dropped)"
+            warnings.warn(line, BertreeWarning, stacklevel=3)
         return result
 
     def _checked(self, ids: Sequence[int] | Tensor) -> Encoded:
-        if not isinstance(ids, list):
-            ids = ids.tolist() if isinstance(ids, Tensor) else list(ids)
+        if isinstance(ids, Tensor | np.ndarray):
+            ids = ids.tolist()
+        if not isinstance(ids, list | tuple | range) or (len(ids) and not isinstance(ids[0], Integral)):
+            raise UserError(f"an input must be a text, a pair of texts or a list of token ids, not {str(ids)[:60]!r}")
         longest = self.architecture.max_positions
         if len(ids) > longest:
             raise UserError(f"a sequence of {len(ids)} ids is longer than the {longest} positions of the model")
-        return Encoded(ids, None, 0)
+        return Encoded(ids, None, 0)  # type: ignore[arg-type]
 
     def _packed(self, encoded: Sequence[Encoded]) -> Batch:
         try:
@@ -121,13 +132,13 @@ class Model:
             raise UserError(f"token ids must be whole numbers from 0 to {self.architecture.vocab_size - 1}")
         return batch
 
-    def hidden(self, inputs: Sequence[Input] | str, max_length: int | None = None) -> list[Tensor]:
+    def hidden(self, inputs: Iterable[Input] | str, max_length: int | None = None) -> list[Tensor]:
         """Last hidden states of each input (tokens x width), in the order given.
 
         Inputs are texts, pairs of texts (as tuples), or lists of token ids. What else is in the list
         does not change the result.
         """
-        encoded = self.encode([inputs] if isinstance(inputs, str) else inputs, max_length)
+        encoded = self.encode([inputs] if isinstance(inputs, str) else list(inputs), max_length)
         results: dict[int, Tensor] = {}
         for rows, states in _spread(self._states, self._batches(encoded), self.device):
             results.update(zip(rows, states, strict=True))
@@ -157,20 +168,23 @@ class Model:
         if "mask" not in self.network.heads:
             raise UserError("this model has no MLM head, so it cannot fill a mask")
         if self.tokenizer is None or self.tokenizer.id_of("mask") is None:
-            raise UserError("this model has no tokenizer with a mask token")
+            raise UserError(
+                "this model has no tokenizer with a mask token; give one: tokenizer=FOLDER, or --tokenizer FOLDER"
+            )
         if k < 1:
             raise UserError(f"k: must be at least 1, not {k}")
         mask = self.tokenizer.special["mask"]
-        if mask not in text:  # another member's spelling of the mask is understood
-            text = text.replace("[MASK]", mask).replace("<mask>", mask)
-        if mask not in text:
+        for other in MASKS:  # another member's spelling of the mask is understood
+            text = text.replace(other, mask)
+        wanted = text.count(mask)
+        if not wanted:
             raise UserError(f"the text has no mask; put {mask} where a token is to be guessed")
         (encoded,) = self.encode([text])
         mask_id = self.tokenizer.id_of("mask")
         chosen = [i for i, token in enumerate(encoded.ids) if token == mask_id]
-        if not chosen:
+        if len(chosen) < wanted:
             raise UserError(
-                f"the mask stands beyond the first {self.max_length} tokens and was cut off; shorten the text"
+                f"a mask stands beyond the first {self.max_length} tokens and was cut off; shorten the text"
             )
         batch = self._packed([encoded]).to(self.device)
         logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
@@ -211,6 +225,8 @@ def load(
         model.tokenizer = given
         model.network.to(precision)
     try:
+        if torch.device(device).type == "meta":
+            raise RuntimeError("it holds no numbers")
         return model.to(device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -246,7 +262,10 @@ def _spread(work: Callable[[Job], Result], jobs: Iterable[Job], device: torch.de
         return
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            yield from pool.map(work, chain(first, jobs))
+            waiting = deque(pool.submit(work, job) for job in chain(first, islice(jobs, 2 * threads)))
+            while waiting:  # a few jobs ahead, not all of them at once
+                yield waiting.popleft().result()
+                waiting.extend(pool.submit(work, job) for job in islice(jobs, 1))
     finally:
         torch.set_num_threads(threads)  # what threads that are yet to come start with
 

@@ -2,8 +2,9 @@
 
 import sys
 import warnings
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -40,7 +41,7 @@ def info(
     axes: Annotated[list[str] | None, typer.Argument(help="axes to turn: layers=6 sharing=none ...")] = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences a step, for the training memory")] = 32,
     length: Annotated[int, typer.Option(min=1, help="tokens a sequence, for the training memory")] = 128,
-    card: Annotated[float, typer.Option(min=0.1, help="memory of the card in GB, for the largest batch")] = 12,
+    card: Annotated[float, typer.Option(min=0.1, max=1e6, help="memory of the card in GB, for the largest batch")] = 12,
     as_json: JsonOption = False,
 ) -> None:
     """Draw the family tree, or show one point: axes, parameters, memory, operations.
@@ -114,16 +115,32 @@ app.add_typer(cli_data.store, name="store")
 def main() -> None:
     """Run a verb; what the user did wrong becomes one line and exit code 2."""
     warnings.showwarning = _say_warning  # type: ignore[assignment]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        print(f"bertree: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            sys.stderr.close()
+            sys.exit(141)
+        _fail(f"{error.filename or 'system'}: {error.strerror or error}")
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        # A mistake in the options: typer's own classes, which it does not export.
+        context = getattr(error, "ctx", None)
+        _fail(f"{error.format_message()} (see {context.command_path if context else 'bertree'} --help)")
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+
+
+def _fail(line: str) -> NoReturn:
+    print(f"bertree: {' '.join(line.split())}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:

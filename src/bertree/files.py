@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,22 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path, replaces: str) -> Iterator[Path]:
+def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends well, and vanishes when it does not.
 
-    An existing target is replaced only if it is empty or holds a file named `replaces`: whatever else
-    a user keeps under that name is not ours to delete.
+    An existing target is replaced only if everything in it has a name in `ours`: what else a user keeps
+    there is not ours to delete.
     """
-    if target.exists() and not target.is_dir():
+    try:
+        target = target.resolve()
+        others = sorted({path.name for path in target.iterdir()} - set(ours)) if target.is_dir() else []
+        is_file = target.exists() and not target.is_dir()
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written ({error.strerror})") from None
+    if is_file:
         raise UserError(f"{target}: is a file; give the path of a folder to write")
-    if target.is_dir() and any(target.iterdir()) and not (target / replaces).is_file():
-        raise UserError(f"{target}: is a folder with other files in it; give an empty or a new one")
+    if others:
+        raise UserError(f"{target}: holds other files ({others[0]}); give an empty or a new folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))

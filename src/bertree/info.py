@@ -84,7 +84,8 @@ def _grow(tree: Tree, name: str, depth: int = 1) -> Tree:
         else:
             _grow(tree.add(_line(child, depth)), child.name, depth + 1)
     if study:
-        branch = tree.add(Text("the ALBERT studies: embedding width E against sharing", style="italic"))
+        title = "ALBERT studies, E against sharing: albert-base-e64-none ..."
+        branch = tree.add(Text(title, style="italic"))
         branch.add(_study_table(study))
     return tree
 
@@ -109,14 +110,14 @@ def _study_table(points: list[Preset]) -> Table:
     for sharing in dict.fromkeys(p.architecture.sharing for p in points):
         row = {p.architecture.embedding_width: p for p in points if p.architecture.sharing == sharing}
         table.add_row(sharing, *(f"{cost.parameters(row[w].architecture).total / 1e6:.1f}M" for w in widths))
-    table.caption = "named albert-base-e64-none ... albert-base-e768-all"
-    table.caption_justify = "left"
     return table
 
 
 def print_point(console: Console, point: Preset, batch: int, length: int, card: float) -> None:
     """One point: axes, differences from its parent, and costs."""
     a = point.architecture
+    if length > a.max_positions:
+        raise UserError(f"--length {length}: the architecture has only {a.max_positions} positions")
     console.print(Text.assemble((point.name, "bold"), f"  {point.note}"))
     console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
     if a.attention_dropout:
@@ -181,14 +182,12 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
     if card == 12 and point.name in cost.PUBLISHED_BATCHES:
         published = map(str, cost.PUBLISHED_BATCHES[point.name])
         table.add_row("[dim]published by BERT's authors[/]", *(f"[dim]{cell}[/]" for cell in published))
-    if length > a.max_positions:
-        raise UserError(f"--length {length}: the architecture has only {a.max_positions} positions")
     memory = cost.training_bytes(a, batch, length) / cost.GIB
     return Group(
         table,
         Text(f"training memory for a batch of {batch} x {length}: {memory:.2f} GiB", style="bold"),
         Text(
-            "bf16 autocast, AdamW, packed, MLM on 15 %; model of the memory: docs/memory.md",
+            "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md",
             style="dim",
         ),
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from bertree.api import DTYPES, Candidate, Model
 from bertree.errors import UserError, suggest
@@ -14,9 +15,9 @@ from bertree.interop import folder
 
 def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> None:
     """`bertree fill`: a table of candidates for each mask."""
+    found = model.fill_mask(text, k)
     if not model.trained:
         print("bertree: note: a preset has fresh, untrained weights: its candidates mean nothing", file=sys.stderr)
-    found = model.fill_mask(text, k)
     masks: list[list[Candidate]] = [found] if isinstance(found[0], Candidate) else found
     if as_json:
         print_json([[candidate._asdict() for candidate in mask] for mask in masks])
@@ -25,7 +26,7 @@ def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> No
         table = Table("token", "probability", "", box=None, pad_edge=False)
         for candidate in candidates:
             bar = "█" * round(candidate.probability * 30)
-            table.add_row(f"[bold]{candidate.token}[/]", f"{candidate.probability:.4f}", f"[green]{bar}[/]")
+            table.add_row(Text(candidate.token, "bold"), f"{candidate.probability:.4f}", Text(bar, "green"))
         if len(masks) > 1:
             console.print(f"mask {number} of {len(masks)}")
         console.print(table)

@@ -61,7 +61,7 @@ def train_tokenizer(
     if not source.counts.kept:
         raise UserError(f"{source.sources[0].path}: no text in this corpus; nothing to train on")
     training.save(tokenizer, out)
-    _say(console, f"[bold]{out}[/]: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
+    _say(console, f"{out}: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
     if tokenizer.size < vocab_size:
         _say(console, f"the corpus gives only {tokenizer.size:,} of the {vocab_size:,} tokens asked for")
     _dropped(console, asdict(source.counts))
@@ -88,6 +88,8 @@ def prepare_store(
 ) -> Store:
     """Make a token store, or go on making it."""
     console = Console()
+    if not tokenizer.is_dir():
+        raise UserError(f"{tokenizer}: no such folder; train a tokenizer with `bertree tokenizer train`")
     loaded = Tokenizer.load(tokenizer)
     if loaded is None:
         raise UserError(f"{tokenizer}: no tokenizer files in this folder; train one with `bertree tokenizer train`")
@@ -112,7 +114,7 @@ def prepare_store(
     beside = sum(path.stat().st_size for path in (out / TOKENIZER).iterdir())
     _say(
         console,
-        f"[bold]{out}[/]: {_contents(made)}, {size / made.tokens:.2f} bytes per token "
+        f"{out}: {_contents(made)}, {size / made.tokens:.2f} bytes per token "
         f"(and {beside / 1e6:.1f} MB of tokenizer), in {time.perf_counter() - started:.1f} s",
     )
     _dropped(console, made.summary)
@@ -126,7 +128,7 @@ def verify_store(folder: Path) -> Store:
     with _bar() as progress:
         task = progress.add_task("verifying", total=size)
         checked = stores.verify(folder, lambda count: progress.advance(task, count))
-    _say(Console(), f"[bold]{folder}[/]: whole; {_contents(checked)}, content {checked.fingerprint[:16]}")
+    _say(Console(), f"{folder}: whole; {_contents(checked)}, content {checked.fingerprint[:16]}")
     return checked
 
 
@@ -136,8 +138,8 @@ def _contents(store: Store) -> str:
 
 
 def _say(console: Console, line: str) -> None:
-    """One line, also where it is longer than the terminal is wide."""
-    console.print(line, soft_wrap=True, highlight=False)
+    """One line, also where it is longer than the terminal is wide; a name in it is never taken for markup."""
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 @contextmanager

@@ -146,6 +146,13 @@ def test_usual_batches_are_full_and_whole(name: str, examples: int) -> None:
         assert all(s[0] == 2 and s[-1] == 3 for s in sequences(batch))
 
 
+def test_a_batch_of_one_example_of_many() -> None:
+    made = corpus([[9, 17, 5] * 20] * 200)
+    for length in (32, 64, 128):
+        read = Stream(made.store, masking=None, batch_tokens=length, max_length=length)
+        assert all(0 < read[step].ids.numel() <= length for step in range(40))
+
+
 def test_large_batches_tear_nothing_and_small_ones_only_at_their_borders() -> None:
     made = corpus([[9, 17, 5] * 20] * 30)
     common = {"format": "doc-sentences", "masking": None, "max_length": 64}

@@ -15,6 +15,7 @@ import numpy as np
 from bertree.data.draws import Ints
 
 ROUNDS = 8  # of exchanges; two or three are usual
+ATTEMPTS = 6  # at meeting the first border
 
 
 def dealt(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
@@ -22,32 +23,45 @@ def dealt(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
 
     A border counts as met if an example ends at it or up to `slack` tokens behind it. Examples are given
     in random order, which breaks ties and stays within each piece."""
+    longest = int(lengths.max(initial=0))
+    rest = np.arange(lengths.size)
+    if slack == 0 or slack >= longest or stride < 2 * longest:  # nothing can be done, or nothing need be
+        return rest
+    front: list[int] = []
+    for attempt in range(ATTEMPTS):
+        remaining = lengths[rest]
+        room = stride - start % stride  # of the first piece
+        fitting = np.flatnonzero((remaining >= room) & (remaining <= room + slack))
+        if room < longest and fitting.size:  # too little to be dealt, but one example fills it
+            lead = int(fitting[0])
+        else:
+            order, met = _in_pieces(remaining, start, stride, slack)
+            if met or attempt == ATTEMPTS - 1:
+                return np.append(front, rest[order]).astype(np.int64)
+            lead = 0  # the first border is missed: with another example before it, it may be met
+        front.append(int(rest[lead]))
+        start += int(remaining[lead])
+        rest = np.delete(rest, lead)
+    return np.append(front, rest).astype(np.int64)
+
+
+def _in_pieces(lengths: Ints, start: int, stride: int, slack: int) -> tuple[Ints, bool]:
+    """An order in which each piece has its share, and whether the first border is met."""
     total = int(lengths.sum())
     before = start % stride  # of the first piece, in whatever lies before these examples
     pieces = -(-(before + total) // stride)
-    if pieces < 2 or slack == 0:
-        return np.arange(lengths.size)
-    room = stride - before
-    if room < lengths.max():  # too little to be dealt: one example that fits, or one that is torn
-        return _after(int(np.argmax((lengths >= room) & (lengths <= room + slack))), lengths, start, stride, slack)
+    if pieces < 2:
+        return np.arange(lengths.size), True
     # Aiming half the slack behind each border leaves as much on either side.
     loads = [0] * pieces
     loads[0] = before - slack // 2
     loads[-1] += pieces * stride - before - total + slack // 2
     hands = _to_the_emptiest(lengths, loads)
     _exchange(hands, loads, stride, slack // 8)
-    if abs(loads[0] - stride) > slack // 2 and room < 4 * lengths.max():
-        return _after(0, lengths, start, stride, slack)  # the first piece is short: another example may help
     turn = np.empty(lengths.size, np.int64)
     for place, piece in enumerate(_balanced([load - stride for load in loads])):
         turn[[number for _, number in hands[piece]]] = place
-    return np.argsort(turn, kind="stable")
-
-
-def _after(first: int, lengths: Ints, start: int, stride: int, slack: int) -> Ints:
-    """One example, and then the others dealt."""
-    rest = np.delete(np.arange(lengths.size), first)
-    return np.append(first, rest[dealt(lengths[rest], start + int(lengths[first]), stride, slack)])
+    return np.argsort(turn, kind="stable"), abs(loads[0] - stride) <= slack // 2
 
 
 def _to_the_emptiest(lengths: Ints, loads: list[int]) -> list[list[tuple[int, int]]]:

@@ -43,8 +43,12 @@ def load(folder: Path, job: Json) -> Progress | None:
     if not isinstance(begun, dict) or journal.get("version") != VERSION:
         raise UserError(f"{path}: is not one of this version; remove {folder} and begin again")
     if begun != job:
+        if journal.get("shards") == []:
+            return None  # nothing was settled: begin again as asked now
         differ = next((key for key in job if begun.get(key) != job[key]), "version")
-        raise UserError(f"{folder}: was begun with another {differ}; run it with that, or remove it and begin again")
+        raise UserError(
+            f"{folder}: was begun with other settings ({differ}); run it with those, or remove it and begin again"
+        )
     try:
         width = dtype_for(job["vocab_size"]).itemsize
         progress = Progress(

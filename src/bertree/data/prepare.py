@@ -187,6 +187,7 @@ def _begin(out: Path, job: Json, progress: Progress | None, corpus: Corpus, toke
     """Put the progress of an earlier run to the corpus, or start a journal."""
     if progress is None:
         progress = Progress()
+        shutil.rmtree(out / TOKENIZER, ignore_errors=True)  # of a run that settled nothing
         journal.save(out, job, progress)
     elif progress.counts:
         corpus.resume(progress.position, progress.counts, journal.read_seen(out, progress.seen))

@@ -111,8 +111,9 @@ class Store:
     summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
 
     @classmethod
-    def open(cls, folder: Path) -> "Store":
+    def open(cls, folder: Path | str) -> "Store":
         """The store of a folder. Sizes and headers are checked, checksums are not (see `verify`)."""
+        folder = Path(folder)
         header = read_header(folder)
         vocab_size: int = header["vocab_size"]
         words = _sized(folder / WORDS, vocab_size).read_bytes()

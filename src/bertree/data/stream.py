@@ -7,15 +7,16 @@ a few numbers a chunk, and the windows in use.
 
 Borders lie at even steps along the line, and the examples of a window are dealt so that the borders fall on
 their ends, or a little before one, where the border then moves: no batch has more than `batch_tokens`
-tokens, and it wastes at most 2 % of them. Batches of fewer than twenty full examples cannot be filled that
-well with whole examples and are allowed to waste more. Where the waste allowed does not suffice (`waste`
-set small, lengths that do not add up), the example at a border is torn: its head ends one batch, its tail
-starts the next as a sequence of its own, positions from 0, without the other's special tokens. `fixed`
-allows no waste: every batch has exactly `batch_tokens` tokens, and up to two torn sequences.
+tokens, and it wastes at most 2 % of them. Batches of fewer than six full examples cannot be filled that
+well with whole examples and may waste a third, or half of a batch of two. Where the waste allowed does not
+suffice (`waste` set small, lengths that do not add up), the example at a border is torn: its head ends one
+batch, its tail starts the next as a sequence of its own, positions from 0, without the other's special
+tokens. `fixed` allows no waste: every batch has exactly `batch_tokens` tokens, and up to two torn sequences.
 
 A torn pair keeps its NSP or SOP question if its head still holds some of the second segment, as after
 BERT's truncation; otherwise, in its tail, and in an example of one sentence, the label is -100, which
-torch's losses ignore. Masks are drawn in each side, so static masks repeat but for torn sequences.
+torch's losses ignore. Masks are drawn in each side, so static masks repeat but for torn sequences;
+a side that is special tokens alone has none.
 """
 
 from collections import OrderedDict
@@ -48,7 +49,7 @@ class Stream:
 
     def __init__(
         self,
-        store: Store,
+        store: Store | Path | str,
         *,
         format: str | Format = "full-sentences",
         masking: str | Masking | None = "token",
@@ -66,7 +67,10 @@ class Stream:
         shares (as many as ranks unless given): with the same `shares`, any number of ranks that divides it
         reads the same batch."""
         self._settings = {name: value for name, value in locals().items() if name not in ("self", "store")}
+        store = store if isinstance(store, Store) else Store.open(store)
         self.store, self.seed, self.fixed = store, seed, fixed
+        if not isinstance(batch_tokens, int) or not isinstance(max_length, int) or not isinstance(seed, int):
+            raise UserError("batch_tokens, max_length and seed must be whole numbers")
         self.format, self.masking = Format.parse(format), Masking.parse(masking)
         self.batch_tokens, self.max_length = batch_tokens, max_length
         self.rank, self.world, self.shares = rank, world, (shares or world) if fixed else 1
@@ -102,6 +106,8 @@ class Stream:
             raise UserError(f"{where}: NSP needs two documents or more; this store has {self.store.documents}")
         if not 0 <= self.rank < self.world:
             raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
+        if self.shares < 1:
+            raise UserError(f"shares {self.shares}: must be 1 or more")
         if waste is not None and not 0 <= waste < 1:
             raise UserError(f"waste {waste}: is not a share; give 0 up to 1")
         if self.fixed and (self.shares % self.world or self.batch_tokens % self.shares):
@@ -279,7 +285,8 @@ def _slack(batch_tokens: int, max_length: int, waste: float | None) -> int:
     """How far behind an even border an example may end. A batch loses at most twice as much, on average less."""
     if waste is not None:
         return int(batch_tokens * waste / 2)
-    return batch_tokens // 100 if batch_tokens >= 6 * max_length else min(max_length, batch_tokens // 2)
+    few = 2 * max_length <= batch_tokens < 6 * max_length
+    return max_length if few else batch_tokens // 100
 
 
 def _again(store: Store | Path, settings: dict[str, Any]) -> Stream:

@@ -118,7 +118,7 @@ def _whole(value: Any, where: str) -> int:
 
 
 def _activation(value: Any, where: str) -> str:
-    if value not in _ACTIVATIONS:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
         raise UserError(f"{where}: activation {value!r} is not supported; known: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[value]
 

@@ -22,6 +22,7 @@ from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.network import FIXED_CLASSES, HEADS, Network, build
+from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
 CONFIG, OURS = "config.json", "bertree.toml"
@@ -68,6 +69,8 @@ def describe(folder: Path) -> Architecture:
     if (folder / OURS).is_file():
         return _parse_ours(folder / OURS).architecture
     path = folder / CONFIG
+    if not path.is_file():
+        raise UserError(f"{folder}: holds neither {CONFIG} nor {OURS}, so it is not a model folder")
     a = architecture_of(read_json(path), str(path))
     return a.with_values({"pooler": _has_pooler(Weights(folder))})
 
@@ -111,7 +114,7 @@ def _modern(name: str) -> str:
 def _heads_in(
     config: Json, family: names.Family, tensors: Weights, spelled: dict[str, str], path: Path
 ) -> dict[str, int]:
-    classes = config.get("architectures") or [f"{family.title}Model"]
+    classes = config.get("architectures") or [_guess(family, spelled)]
     if not isinstance(classes, list) or not isinstance(classes[0], str):
         raise UserError(f"{path}: architectures: must be a list with a class name")
     heads = family.heads_of(classes[0])
@@ -129,19 +132,26 @@ def _heads_in(
     return found
 
 
+def _guess(family: names.Family, spelled: dict[str, str]) -> str:
+    """The class of a folder that does not name it: with the pretraining heads whose tensors are there."""
+    rows = {head: next(iter(family.head_rows(head)))[1] for head in ("mask", "pair") if head in family.heads}
+    heads = [head for head, module in rows.items() if f"{module}.weight" in spelled]
+    return family.class_name(heads) or f"{family.title}Model"
+
+
 def _check_rest(
     heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, spelled: dict[str, str]
 ) -> None:
     """What the file holds beyond what is loaded: tied copies must be copies, the rest is named."""
     used = {name for theirs in table.values() for name in theirs}
     rest = [name for name in spelled if name not in used and name not in names.IGNORED]
-    for name in [n for n in rest if n in names.TIED_OUTPUT and "mask" in heads]:
+    for name in [n for n in rest if n in names.TIED and "mask" in heads and names.TIED[n] in spelled]:
         rest.remove(name)
-        tokens = spelled.get(table["encoder.embeddings.tokens.weight"][0])
-        if tokens and not torch.equal(tensors.tensor(spelled[name]), tensors.tensor(tokens)):
+        one, other = (tensors.tensor(spelled[n]) for n in (name, names.TIED[name]))
+        if not torch.equal(one, other):
             raise UserError(
-                f"{tensors.path(spelled[name])}: '{name}' differs from the token embedding; "
-                "an MLM head with an output matrix of its own is not supported"
+                f"{tensors.path(spelled[name])}: '{name}' differs from '{names.TIED[name]}'; "
+                "an MLM head with an output layer of its own is not supported"
             )
     if rest:
         more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
@@ -233,30 +243,41 @@ def _fit(contents: Contents, folder: Path) -> None:
 def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
     """Write a whole folder or nothing. `to` is "bertree" or "huggingface" (theirs alone, or refused)."""
     a, network = contents.architecture, contents.network
+    pad = contents.tokenizer.id_of("pad") if contents.tokenizer else None
     try:
         family = family_for(a)
         class_name = family.class_name(network.heads)
         if class_name is None:
             raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
+        if family.model_type == "roberta" and pad is not None and pad != a.position_offset - 1:
+            raise UserError(
+                f"Hugging Face's Roberta counts positions from its padding id {a.position_offset - 1}, "
+                f"but the tokenizer pads with {pad}; use a tokenizer with RoBERTa's special tokens"
+            )
         layout = "huggingface"
     except UserError:
         if to == "huggingface":
             raise
         layout = "bertree"
-    pad = contents.tokenizer.id_of("pad") if contents.tokenizer else None
-    with new_folder(folder, replaces=CONFIG) as work:
+    with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES)) as work:
         config: Json = {"model_type": "bertree"}
         if layout == "huggingface":
             config = {
                 "architectures": [class_name],
                 **config_of(a, family, pad),
-                **_label_tables(contents.labels),
+                **_label_tables(contents),
             }
+            if contents.tokenizer:
+                ends = {
+                    "bos_token_id": contents.tokenizer.id_of("cls"),
+                    "eos_token_id": contents.tokenizer.id_of("sep"),
+                }
+                config |= {key: value for key, value in ends.items() if key in config and value is not None}
         config["dtype"] = str(next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE)
         if contents.tokenizer:
-            contents.tokenizer.save(work)
+            contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None)
         if to == "bertree":
             model: dict[str, Any] = {"layout": layout, "labels": contents.labels}
             if contents.max_length is not None:
@@ -267,13 +288,14 @@ def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
             )
 
 
-def _label_tables(labels: list[str]) -> Json:
+def _label_tables(contents: Contents) -> Json:
+    """Names of the classes; transformers needs them to know how many there are."""
+    heads = heads_of(contents.network)
+    count = max((n for head, n in heads.items() if head in ("sequence", "token")), default=0)
+    labels = contents.labels or [f"LABEL_{i}" for i in range(count)]
     if not labels:
         return {}
-    return {
-        "id2label": {str(i): n for i, n in enumerate(labels)},
-        "label2id": {n: i for i, n in enumerate(labels)},
-    }
+    return {"id2label": {str(i): n for i, n in enumerate(labels)}, "label2id": {n: i for i, n in enumerate(labels)}}
 
 
 def _warn(line: str) -> None:

@@ -164,20 +164,18 @@ FAMILIES = {
         ),
     )
 }
-# The output matrix of the MLM head, where a file carries it: it must equal the token embedding it is tied to.
-TIED_OUTPUT = (
-    "cls.predictions.decoder.weight",
-    "lm_head.decoder.weight",
-    "predictions.decoder.weight",
-    "vocab_projector.weight",
-)
-# Copies and buffers that older releases stored: nothing is lost by leaving them.
-IGNORED = (
-    "embeddings.position_ids",
-    "cls.predictions.decoder.bias",
-    "lm_head.decoder.bias",
-    "predictions.decoder.bias",
-)
+# Tensors a file may carry beside the one they are tied to, of which they must be a copy.
+TIED = {
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
+    "predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "vocab_projector.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "lm_head.decoder.bias": "lm_head.bias",
+    "predictions.decoder.bias": "predictions.bias",
+}
+# A buffer that older releases stored: nothing is lost by leaving it.
+IGNORED = ("embeddings.position_ids",)
 
 
 def theirs(

@@ -75,9 +75,9 @@ def _nothing_to_read(folder: Path) -> str:
     for name in PICKLES:
         if (folder / name).exists():
             return (
-                f"{folder / name}: is a pickle, which can run code when it is read; if you trust it, convert it once: "
-                'python -c "from transformers import AutoModelForMaskedLM as M; '
-                f"M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+                f"{folder / name}: is a pickle, which can run code when it is read; if you trust it, convert it once "
+                "with transformers: load it with the class that config.json names under 'architectures' (say "
+                "BertForMaskedLM.from_pretrained(DIR)) and call its save_pretrained(NEW_DIR)"
             )
     return f"{folder}: holds no {SINGLE}; a model folder needs one (or shards with {INDEX})"
 

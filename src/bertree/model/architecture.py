@@ -167,7 +167,11 @@ class Architecture:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> "Architecture":
         """Read untrusted values (a TOML table): unknown keys and wrong types are refused by name."""
-        return cls(**{name: typed(name, value, where) for name, value in values.items()})
+        checked = {name: typed(name, value, where) for name, value in values.items()}
+        try:
+            return cls(**checked)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
 
 
 TYPES: dict[str, type] = get_type_hints(Architecture)

@@ -139,5 +139,7 @@ for _sharing in SHARING:
 def preset(name: str) -> Preset:
     """The preset of that name, or an error that names the nearest one."""
     if name not in PRESETS:
-        raise UserError(f"{name}: no such preset and no such folder; {suggest(name, PRESETS)}")
+        near = suggest(name, PRESETS)
+        named = near if near.startswith("did") else suggest("", (n for n, p in PRESETS.items() if not p.study))
+        raise UserError(f"{name}: no such preset and no such folder; {named}")
     return PRESETS[name]

@@ -76,9 +76,11 @@ class Tokenizer:
             raise UserError(f"{folder}: the tokenizer files cannot be read ({error})") from None
         return cls(backend, config, files)
 
-    def save(self, folder: Path) -> None:
-        """Write the files it came from, and a `tokenizer.json` in any case."""
+    def save(self, folder: Path, max_length: int | None = None) -> None:
+        """Write the files it came from, and a `tokenizer.json` in any case; with `max_length`, say so to others."""
         files = dict(self.files)
+        if max_length is not None and CONFIG in files:
+            files[CONFIG] = json.dumps(self.config | {"model_max_length": max_length}, indent=2).encode()
         if JSON not in files:
             files[JSON] = self.backend.to_str(pretty=True).encode()
         if CONFIG not in files:

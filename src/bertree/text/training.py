@@ -244,7 +244,7 @@ def _roles(kind: str) -> tuple[str, str, str, str, str]:
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json, all or nothing."""
-    with new_folder(folder, JSON) as work:
+    with new_folder(folder, (JSON, CONFIG)) as work:
         (work / JSON).write_text(tokenizer.backend.to_str(), encoding="utf-8")
         (work / CONFIG).write_text(json.dumps(tokenizer.config, indent=2), encoding="utf-8")
 
