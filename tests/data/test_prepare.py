@@ -260,15 +260,33 @@ def test_only_the_same_job_goes_on(corpus: Path, tokenizers: dict[str, Path], tm
 
     with pytest.raises(Stop):
         run(corpus, tokenizers["wordpiece"], out, advance=stop)
-    with pytest.raises(UserError, match="another tokenizer"):
+    with pytest.raises(UserError, match=r"other settings \(tokenizer\)"):
         run(corpus, tokenizers["unigram"], out)
-    with pytest.raises(UserError, match="another corpus"):
+    with pytest.raises(UserError, match=r"other settings \(corpus\)"):
         run(corpus / "a.txt", tokenizers["wordpiece"], out)
-    with pytest.raises(UserError, match="another language"):
+    with pytest.raises(UserError, match=r"other settings \(language\)"):
         run(corpus, tokenizers["wordpiece"], out, language="de")
     (out / "tokens-00001.bin").unlink()
     with pytest.raises(UserError, match=r"tokens-00001.bin: is missing"):
         run(corpus, tokenizers["wordpiece"], out)
+
+
+def test_a_run_that_settled_nothing_does_not_stand_in_the_way(
+    corpus: Path, tokenizers: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "store"
+
+    def stop(consumed: int, tokens: int) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        run(corpus, tokenizers["wordpiece"], out, advance=stop)
+    assert not list(out.glob("tokens-*.bin"))
+    made = run(corpus, tokenizers["unigram"], out)
+    assert (out / "tokenizer" / "tokenizer.json").read_bytes() == (
+        tokenizers["unigram"] / "tokenizer.json"
+    ).read_bytes()
+    assert made.tokens > 0
 
 
 def test_folders_that_are_not_ours(corpus: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
