@@ -110,11 +110,13 @@ class Model:
         return result
 
     def _checked(self, ids: Sequence[int] | Tensor) -> Encoded:
+        longest = self.architecture.max_positions
+        if type(ids) is list and 0 < len(ids) <= longest and type(ids[0]) is int:  # the usual case, quickly
+            return Encoded(ids, None, 0)
         if isinstance(ids, Tensor | np.ndarray):
             ids = ids.tolist()
         if not isinstance(ids, list | tuple | range) or (len(ids) and not isinstance(ids[0], Integral)):
             raise UserError(f"an input must be a text, a pair of texts or a list of token ids, not {str(ids)[:60]!r}")
-        longest = self.architecture.max_positions
         if len(ids) > longest:
             raise UserError(f"a sequence of {len(ids)} ids is longer than the {longest} positions of the model")
         return Encoded(ids, None, 0)  # type: ignore[arg-type]
@@ -150,17 +152,18 @@ class Model:
         return rows, batch.split(self.network(batch.to(self.device)))
 
     def _batches(self, encoded: Sequence[Encoded]) -> Iterator[tuple[list[int], Batch]]:
-        """Packed batches of similar lengths, and which inputs each holds."""
+        """Packed batches of similar lengths, the longest first, and which inputs each holds."""
         limit = BATCH_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i].ids))
-        while order:
-            rows = [order.pop()]
-            total = len(encoded[rows[0]].ids)
-            while order and total + len(encoded[order[-1]].ids) <= limit:
-                rows.append(order.pop())
-                total += len(encoded[rows[-1]].ids)
-            rows.reverse()
+        lengths = np.fromiter((len(e.ids) for e in encoded), np.int64, len(encoded))
+        order = np.argsort(-lengths, kind="stable")
+        ends = np.cumsum(lengths[order])
+        start = 0
+        while start < len(order):
+            before = ends[start] - lengths[order[start]]
+            stop = max(start + 1, int(np.searchsorted(ends, before + limit, "right")))
+            rows = order[start:stop][::-1].tolist()  # shortest first, as the CPU's attention likes them
             yield rows, self._packed([encoded[i] for i in rows])
+            start = stop
 
     @torch.no_grad()
     def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
