@@ -27,9 +27,8 @@ MASKS = ("[MASK]", "<mask>")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-# Tokens computed at once: on the CPU small enough for the caches; on a GPU enough to fill it, and no more, so that
-# packing the next batch hides behind this one.
-BATCH_TOKENS = {"cpu": 1024, "cuda": 32768}
+# Tokens computed at once: on the CPU small enough for the caches, on a GPU enough to fill it.
+BATCH_TOKENS = {"cpu": 1024, "cuda": 131072}
 
 
 class Candidate(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.library import custom_op
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch
@@ -127,7 +128,7 @@ def _join(parts: Sequence[Tensor], like_tn: Tensor, order_t: Tensor | None) -> T
     return x_tn if order_t is None else torch.empty_like(x_tn).index_copy_(0, order_t, x_tn)
 
 
-@torch.library.custom_op("bertree::grouped_attention", mutates_args=())
+@custom_op("bertree::grouped_attention", mutates_args=())
 def _grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     groups, order_t = _groups(cu_seqlens)
     blocks = (_cut(x, groups, order_t) for x in (q_tnd, k_tnd, v_tnd))
@@ -137,7 +138,7 @@ def _grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) ->
     return out_tnd, _join([scale for _, scale in mixed], q_tnd[..., 0].float(), order_t)
 
 
-@torch.library.custom_op("bertree::grouped_attention_backward", mutates_args=())
+@custom_op("bertree::grouped_attention_backward", mutates_args=())
 def _grouped_backward(
     grad_tnd: Tensor,
     q_tnd: Tensor,
