@@ -64,8 +64,9 @@ class Batch:
 
     @property
     def first(self) -> Tensor:
-        """Index of each sequence's first token, where [CLS] stands (s, int64)."""
-        return self.cu_seqlens[:-1].long()
+        """Index of each sequence's first token, where [CLS] stands (s, int64). One without tokens at the end of
+        the stream has none; it gets the last token's."""
+        return self.cu_seqlens[:-1].long().clamp(max=self.ids.numel() - 1)
 
     @property
     def lengths(self) -> Tensor:

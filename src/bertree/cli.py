@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import bertree
-from bertree import cli_data
+from bertree import cli_data, cli_train
 from bertree.errors import BertreeWarning, UserError
 
 app = typer.Typer(
@@ -110,6 +110,8 @@ def convert(
 app.add_typer(cli_data.tokenizer, name="tokenizer")
 app.command()(cli_data.prepare)
 app.add_typer(cli_data.store, name="store")
+app.command()(cli_train.pretrain)
+app.command()(cli_train.config)
 
 
 def main() -> None:

@@ -3,12 +3,13 @@
 A write goes to a temporary name beside its target, is flushed to the disk, and is renamed into place.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,33 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by another that is whole from the start."""
+    handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    try:
+        write_text(Path(work), text)
+        os.chmod(work, 0o644)
+        os.replace(work, path)
+        sync(path.parent)
+    except BaseException:
+        Path(work).unlink(missing_ok=True)
+        raise
+
+
+def file_hash(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
+    """sha256 of a file, read in pieces; `advance` hears of each."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+                advance(len(block))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bertree.data import lengths
 from bertree.errors import UserError
-from bertree.files import Json, read_json
+from bertree.files import Json, file_hash, read_json
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
 
@@ -109,6 +109,7 @@ class Store:
     tokenizer_hash: str = ""
     folder: Path | None = None
     summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
+    whole: bool = True  # all that is in the folder (see `split`)
 
     @classmethod
     def open(cls, folder: Path | str) -> "Store":
@@ -259,19 +260,6 @@ def _sized(path: Path, size: int) -> Path:
         kind = "is cut off" if found < size else "is too long"
         raise UserError(f"{path}: {kind} ({found:,} bytes, {size:,} expected); prepare the store again")
     return path
-
-
-def file_hash(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
-    """sha256 of a file, read in pieces; `advance` hears of each."""
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-                advance(len(block))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    return digest.hexdigest()
 
 
 def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) -> Store:

@@ -94,7 +94,7 @@ class Stream:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For worker processes: a store on disk is opened there again, not copied."""
-        return _again, (self.store.folder or self.store, self._settings)
+        return _again, (self.store.folder if self.store.folder and self.store.whole else self.store, self._settings)
 
     def _check(self, waste: float | None) -> None:
         where = self.store.folder or "store"

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.architecture import Architecture
@@ -21,12 +22,20 @@ class Stack(nn.Module):
         self.attention = nn.ModuleList(attention)
         self.ffn = nn.ModuleList(ffn)
         self.plan = tuple(plan)
+        self.recompute = False  # in training, compute each block again for its backward pass instead of keeping it
 
     def forward(self, x_th: Tensor, batch: Batch) -> Iterator[Tensor]:
         """The hidden states after each block, one after the other."""
         for a, f in self.plan:
-            x_th = self.ffn[f](self.attention[a](x_th, batch), batch)
+            if self.recompute and self.training and torch.is_grad_enabled():
+                x_th = checkpoint(self._block, a, f, x_th, batch, use_reentrant=False)
+            else:
+                x_th = self._block(a, f, x_th, batch)
             yield x_th
+
+    def _block(self, a: int, f: int, x_th: Tensor, batch: Batch) -> Tensor:
+        mixed: Tensor = self.ffn[f](self.attention[a](x_th, batch), batch)
+        return mixed
 
 
 class Encoder(nn.Module):

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from bertree.model.parts import ACTIVATION
 
+ROUND = 64
+NEVER = -30000.0  # a logit with no probability; half precision can hold it
+
 
 class MaskHead(nn.Module):
     """MLM: scores over the vocabulary. Its output matrix is the token embedding, handed in, never copied."""
@@ -20,9 +23,17 @@ class MaskHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         self.activation = ACTIVATION[activation]
 
-    def forward(self, hidden_mh: Tensor, tokens_ve: Tensor) -> Tensor:
-        """Hidden states of the chosen positions -> logits (m x v)."""
-        return F.linear(self.norm(self.activation(self.dense(hidden_mh))), tokens_ve, self.bias)
+    def forward(self, hidden_mh: Tensor, tokens_ve: Tensor, rounded: bool = False) -> Tensor:
+        """Hidden states of the chosen positions -> logits (m x v).
+
+        A GPU multiplies rows of an odd length (BERT's vocabulary has 30,522 entries) several times slower.
+        `rounded` fills the vocabulary up with entries whose probability is 0.
+        """
+        bias_v = self.bias
+        spare = -len(bias_v) % ROUND if rounded and tokens_ve.is_cuda else 0
+        if spare:
+            tokens_ve, bias_v = F.pad(tokens_ve, (0, 0, 0, spare)), F.pad(bias_v, (0, spare), value=NEVER)
+        return F.linear(self.norm(self.activation(self.dense(hidden_mh))), tokens_ve, bias_v)
 
 
 class ClassHead(nn.Module):

@@ -34,9 +34,9 @@ class Network(nn.Module):
         hidden: Tensor = self.encoder(batch)
         return hidden
 
-    def mask_logits(self, hidden_th: Tensor, chosen_m: Tensor) -> Tensor:
-        """MLM scores at the chosen tokens of the stream (m x v)."""
-        logits: Tensor = self.heads["mask"](hidden_th[chosen_m], self.encoder.embeddings.tokens.weight)
+    def mask_logits(self, hidden_th: Tensor, chosen_m: Tensor, rounded: bool = False) -> Tensor:
+        """MLM scores at the chosen tokens of the stream (m x v); `rounded` may add columns that count for nothing."""
+        logits: Tensor = self.heads["mask"](hidden_th[chosen_m], self.encoder.embeddings.tokens.weight, rounded)
         return logits
 
     def class_logits(self, name: str, hidden_th: Tensor, batch: Batch, chosen_m: Tensor | None = None) -> Tensor:

@@ -1,0 +1,131 @@
+"""From a recipe's sections to built parts: stores, model, batches. For every verb that trains on a token store."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from bertree.api import fresh
+from bertree.data.masking import Masking
+from bertree.data.split import split
+from bertree.data.store import TOKENIZER, Store
+from bertree.data.stream import Stream
+from bertree.errors import UserError
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model.architecture import Architecture, typed
+from bertree.model.presets import preset
+from bertree.recipe import Data, Phase, Recipe
+from bertree.text.identity import tokenizer_hash
+from bertree.text.tokenizer import Tokenizer
+from bertree.train.device import Machine, micro_batches
+from bertree.train.feed import Feed
+from bertree.train.plan import Plan
+
+HEADS = {"mlm": "mask", "nsp": "pair", "sop": "pair"}  # the head each term reads
+EVALUATION_TOKENS = 16384  # in a batch
+ALLOWED = ("dropout", "attention_dropout", "classifier_dropout")  # axes that may change in a trained model
+
+
+def stores(data: Data) -> tuple[Store, Store]:
+    """What is learned from, and what is held out."""
+    store = Store.open(data.store)
+    if not data.held_out:
+        return split(store, data.held_out_share)
+    held = Store.open(data.held_out)
+    if held.tokenizer_hash != store.tokenizer_hash:
+        raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")
+    return store, held
+
+
+def model(recipe: Recipe, store: Store) -> Contents:
+    """The model to train: a fresh point of the design space, or one that goes on learning."""
+    assert store.folder is not None, "the stores of a run lie on the disk"
+    tokenizer = Tokenizer.load(store.folder / TOKENIZER)
+    values = dict(recipe.model)
+    start, name = values.pop("start", ""), values.pop("preset", "")
+    axes = {axis: typed(axis, value, f"{recipe.name}: model") for axis, value in values.items()}
+    heads = {HEADS[term]: 0 for term, weight in asdict(recipe.objective).items() if weight}
+    if start:
+        contents = _started(Path(str(start)), axes, heads, recipe.run.seed)
+        if contents.tokenizer is not None:
+            store.require_tokenizer(tokenizer_hash(contents.tokenizer), str(start))
+    elif name:
+        a = preset(str(name)).architecture.with_values({"vocab_size": store.vocab_size} | axes)
+        contents = _fresh(a, heads, recipe.run.seed)
+    else:
+        raise UserError(f"{recipe.name}: model.preset: is not set; give a preset's name (see `bertree info`)")
+    contents.tokenizer = contents.tokenizer or tokenizer
+    if contents.architecture.vocab_size < store.vocab_size:
+        raise UserError(
+            f"{recipe.name}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
+            f"{store.vocab_size} tokens of {store.folder}"
+        )
+    return contents
+
+
+def _fresh(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
+    made = fresh(a, heads, seed)
+    return Contents(a, made.network)
+
+
+def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int) -> Contents:
+    """A trained model with the heads asked for: its own where it has them, fresh ones where not."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such model folder (model.start)")
+    before = folder.read(path)
+    fixed = next((axis for axis in axes if axis not in ALLOWED), None)
+    if fixed:
+        raise UserError(f"model.{fixed}: is what it is in {path}; only dropout can be changed")
+    contents = _fresh(before.architecture.with_values(axes), heads, seed)
+    contents.network.load_state_dict(before.network.state_dict(), strict=False)
+    contents.tokenizer, contents.max_length = before.tokenizer, before.max_length
+    return contents
+
+
+def masking(data: Data) -> Masking:
+    """How tokens are masked."""
+    found = Masking.parse(data.masking)
+    if found is None:
+        raise UserError("data.masking: pretraining needs masks: token, word or ngram, each also +static")
+    return replace(found, rate=data.mask_rate)
+
+
+def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architecture) -> Feed:
+    """The batches of every phase, cut into micro-batches that fit the machine."""
+    streams = []
+    for number, phase in enumerate(recipe.phases):
+        if phase.max_length > a.max_positions:
+            raise UserError(
+                f"{recipe.name}: phases.{number}.max_length: {phase.max_length} is more than the model's "
+                f"{a.max_positions} positions"
+            )
+        count = micro_batches(phase, recipe.run, machine, a)
+        streams.append(
+            [
+                Stream(
+                    store,
+                    format=recipe.data.format,
+                    masking=masking(recipe.data),
+                    batch_tokens=phase.batch_tokens,
+                    max_length=phase.max_length,
+                    seed=recipe.run.seed + 1000 * number,  # each phase in an order of its own
+                    rank=rank,
+                    world=count,
+                    fixed=machine.compiled,
+                )
+                for rank in range(count)
+            ]
+        )
+    return Feed(plan, streams, fixed=machine.compiled)
+
+
+def held_out(recipe: Recipe, store: Store, phase: Phase) -> Stream:
+    """Held-out text as a phase reads it, with the same masks every time."""
+    return Stream(
+        store,
+        format=recipe.data.format,
+        masking=replace(masking(recipe.data), duplicates=0),
+        batch_tokens=max(min(EVALUATION_TOKENS, recipe.run.eval_tokens), 6 * phase.max_length),
+        max_length=phase.max_length,
+        seed=recipe.run.seed,
+    )

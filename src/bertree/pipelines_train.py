@@ -1,0 +1,178 @@
+"""The work behind `bertree pretrain` and `bertree config`: read the recipe, build the parts, run the loop.
+
+    OUT/recipe.toml, environment.json     what is run, and where
+    OUT/metrics.jsonl, report.html        what came of it, for programs and for people
+    OUT/checkpoints/                      to go on from
+    OUT/model/                            the final model
+"""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bertree import assembly
+from bertree import recipe as recipes
+from bertree.data.store import Store
+from bertree.errors import UserError
+from bertree.files import write_atomically
+from bertree.info import describe_architecture
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model import cost
+from bertree.objectives.pretraining import pretraining
+from bertree.recipe import Recipe
+from bertree.train import optim, report
+from bertree.train.checkpoint import Checkpoints, restore
+from bertree.train.device import Machine, be_deterministic, peak_flops
+from bertree.train.evaluate import Samples, evaluate
+from bertree.train.feed import Feed
+from bertree.train.hooks import Evaluate, Interrupts, Log, Save, Tally
+from bertree.train.loop import Loop, Stop
+from bertree.train.plan import Plan
+from bertree.train.progress import Progress
+from bertree.train.record import ENVIRONMENT, METRICS, RECIPE, Record, environment
+
+# What a resumed run may change: how it is watched, not what is learned.
+WATCHING = {
+    *("name", "note", "run.log_every", "run.eval_every", "run.eval_tokens", "run.save_every", "run.keep"),
+    *("run.tensorboard", "run.bad_steps", "run.device"),
+}
+
+
+def show_recipe(name: str, overrides: list[str]) -> None:
+    """`bertree config`: the whole recipe as it would be run."""
+    sys.stdout.write(recipes.as_toml(recipes.load(name, overrides)))
+
+
+def list_recipes() -> None:
+    """`bertree config` alone: what there is."""
+    table = Table("recipe", "", box=None, pad_edge=False)
+    for name in recipes.shipped():
+        table.add_row(name, recipes.load(name).note)
+    Console().print(table)
+
+
+def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
+    """`bertree pretrain`: train, or go on training. Returns the exit code: 0 when the run is complete."""
+    recipe = recipes.load(name, overrides)
+    _check_place(recipe, out, resume)
+    be_deterministic(recipe.run.deterministic)
+    machine = Machine.of(recipe.run)
+    train, held = assembly.stores(recipe.data)
+    contents = assembly.model(recipe, train)
+    contents.network.to(machine.device)
+    contents.network.encoder.stack.recompute = recipe.run.recompute
+    plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
+    feed = assembly.feed(recipe, plan, train, machine, contents.architecture)
+    measured = [assembly.held_out(recipe, held, phase) for phase in recipe.phases]
+    objective = pretraining(**asdict(recipe.objective))
+    loop = Loop(
+        contents.network,
+        objective,
+        optim.build(contents.network, recipe.optim),
+        clip=recipe.optim.clip,
+        seed=recipe.run.seed,
+        half=machine.half,
+        compiled=machine.compiled,
+        bad_steps=recipe.run.bad_steps,
+    )
+    checkpoints = Checkpoints(out / "checkpoints", recipe.run.keep)
+    found = checkpoints.newest(_note) if resume else None
+    if found:
+        restore(found, loop.network, loop.optimiser)
+    elif resume:
+        _note(f"{out}: no checkpoint yet, starting from the beginning")
+    first = found.step if found else 0
+    write_atomically(out / RECIPE, recipes.as_toml(recipe))
+    write_atomically(out / ENVIRONMENT, json.dumps(environment(machine.device), indent=2) + "\n")
+    record = Record(out, first, recipe.run.tensorboard)
+    counts = cost.parameters(contents.architecture)
+    record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
+
+    with Progress(len(plan), first) as progress:
+        _describe(progress, contents, feed, held, machine)
+        tally = Tally(found.extra if found else None)
+        flops = [cost.training_flops(contents.architecture, phase.max_length) for phase in recipe.phases]
+        log = Log(recipe.run.log_every, record, progress, tally, flops, peak_flops(machine.device))
+        samples = Samples(measured[0])
+        evaluation = Evaluate(
+            recipe.run.eval_every,
+            len(plan),
+            lambda result: evaluate(
+                loop.network, objective, measured[result.phase], recipe.run.eval_tokens, loop.autocast
+            ),
+            lambda: samples(loop.network),
+            record,
+            progress,
+            tally,
+            log,
+        )
+
+        def write_checkpoint(step: int) -> None:
+            checkpoints.save(step, loop.network, loop.optimiser, tally.as_dict())
+            best = checkpoints.best()
+            if evaluation.newest and evaluation.newest[0] == step:
+                if best is None or evaluation.newest[1] < best["loss"]:
+                    checkpoints.mark_best(*evaluation.newest)
+            report.write(out)
+
+        save = Save(recipe.run.save_every, len(plan), write_checkpoint, log)
+        interrupts = Interrupts(save)
+        try:
+            with interrupts.listening():
+                loop.run(feed.since(first), (tally, log, evaluation, save, interrupts))
+        except Stop:
+            progress.say(f"stopped at step {save.step:,} of {len(plan):,} and saved; go on with --resume")
+    if interrupts.caught is None:
+        folder.write(contents, out / "model")
+        total = counts.total + counts.mlm_head
+        record.write("end", len(plan), tally.as_dict() | {"parameters": total})
+    record.close()
+    report.write(out)
+    if interrupts.caught is not None:
+        return 128 + interrupts.caught
+    print(f"{out}: model/, report.html, {METRICS}, checkpoints/")
+    return 0
+
+
+def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
+    """A run is not written over, and not resumed as another one."""
+    if not recipe.data.store:
+        raise UserError("data.store: is not set; give the folder of a token store: data.store=my-store")
+    there = out / RECIPE
+    if resume and there.is_file():
+        before = recipes.load(str(there))
+        changed = [key for key in recipes.differences(before, recipe) if key not in WATCHING]
+        if changed:
+            raise UserError(
+                f"{out}: was started with another {changed[0]}; resume with the recipe in {there}, "
+                "or start a new run in another --out"
+            )
+    elif there.is_file():
+        raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
+    elif resume:
+        _note(f"{out}: nothing to resume, starting from the beginning")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def _describe(progress: Progress, contents: Contents, feed: Feed, held: Store, machine: Machine) -> None:
+    """What is about to happen, in two lines."""
+    streams = feed.streams[0]
+    where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}{', compiled' if machine.compiled else ''}"
+    progress.say(f"{describe_architecture(contents.architecture)} on {where}")
+    progress.say(
+        f"{streams[0].store.tokens:,} tokens to learn from, {held.tokens:,} held out; {len(feed.plan):,} steps, "
+        f"the first of {streams[0].batch_tokens:,} tokens in {len(streams)} micro-batches of length "
+        f"up to {streams[0].max_length}"
+    )
+
+
+def _note(line: str) -> None:
+    print(f"bertree: note: {line}", file=sys.stderr)

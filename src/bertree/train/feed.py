@@ -1,0 +1,125 @@
+"""Batches for the loop, made ahead of it by a thread of their own, in order, from any step on."""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from bertree.batch import Batch
+from bertree.data.stream import Stream
+from bertree.objectives.losses import IGNORED
+from bertree.train.plan import Plan, Update
+
+AHEAD = 3  # steps: their batches are small beside the model, and making one is much quicker than using it
+ROUND = 64  # sizes that must not vary in a compiled step are rounded up to a multiple of this
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step and the micro-batches it is computed from."""
+
+    update: Update
+    batches: Sequence[Batch]
+    epoch: float
+
+
+class Feed:
+    """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream a micro-batch."""
+
+    def __init__(self, plan: Plan, streams: Sequence[Sequence[Stream]], fixed: bool = False) -> None:
+        self.plan, self.streams = plan, streams
+        self._shapes = [
+            Fixed(stream[0], stream[0].batch_tokens // len(stream)) if fixed else _as_it_is for stream in streams
+        ]
+
+    def __getitem__(self, number: int) -> Work:
+        """What a step reads: a pure function of the seed and the step."""
+        update = self.plan.updates[number]
+        streams = self.streams[update.phase]
+        places = range(update.first, update.first + update.batches)
+        shape = self._shapes[update.phase]
+        made = [shape(stream[place]) for place in places for stream in streams]
+        earlier = sum(
+            streams[0].epoch_at(phase.steps)
+            for streams, phase in zip(self.streams[: update.phase], self.plan.phases, strict=False)
+        )
+        return Work(update, made, earlier + streams[0].epoch_at(update.first + update.batches))
+
+    def since(self, first: int) -> Iterator[Work]:
+        """Steps from `first` on. The thread that makes them ends with the iterator."""
+        ready: queue.Queue[Work | BaseException] = queue.Queue(AHEAD)
+        stopped = threading.Event()
+
+        def make() -> None:
+            try:
+                for number in range(first, len(self.plan)):
+                    _put(ready, self[number], stopped)
+                    if stopped.is_set():
+                        return
+            except BaseException as error:  # raised again where the steps are used
+                _put(ready, error, stopped)
+
+        thread = threading.Thread(target=make, name="feed", daemon=True)
+        thread.start()
+        try:
+            for _ in range(first, len(self.plan)):
+                work = ready.get()
+                if isinstance(work, BaseException):
+                    raise work
+                yield work
+        finally:
+            stopped.set()
+            thread.join()
+
+
+def _put(
+    ready: "queue.Queue[Work | BaseException]", item: Work | BaseException, stopped: threading.Event
+) -> None:
+    while not stopped.is_set():
+        try:
+            return ready.put(item, timeout=0.1)
+        except queue.Full:
+            continue
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+class Fixed:
+    """Gives the batches of a stream one shape, so that a compiled step is compiled once.
+
+    Sequences of no tokens and questions that are ignored fill up what varies. The room follows from the stream's
+    averages and from the batch alone, not from the batches before it: a run that is resumed sees the same shapes.
+    """
+
+    def __init__(self, stream: Stream, tokens: int) -> None:
+        self._longest = stream.max_length
+        self._sequences = tokens * stream.examples / stream.epoch_tokens
+        self._masks = tokens * stream.masking.rate if stream.masking else 0.0
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The same batch with room to spare."""
+        sequences = batch.cu_seqlens.numel() - 1
+        spare = _room(sequences, self._sequences) - sequences
+        changes: dict[str, object] = {
+            "cu_seqlens": torch.cat([batch.cu_seqlens, batch.cu_seqlens[-1:].expand(spare)]),
+            "max_seqlen": self._longest,
+        }
+        if batch.pairs is not None:
+            changes["pairs"] = torch.cat([batch.pairs, batch.pairs.new_full((spare,), IGNORED)])
+        if batch.masked is not None and batch.targets is not None:
+            spare = _room(batch.masked.numel(), self._masks) - batch.masked.numel()
+            changes["masked"] = torch.cat([batch.masked, batch.masked.new_zeros(spare)])
+            changes["targets"] = torch.cat([batch.targets, batch.targets.new_full((spare,), IGNORED)])
+        return replace(batch, **changes)  # type: ignore[arg-type]
+
+
+def _room(needed: int, usual: float) -> int:
+    """The first rung of a ladder that holds `needed`; the lowest lies well above what is usual."""
+    room = usual * 1.07 + 16
+    while room < needed:
+        room *= 1.2
+    return -(-int(room) // ROUND) * ROUND
