@@ -12,6 +12,7 @@ from bertree.interop.config import family_of
 
 CONFIGS = {
     "bert": transformers.BertConfig,
+    "megatron-bert": transformers.MegatronBertConfig,
     "roberta": transformers.RobertaConfig,
     "albert": transformers.AlbertConfig,
     "distilbert": transformers.DistilBertConfig,
@@ -23,7 +24,7 @@ def peer(model_type: str, class_suffix: str, seed: int, **settings: object) -> t
     torch.manual_seed(seed)
     config = CONFIGS[model_type](**settings)
     config._attn_implementation = "eager"
-    title = {"bert": "Bert", "roberta": "Roberta", "albert": "Albert", "distilbert": "DistilBert"}[model_type]
+    title = CONFIGS[model_type].__name__.removesuffix("Config")
     model = getattr(transformers, title + class_suffix)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

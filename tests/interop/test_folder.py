@@ -13,11 +13,13 @@ import bertree
 from bertree.api import fresh
 from bertree.errors import BertreeWarning, UserError
 from bertree.interop import folder
+from bertree.interop.config import family_for
 from bertree.model.presets import preset
 from tests.parity import peer, ragged
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
 WEIGHTS = "model.safetensors"
+MEMBERS = ["bert-base", "megatron-bert", "roberta-base", "albert-base", "distilbert-base"]
 
 
 def tiny(name: str, heads: dict[str, int], **more: object) -> bertree.Model:
@@ -28,7 +30,7 @@ def hidden(model: bertree.Model, ids: list[list[int]]) -> torch.Tensor:
     return torch.cat(model.hidden(ids))
 
 
-@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
+@pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("heads", [{}, {"mask": 0}, {"sequence": 3}, {"token": 5}, {"span": 2}, {"choice": 1}])
 def test_round_trip_through_hugging_face_is_byte_identical(name: str, heads: dict[str, int], tmp_path: Path) -> None:
     model = tiny(name, heads)
@@ -43,7 +45,7 @@ def test_round_trip_through_hugging_face_is_byte_identical(name: str, heads: dic
     }
 
 
-@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
+@pytest.mark.parametrize("name", MEMBERS)
 def test_a_saved_model_is_read_by_transformers(name: str, tmp_path: Path) -> None:
     model = tiny(name, {"sequence": 3})
     model.labels.extend(["no", "maybe", "yes"])
@@ -61,7 +63,9 @@ def test_a_saved_model_is_read_by_transformers(name: str, tmp_path: Path) -> Non
     assert bertree.load(tmp_path / "m").labels == ["no", "maybe", "yes"]
 
 
-@pytest.mark.parametrize("changes", [{"sharing": "attention"}, {"sharing": "ffn"}, {"embedding_width": 32}])
+@pytest.mark.parametrize(
+    "changes", [{"sharing": "attention"}, {"sharing": "ffn"}, {"embedding_width": 32}, {"residual": "pre-norm"}]
+)
 def test_points_hugging_face_does_not_know_keep_our_names(changes: dict[str, object], tmp_path: Path) -> None:
     model = tiny("albert-base", {"mask": 0}, **changes)
     model.save(tmp_path / "m")
@@ -71,6 +75,43 @@ def test_points_hugging_face_does_not_know_keep_our_names(changes: dict[str, obj
     with pytest.raises(UserError, match="Hugging Face"):
         folder.write(folder.read(tmp_path / "m"), tmp_path / "h", to="huggingface")
     assert not (tmp_path / "h").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("albert-base", {"residual": "pre-norm"}, "MegatronBert .* embedding_projection is True, there it is False"),
+        ("bert-base", {"residual": "pre-norm", "sharing": "all"}, "MegatronBert .* sharing is all, there it is none"),
+        ("roberta-base", {"residual": "pre-norm", "sequence_head": "pooler"}, "position_offset is 2, there it is 0"),
+        ("bert-base", {"residual": "pre-norm", "segments": 0}, "segments is 0, there it is 1 or more"),
+        ("bert-base", {"residual": "pre-norm", "embedding_norm": True}, "embedding_norm is True, there it is False"),
+        ("bert-base", {"embedding_norm": False}, "Bert .* embedding_norm is False, there it is True"),
+        ("albert-base", {"embedding_norm": False}, "Albert .* embedding_norm is False, there it is True"),
+    ],
+)
+def test_residuals_hugging_face_does_not_know_are_refused(name: str, changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        family_for(preset(name).architecture.with_values(changes))
+
+
+def test_dropout_before_a_classifier_survives_a_family_that_has_no_key_for_it(tmp_path: Path) -> None:
+    model = tiny("megatron-bert", {"sequence": 2}, dropout=0.0, classifier_dropout=0.2)
+    folder.write(model._contents, tmp_path / "m", to="huggingface")
+    assert folder.describe(tmp_path / "m") == model.architecture
+    edit(tmp_path / "m", classifier_dropout=None)
+    assert folder.describe(tmp_path / "m").classifier_dropout == 0.0
+
+
+def test_a_file_from_before_an_axis_existed_has_its_default(tmp_path: Path) -> None:
+    model = tiny("bert-base", {})
+    model.save(tmp_path / "m")
+    path, newer = tmp_path / "m" / folder.OURS, ("residual = ", "embedding_norm = ", "residual_init = ")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not line.startswith(newer)))
+    assert len(path.read_text().splitlines()) == len(lines) - 3
+    again = bertree.load(tmp_path / "m")
+    assert again.architecture == model.architecture
+    assert torch.equal(hidden(model, [[5, 6, 7]]), hidden(again, [[5, 6, 7]]))
 
 
 def test_a_shared_layer_is_stored_once(tmp_path: Path) -> None:

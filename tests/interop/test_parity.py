@@ -20,6 +20,7 @@ HEADS = {
 }
 MEMBERS = {
     "bert": list(HEADS),
+    "megatron-bert": list(HEADS),
     "roberta": [h for h in HEADS if h not in ("ForPreTraining", "ForNextSentencePrediction")],
     "albert": [h for h in HEADS if h != "ForNextSentencePrediction"],
     "distilbert": [h for h in HEADS if h not in ("ForPreTraining", "ForNextSentencePrediction")],
@@ -62,8 +63,7 @@ def test_heads_and_gradients_equal_transformers(member: str, suffix: str, seed: 
     network = contents.network
     ids, kinds = ragged([7, 1, 12, 7, 3, 20], contents.architecture.vocab_size, contents.architecture.segments, seed)
     given, batch = padded(model, ids, kinds), batch_of(ids, kinds)
-    base = getattr(model, member)
-    theirs_hidden = flat(base(**given).last_hidden_state, ids)
+    theirs_hidden = flat(model.base_model(**given).last_hidden_state, ids)
     hidden = network(batch)
     assert (hidden - theirs_hidden).abs().max() < HIDDEN
 
@@ -109,9 +109,11 @@ def test_bare_encoders_equal_transformers(member: str, seed: int, tmp_path: Path
     contents = load(model, tmp_path)
     a = contents.architecture
     ids, kinds = ragged([5, 19, 2, 5], a.vocab_size, a.segments, seed)
-    out, batch = model(**padded(model, ids, kinds)), batch_of(ids, kinds)
+    out, batch = model(**padded(model, ids, kinds), output_hidden_states=True), batch_of(ids, kinds)
     hidden = contents.network(batch)
     assert (hidden - flat(out.last_hidden_state, ids)).abs().max() < HIDDEN
+    for ours, theirs in zip(contents.network.encoder.states(batch), out.hidden_states, strict=True):
+        assert (ours - flat(theirs, ids)).abs().max() < HIDDEN
     if a.pooler:
         assert (contents.network.encoder.pool(hidden, batch) - out.pooler_output).abs().max() < HIDDEN
     else:

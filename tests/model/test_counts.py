@@ -7,16 +7,23 @@ import transformers
 from bertree.errors import UserError
 from bertree.interop.config import config_of, family_for
 from bertree.model import cost
-from bertree.model.architecture import Architecture, parsed
+from bertree.model.architecture import RESIDUALS, Architecture, parsed
 from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
 
 MILLION = 1_000_000
 
 
-@pytest.mark.parametrize("name", PRESETS)
+POINTS = {name: point.architecture for name, point in PRESETS.items()} | {
+    "pre-norm albert": preset("albert-base").architecture.with_values({"residual": "pre-norm"}),
+    "pre-norm, normed embeddings": Architecture().with_values({"residual": "pre-norm", "embedding_norm": True}),
+    "post-norm, plain embeddings": Architecture(embedding_norm=False),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
 def test_the_arithmetic_counts_what_is_built(name: str) -> None:
-    a = preset(name).architecture
+    a = POINTS[name]
     with torch.device("meta"):
         network = build(a, {"mask": 0})
     counts = cost.parameters(a)
@@ -25,7 +32,7 @@ def test_the_arithmetic_counts_what_is_built(name: str) -> None:
         return sum(p.numel() for p in module.parameters()) if module is not None else 0
 
     assert counts.embeddings == count(network.encoder.embeddings)
-    assert counts.encoder == count(network.encoder.stack)
+    assert counts.encoder == count(network.encoder.stack) + count(network.encoder.norm)
     assert counts.pooler == count(network.encoder.pooler)
     assert counts.mlm_head == count(network.heads["mask"])
     assert counts.total == count(network.encoder)
@@ -78,6 +85,8 @@ def test_the_large_ones() -> None:
     assert abs(cost.parameters(preset("bert-xlarge").architecture).total / (1270 * MILLION) - 1) < 0.01
     assert cost.parameters(preset("albert-xxlarge").architecture).total == 222_595_584
     assert "222.6M" in preset("albert-xxlarge").published
+    assert cost.parameters(preset("megatron-bert").architecture).total == 333_640_704
+    assert "333.6M" in preset("megatron-bert").published
 
 
 @pytest.mark.parametrize(
@@ -91,6 +100,8 @@ def test_the_large_ones() -> None:
         ({"groups": 2}, "no meaning"),
         ({"dropout": 1.0}, "must lie in"),
         ({"activation": "gelu_new"}, "did you mean 'gelu'"),
+        ({"residual": "prenorm"}, "did you mean 'pre-norm'"),
+        ({"residual_init": "small"}, "residual_init: unknown value 'small'"),
     ],
 )
 def test_impossible_points_are_refused_with_the_reason(changes: dict[str, object], reason: str) -> None:
@@ -102,6 +113,12 @@ def test_a_change_brings_what_it_implies() -> None:
     a = Architecture().with_values({"width": 512, "heads": 8})
     assert (a.embedding_width, a.ffn_width, a.embedding_projection) == (512, 2048, False)
     assert preset("albert-base").architecture.with_values({"embedding_width": 768}).embedding_projection is False
+    pre = Architecture().with_values({"residual": "pre-norm"})
+    assert (pre.embedding_norm, pre.residual_init) == (False, "scaled")
+    assert pre.with_values({"residual": "post-norm"}) == Architecture()
+    given = {"residual": "pre-norm", "embedding_norm": True, "residual_init": "plain"}
+    assert Architecture().with_values(given).differences(Architecture()) == {"residual": ("post-norm", "pre-norm")}
+    assert Architecture().with_values(given).with_values({"residual": "pre-norm"}).embedding_norm  # nothing changed
     assert parsed("layers=6") == ("layers", 6)
     assert parsed("pooler=false") == ("pooler", False)
     for wrong, reason in (("layers", "axis=value"), ("layer=6", "did you mean 'layers'"), ("layers=x", "whole number")):
@@ -126,12 +143,14 @@ def test_memory_and_batches_are_consistent() -> None:
     assert cost.largest_batch(preset("bert-xlarge").architecture, 512, 12) == 0
 
 
-def test_kept_activations_are_what_the_memory_model_says() -> None:
+@pytest.mark.parametrize("residual", RESIDUALS)
+@pytest.mark.parametrize("embedding_norm", [True, False])
+def test_kept_activations_are_what_the_memory_model_says(residual: str, embedding_norm: bool) -> None:
     """Sum of the distinct tensors autograd keeps for one batch, in fp32 terms, against the model's list."""
     from bertree.batch import Batch
 
     a = Architecture(vocab_size=50, width=64, heads=4, ffn_width=256, embedding_width=64, layers=3, pooler=False,
-                     dropout=0.0, attention_dropout=0.0)  # fmt: skip
+                     dropout=0.0, attention_dropout=0.0, residual=residual, embedding_norm=embedding_norm)  # fmt: skip
     network = build(a)
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, int] = {}
@@ -148,6 +167,9 @@ def test_kept_activations_are_what_the_memory_model_says() -> None:
     # In fp32 there are no half-precision copies: inputs of the linears are the norms' outputs, 4 bytes an element.
     h, f = a.width, a.ffn_width
     layer = 4 * (h + 3 * h + h + a.heads) + 4 * (h + 2 * f) + 2 * (4 * h + 8)
-    expected = 512 * (a.layers * layer + 4 * h + 8)
+    once = (embedding_norm + (residual == "pre-norm")) * (4 * h + 8)  # before the layers, after the layers
+    expected = 512 * (a.layers * layer + once)
+    half = a.layers * (2 * (h + 3 * h + h) + 2 * (h + 2 * f))  # what autocast keeps in half precision
+    assert 512 * (cost.activation_bytes(a) + half) == expected
     assert out.shape == (512, 64)
     assert abs(sum(kept.values()) / expected - 1) < 0.02

@@ -30,6 +30,8 @@ _COMMON = {
 }
 KEYS: dict[str, dict[str, str]] = {
     "bert": _COMMON,
+    # MegatronBert's classes take hidden_dropout_prob before their classifier; it keeps the key unread, for us.
+    "megatron-bert": _COMMON,
     "roberta": _COMMON,
     "albert": {
         **_COMMON,
@@ -52,6 +54,7 @@ KEYS: dict[str, dict[str, str]] = {
 }
 _PRESET = {
     "bert": "bert-base",
+    "megatron-bert": "megatron-bert",
     "roberta": "roberta-base",
     "albert": "albert-xxlarge",
     "distilbert": "distilbert-base",
@@ -86,7 +89,7 @@ def architecture_of(config: Json, where: str) -> Architecture:
                 values[ours] = typed(ours, value, where)
             except UserError:
                 raise UserError(f"{where}: {theirs}: {value!r} is not a value it can have") from None
-    if config.get("classifier_dropout") is None and family.model_type in ("bert", "roberta"):
+    if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
         values["classifier_dropout"] = values.get("dropout", base.dropout)
     if family.model_type == "roberta":
         offset = _whole(config.get("pad_token_id", 1), f"{where}: pad_token_id") + 1
@@ -133,7 +136,9 @@ def _refuse_what_is_not_there(config: Json, where: str) -> None:
 
 def family_for(a: Architecture) -> Family:
     """The Hugging Face family that can hold this point, or the reason why none can."""
-    if a.embedding_projection or a.sharing != "none":
+    if a.residual == "pre-norm":
+        name = "megatron-bert"
+    elif a.embedding_projection or a.sharing != "none":
         name = "albert"
     elif a.position_offset:
         name = "roberta"
@@ -141,6 +146,14 @@ def family_for(a: Architecture) -> Family:
         name = "bert" if a.segments else "distilbert"
     everything: dict[str, dict[str, Any]] = {
         "bert": {"sequence_head": "pooler", "position_offset": 0, "mask_activation": a.activation},
+        "megatron-bert": {
+            "embedding_projection": False,
+            "sharing": "none",
+            "segments": a.segments or "1 or more",
+            "sequence_head": "pooler",
+            "position_offset": 0,
+            "mask_activation": a.activation,
+        },
         "roberta": {"sequence_head": "tanh", "mask_activation": "gelu"},
         "albert": {
             "sequence_head": "pooler",
@@ -155,7 +168,8 @@ def family_for(a: Architecture) -> Family:
             "mask_activation": a.activation,
         },
     }
-    for axis, value in everything[name].items():
+    # How fresh weights are drawn (residual_init) is no part of a trained model, so any family holds any value of it.
+    for axis, value in {**everything[name], "embedding_norm": name != "megatron-bert"}.items():
         if getattr(a, axis) != value:
             raise UserError(
                 f"Hugging Face's {FAMILIES[name].title} cannot hold this architecture: "

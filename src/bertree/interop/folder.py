@@ -86,7 +86,7 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     tensors = Weights(folder)
     a = architecture_of(config, str(path)).with_values({"pooler": _has_pooler(tensors)})
     # As our table spells it -> as the file does: prefixes come and go, old files have old names.
-    spelled = {_modern(name).removeprefix(f"{family.model_type}."): name for name in tensors.names}
+    spelled = {_modern(name).removeprefix(family.prefix): name for name in tensors.names}
     heads = _heads_in(config, family, tensors, spelled, path)
     network = _empty(a, heads, path)
     table = names.theirs(family, heads, network.state_dict(), prefixed=False)

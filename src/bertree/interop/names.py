@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 Row = tuple[str, str | tuple[str, str, str]]
 
-_EMBEDDINGS: tuple[Row, ...] = (
+_TABLES: tuple[Row, ...] = (
     ("encoder.embeddings.tokens", "embeddings.word_embeddings"),
     ("encoder.embeddings.positions", "embeddings.position_embeddings"),
     ("encoder.embeddings.segments", "embeddings.token_type_embeddings"),
-    ("encoder.embeddings.norm", "embeddings.LayerNorm"),
 )
+_EMBEDDINGS: tuple[Row, ...] = (*_TABLES, ("encoder.embeddings.norm", "embeddings.LayerNorm"))
 _ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
 
 
@@ -31,15 +31,20 @@ def _layer(base: str, qkv: tuple[str, str, str], out: str, norm: str, up: str, d
     )
 
 
-_BERT_LAYER = _layer(
-    "encoder.layer.{i}.",
-    ("attention.self.query", "attention.self.key", "attention.self.value"),
-    "attention.output.dense",
-    "attention.output.LayerNorm",
-    "intermediate.dense",
-    "output.dense",
-    "output.LayerNorm",
-)
+def _bert_layer(norm: str, last: str) -> tuple[Row, ...]:
+    return _layer(
+        "encoder.layer.{i}.",
+        ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "attention.output.dense",
+        norm,
+        "intermediate.dense",
+        "output.dense",
+        last,
+    )
+
+
+_BERT_LAYER = _bert_layer("attention.output.LayerNorm", "output.LayerNorm")
+_POOLER: Row = ("encoder.pooler", "pooler.dense")
 _CLASSIFIER: Row = ("out", "classifier")
 
 
@@ -49,7 +54,8 @@ class Family:
 
     model_type: str
     title: str  # how its class names begin
-    encoder: tuple[Row, ...]  # below the prefix `model_type.` in models that have a head
+    prefix: str  # what the encoder's names begin with in models that have a head
+    encoder: tuple[Row, ...]
     heads: dict[str, tuple[Row, ...]]  # rows relative to `heads.NAME.`
     classes: dict[str, tuple[str, ...]]  # class name without the title -> heads
 
@@ -81,29 +87,34 @@ _TASK_HEADS: dict[str, tuple[Row, ...]] = {
     "span": (("out", "qa_outputs"),),
     "choice": (_CLASSIFIER,),
 }
+_BERT_CLASSES = {**_CLASSES, "ForPreTraining": ("mask", "pair"), "ForNextSentencePrediction": ("pair",)}
+_BERT_HEADS: dict[str, tuple[Row, ...]] = {
+    "mask": (
+        ("dense", "cls.predictions.transform.dense"),
+        ("norm", "cls.predictions.transform.LayerNorm"),
+        ("", "cls.predictions"),
+    ),
+    "pair": (("out", "cls.seq_relationship"),),
+    **_TASK_HEADS,
+}
 
 FAMILIES = {
     family.model_type: family
     for family in (
+        Family("bert", "Bert", "bert.", (*_EMBEDDINGS, *_BERT_LAYER, _POOLER), _BERT_HEADS, _BERT_CLASSES),
         Family(
-            "bert",
-            "Bert",
-            (*_EMBEDDINGS, *_BERT_LAYER, ("encoder.pooler", "pooler.dense")),
-            {
-                "mask": (
-                    ("dense", "cls.predictions.transform.dense"),
-                    ("norm", "cls.predictions.transform.LayerNorm"),
-                    ("", "cls.predictions"),
-                ),
-                "pair": (("out", "cls.seq_relationship"),),
-                **_TASK_HEADS,
-            },
-            {**_CLASSES, "ForPreTraining": ("mask", "pair"), "ForNextSentencePrediction": ("pair",)},
+            "megatron-bert",
+            "MegatronBert",
+            "bert.",
+            (*_TABLES, *_bert_layer("attention.ln", "ln"), ("encoder.norm", "encoder.ln"), _POOLER),
+            _BERT_HEADS,
+            _BERT_CLASSES,
         ),
         Family(
             "roberta",
             "Roberta",
-            (*_EMBEDDINGS, *_BERT_LAYER, ("encoder.pooler", "pooler.dense")),
+            "roberta.",
+            (*_EMBEDDINGS, *_BERT_LAYER, _POOLER),
             {
                 "mask": (("dense", "lm_head.dense"), ("norm", "lm_head.layer_norm"), ("", "lm_head")),
                 **_TASK_HEADS,
@@ -114,6 +125,7 @@ FAMILIES = {
         Family(
             "albert",
             "Albert",
+            "albert.",
             (
                 *_EMBEDDINGS,
                 ("encoder.embeddings.projection", "encoder.embedding_hidden_mapping_in"),
@@ -142,6 +154,7 @@ FAMILIES = {
         Family(
             "distilbert",
             "DistilBert",
+            "distilbert.",
             (
                 *_EMBEDDINGS,
                 *_layer(
@@ -185,7 +198,7 @@ def theirs(
 
     A model with a head stores its encoder below a prefix, a bare encoder does not; `prefixed=False` leaves it out.
     """
-    prefix = f"{family.model_type}." if (heads := tuple(heads)) and prefixed else ""
+    prefix = family.prefix if (heads := tuple(heads)) and prefixed else ""
     table = {name: _prefixed(prefix, other) for name, other in family.encoder}
     for head in heads:
         table |= {name: _prefixed("", other) for name, other in family.head_rows(head)}

@@ -14,6 +14,8 @@ MAX_LAYERS = 1024
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 SEQUENCE_HEADS = ("pooler", "tanh", "relu")
+RESIDUALS = ("post-norm", "pre-norm")
+RESIDUAL_INITS = ("plain", "scaled")
 
 # What each axis means, for `bertree info`; the order is the order of the dataclass.
 MEANING = {
@@ -32,6 +34,9 @@ MEANING = {
     "activation": "of the feed-forward part",
     "mask_activation": "of the MLM head",
     "norm_eps": "epsilon of the layer norms",
+    "residual": "norms after each part (post-norm), or before it and once at the end (pre-norm)",
+    "embedding_norm": "layer norm after the embeddings",
+    "residual_init": "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
     "pooler": "dense + tanh on the first token, trained with the encoder",
     "sequence_head": "what a classifier reads: the pooler, or a dense layer of its own (tanh, relu)",
     "dropout": "on embeddings and on both parts of each block",
@@ -60,6 +65,9 @@ class Architecture:
     activation: str = "gelu"
     mask_activation: str = "gelu"
     norm_eps: float = 1e-12
+    residual: str = "post-norm"
+    embedding_norm: bool = True
+    residual_init: str = "plain"
     pooler: bool = True
     sequence_head: str = "pooler"
     dropout: float = 0.1
@@ -105,6 +113,8 @@ class Architecture:
             "sharing": SHARING,
             "activation": ACTIVATIONS,
             "mask_activation": ACTIVATIONS,
+            "residual": RESIDUALS,
+            "residual_init": RESIDUAL_INITS,
             "sequence_head": SEQUENCE_HEADS,
         }
         found += [
@@ -143,7 +153,8 @@ class Architecture:
     def with_values(self, changes: Mapping[str, Any]) -> "Architecture":
         """A neighbour in the design space. What one change implies on another axis follows along:
         an E that differs from H brings the projection, a new width keeps E = H and ffn = 4 H where
-        they held, and the MLM head keeps the activation of the layers."""
+        they held, the MLM head keeps the activation of the layers, and pre-norm comes as Megatron has it:
+        no norm on the embeddings, smaller initial matrices where the residual is written."""
         implied: dict[str, Any] = {}
         if "width" in changes:
             if self.embedding_width == self.width:
@@ -157,6 +168,9 @@ class Architecture:
             implied["mask_activation"] = changes["activation"]
         if changes.get("sharing") == "none":
             implied["groups"] = 1
+        if changes.get("residual", self.residual) != self.residual:
+            implied["embedding_norm"] = changes["residual"] == "post-norm"
+            implied["residual_init"] = "plain" if changes["residual"] == "post-norm" else "scaled"
         return replace(self, **(implied | dict(changes)))
 
     def differences(self, other: "Architecture") -> dict[str, tuple[Any, Any]]:

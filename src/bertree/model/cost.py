@@ -38,7 +38,7 @@ class Parameters:
     """Exact counts; a tensor shared by several layers or tied to another counts once."""
 
     embeddings: int  # tables, their norm, and the projection from E to H
-    encoder: int
+    encoder: int  # the layers and, in pre-norm, the norm after the last
     pooler: int
     mlm_head: int  # without its output matrix, which is the token embedding
 
@@ -59,14 +59,15 @@ def _linear(inputs: int, outputs: int) -> int:
 def parameters(a: Architecture) -> Parameters:
     """Count every parameter of the point."""
     rows = a.vocab_size + a.max_positions + a.position_offset + a.segments
-    embeddings = rows * a.embedding_width + 2 * a.embedding_width
+    embeddings = rows * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
     if a.embedding_projection:
         embeddings += _linear(a.embedding_width, a.width)
     attention = 4 * _linear(a.width, a.width) + 2 * a.width
     ffn = _linear(a.width, a.ffn_width) + _linear(a.ffn_width, a.width) + 2 * a.width
+    final_norm = 2 * a.width if a.residual == "pre-norm" else 0
     return Parameters(
         embeddings=embeddings,
-        encoder=attention * len(set(a.plan("attention"))) + ffn * len(set(a.plan("ffn"))),
+        encoder=attention * len(set(a.plan("attention"))) + ffn * len(set(a.plan("ffn"))) + final_norm,
         pooler=_linear(a.width, a.width) if a.pooler else 0,
         mlm_head=_linear(a.width, a.embedding_width) + 2 * a.embedding_width + a.vocab_size,
     )
@@ -96,11 +97,12 @@ def activation_bytes(a: Architecture) -> int:
     masks = 2 * h if a.dropout else 0  # one byte an element, after attention and after feed-forward
     attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
     ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
-    norms = 2 * (4 * h + 8)  # their fp32 inputs, mean and deviation
-    embeddings = 4 * a.embedding_width + 8 + (a.embedding_width if a.dropout else 0)
+    norms = 2 * (4 * h + 8)  # their fp32 inputs, mean and deviation; before or after the part, there are two
+    embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
     if a.embedding_projection:
         embeddings += 2 * a.embedding_width
-    return a.layers * (masks + attention + ffn + norms) + embeddings
+    final_norm = 4 * h + 8 if a.residual == "pre-norm" else 0
+    return a.layers * (masks + attention + ffn + norms) + embeddings + final_norm
 
 
 def mask_head_bytes(a: Architecture) -> int:

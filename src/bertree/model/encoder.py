@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from bertree.batch import Batch
 from bertree.model.architecture import Architecture
 from bertree.model.attention import Attention
-from bertree.model.parts import Embeddings, FeedForward, PostNorm
+from bertree.model.parts import Embeddings, FeedForward, PostNorm, PreNorm
 
 
 class Stack(nn.Module):
@@ -39,26 +39,31 @@ class Stack(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings, stack and optional pooler."""
+    """Embeddings, stack, and optionally a norm of the last states (pre-norm leaves them without) and a pooler."""
 
-    def __init__(self, embeddings: Embeddings, stack: Stack, pooler: nn.Linear | None) -> None:
+    def __init__(
+        self, embeddings: Embeddings, stack: Stack, norm: nn.LayerNorm | None, pooler: nn.Linear | None
+    ) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.stack = stack
+        self.norm = norm
         self.pooler = pooler
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
-        """Hidden states at every depth: embeddings first, then each layer's (t x h)."""
+        """Hidden states at every depth: embeddings first, then each layer's (t x h); the last as `forward` gives it."""
         x_th = self.embeddings(batch)
-        yield x_th
-        yield from self.stack(x_th, batch)
+        for state in self.stack(x_th, batch):
+            yield x_th
+            x_th = state
+        yield x_th if self.norm is None else self.norm(x_th)
 
     def forward(self, batch: Batch) -> Tensor:
         """The last hidden states (t x h)."""
         x_th = self.embeddings(batch)
         for state in self.stack(x_th, batch):
             x_th = state
-        return x_th
+        return x_th if self.norm is None else self.norm(x_th)
 
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """The pooler's reading of each sequence's first token (s x h)."""
@@ -73,29 +78,40 @@ def build_encoder(a: Architecture) -> Encoder:
     def norm(width: int) -> nn.LayerNorm:
         return nn.LayerNorm(width, eps=a.norm_eps)
 
-    def joined(part: nn.Module) -> PostNorm:
-        return PostNorm(part, norm(a.width), a.dropout)
-
+    joined = {"post-norm": PostNorm, "pre-norm": PreNorm}[a.residual]
     attention_plan, ffn_plan = a.plan("attention"), a.plan("ffn")
+    embeddings = Embeddings(
+        tokens=nn.Embedding(a.vocab_size, a.embedding_width),
+        positions=nn.Embedding(a.max_positions + a.position_offset, a.embedding_width),
+        position_offset=a.position_offset,
+        segments=nn.Embedding(a.segments, a.embedding_width) if a.segments else None,
+        norm=norm(a.embedding_width) if a.embedding_norm else None,
+        dropout=a.dropout,
+        projection=nn.Linear(a.embedding_width, a.width) if a.embedding_projection else None,
+    )
+    attention = [Attention(a.width, a.heads, a.attention_dropout) for _ in set(attention_plan)]
+    ffn = [FeedForward(a.width, a.ffn_width, a.activation) for _ in set(ffn_plan)]
     encoder = Encoder(
-        Embeddings(
-            tokens=nn.Embedding(a.vocab_size, a.embedding_width),
-            positions=nn.Embedding(a.max_positions + a.position_offset, a.embedding_width),
-            position_offset=a.position_offset,
-            segments=nn.Embedding(a.segments, a.embedding_width) if a.segments else None,
-            norm=norm(a.embedding_width),
-            dropout=a.dropout,
-            projection=nn.Linear(a.embedding_width, a.width) if a.embedding_projection else None,
-        ),
+        embeddings,
         Stack(
-            [joined(Attention(a.width, a.heads, a.attention_dropout)) for _ in set(attention_plan)],
-            [joined(FeedForward(a.width, a.ffn_width, a.activation)) for _ in set(ffn_plan)],
+            [joined(part, norm(a.width), a.dropout) for part in attention],
+            [joined(part, norm(a.width), a.dropout) for part in ffn],
             list(zip(attention_plan, ffn_plan, strict=True)),
         ),
+        norm(a.width) if a.residual == "pre-norm" else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
     )
     initialise(encoder, a.init_std)
+    if a.residual_init == "scaled":
+        _scale([part.out for part in attention] + [part.down for part in ffn], (2 * a.layers) ** -0.5)
     return encoder
+
+
+def _scale(writers: Sequence[nn.Linear], factor: float) -> None:
+    """Smaller matrices where the residual is written, so that a sum over all depths starts as large as one term."""
+    with torch.no_grad():
+        for linear in writers:
+            linear.weight.mul_(factor)
 
 
 def initialise(module: nn.Module, std: float) -> None:

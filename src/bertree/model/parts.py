@@ -19,7 +19,7 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Embeddings(nn.Module):
-    """Token + position + segment tables, norm, dropout and, when E is not H, a projection."""
+    """Token + position + segment tables, dropout, and where there are any a norm and a projection from E to H."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Embeddings(nn.Module):
         positions: nn.Embedding,
         position_offset: int,
         segments: nn.Embedding | None,
-        norm: nn.LayerNorm,
+        norm: nn.LayerNorm | None,
         dropout: float,
         projection: nn.Linear | None,
     ) -> None:
@@ -47,7 +47,7 @@ class Embeddings(nn.Module):
             one = self.segments.num_embeddings == 1  # a single segment needs no look-up
             x_te = x_te + (self.segments.weight[0] if one else self.segments(batch.segments))
         x_te = x_te + self.positions(batch.positions + self.position_offset)
-        x_te = self.dropout(self.norm(x_te))
+        x_te = self.dropout(x_te if self.norm is None else self.norm(x_te))
         return x_te if self.projection is None else self.projection(x_te)
 
 
@@ -67,7 +67,11 @@ class FeedForward(nn.Module):
 
 
 class PostNorm(nn.Module):
-    """A part joined to the residual stream as in BERT: norm(x + dropout(part(x)))."""
+    """A part joined to the residual stream as in BERT: norm(x + dropout(part(x))).
+
+    Every state is normed, but gradients pass each norm on their way down, which asks for a long warm-up
+    (Xiong et al. 2020).
+    """
 
     def __init__(self, part: nn.Module, norm: nn.LayerNorm, dropout: float) -> None:
         super().__init__()
@@ -78,4 +82,25 @@ class PostNorm(nn.Module):
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Residual stream in, residual stream out."""
         out: Tensor = self.norm(x_th + self.dropout(self.part(x_th, batch)))
+        return out
+
+
+class PreNorm(nn.Module):
+    """A part joined to the residual stream as in Megatron: x + dropout(part(norm(x))).
+
+    Gradients reach every depth through the sum alone, so deep stacks train with little warm-up. The price:
+    the stream is never normed and grows with depth, so the encoder norms it once, at the end.
+    """
+
+    def __init__(self, part: nn.Module, norm: nn.LayerNorm, dropout: float) -> None:
+        super().__init__()
+        self.part = part
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
+        """Residual stream in, residual stream out."""
+        # Under autocast a projection hands over half precision, in which a long sum would lose its small terms.
+        x_th = x_th.to(self.norm.weight.dtype)
+        out: Tensor = x_th + self.dropout(self.part(self.norm(x_th), batch))
         return out

@@ -49,6 +49,14 @@ _add(
     heads=16,
 )
 _add(
+    "megatron-bert",
+    "bert-large",
+    "Shoeybi et al. 2019: pre-norm",
+    "345M; the arithmetic of the published shape gives 333.6M",
+    vocab_size=29056,
+    residual="pre-norm",
+)
+_add(
     "bert-xlarge",
     "bert-large",
     "the width at which Lan et al. 2019 saw BERT degrade",
