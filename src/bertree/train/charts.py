@@ -132,7 +132,7 @@ def curve_svg(
     ]
     frame = _Frame(
         left=62,
-        right=width - (62 if has_right else 18),
+        right=width - (62 if has_right else 24),
         top=top,
         bottom=height - 40,
         x=made,

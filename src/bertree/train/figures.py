@@ -59,14 +59,12 @@ def duration(seconds: float) -> str:
     if seconds < 10:
         return f"{_trimmed(f'{seconds:.1f}')} s"
     units = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
-    whole = round(seconds)
     for (size, name), (small, beside) in pairwise(units):
+        whole = round(seconds / small) * small
         if whole >= size:
-            rest = round(whole % size / small)
-            if rest * small == size:
-                return f"{whole // size + 1} {name}"
+            rest = whole % size // small
             return f"{whole // size} {name}" + (f" {rest} {beside}" if rest else "")
-    return f"{whole} s"
+    return f"{round(seconds)} s"
 
 
 def _trimmed(text: str) -> str:

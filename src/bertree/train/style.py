@@ -45,8 +45,8 @@ details .scroll{border:0;margin:8px 0 0}
 border-radius:6px;padding:5px 9px;font-size:12.5px;line-height:1.45;box-shadow:0 2px 8px #0003;white-space:pre;
 font-variant-numeric:tabular-nums}
 #rule{position:absolute;pointer-events:none;width:1px;background:var(--soft);opacity:.6}
-@media (max-width:640px){main{padding:16px 10px 32px}.chart text{font-size:15px}.chart .title{font-size:18px}
-.chart .key{font-size:15px}.chart .mark text{font-size:13px}.tiles{grid-template-columns:1fr 1fr}
+@media (max-width:640px){main{padding:16px 10px 32px}.chart text{font-size:14px}.chart .title{font-size:17px}
+.chart .key{font-size:13.5px}.chart .mark text{font-size:13px}.tiles{grid-template-columns:1fr 1fr}
 .tile dd{font-size:19px}}
 @media print{body{background:#fff;font-size:12px}main{padding:0;max-width:none}.charts{grid-template-columns:1fr 1fr}
 .tiles{grid-template-columns:repeat(5,1fr)}.tile dd{font-size:15px}pre{white-space:pre-wrap}#readout,#rule{display:none}
