@@ -126,7 +126,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert page.source.count('<span class="bad">✗ house') == 3
     assert "<b>ship</b>" in page.source
     assert "<b>&lt;b&gt;</b>" in page.source
-    marks = page.svgs[0].findall(".//{*}g[@class='mark']/{*}text")
+    marks = page.svgs[0].findall(".//{*}text[@class='word']")
     assert [mark.text for mark in marks] == ["resumed", "phase 2"]
     assert len(page.svgs[5].findall(".//{*}g[@class='bad']")) == 1
 

@@ -29,7 +29,7 @@ def _rules(tones: dict[str, str], lines: Sequence[str]) -> str:
         f".chart text{{fill:{tones['soft']}}}.chart .title,.chart .key{{fill:{tones['ink']}}}"
         f".chart .grid{{stroke:{tones['grid']}}}.chart .paper{{fill:{tones['paper']}}}"
         f".chart .mark line{{stroke:{tones['soft']}}}.chart .bad{{color:{tones['bad']}}}"
-        f".chart .dot{{stroke:{tones['paper']}}}{series}"
+        f".chart .dot,.chart .word{{stroke:{tones['paper']}}}{series}"
     )
 
 
@@ -40,7 +40,8 @@ CSS = (
     ".chart .line{stroke:currentColor;stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}"
     ".chart .raw{stroke:currentColor;stroke-width:1;opacity:.35}.chart .band{fill:currentColor;opacity:.2}"
     ".chart .dashed{stroke-dasharray:6 4}.chart .dot{fill:currentColor;stroke-width:1}"
-    ".chart .mark line{stroke-dasharray:3 3}.chart .mark text{font-size:11px}.chart .skip{fill:currentColor}"
+    ".chart .mark line{stroke-dasharray:3 3}.chart .skip{fill:currentColor}"
+    ".chart .word{font-size:11px;paint-order:stroke;stroke-width:3px;stroke-linejoin:round}"
     + _rules(LIGHT, LIGHT_LINES)
     + f"@media screen and (prefers-color-scheme:dark){{{_rules(DARK, DARK_LINES)}}}"
 )
@@ -99,6 +100,7 @@ def curve_svg(
     right: Axis = Axis(zero=True),  # noqa: B008
     x_label: str = "step",
     marks: Sequence[Mark] = (),
+    span: tuple[float, float] | None = None,
     clock: tuple[Floats, Floats] | None = None,
     standalone: bool = False,
     width: int = WIDTH,
@@ -106,45 +108,32 @@ def curve_svg(
 ) -> str:
     """A chart of curves over shared axes.
 
-    `clock` gives places of the x-axis and the seconds at which they were reached: a second axis, above.
-    Values that are not finite are left out of the curves and counted in the legend.
+    `span` is the stretch of the x-axis to show where the curves cover less. `clock` gives places of the x-axis
+    and the seconds at which they were reached: a second axis, above. Values that are not finite are left out of
+    the curves and counted in the legend.
     """
     series = [curve for curve in series if len(curve.x)]
-    short = [thin(curve.x, curve.y) for curve in series]
+    curves = [(curve, thin(curve.x, curve.y)) for curve in series]
     keys, lines = _legend(series, width)
-    top = 34 + 18 * lines + (20 if clock is not None else 0)
     has_right = any(curve.right for curve in series)
-    places = np.concatenate([curve.x for curve in short] or [np.zeros(0)])
-    made = scale(x, places)
-    if np.isfinite(places).any() and (low := np.nanmin(places)) < (high := np.nanmax(places)):
-        made = within(made, min(low, made.ticks[0] if made.ticks[0] == 0 else low), high)
-    sides = [
-        np.concatenate(
-            [
-                values
-                for curve, points in zip(series, short, strict=True)
-                if curve.right is side
-                for values in _range(points)
-            ]
-            or [np.zeros(0)]
-        )
-        for side in (False, True)
-    ]
     frame = _Frame(
         left=62,
         right=width - (62 if has_right else 24),
-        top=top,
+        top=34 + 18 * lines + (20 if clock is not None else 0),
         bottom=height - 40,
-        x=made,
-        y=scale(y, sides[0], 5),
-        other=scale(right, sides[1], 5),
+        x=_across(x, [np.array(span or ()), *(points.x for _, points in curves)]),
+        y=_upward(y, [points for curve, points in curves if not curve.right]),
+        other=_upward(right, [points for curve, points in curves if curve.right]),
     )
-    parts = [f'<text class="title" x="8" y="18">{escape(title)}</text>', keys, _grid(frame, has_right, x_label)]
-    if clock is not None:
-        parts.append(_clock(frame, *clock))
-    parts += [_marks(frame, marks)]
-    parts += [
-        _curve(frame, curve, points, number) for number, (curve, points) in enumerate(zip(series, short, strict=True))
+    rules, words = _marks(frame, marks)
+    parts = [
+        f'<text class="title" x="8" y="18">{escape(title)}</text>',
+        keys,
+        _grid(frame, has_right, x_label),
+        _clock(frame, *clock) if clock is not None else "",
+        rules,
+        *(_curve(frame, curve, points, number) for number, (curve, points) in enumerate(curves)),
+        words,
     ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {height}" role="img" '
@@ -156,8 +145,21 @@ def curve_svg(
     return f"{head}>{''.join(parts)}</svg>"
 
 
-def _range(points: Thinned) -> tuple[Floats, Floats]:
-    return points.low, points.high
+def _across(axis: Axis, places: Sequence[Floats]) -> Scale:
+    """The scale of the x-axis; it ends where the curves end."""
+    every = np.concatenate(places)
+    every = every[np.isfinite(every)]
+    made = scale(axis, every)
+    if len(every) and every.min() < every.max():
+        made = within(made, 0.0 if made.low == 0 else float(every.min()), float(every.max()))
+    return made
+
+
+def _upward(axis: Axis, curves: Sequence[Thinned]) -> Scale:
+    """The scale of the y-axis; every single value fits on it, also those that were thinned out."""
+    return scale(
+        axis, np.concatenate([np.zeros(0), *(side for points in curves for side in (points.low, points.high))]), 5
+    )
 
 
 def _legend(series: Sequence[Series], width: int) -> tuple[str, int]:
@@ -217,10 +219,12 @@ def _clock(frame: _Frame, places: Floats, seconds: Floats) -> str:
     return "".join(parts)
 
 
-def _marks(frame: _Frame, marks: Sequence[Mark]) -> str:
-    """Lines with their words beside them, in three rows so that near ones do not cover each other."""
+def _marks(frame: _Frame, marks: Sequence[Mark]) -> tuple[str, str]:
+    """Lines, and words for beside them, in three rows so that near ones do not cover each other."""
     parts: list[str] = []
+    words: list[str] = []
     ends = [0.0, 0.0, 0.0]
+    said: dict[str, float] = {}  # the same word is not repeated beside itself
     drawn: set[tuple[int, bool]] = set()
     for mark in sorted(marks, key=lambda mark: mark.x):
         at = float(frame.across(np.array([mark.x]))[0])
@@ -237,14 +241,13 @@ def _marks(frame: _Frame, marks: Sequence[Mark]) -> str:
         before = at + wide > frame.right  # no room on the right of the line
         start = at - wide if before else at
         row = next((row for row, end in enumerate(ends) if start >= end), None)
-        words = ""
-        if mark.short and row is not None:
+        if mark.short and row is not None and start >= said.get(mark.short, 0.0):
             anchor = f'x="{at - 4:.1f}" text-anchor="end"' if before else f'x="{at + 4:.1f}"'
-            words = f'<text {anchor} y="{frame.top + 12 + 13 * row}">{escape(mark.short)}</text>'
-            ends[row] = start + wide
+            words.append(f'<text class="word" {anchor} y="{frame.top + 12 + 13 * row}">{escape(mark.short)}</text>')
+            ends[row] = said[mark.short] = start + wide
         line = f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{frame.top}" y2="{frame.bottom}"/>'
-        parts.append(f'<g class="mark">{line}{words}{hint}</g>')
-    return "".join(parts)
+        parts.append(f'<g class="mark">{line}{hint}</g>')
+    return "".join(parts), "".join(words)
 
 
 def _curve(frame: _Frame, curve: Series, points: Thinned, number: int) -> str:

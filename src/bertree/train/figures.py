@@ -24,10 +24,15 @@ def figure(field: str, value: float) -> str:
     if not math.isfinite(value):
         return "not finite"
     if field.endswith("accuracy"):
-        return f"{value:.1%}".replace("%", " %")
+        return percent(value, 1)
     if label(field).endswith("loss") and 0.01 <= abs(value) < 1000:
         return f"{value:.3f}"
     return digits(value, 4)
+
+
+def percent(share: float, places: int = 0) -> str:
+    """A share in per cent."""
+    return f"{100 * share:.{places}f} %"
 
 
 def digits(value: float, count: int = 3) -> str:

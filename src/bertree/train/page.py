@@ -48,8 +48,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[
     return html_table([escape(cell) for cell in head], cells, numbers, kind)
 
 
-def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = "") -> str:
-    """A table whose cells are HTML already."""
+def html_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = "", above: str = ""
+) -> str:
+    """A table whose cells are HTML already, as is what stands above it."""
     sides = dict.fromkeys(numbers, ' class="number"')
 
     def line(tag: str, cells: Sequence[str]) -> str:
@@ -57,7 +59,7 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequ
 
     top = f"<thead>{line('th', head)}</thead>" if head else ""
     lines = "".join(line("td", row) for row in rows)
-    return f'<div class="scroll {kind}"><table>{top}<tbody>{lines}</tbody></table></div>'
+    return f'<div class="scroll {kind}">{above}<table>{top}<tbody>{lines}</tbody></table></div>'
 
 
 def folded(title: str, inside: str, unfolded: bool = False) -> str:

@@ -15,7 +15,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from bertree.train.figures import digits, duration, figure, label
+from bertree.train.figures import digits, duration, figure, label, percent
 from bertree.train.history import BOOKKEEPING, KNOWN, number
 
 REFRESH = 0.2  # seconds between two looks of the bar
@@ -133,7 +133,7 @@ def _training(fields: Mapping[str, Any], terms: bool) -> Iterator[str]:
     if math.isfinite(rate := number(fields.get("lr"))):
         yield f"lr {digits(rate)}"
     if math.isfinite(used := number(fields.get("mfu"))):
-        yield f"MFU {used:.0%}".replace("%", " %")
+        yield f"MFU {percent(used)}"
 
 
 def _is_number(value: Any) -> bool:

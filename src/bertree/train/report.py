@@ -18,7 +18,7 @@ from bertree.errors import UserError
 from bertree.files import Json, read_json, read_text
 from bertree.train import page
 from bertree.train.charts import Mark, Series, Style, curve_svg
-from bertree.train.figures import digits, duration, figure, label, quantity, smaller_is_better
+from bertree.train.figures import digits, duration, figure, label, percent, quantity, smaller_is_better
 from bertree.train.history import METRICS, History, column, number, read
 from bertree.train.scales import Axis
 
@@ -132,9 +132,10 @@ def _reached(history: History) -> Iterator[tuple[str, str, str]]:
             if values[best] != values[-1]:
                 more = f"best {figure(name, values[best])} at step {having[best]['step']:,}"
         yield f"held-out {label(name)}", figure(name, number(newest[name])), more
-    loss = [row for row in history.train if "loss" in row][-1:]
-    if loss and not rows:
-        yield "training loss", figure("loss", number(loss[0]["loss"])), f"at step {loss[0]['step']:,}"
+    newest = next((row for row in reversed(history.train) if "loss" in row), {})
+    loss = number(newest.get("loss"))
+    if newest and (not rows or not math.isfinite(loss)):
+        yield "training loss", figure("loss", loss), f"at step {newest['step']:,}"
 
 
 def _spent(history: History, environment: Json) -> Iterator[tuple[str, str, str]]:
@@ -155,11 +156,7 @@ def _spent(history: History, environment: Json) -> Iterator[tuple[str, str, str]
         yield "tokens/s, mean", quantity(mean), more
     used = column(history.train, "mfu")
     if np.isfinite(used).any():
-        yield (
-            "MFU, mean",
-            f"{np.nanmean(used):.1%}".replace("%", " %"),
-            f"best {np.nanmax(used):.1%}".replace("%", " %"),
-        )
+        yield "MFU, mean", percent(float(np.nanmean(used)), 1), f"best {percent(float(np.nanmax(used)), 1)}"
     parameters = number((history.end or {}).get("parameters", environment.get("parameters")))
     if math.isfinite(parameters):
         yield "parameters", quantity(parameters), f"{parameters:,.0f}"
@@ -176,6 +173,7 @@ def _charts(history: History) -> list[str]:
     steps, measured = column(train, "step"), column(rows, "step")
     timed = sorted((*train, *rows), key=lambda row: row["step"])
     clock = (column(timed, "step"), column(timed, "seconds"))
+    span = (0.0, timed[-1]["step"]) if timed else None
     marks, zero = _marks(history), Axis(zero=True)
 
     def trained(name: str, text: str, style: Style = "line", colour: int | None = None, right: bool = False) -> Series:
@@ -188,7 +186,7 @@ def _charts(history: History) -> list[str]:
 
     def chart(title: str, series: Sequence[Series], y: Axis, right: Axis = zero, more: Sequence[Mark] = ()) -> None:
         if any(np.isfinite(curve.y).any() for curve in series):
-            made.append(curve_svg(title, series, y=y, right=right, marks=[*marks, *more], clock=clock))
+            made.append(curve_svg(title, series, y=y, right=right, marks=[*marks, *more], span=span, clock=clock))
 
     made: list[str] = []
     loss = [trained("loss", "training", "smooth", 0), held("loss", "held-out", 1)]
@@ -208,9 +206,13 @@ def _charts(history: History) -> list[str]:
     for score in others:
         chart(f"Held-out {score.name}", [score], Axis(log=None))
     batch = trained("batch_tokens", "tokens in a batch", right=True, colour=1)
-    chart("Learning rate and batch size", [trained("lr", "learning rate"), batch], zero)
+    chart(
+        "Learning rate and batch size" if len(batch.x) else "Learning rate",
+        [trained("lr", "learning rate"), batch],
+        zero,
+    )
     share = trained("mfu", "MFU", right=True, colour=1)
-    chart("Throughput", [trained("tokens_per_s", "tokens/s"), share], zero, Axis(zero=True, text="{:.0%}".format))
+    chart("Throughput", [trained("tokens_per_s", "tokens/s"), share], zero, Axis(zero=True, text=percent))
     chart("Norm of the gradient", [trained("norm", "norm", "smooth")], Axis(log=True), more=_skips(history))
     return made
 
@@ -252,8 +254,7 @@ def _samples(samples: Sequence[Json]) -> Iterator[str]:
         head = ["step", *(f"<sup>{place}</sup> {escape(gold)}" for place, gold in enumerate(golds, 1))]
         cells = [[f"{row['step']:,}", *map(_guess, row["masks"])] for row in kept]
         shown = f'<p class="small">{len(kept)} of {len(rows)} evaluations shown</p>' if len(kept) < len(rows) else ""
-        table = page.html_table(head, cells, [0], "words")
-        yield table.replace("<table>", f'<p class="sample">{_filled(text, golds)}</p><table>', 1) + shown
+        yield page.html_table(head, cells, [0], "words", f'<p class="sample">{_filled(text, golds)}</p>') + shown
 
 
 def _filled(text: str, golds: Sequence[str]) -> str:
@@ -268,7 +269,7 @@ def _filled(text: str, golds: Sequence[str]) -> str:
 def _guess(mask: Json) -> str:
     right = mask.get("predicted") == mask.get("gold")
     sure = number(mask.get("probability"))
-    share = f' <span class="small">{sure:.0%}</span>'.replace("%<", " %<") if math.isfinite(sure) else ""
+    share = f' <span class="small">{percent(sure)}</span>' if math.isfinite(sure) else ""
     kind, sign = ("good", "✓") if right else ("bad", "✗")
     return f'<span class="{kind}">{sign} {escape(str(mask.get("predicted", "")))}</span>{share}'
 

@@ -33,6 +33,7 @@ td.number,th.number{text-align:right;white-space:nowrap}
 .scroll{overflow-x:auto;margin:0 0 14px}
 .scroll.words td{white-space:nowrap}
 .scroll.words table{width:auto;min-width:50%}
+.scroll.facts table{width:auto}
 .scroll.facts td:last-child{overflow-wrap:anywhere}
 .sample{margin:0;padding:10px 12px;overflow-wrap:anywhere;border-bottom:1px solid var(--edge)}
 .sample b{border-bottom:2px solid var(--accent)}
@@ -46,7 +47,7 @@ border-radius:6px;padding:5px 9px;font-size:12.5px;line-height:1.45;box-shadow:0
 font-variant-numeric:tabular-nums}
 #rule{position:absolute;pointer-events:none;width:1px;background:var(--soft);opacity:.6}
 @media (max-width:640px){main{padding:16px 10px 32px}.chart text{font-size:14px}.chart .title{font-size:17px}
-.chart .key{font-size:13.5px}.chart .mark text{font-size:13px}.tiles{grid-template-columns:1fr 1fr}
+.chart .key{font-size:13.5px}.chart .word{font-size:13px}.tiles{grid-template-columns:1fr 1fr}
 .tile dd{font-size:19px}}
 @media print{body{background:#fff;font-size:12px}main{padding:0;max-width:none}.charts{grid-template-columns:1fr 1fr}
 .tiles{grid-template-columns:repeat(5,1fr)}.tile dd{font-size:15px}pre{white-space:pre-wrap}#readout,#rule{display:none}
