@@ -14,6 +14,7 @@ ROOMS = [
     "info",
     "api",
     "interop",
+    "train",
     "model",
     "data",
     "text",

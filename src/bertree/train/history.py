@@ -1,0 +1,140 @@
+"""What a run wrote down about itself (`metrics.jsonl`), read back as rows and columns.
+
+A line that is not whole is left out: a killed run ends in one. Where a run went back to a checkpoint and wrote
+a step again, the later line counts.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.errors import UserError
+from bertree.files import Json
+
+Floats = NDArray[np.float64]
+METRICS = "metrics.jsonl"
+# Fields of "train" and "eval" lines that are not figures of merit; every other number of a "train" line is
+# a term of its loss.
+BOOKKEEPING = frozenset(("kind", "step", "seconds", "tokens", "epoch", "phase", "parameters"))
+KNOWN = BOOKKEEPING | {"loss", "lr", "norm", "tokens_per_s", "waited", "skipped", "mfu", "batch_tokens"}
+
+
+@dataclass
+class History:
+    """The lines of a run by kind, in the order of their steps."""
+
+    train: list[Json] = field(default_factory=list)
+    evaluations: list[Json] = field(default_factory=list)
+    samples: list[Json] = field(default_factory=list)
+    events: list[Json] = field(default_factory=list)
+    end: Json | None = None
+
+    @cached_property
+    def terms(self) -> list[str]:
+        """Names of the loss terms."""
+        return _numeric(self.train, KNOWN)
+
+    @cached_property
+    def scores(self) -> list[str]:
+        """Names of what evaluations measure beside losses."""
+        return _numeric(self.evaluations, {*KNOWN, *self.terms, "perplexity"})
+
+    def last(self, name: str) -> float:
+        """The newest value of a field, in whichever line it stands; NaN where there is none."""
+        ends = [self.end] if self.end else []
+        rows = [row for row in (*ends, *self.train[-1:], *self.evaluations[-1:]) if name in row]
+        newest = max(rows, key=lambda row: number(row.get("step", 0)), default=None)
+        return math.nan if newest is None else number(newest[name])
+
+
+def read(path: Path) -> History:
+    """The history in a file of metrics."""
+    history = History()
+    lists = {
+        "train": history.train,
+        "eval": history.evaluations,
+        "sample": history.samples,
+        "event": history.events,
+    }
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                row = _row(line)
+                if row is None:
+                    continue
+                kind, step = row.get("kind"), row["step"]
+                if kind == "end":
+                    history.end = row
+                elif kind in lists:
+                    _take_back(lists[kind], kind, row)
+                    lists[kind].append(row)
+                    if history.end and step > history.end["step"]:
+                        history.end = None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); give the folder of a run") from None
+    return history
+
+
+def number(value: Any) -> float:
+    """A value as a number; NaN for anything that is none."""
+    if isinstance(value, float):
+        return value
+    try:
+        return float(value) if isinstance(value, int) else math.nan
+    except OverflowError:
+        return math.inf
+
+
+def column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
+    """One field of many rows; NaN where it is missing or not a finite number."""
+    found = [row.get(name) for row in rows]
+    try:
+        values = np.array(found, dtype=np.float64).reshape(len(rows))
+    except (TypeError, ValueError, OverflowError):  # something that is not a number
+        values = np.array([number(value) for value in found], dtype=np.float64)
+    values[~np.isfinite(values)] = np.nan
+    return values
+
+
+def _row(line: str) -> Json | None:
+    """The object of one line, if it is one with a step."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not math.isfinite(number(row.get("step"))):
+        return None
+    return row
+
+
+def _take_back(rows: list[Json], kind: str, row: Json) -> None:
+    """Forget what a run wrote beyond the checkpoint it went back to; events did happen and stay."""
+    if kind == "event":
+        return
+    again = row["step"] if kind == "sample" else row["step"] - 0.5  # a step has many samples and one of the others
+    while rows and rows[-1]["step"] > again:
+        rows.pop()
+    if kind == "sample":
+        same = [old for old in rows[-100:] if old["step"] == row["step"] and old.get("text") == row.get("text")]
+        for old in same:
+            rows.remove(old)
+
+
+def _numeric(rows: Sequence[Mapping[str, Any]], but: frozenset[str] | set[str]) -> list[str]:
+    """Names of the fields that hold numbers (null: one that is not finite), in the order in which they appear."""
+    names: dict[str, None] = {}
+    seen = set(but)
+    for row in rows:
+        if not row.keys() <= seen:
+            for name, value in row.items():
+                if name not in seen and (value is None or type(value) in (int, float)):
+                    names[name] = None
+                    seen.add(name)
+    return list(names)

@@ -1,0 +1,141 @@
+"""A run on the terminal while it goes: a live bar for a person, a few plain lines for the log of a batch job.
+
+The bar is on standard error; lines (evaluations, and without a bar now and then a line on training) are on
+standard output.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column
+
+from bertree.train.figures import digits, duration, figure, label, percent
+from bertree.train.history import BOOKKEEPING, KNOWN, number
+
+REFRESH = 0.2  # seconds between two looks of the bar
+EVERY = 30.0  # seconds between two lines on training where there is no bar
+WIDE = 130  # columns from which on the bar shows the terms of the loss
+
+
+class Progress:
+    """Shows how a run of `total_steps` comes along that starts, or goes on, at `first_step`.
+
+    `quiet` says whether there is no bar; None: where standard error is not a terminal.
+    """
+
+    def __init__(self, total_steps: int, first_step: int = 0, quiet: bool | None = None) -> None:
+        bar = (not quiet) if quiet is not None else sys.stderr.isatty()
+        self._total, self._first = total_steps, first_step
+        self._lines = Console()
+        self._bar = _bar() if bar else None
+        self._task = bars.TaskID(0)
+        self._next = 0.0  # when the bar moves again
+        self._next_line = 0.0  # when a line on training is due
+        self._unsaid: dict[str, Any] | None = None
+        self._started = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._started = time.monotonic()
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("training", total=self._total, completed=self._first, figures="")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._unsaid is not None:
+            self.say(self._line(self._unsaid))
+
+    def step(self, step: int) -> None:
+        """A step is done. Costs next to nothing: the bar moves a few times a second."""
+        if self._bar is None:
+            return
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + REFRESH
+            self._bar.update(self._task, completed=step)
+
+    def train(self, fields: Mapping[str, Any]) -> None:
+        """The figures of a "train" line."""
+        if self._bar is not None:
+            shown = " · ".join(_training(fields, terms=self._bar.console.width >= WIDE))
+            self._bar.update(self._task, completed=fields.get("step"), figures=shown)
+            return
+        now = time.monotonic()
+        self._unsaid = dict(fields)
+        if now >= self._next_line:
+            self._next_line, self._unsaid = now + EVERY, None
+            self.say(self._line(fields))
+
+    def evaluation(self, fields: Mapping[str, Any]) -> None:
+        """The figures of an "eval" line: one line above the bar."""
+        losses = [name for name in ("loss", "perplexity") if name in fields]
+        others = [name for name in fields if name not in {*BOOKKEEPING, *losses}]
+        parts = [
+            f"{label(name)} {figure(name, number(fields[name]))}"
+            for name in losses + others
+            if _is_number(fields[name])
+        ]
+        self.say(f"{self._at(fields)} · held-out: {', '.join(parts) or 'nothing measured'}")
+
+    def say(self, line: str) -> None:
+        """Print a line; a bar stays below it."""
+        self._lines.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    def _at(self, fields: Mapping[str, Any]) -> str:
+        return f"step {fields.get('step', 0):,}/{self._total:,}"
+
+    def _line(self, fields: Mapping[str, Any]) -> str:
+        parts = [self._at(fields), *_training(fields, terms=True)]
+        done, left = fields.get("step", 0) - self._first, self._total - fields.get("step", 0)
+        if done > 0 and left > 0:
+            parts.append(f"{duration((time.monotonic() - self._started) / done * left)} left")
+        return " · ".join(parts)
+
+
+def _bar() -> bars.Progress:
+    # What is printed to a terminal goes above the bar; what goes to a file stays out of its way.
+    console = Console(stderr=True)
+    cell = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    return bars.Progress(
+        bars.SpinnerColumn(),
+        bars.BarColumn(bar_width=20 if console.width >= WIDE else 8),
+        bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        bars.TextColumn("{task.fields[figures]}", markup=False, table_column=cell),
+        bars.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        bars.TextColumn("left", table_column=Column(no_wrap=True)),
+        console=console,
+        transient=True,
+        expand=True,
+        refresh_per_second=1 / REFRESH,
+        speed_estimate_period=300,
+        redirect_stdout=sys.stdout.isatty(),
+    )
+
+
+def _training(fields: Mapping[str, Any], terms: bool) -> Iterator[str]:
+    """Loss, its terms, speed, learning rate: those that are there."""
+    names = [name for name, value in fields.items() if name not in KNOWN and _is_number(value)]
+    parts = ", ".join(f"{label(name).removesuffix(' loss')} {figure('loss', number(fields[name]))}" for name in names)
+    if "loss" in fields:
+        yield f"loss {figure('loss', number(fields['loss']))}" + (f" ({parts})" if terms and len(names) > 1 else "")
+    if math.isfinite(speed := number(fields.get("tokens_per_s"))):
+        yield f"{speed:,.0f} tokens/s"
+    if math.isfinite(rate := number(fields.get("lr"))):
+        yield f"lr {digits(rate)}"
+    if math.isfinite(used := number(fields.get("mfu"))):
+        yield f"MFU {percent(used)}"
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a field holds a number; null stands for one that is not finite."""
+    return value is None or type(value) in (int, float)
