@@ -2,10 +2,11 @@
 
 One table, `KERNELS`, from name to function; `choose` picks by device and precision at call time:
 
+    short     CUDA, half precision, no sequence above 128 tokens: one tile for each (see `short`)
     varlen    CUDA, half precision: one call for the whole stream, no padding
     grouped   CPU: sequences of equal length share one call, no padding
     padded    the rest: fp32 on CUDA, or dropout on the attention probabilities, which the other
-              two kernels do not have. Padding lives and dies inside this function.
+              kernels do not have. Padding lives and dies inside this function.
 
 Shape letters: t tokens, s sequences, l longest sequence, n heads, d head width, h width.
 """
@@ -20,6 +21,7 @@ from torch.library import custom_op
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch
+from bertree.model import short
 
 
 class Attention(nn.Module):
@@ -34,58 +36,67 @@ class Attention(nn.Module):
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Hidden states in, mixed hidden states out."""
-        q_tnd, k_tnd, v_tnd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width)).unbind(1)
+        qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
         dropout = self.dropout if self.training else 0.0
-        mixed_tnd = KERNELS[choose(q_tnd, dropout)](q_tnd, k_tnd, v_tnd, batch, dropout)
+        mixed_tnd = KERNELS[choose(qkv_t3nd, batch, dropout)](qkv_t3nd, batch, dropout)
         out: Tensor = self.out(mixed_tnd.flatten(1))
         return out
 
 
-def choose(q: Tensor, dropout: float) -> str:
+def choose(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> str:
     """Name of the kernel for these tensors."""
     if dropout > 0:
         return "padded"
-    if q.is_cuda:
-        return "varlen" if q.dtype in (torch.float16, torch.bfloat16) else "padded"
-    return "grouped"
+    if not qkv_t3nd.is_cuda:
+        return "grouped"
+    if short.usable(qkv_t3nd, batch.max_seqlen):
+        return "short"
+    return "varlen" if qkv_t3nd.dtype in (torch.float16, torch.bfloat16) else "padded"
 
 
-def varlen(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, dropout: float) -> Tensor:
+def one_tile(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
+    """Sequences that fit into one tile each."""
+    return short.attend(qkv_t3nd, batch.cu_seqlens, batch.max_seqlen)
+
+
+def varlen(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
     """Flash attention over the flat stream."""
     from torch.nn.attention.varlen import varlen_attn
 
+    q_tnd, k_tnd, v_tnd = qkv_t3nd.unbind(1)
     ends, longest = batch.cu_seqlens, batch.max_seqlen
     mixed = varlen_attn(q_tnd, k_tnd, v_tnd, ends, ends, longest, longest)
     assert isinstance(mixed, Tensor)
     return mixed
 
 
-def padded(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, dropout: float) -> Tensor:
+def padded(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
     """Pad to the longest sequence, attend under a mask, drop the padding again.
 
     Only indices computed on the device, so that nothing waits for the host.
     """
     starts_s1 = batch.cu_seqlens[:-1, None].long()
-    slots_l = torch.arange(batch.max_seqlen, device=q_tnd.device)
+    slots_l = torch.arange(batch.max_seqlen, device=qkv_t3nd.device)
     real_sl = slots_l < batch.lengths[:, None]
     token_sl = torch.where(real_sl, starts_s1 + slots_l, 0)
-    q_snld, k_snld, v_snld = (x[token_sl].transpose(1, 2) for x in (q_tnd, k_tnd, v_tnd))
+    q_snld, k_snld, v_snld = (x[token_sl].transpose(1, 2) for x in qkv_t3nd.unbind(1))
     mixed_snld = scaled_dot_product_attention(
         q_snld, k_snld, v_snld, attn_mask=real_sl[:, None, None, :], dropout_p=dropout
     )
-    tokens_t = torch.arange(q_tnd.shape[0], device=q_tnd.device)
+    tokens_t = torch.arange(qkv_t3nd.shape[0], device=qkv_t3nd.device)
     row_t = torch.searchsorted(batch.cu_seqlens[1:].long(), tokens_t, right=True)
     slot_t = tokens_t - batch.cu_seqlens.long()[row_t]
     return mixed_snld.transpose(1, 2)[row_t, slot_t]
 
 
-def grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, dropout: float) -> Tensor:
+def grouped(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
     """Attend length by length."""
-    mixed: Tensor = _grouped(q_tnd, k_tnd, v_tnd, batch.cu_seqlens)[0]
+    mixed: Tensor = _grouped(*qkv_t3nd.unbind(1), batch.cu_seqlens)[0]
     return mixed
 
 
-KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Batch, float], Tensor]] = {
+KERNELS: dict[str, Callable[[Tensor, Batch, float], Tensor]] = {
+    "short": one_tile,
     "varlen": varlen,
     "grouped": grouped,
     "padded": padded,

@@ -1,0 +1,248 @@
+"""Training throughput: bertree's whole loop against the same model in transformers, one run.
+
+    python benchmarks/train.py                                          # two CPU cores, small model, real ragged text
+    python benchmarks/train.py --device cuda                            # the rows of the H200 table
+    python benchmarks/train.py --device cuda --cases bert-base-128-full --profile profile.txt
+
+Ours: the token stream, masks, packed batches, dropout 0.1 where the preset has it, the MLM head on masked tokens,
+clipping, AdamW, the check for finite gradients and the loss read on the host after every step. Theirs: the model
+for masked LM with the same architecture and dropout (attention dropout 0 on both sides), the same sequences padded
+to the longest length, clipping, the same fused AdamW, batches already on the device. On a GPU both are compiled
+and in bf16. Tokens are real tokens, not padding. MFU is the share of a large bf16 product's rate measured
+in the same run; operations are counted as 6 per parameter and token plus attention, the head on 15 %.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import environment, synchronise, table
+from bertree.batch import Batch
+from bertree.data.store import Store
+from bertree.data.stream import Stream
+from bertree.interop.config import config_of, family_for
+from bertree.model import cost
+from bertree.model.architecture import Architecture
+from bertree.model.network import build
+from bertree.model.presets import preset
+from bertree.objectives.pretraining import pretraining
+from bertree.recipe import Optim, Phase, Run, Schedule
+from bertree.train import optim
+from bertree.train.device import Machine, be_deterministic, peak_flops
+from bertree.train.feed import Feed
+from bertree.train.loop import Loop
+from bertree.train.plan import Plan
+
+SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+FILL = 0.47
+# preset, length, full or ragged, tokens at once, compare with transformers
+GPU_CASES = {
+    "bert-base-128-full": ("bert-base", 128, True, 65536, True),
+    "bert-base-128-ragged": ("bert-base", 128, False, 65536, True),
+    "bert-base-512-full": ("bert-base", 512, True, 65536, True),
+    "bert-base-512-ragged": ("bert-base", 512, False, 65536, True),
+    "roberta-base-512-full": ("roberta-base", 512, True, 65536, False),
+    "albert-base-512-full": ("albert-base", 512, True, 65536, False),
+    "bert-large-512-full": ("bert-large", 512, True, 65536, False),
+    "albert-xxlarge-512-full": ("albert-xxlarge", 512, True, 16384, False),
+}
+CPU_CASES = {
+    "bert-mini-128-ragged": ("bert-mini", 128, False, 4096, True),
+    "bert-mini-128-full": ("bert-mini", 128, True, 4096, True),
+}
+
+
+def corpus(vocabulary: int, length: int, full: bool, seed: int = 0) -> Store:
+    """Random tokens: long documents, or short ones that fill 47 % of the length on average."""
+    draw = np.random.default_rng(seed)
+    if full:
+        sizes = np.full(600, 8 * length)
+    else:
+        sizes = draw.integers(2, round(2 * FILL * length) - 4, 60_000 * 64 // length)
+    documents = [[draw.integers(1000, vocabulary, size).tolist()] for size in sizes.tolist()]
+    return Store.from_documents(documents, vocab_size=vocabulary, special=SPECIAL)
+
+
+def stream_of(a: Architecture, length: int, full: bool, tokens: int, fixed: bool) -> Stream:
+    """Batches of about `tokens` real tokens."""
+    kind = "full-sentences" if full else "doc-sentences"
+    store = corpus(a.vocab_size, length, full)
+    return Stream(store, format=kind, batch_tokens=tokens, max_length=length, fixed=fixed)
+
+
+class Ours:
+    """The loop as `bertree pretrain` runs it."""
+
+    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Machine, steps: int) -> None:
+        stream = stream_of(a, length, full, tokens, machine.compiled)
+        plan = Plan([Phase(steps, length, tokens)], Schedule("constant"), 1e-4)
+        self.feed = Feed(plan, [[stream]], fixed=machine.compiled)
+        torch.manual_seed(0)
+        network = build(a, {"mask": 0}).to(machine.device)
+        self.loop = Loop(
+            network,
+            pretraining(),
+            optim.build(network, Optim(lr=1e-4)),
+            clip=1.0,
+            half=machine.half,
+            compiled=machine.compiled,
+        )
+
+    def run(self, steps: int) -> tuple[list[float], list[int], float]:
+        """Seconds and tokens of each step, and the seconds spent waiting for data in all."""
+        times, tokens, waited = [], [], 0.0
+        began = time.perf_counter()
+        for number, work in enumerate(self.feed.since(0)):
+            result = self.loop.step(work)
+            synchronise()
+            now = time.perf_counter()
+            times.append(now - began)
+            tokens.append(result.tokens)
+            began = now
+            if number + 1 == steps:
+                break
+        return times, tokens, waited
+
+
+class Theirs:
+    """transformers' model with a plain loop around it."""
+
+    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Machine) -> None:
+        import transformers
+
+        family = family_for(a)
+        settings = config_of(a, family, 0)
+        config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        config._attn_implementation = "sdpa"
+        torch.manual_seed(0)
+        self.model = transformers.AutoModelForMaskedLM.from_config(config).to(machine.device).train()
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.compute: Callable[..., Any] = torch.compile(self.model) if machine.compiled else self.model
+        self.machine = machine
+        stream = stream_of(a, length, full, tokens, False)
+        self.batches = [padded(stream[k], length, tokens // length, full, machine.device) for k in range(12)]
+
+    def run(self, steps: int) -> tuple[list[float], list[int], float]:
+        """Seconds and real tokens of each step."""
+        times, tokens = [], []
+        for number in range(steps):
+            given, real = self.batches[number % len(self.batches)]
+            synchronise()
+            began = time.perf_counter()
+            with torch.autocast(self.machine.device.type, torch.bfloat16, enabled=self.machine.half):
+                loss = self.compute(**given).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimiser.step()
+            self.optimiser.zero_grad()
+            float(loss)
+            synchronise()
+            times.append(time.perf_counter() - began)
+            tokens.append(real)
+        return times, tokens, 0.0
+
+
+def padded(batch: Batch, length: int, rows: int, full: bool, device: torch.device) -> tuple[dict[str, Any], int]:
+    """The first `rows` sequences of a packed batch as transformers takes them, and how many tokens they hold."""
+    assert batch.masked is not None and batch.targets is not None
+    labels = torch.full_like(batch.ids, -100)
+    labels[batch.masked] = batch.targets
+    ids_sl, labels_sl = torch.zeros(rows, length, dtype=torch.long), torch.full((rows, length), -100)
+    mask_sl = torch.zeros(rows, length, dtype=torch.long)
+    real = 0
+    pieces = list(zip(batch.split(batch.ids), batch.split(labels), strict=True))
+    for row, (ids, answers) in enumerate((pieces * (rows // len(pieces) + 1))[:rows]):
+        ids_sl[row, : len(ids)], labels_sl[row, : len(ids)], mask_sl[row, : len(ids)] = ids, answers, 1
+        real += len(ids)
+    given = {"input_ids": ids_sl, "labels": labels_sl}
+    if not full:
+        given["attention_mask"] = mask_sl
+    return {name: tensor.to(device) for name, tensor in given.items()}, real
+
+
+def speed(times: list[float], tokens: list[int], warm: int) -> float:
+    """Real tokens a second in the steady state: the median over steps."""
+    return statistics.median(n / t for n, t in zip(tokens[warm:], times[warm:], strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--cases", nargs="+", help="which rows (default: all)")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--warm", type=int, default=6, help="steps that are not counted")
+    parser.add_argument("--only-ours", action="store_true")
+    parser.add_argument("--not-deterministic", action="store_true")
+    parser.add_argument("--profile", type=Path, help="write where the time of ours goes")
+    parser.add_argument("--out", type=Path, help="write the table there too, after every row")
+    given = parser.parse_args()
+    be_deterministic(not given.not_deterministic)
+    machine = Machine.of(Run(device=given.device))
+    cases = GPU_CASES if machine.device.type == "cuda" else CPU_CASES
+    unknown = set(given.cases or ()) - set(cases)
+    if unknown:
+        parser.error(f"unknown case {unknown.pop()}; known: {', '.join(cases)}")
+    peak = peak_flops(machine.device)
+    print(environment("transformers"), f"; {peak / 1e12:.0f} TFLOP/s in a large bf16 product" if peak else "")
+    rows: list[list[object]] = []
+    head = ["case", "ours, tokens/s", "MFU", "GB", "transformers, tokens/s", "GB", "ratio"]
+    for name in given.cases or cases:
+        member, length, full, tokens, compared = cases[name]
+        rows.append([name, *measure(member, length, full, tokens, compared and not given.only_ours, machine, given)])
+        print(rows[-1], flush=True)
+        if given.out:
+            given.out.write_text(table(head, rows) + "\n")
+    print(table(head, rows))
+
+
+def measure(
+    member: str, length: int, full: bool, tokens: int, compared: bool, machine: Machine, given: argparse.Namespace
+) -> list[object]:
+    """One row of the table."""
+    a = preset(member).architecture.with_values({"attention_dropout": 0.0})
+    ours = Ours(a, length, full, tokens, machine, given.steps)
+    found, memory = timed(ours, given, machine)
+    if given.profile:
+        profile(ours, given.profile)
+    average = length if full else round(FILL * length)
+    peak = peak_flops(machine.device)
+    mfu = f"{found * cost.training_flops(a, average) / peak:.1%}" if peak else ""
+    row: list[object] = [f"{found:,.0f}", mfu, memory]
+    del ours
+    if not compared:
+        return [*row, "", "", ""]
+    other, their_memory = timed(Theirs(a, length, full, tokens, machine), given, machine)
+    return [*row, f"{other:,.0f}", their_memory, f"{found / other:.2f}"]
+
+
+def timed(side: Ours | Theirs, given: argparse.Namespace, machine: Machine) -> tuple[float, str]:
+    """Tokens a second, and the peak of the GPU's memory."""
+    gpu = machine.device.type == "cuda"
+    torch._dynamo.reset()
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    times, tokens, _ = side.run(given.steps)
+    memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if gpu else ""
+    return speed(times, tokens, given.warm), memory
+
+
+def profile(ours: Ours, path: Path) -> None:
+    """Kernels by time, a few steps of ours."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiling
+
+    with profiling(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        ours.run(4)
+    averages = seen.key_averages()
+    path.write_text(averages.table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90))
+
+
+if __name__ == "__main__":
+    main()
