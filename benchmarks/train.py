@@ -61,10 +61,7 @@ CPU_CASES = {
 def corpus(vocabulary: int, length: int, full: bool, seed: int = 0) -> Store:
     """Random tokens: long documents, or short ones that fill 47 % of the length on average."""
     draw = np.random.default_rng(seed)
-    if full:
-        sizes = np.full(600, 8 * length)
-    else:
-        sizes = draw.integers(2, round(2 * FILL * length) - 4, 60_000 * 64 // length)
+    sizes = np.full(600, 8 * length) if full else draw.integers(2, round(2 * FILL * length) - 4, 60000 * 64 // length)
     documents = [[draw.integers(1000, vocabulary, size).tolist()] for size in sizes.tolist()]
     return Store.from_documents(documents, vocab_size=vocabulary, special=SPECIAL)
 
@@ -150,7 +147,8 @@ class Theirs:
 
 def padded(batch: Batch, length: int, rows: int, full: bool, device: torch.device) -> tuple[dict[str, Any], int]:
     """The first `rows` sequences of a packed batch as transformers takes them, and how many tokens they hold."""
-    assert batch.masked is not None and batch.targets is not None
+    assert batch.masked is not None
+    assert batch.targets is not None
     labels = torch.full_like(batch.ids, -100)
     labels[batch.masked] = batch.targets
     ids_sl, labels_sl = torch.zeros(rows, length, dtype=torch.long), torch.full((rows, length), -100)

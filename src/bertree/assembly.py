@@ -82,12 +82,12 @@ def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int)
     return contents
 
 
-def masking(data: Data) -> Masking:
-    """How tokens are masked."""
+def masking(data: Data, rate: float = 0.0) -> Masking:
+    """How tokens are masked, at the data's rate or another."""
     found = Masking.parse(data.masking)
     if found is None:
         raise UserError("data.masking: pretraining needs masks: token, word or ngram, each also +static")
-    return replace(found, rate=data.mask_rate)
+    return replace(found, rate=rate or data.mask_rate)
 
 
 def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architecture) -> Feed:
@@ -105,7 +105,7 @@ def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architec
                 Stream(
                     store,
                     format=recipe.data.format,
-                    masking=masking(recipe.data),
+                    masking=masking(recipe.data, phase.mask_rate),
                     batch_tokens=phase.batch_tokens,
                     max_length=phase.max_length,
                     seed=recipe.run.seed + 1000 * number,  # each phase in an order of its own

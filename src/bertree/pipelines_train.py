@@ -1,9 +1,9 @@
 """The work behind `bertree pretrain` and `bertree config`: read the recipe, build the parts, run the loop.
 
-    OUT/recipe.toml, environment.json     what is run, and where
-    OUT/metrics.jsonl, report.html        what came of it, for programs and for people
-    OUT/checkpoints/                      to go on from
-    OUT/model/                            the final model
+OUT/recipe.toml, environment.json     what is run, and where
+OUT/metrics.jsonl, report.html        what came of it, for programs and for people
+OUT/checkpoints/                      to go on from
+OUT/model/                            the final model
 """
 
 import json

@@ -72,6 +72,7 @@ class Phase:
     steps: int = 0
     max_length: int = 512
     batch_tokens: int = 131072
+    mask_rate: float = 0.0  # in this phase; 0: the data's. Held-out text is always masked at the data's
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ NOT_NEGATIVE = (
     *("optim.weight_decay", "optim.clip", "schedule.warmup", "schedule.final", "run.micro_tokens", "run.seed"),
     *("objective.mlm", "objective.nsp", "objective.sop"),
 )
-SHARES = ("optim.betas", "schedule.final", "data.held_out_share")
+SHARES = ("optim.betas", "schedule.final", "data.held_out_share", "phases.mask_rate")
 
 
 def shipped() -> list[str]:

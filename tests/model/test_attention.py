@@ -36,9 +36,9 @@ def streams(lengths: list[int], seed: int, **where: object) -> tuple[Batch, Tens
 def test_kernels_follow_the_definition(kernel: str, lengths: list[int], seed: int) -> None:
     batch, qkv = streams(lengths, seed)
     results = []
-    for attend in (lambda q, k, v: KERNELS[kernel](q, k, v, batch, 0.0), lambda q, k, v: plain(q, k, v, batch)):
+    for attend in (lambda x: KERNELS[kernel](x, batch, 0.0), lambda x: plain(*x.unbind(1), batch)):
         leaf = qkv.clone().requires_grad_()
-        out = attend(*leaf.unbind(1))
+        out = attend(leaf)
         out.double().square().sum().backward()
         results.append((out, leaf.grad))
     (out, grad), (expected, expected_grad) = results
@@ -49,15 +49,15 @@ def test_kernels_follow_the_definition(kernel: str, lengths: list[int], seed: in
 
 
 def test_the_kernel_follows_device_precision_and_dropout() -> None:
-    q = torch.zeros(1, 1, 8)
-    assert choose(q, 0.0) == "grouped"
-    assert choose(q, 0.1) == "padded"
+    batch, qkv = streams([3], 0)
+    assert choose(qkv, batch, 0.0) == "grouped"
+    assert choose(qkv, batch, 0.1) == "padded"
 
 
 def test_dropout_on_probabilities_is_real_and_only_in_training() -> None:
     batch, qkv = streams([6, 9], 0)
     torch.manual_seed(0)
-    one, two = (KERNELS["padded"](*qkv.unbind(1), batch, 0.5) for _ in range(2))
+    one, two = (KERNELS["padded"](qkv, batch, 0.5) for _ in range(2))
     assert not torch.equal(one, two)
     network = build(preset("bert-tiny").architecture)
     given_batch = Batch.pack([[5, 6, 7], [8, 9]])
@@ -106,12 +106,14 @@ def test_compiles_without_graph_breaks_or_recompilation_storms(name: str) -> Non
 
 
 @cuda
+@pytest.mark.parametrize("kernel", ["short", "varlen"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_varlen_follows_the_definition_on_cuda(dtype: torch.dtype) -> None:
-    batch, qkv = streams([7, 64, 1, 33, 7], 3)
+def test_half_precision_kernels_follow_the_definition_on_cuda(kernel: str, dtype: torch.dtype) -> None:
+    batch, qkv = streams([7, 64, 1, 0, 33, 7, 128], 3)
+    qkv = qkv.repeat(1, 1, 1, 16 // WIDTH)  # the short kernel needs heads of 16 or wider
     on_gpu, batch_gpu = qkv.to("cuda", dtype).requires_grad_(), batch.to("cuda")
-    assert choose(on_gpu[:, 0], 0.0) == "varlen"
-    out = KERNELS["varlen"](*on_gpu.unbind(1), batch_gpu, 0.0)
+    assert choose(on_gpu, batch_gpu, 0.0) == "short"
+    out = KERNELS[kernel](on_gpu, batch_gpu, 0.0)
     out.float().square().sum().backward()
     leaf = on_gpu.detach().float().cpu().requires_grad_()
     expected = plain(*leaf.unbind(1), batch)

@@ -97,11 +97,11 @@ def activation_bytes(a: Architecture) -> int:
     masks = 2 * h if a.dropout else 0  # one byte an element, after attention and after feed-forward
     attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
     ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
-    norms = 2 * (4 * h + 8)  # their fp32 inputs, mean and deviation; before or after the part, there are two
+    norms = 2 * (2 * h + 8)  # their inputs, mean and deviation; before or after the part, there are two
     embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
     if a.embedding_projection:
         embeddings += 2 * a.embedding_width
-    final_norm = 4 * h + 8 if a.residual == "pre-norm" else 0
+    final_norm = 2 * h + 8 if a.residual == "pre-norm" else 0
     return a.layers * (masks + attention + ffn + norms) + embeddings + final_norm
 
 

@@ -29,7 +29,7 @@ class MaskHead(nn.Module):
         A GPU multiplies rows of an odd length (BERT's vocabulary has 30,522 entries) several times slower.
         `rounded` fills the vocabulary up with entries whose probability is 0.
         """
-        bias_v = self.bias
+        bias_v: Tensor = self.bias
         spare = -len(bias_v) % ROUND if rounded and tokens_ve.is_cuda else 0
         if spare:
             tokens_ve, bias_v = F.pad(tokens_ve, (0, 0, 0, spare)), F.pad(bias_v, (0, spare), value=NEVER)

@@ -4,9 +4,12 @@ Shape letters: t tokens, e embedding width, h width, f inner width of the feed-f
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.library import custom_op
 
 from bertree.batch import Batch
 
@@ -42,13 +45,66 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Batch -> what the first layer reads (t x h)."""
-        x_te: Tensor = self.tokens(batch.ids)
+        x_te = look_up(self.tokens.weight, batch.ids)
         if self.segments is not None:
-            one = self.segments.num_embeddings == 1  # a single segment needs no look-up
-            x_te = x_te + (self.segments.weight[0] if one else self.segments(batch.segments))
-        x_te = x_te + self.positions(batch.positions + self.position_offset)
+            x_te = x_te + _segments(self.segments.weight, batch.segments)
+        x_te = x_te + look_up(self.positions.weight, batch.positions + self.position_offset)
         x_te = self.dropout(x_te if self.norm is None else self.norm(x_te))
-        return x_te if self.projection is None else self.projection(x_te)
+        x_te = x_te if self.projection is None else self.projection(x_te)
+        # What the layers hand on has the precision they compute in: half the memory, half the bytes to move.
+        kind = x_te.device.type
+        return x_te.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x_te
+
+
+def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
+    """Rows of a table."""
+    found: Tensor = _look_up(table_ve, ids_t) if table_ve.is_cuda else F.embedding(ids_t, table_ve)
+    return found
+
+
+def _segments(table_ce: Tensor, segments_t: Tensor) -> Tensor:
+    """Rows of a table of one, two or more; for up to two their gradient is a plain sum, not a scatter."""
+    if len(table_ce) == 1:
+        return table_ce[0]
+    if len(table_ce) == 2:
+        return torch.where(segments_t[:, None] == 0, table_ce[0], table_ce[1])
+    return F.embedding(segments_t, table_ce)
+
+
+# A compiler turns the gradient of a look-up into additions that collide at every frequent token: slow, and in
+# another order each time. PyTorch's own kernel sorts the ids first. As an operator of our own it stays whole.
+
+
+@custom_op("bertree::look_up", mutates_args=())
+def _look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
+    return F.embedding(ids_t, table_ve)
+
+
+@custom_op("bertree::look_up_backward", mutates_args=())
+def _look_up_backward(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
+    return torch.ops.aten.embedding_dense_backward(grad_te, ids_t, rows, -1, False)
+
+
+@_look_up.register_fake
+def _(table_ve: Tensor, ids_t: Tensor) -> Tensor:
+    return table_ve.new_empty(*ids_t.shape, table_ve.shape[1])
+
+
+@_look_up_backward.register_fake
+def _(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
+    return grad_te.new_empty(rows, grad_te.shape[-1])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.rows = len(inputs[0])
+
+
+def _back(ctx: Any, grad_te: Tensor) -> tuple[Tensor, None]:
+    return _look_up_backward(grad_te.contiguous(), ctx.saved_tensors[0], ctx.rows), None
+
+
+_look_up.register_autograd(_back, setup_context=_keep)
 
 
 class FeedForward(nn.Module):
@@ -80,8 +136,8 @@ class PostNorm(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
-        """Residual stream in, residual stream out."""
-        out: Tensor = self.norm(x_th + self.dropout(self.part(x_th, batch)))
+        """Residual stream in, residual stream out, in the precision it came in."""
+        out: Tensor = self.norm(x_th + self.dropout(self.part(x_th, batch))).to(x_th.dtype)
         return out
 
 
@@ -99,8 +155,6 @@ class PreNorm(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
-        """Residual stream in, residual stream out."""
-        # Under autocast a projection hands over half precision, in which a long sum would lose its small terms.
-        x_th = x_th.to(self.norm.weight.dtype)
+        """Residual stream in, residual stream out, in the precision it came in."""
         out: Tensor = x_th + self.dropout(self.part(self.norm(x_th), batch))
         return out

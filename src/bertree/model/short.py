@@ -39,7 +39,7 @@ def attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
 
 if triton is not None:
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _scores(at, rows, live, HEADS: tl.constexpr, WIDTH: tl.constexpr, scale):  # type: ignore[no-untyped-def]
         """Queries, keys, values and attention probabilities of one sequence and head."""
         q = tl.load(at, mask=live[:, None], other=0.0)
@@ -51,7 +51,7 @@ if triton is not None:
         p = p / tl.sum(p, 1)[:, None]
         return q, k, v, p
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _forward(  # type: ignore[no-untyped-def]
         qkv, out, ends, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     ):
@@ -61,12 +61,12 @@ if triton is not None:
         live = rows < length
         columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
         at = qkv + (first + rows)[:, None] * (3 * HEADS * WIDTH) + columns[None, :]
-        q, k, v, p = _scores(at, rows, live, HEADS, WIDTH, scale)
+        _, _, v, p = _scores(at, rows, live, HEADS, WIDTH, scale)
         o = tl.dot(p.to(v.dtype), v)
         to = out + (first + rows)[:, None] * (HEADS * WIDTH) + columns[None, :]
         tl.store(to, o.to(v.dtype), mask=live[:, None])
 
-    @triton.jit
+    @triton.jit  # type: ignore[untyped-decorator]
     def _backward(  # type: ignore[no-untyped-def]
         grad, qkv, out, ends, scale, natural, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     ):
@@ -95,7 +95,7 @@ def _attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, block: int) -> Tensor:
     out_tnd = qkv_t3nd.new_empty(tokens, heads, width)
     grid = (cu_seqlens.numel() - 1, heads)
     _forward[grid](
-        qkv_t3nd, out_tnd, cu_seqlens, LOG2_E * width**-0.5, heads, width, block, num_warps=_warps(block, 4)
+        qkv_t3nd, out_tnd, cu_seqlens, LOG2_E * width**-0.5, heads, width, block, num_warps=max(1, block // 16)
     )
     return out_tnd
 
@@ -115,13 +115,9 @@ def _attend_backward(grad_tnd: Tensor, qkv_t3nd: Tensor, cu_seqlens: Tensor, blo
         heads,
         width,
         block,
-        num_warps=_warps(block, 8),
+        num_warps=max(2, block // 32),
     )
     return out_t3nd
-
-
-def _warps(block: int, most: int) -> int:
-    return max(1, min(most, block * most // LONGEST))
 
 
 @_attend.register_fake

@@ -35,9 +35,9 @@ def evaluate(
             counts = objective.counts(batch)
             with autocast():
                 losses = objective(network, batch.to(device))
-            for name, (total, right) in losses.items():
-                assert right is not None, "answers are counted where no gradient is asked for"
-                for place, value in enumerate((float(total), float(right), counts[name])):
+            for name, loss in losses.items():
+                assert loss.right is not None, "answers are counted where no gradient is asked for"
+                for place, value in enumerate((float(loss.sum), float(loss.right), counts[name])):
                     sums[name][place] += value
             read += batch.ids.numel()
             if read >= tokens:
@@ -66,7 +66,7 @@ class Samples:
         step = max(1, self._stream.examples // 50)
         for number in range(0, self._stream.examples, step):
             example = self._stream.example(number)
-            if example.masked is None or example.targets is None or not SHORT <= example.ids.numel():
+            if example.masked is None or example.targets is None or not example.ids.numel() >= SHORT:
                 continue
             if example.ids.numel() > LONG:
                 example = _head(example, LONG)
@@ -83,7 +83,8 @@ class Samples:
         found = []
         with _watching(network):
             for example in self.examples:
-                assert example.masked is not None and example.targets is not None
+                assert example.masked is not None
+                assert example.targets is not None
                 chosen = example.masked[example.ids[example.masked] == self._mask]
                 gold = example.targets[example.ids[example.masked] == self._mask]
                 logits = network.mask_logits(network(example.to(device)), chosen.to(device))
@@ -97,7 +98,8 @@ class Samples:
 
     def _text(self, example: Batch) -> str:
         """The text a person reads; where a token stands in for another, the true one is shown."""
-        assert example.masked is not None and example.targets is not None
+        assert example.masked is not None
+        assert example.targets is not None
         ids = example.ids.clone()
         stays = ids[example.masked] != self._mask
         ids[example.masked[stays]] = example.targets[stays]
@@ -114,7 +116,8 @@ class Samples:
 
 def _head(example: Batch, length: int) -> Batch:
     """The first tokens of an example of one sequence."""
-    assert example.masked is not None and example.targets is not None
+    assert example.masked is not None
+    assert example.targets is not None
     keep = example.masked < length
     return Batch(
         ids=example.ids[:length],

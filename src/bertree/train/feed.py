@@ -74,14 +74,13 @@ class Feed:
             thread.join()
 
 
-def _put(
-    ready: "queue.Queue[Work | BaseException]", item: Work | BaseException, stopped: threading.Event
-) -> None:
+def _put(ready: "queue.Queue[Work | BaseException]", item: Work | BaseException, stopped: threading.Event) -> None:
     while not stopped.is_set():
         try:
             return ready.put(item, timeout=0.1)
         except queue.Full:
             continue
+    return None
 
 
 def _as_it_is(batch: Batch) -> Batch:
@@ -111,8 +110,11 @@ class Fixed:
         if batch.pairs is not None:
             changes["pairs"] = torch.cat([batch.pairs, batch.pairs.new_full((spare,), IGNORED)])
         if batch.masked is not None and batch.targets is not None:
-            spare = _room(batch.masked.numel(), self._masks) - batch.masked.numel()
-            changes["masked"] = torch.cat([batch.masked, batch.masked.new_zeros(spare)])
+            spare = min(_room(batch.masked.numel(), self._masks), batch.ids.numel()) - batch.masked.numel()
+            free = torch.ones(batch.ids.numel(), dtype=torch.bool)
+            free[batch.masked] = False
+            # Places that are read once only: their gradients then meet no others, and nothing has to wait.
+            changes["masked"] = torch.cat([batch.masked, free.nonzero()[:spare, 0]])
             changes["targets"] = torch.cat([batch.targets, batch.targets.new_full((spare,), IGNORED)])
         return replace(batch, **changes)  # type: ignore[arg-type]
 

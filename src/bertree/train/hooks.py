@@ -180,5 +180,5 @@ class Interrupts:
         try:
             yield
         finally:
-            for number, old in before.items():
-                signal.signal(number, old)
+            for caught, old in before.items():
+                signal.signal(caught, old)
