@@ -114,10 +114,9 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
 
         def write_checkpoint(step: int) -> None:
             checkpoints.save(step, loop.network, loop.optimiser, tally.as_dict())
-            best = checkpoints.best()
-            if evaluation.newest and evaluation.newest[0] == step:
-                if best is None or evaluation.newest[1] < best["loss"]:
-                    checkpoints.mark_best(*evaluation.newest)
+            newest, best = evaluation.newest, checkpoints.best()
+            if newest and newest[0] == step and (best is None or newest[1] < best["loss"]):
+                checkpoints.mark_best(*newest)
             report.write(out)
 
         save = Save(recipe.run.save_every, len(plan), write_checkpoint, log)

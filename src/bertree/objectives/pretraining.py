@@ -18,7 +18,8 @@ class MaskedTokens:
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over the vocabulary."""
-        assert batch.masked is not None and batch.targets is not None, "the stream must mask"
+        assert batch.masked is not None, "the stream must mask"
+        assert batch.targets is not None
         return cross_entropy(
             network.mask_logits(hidden_th, batch.masked, rounded=torch.is_grad_enabled()), batch.targets
         )
