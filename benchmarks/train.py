@@ -5,7 +5,7 @@
     python benchmarks/train.py --device cuda --cases bert-base-128-full --profile profile.txt
 
 Ours: the token stream, masks, packed batches, dropout 0.1 where the preset has it, the MLM head on masked tokens,
-clipping, AdamW, the check for finite gradients and the loss read on the host after every step. Theirs: the model
+clipping, AdamW, and the norm and the losses read on the host after every step. Theirs: the model
 for masked LM with the same architecture and dropout (attention dropout 0 on both sides), the same sequences padded
 to the longest length, clipping, the same fused AdamW, batches already on the device. On a GPU both are compiled
 and in bf16. Tokens are real tokens, not padding. MFU is the share of a large bf16 product's rate measured
@@ -13,7 +13,7 @@ in the same run; operations are counted as 6 per parameter and token plus attent
 """
 
 import argparse
-import statistics
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -36,7 +36,7 @@ from bertree.recipe import Optim, Phase, Run, Schedule
 from bertree.train import optim
 from bertree.train.device import Machine, be_deterministic, peak_flops
 from bertree.train.feed import Feed
-from bertree.train.loop import Loop
+from bertree.train.loop import Loop, Result, Stop
 from bertree.train.plan import Plan
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
@@ -73,6 +73,26 @@ def stream_of(a: Architecture, length: int, full: bool, tokens: int, fixed: bool
     return Stream(store, format=kind, batch_tokens=tokens, max_length=length, fixed=fixed)
 
 
+class Clock:
+    """Counts tokens from the end of the warm-up on; waits for the GPU at both ends and nowhere else."""
+
+    def __init__(self, warm: int) -> None:
+        self._warm, self._tokens, self._began = warm, 0, 0.0
+
+    def count(self, step: int, tokens: int) -> None:
+        """A step is done, or handed to the GPU."""
+        if step > self._warm:
+            self._tokens += tokens
+        elif step == self._warm:
+            synchronise()
+            self._began = time.perf_counter()
+
+    def speed(self) -> float:
+        """Tokens a second."""
+        synchronise()
+        return self._tokens / (time.perf_counter() - self._began)
+
+
 class Ours:
     """The loop as `bertree pretrain` runs it."""
 
@@ -91,20 +111,18 @@ class Ours:
             compiled=machine.compiled,
         )
 
-    def run(self, steps: int) -> tuple[list[float], list[int], float]:
-        """Seconds and tokens of each step, and the seconds spent waiting for data in all."""
-        times, tokens, waited = [], [], 0.0
-        began = time.perf_counter()
-        for number, work in enumerate(self.feed.since(0)):
-            result = self.loop.step(work)
-            synchronise()
-            now = time.perf_counter()
-            times.append(now - began)
-            tokens.append(result.tokens)
-            began = now
-            if number + 1 == steps:
-                break
-        return times, tokens, waited
+    def run(self, steps: int, warm: int) -> float:
+        """Tokens a second after the first `warm` steps."""
+        clock = Clock(warm)
+
+        def stop(result: Result) -> None:
+            clock.count(result.step, result.tokens)
+            if result.step == steps:
+                raise Stop
+
+        with contextlib.suppress(Stop):
+            self.loop.run(self.feed.since(0), [stop])
+        return clock.speed()
 
 
 class Theirs:
@@ -125,24 +143,19 @@ class Theirs:
         stream = stream_of(a, length, full, tokens, False)
         self.batches = [padded(stream[k], length, tokens // length, full, machine.device) for k in range(12)]
 
-    def run(self, steps: int) -> tuple[list[float], list[int], float]:
-        """Seconds and real tokens of each step."""
-        times, tokens = [], []
+    def run(self, steps: int, warm: int) -> float:
+        """Real tokens a second after the first `warm` steps."""
+        clock = Clock(warm)
         for number in range(steps):
             given, real = self.batches[number % len(self.batches)]
-            synchronise()
-            began = time.perf_counter()
             with torch.autocast(self.machine.device.type, torch.bfloat16, enabled=self.machine.half):
                 loss = self.compute(**given).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimiser.step()
             self.optimiser.zero_grad()
-            float(loss)
-            synchronise()
-            times.append(time.perf_counter() - began)
-            tokens.append(real)
-        return times, tokens, 0.0
+            clock.count(number + 1, real)
+        return clock.speed()
 
 
 def padded(batch: Batch, length: int, rows: int, full: bool, device: torch.device) -> tuple[dict[str, Any], int]:
@@ -162,11 +175,6 @@ def padded(batch: Batch, length: int, rows: int, full: bool, device: torch.devic
     if not full:
         given["attention_mask"] = mask_sl
     return {name: tensor.to(device) for name, tensor in given.items()}, real
-
-
-def speed(times: list[float], tokens: list[int], warm: int) -> float:
-    """Real tokens a second in the steady state: the median over steps."""
-    return statistics.median(n / t for n, t in zip(tokens[warm:], times[warm:], strict=True))
 
 
 def main() -> None:
@@ -226,9 +234,9 @@ def timed(side: Ours | Theirs, given: argparse.Namespace, machine: Machine) -> t
     if gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    times, tokens, _ = side.run(given.steps)
+    found = side.run(given.steps, given.warm)
     memory = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if gpu else ""
-    return speed(times, tokens, given.warm), memory
+    return found, memory
 
 
 def profile(ours: Ours, path: Path) -> None:
@@ -237,7 +245,7 @@ def profile(ours: Ours, path: Path) -> None:
     from torch.profiler import profile as profiling
 
     with profiling(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        ours.run(4)
+        ours.run(5, 1)
     averages = seen.key_averages()
     path.write_text(averages.table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90))
 

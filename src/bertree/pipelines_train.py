@@ -95,7 +95,7 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
 
     with Progress(len(plan), first) as progress:
         _describe(progress, contents, feed, held, machine)
-        tally = Tally(found.extra if found else None)
+        tally = Tally(record, found.extra if found else None)
         flops = [cost.training_flops(contents.architecture, phase.max_length) for phase in recipe.phases]
         log = Log(recipe.run.log_every, record, progress, tally, flops, peak_flops(machine.device))
         samples = Samples(measured[0])

@@ -3,7 +3,8 @@
 One table, `KERNELS`, from name to function; `choose` picks by device and precision at call time:
 
     short     CUDA, half precision, no sequence above 128 tokens: one tile for each (see `short`)
-    varlen    CUDA, half precision: one call for the whole stream, no padding
+    blocks    CUDA, half precision, longer sequences (see `blocks`)
+    varlen    CUDA, half precision, where those two cannot be had: PyTorch's flash attention
     grouped   CPU: sequences of equal length share one call, no padding
     padded    the rest: fp32 on CUDA, or dropout on the attention probabilities, which the other
               kernels do not have. Padding lives and dies inside this function.
@@ -21,7 +22,7 @@ from torch.library import custom_op
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch
-from bertree.model import short
+from bertree.model import blocks, short
 
 
 class Attention(nn.Module):
@@ -49,14 +50,19 @@ def choose(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> str:
         return "padded"
     if not qkv_t3nd.is_cuda:
         return "grouped"
-    if short.usable(qkv_t3nd, batch.max_seqlen):
-        return "short"
+    if short.usable(qkv_t3nd):
+        return "short" if batch.max_seqlen <= short.LONGEST else "blocks"
     return "varlen" if qkv_t3nd.dtype in (torch.float16, torch.bfloat16) else "padded"
 
 
 def one_tile(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
     """Sequences that fit into one tile each."""
     return short.attend(qkv_t3nd, batch.cu_seqlens, batch.max_seqlen)
+
+
+def by_blocks(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
+    """Sequences of any length, block by block."""
+    return blocks.attend(qkv_t3nd, batch.cu_seqlens, batch.max_seqlen)
 
 
 def varlen(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
@@ -97,6 +103,7 @@ def grouped(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
 
 KERNELS: dict[str, Callable[[Tensor, Batch, float], Tensor]] = {
     "short": one_tile,
+    "blocks": by_blocks,
     "varlen": varlen,
     "grouped": grouped,
     "padded": padded,

@@ -24,11 +24,10 @@ LONGEST = 128
 LOG2_E = 1.4426950408889634
 
 
-def usable(qkv_t3nd: Tensor, longest: int) -> bool:
-    """Whether this kernel can take these tensors."""
-    width = qkv_t3nd.shape[-1]
+def usable(qkv_t3nd: Tensor) -> bool:
+    """Whether this kernel, and the one for longer sequences, can take these tensors."""
     half = qkv_t3nd.dtype in (torch.float16, torch.bfloat16)
-    return triton is not None and half and longest <= LONGEST and width in (16, 32, 64, 128)
+    return triton is not None and half and qkv_t3nd.shape[-1] in (16, 32, 64, 128)
 
 
 def attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:

@@ -20,26 +20,40 @@ Measure = Callable[[Result], dict[str, float]]
 class Tally:
     """Running totals of a run, across resumes."""
 
-    def __init__(self, before: Json | None = None) -> None:
+    def __init__(self, record: Record, before: Json | None = None) -> None:
         before = before or {}
         self.tokens = int(before.get("tokens", 0))
-        self.skipped = int(before.get("skipped", 0))
+        self.waited = float(before.get("waited", 0.0))  # for batches
+        self._skipped = int(before.get("skipped", 0))
         self._earlier = float(before.get("seconds", 0.0))
         self._began = time.perf_counter()
+        self._record = record
+        self._unread: list[Result] = []
 
     @property
     def seconds(self) -> float:
         """Time the run has taken so far, with everything it does."""
         return self._earlier + time.perf_counter() - self._began
 
+    @property
+    def skipped(self) -> int:
+        """Steps without a finite gradient; to know of the newest, the host waits for it."""
+        for result in self._unread:
+            if result.skipped:
+                self._skipped += 1
+                self._record.write("event", result.step, {"text": "step skipped: the gradient was not finite"})
+        self._unread = []
+        return self._skipped
+
     def __call__(self, result: Result) -> None:
         """Count a step."""
         self.tokens += result.tokens
-        self.skipped += result.skipped
+        self.waited += result.waited
+        self._unread.append(result)
 
     def as_dict(self) -> Json:
         """For the checkpoint."""
-        return {"seconds": self.seconds, "tokens": self.tokens, "skipped": self.skipped}
+        return {"seconds": self.seconds, "tokens": self.tokens, "skipped": self.skipped, "waited": self.waited}
 
 
 class Log:
@@ -57,8 +71,6 @@ class Log:
     def __call__(self, result: Result) -> None:
         """Collect, and write when it is time."""
         self._progress.step(result.step)
-        if result.skipped:
-            self._record.write("event", result.step, {"text": "step skipped: the gradient was not finite"})
         if self._phase not in (None, result.phase):
             self._record.write("event", result.step, {"text": f"phase {result.phase + 1}"})
         self._phase = result.phase
@@ -78,7 +90,7 @@ class Log:
             "tokens": self._tally.tokens,
             "tokens_per_s": tokens / seconds,
             "seconds": self._tally.seconds,
-            "waited": sum(r.waited for r in self._results),
+            "waited": self._tally.waited,
             "epoch": result.epoch,
             "skipped": self._tally.skipped,
             "phase": result.phase,

@@ -8,10 +8,9 @@ evaluation, saving, stopping) is a hook, called after each step.
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,20 +26,51 @@ from bertree.train.feed import Work
 Compute = Callable[[Network, Batch], dict[str, Loss]]
 
 
-@dataclass(frozen=True)
 class Result:
-    """What a step was and what came of it."""
+    """What a step was and, as soon as someone asks, what came of it.
 
-    step: int  # steps done, this one counted
-    phase: int
-    losses: dict[str, float]  # mean of each term
-    loss: float  # their weighted sum
-    lr: float
-    norm: float  # of the gradient, before clipping
-    tokens: int
-    epoch: float
-    skipped: bool
-    waited: float  # seconds the loop stood still for its batches
+    The numbers are copied to the host behind the step's own work. Who asks for them waits for that step;
+    who does not lets the host go on and keep the GPU busy.
+    """
+
+    def __init__(self, work: Work, counts: Mapping[str, int], weights: Mapping[str, float], numbers: Tensor) -> None:
+        """`numbers` holds the norm of the gradient and the sum of each term, in the order of `counts`."""
+        self.step = work.update.number + 1  # steps done, this one counted
+        self.phase, self.lr, self.epoch = work.update.phase, work.update.lr, work.epoch
+        self.tokens = sum(batch.ids.numel() for batch in work.batches)
+        self.waited = 0.0  # seconds the loop stood still for its batches
+        self._counts, self._weights = counts, weights
+        self._numbers = numbers.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if numbers.is_cuda else None
+        if self._copied:
+            self._copied.record()
+
+    @cached_property
+    def _read(self) -> list[float]:
+        if self._copied:
+            self._copied.synchronize()
+        return list(self._numbers.tolist())
+
+    @property
+    def norm(self) -> float:
+        """Of the gradient, before clipping."""
+        return self._read[0]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the gradient was not finite, so that nothing moved."""
+        return not math.isfinite(self.norm)
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Mean of each term."""
+        pairs = zip(self._counts.items(), self._read[1:], strict=True)
+        return {name: total / max(1, count) for (name, count), total in pairs}
+
+    @property
+    def loss(self) -> float:
+        """Weighted sum of the terms."""
+        return sum(self._weights[name] * loss for name, loss in self.losses.items())
 
 
 Hook = Callable[[Result], None]
@@ -69,54 +99,47 @@ class Loop:
         self.device = next(network.parameters()).device
         self._clip, self._seed, self._half, self._bad_steps = clip, seed, half, bad_steps
         self.compute: Compute = torch.compile(objective, dynamic=False) if compiled else objective
-        self.bad = 0  # steps in a row
+        self.bad = 0  # steps in a row without a finite gradient
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision in which the network is computed."""
         return torch.autocast(self.device.type, torch.bfloat16) if self._half else nullcontext()
 
     def run(self, steps: Iterable[Work], hooks: Sequence[Hook] = ()) -> None:
-        """Take the steps, one after the other."""
+        """Take the steps, one after the other. The host stays one step ahead of the device, no more."""
+        before: Result | None = None
         began = time.perf_counter()
         for work in steps:
-            result = self.step(work, time.perf_counter() - began)
+            waited = time.perf_counter() - began
+            result = self.step(work)
+            result.waited = waited
+            if before is not None:
+                self._watch(before)
             for hook in hooks:
                 hook(result)
-            began = time.perf_counter()
+            before, began = result, time.perf_counter()
+        if before is not None:
+            self._watch(before)
 
-    def step(self, work: Work, waited: float = 0.0) -> Result:
+    def step(self, work: Work) -> Result:
         """One step of descent."""
-        update = work.update
         for group in self.optimiser.param_groups:
-            group["lr"] = update.lr
+            group["lr"] = work.update.lr
         sums, counts = self.gradients(work)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._clip or math.inf))
-        finite = math.isfinite(norm)
-        if finite:
-            self.optimiser.step()
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._clip or math.inf)
+        # Both optimisers leave everything as it is where this is 1; AdamW without the host having to know.
+        self.optimiser.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        self.optimiser.step()
         self.optimiser.zero_grad()
-        losses = {name: float(total) / max(1, counts[name]) for name, total in sums.items()}
-        result = Result(
-            step=update.number + 1,
-            phase=update.phase,
-            losses=losses,
-            loss=sum(self.objective.weights[name] * loss for name, loss in losses.items()),
-            lr=update.lr,
-            norm=norm,
-            tokens=sum(batch.ids.numel() for batch in work.batches),
-            epoch=work.epoch,
-            skipped=not finite,
-            waited=waited,
-        )
-        self._watch(result)
-        return result
+        return Result(work, counts, self.objective.weights, torch.stack([norm, *(sums[name] for name in counts)]))
 
-    def gradients(self, work: Work) -> tuple[dict[str, Tensor], Counter[str]]:
+    def gradients(self, work: Work) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Backward passes of all micro-batches: the sum of each term, and how much it was divided by."""
         self.network.train()
-        counts: Counter[str] = Counter()
+        counts = dict.fromkeys(self.objective.terms, 0)
         for batch in work.batches:
-            counts.update(self.objective.counts(batch))
+            for name, count in self.objective.counts(batch).items():
+                counts[name] += count
         sums: dict[str, Tensor] = {}
         for number, batch in enumerate(work.batches):
             torch.manual_seed(int(draws.key(self._seed, work.update.number, number, "dropout")) >> 1)
@@ -129,6 +152,7 @@ class Loop:
         return sums, counts
 
     def _watch(self, result: Result) -> None:
+        """Count steps whose gradient was not finite; too many in a row end the run."""
         self.bad = self.bad + 1 if result.skipped else 0
         if self.bad >= self._bad_steps:
             raise UserError(

@@ -44,11 +44,14 @@ class Lamb(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self._pieces = pieces
+        self.found_inf: Tensor | None = None  # 1: the gradient is not finite, so nothing moves
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient."""
         assert closure is None, "the loop computes the gradients"
+        if self.found_inf is not None and bool(self.found_inf):
+            return
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]
             if moved:
