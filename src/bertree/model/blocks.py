@@ -23,9 +23,9 @@ except ImportError:  # comes with PyTorch's CUDA builds; without it other kernel
     triton = None
 
 # Rows of a block that stays, of one that is walked through; warps; loads ahead. Measured on an H200.
-FORWARD = (128, 64, 4, 3)
-QUERIES = (128, 64, 8, 2)
-KEYS = (128, 64, 8, 2)
+FORWARD = (64, 64, 4, 3)
+QUERIES = (64, 64, 4, 3)
+KEYS = (128, 32, 4, 3)
 
 
 def attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:

@@ -4,17 +4,16 @@ Shape letters: t tokens, e embedding width, h width, f inner width of the feed-f
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.library import custom_op
 
 from bertree.batch import Batch
+from bertree.model.operators import gelu, look_up
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
     "tanh": lambda x: x.tanh(),
@@ -56,12 +55,6 @@ class Embeddings(nn.Module):
         return x_te.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x_te
 
 
-def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
-    """Rows of a table."""
-    found: Tensor = _look_up(table_ve, ids_t) if table_ve.is_cuda else F.embedding(ids_t, table_ve)
-    return found
-
-
 def _segments(table_ce: Tensor, segments_t: Tensor) -> Tensor:
     """Rows of a table of one, two or more; for up to two their gradient is a plain sum, not a scatter."""
     if len(table_ce) == 1:
@@ -69,42 +62,6 @@ def _segments(table_ce: Tensor, segments_t: Tensor) -> Tensor:
     if len(table_ce) == 2:
         return torch.where(segments_t[:, None] == 0, table_ce[0], table_ce[1])
     return F.embedding(segments_t, table_ce)
-
-
-# A compiler turns the gradient of a look-up into additions that collide at every frequent token: slow, and in
-# another order each time. PyTorch's own kernel sorts the ids first. As an operator of our own it stays whole.
-
-
-@custom_op("bertree::look_up", mutates_args=())
-def _look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
-    return F.embedding(ids_t, table_ve)
-
-
-@custom_op("bertree::look_up_backward", mutates_args=())
-def _look_up_backward(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
-    return torch.ops.aten.embedding_dense_backward(grad_te, ids_t, rows, -1, False)
-
-
-@_look_up.register_fake
-def _(table_ve: Tensor, ids_t: Tensor) -> Tensor:
-    return table_ve.new_empty(*ids_t.shape, table_ve.shape[1])
-
-
-@_look_up_backward.register_fake
-def _(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
-    return grad_te.new_empty(rows, grad_te.shape[-1])
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-    ctx.rows = len(inputs[0])
-
-
-def _back(ctx: Any, grad_te: Tensor) -> tuple[Tensor, None]:
-    return _look_up_backward(grad_te.contiguous(), ctx.saved_tensors[0], ctx.rows), None
-
-
-_look_up.register_autograd(_back, setup_context=_keep)
 
 
 class FeedForward(nn.Module):

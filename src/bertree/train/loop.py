@@ -98,7 +98,7 @@ class Loop:
         self.network, self.objective, self.optimiser = network, objective, optimiser
         self.device = next(network.parameters()).device
         self._clip, self._seed, self._half, self._bad_steps = clip, seed, half, bad_steps
-        self.compute: Compute = torch.compile(objective, dynamic=False) if compiled else objective
+        self.compute: Compute = _compiled(objective) if compiled else objective
         self.bad = 0  # steps in a row without a finite gradient
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -159,3 +159,11 @@ class Loop:
                 f"step {result.step}: the gradient was not finite for {self.bad} steps in a row; lower optim.lr, "
                 "lengthen schedule.warmup, or set optim.clip, and go on from an earlier checkpoint"
             )
+
+
+def _compiled(objective: Objective) -> Compute:
+    import torch._inductor.config
+
+    torch._inductor.config.fallback_random = True  # PyTorch's dropout kernel draws four numbers at a time, Triton's one
+    compute: Compute = torch.compile(objective, dynamic=False)
+    return compute

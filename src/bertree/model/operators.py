@@ -1,0 +1,94 @@
+"""Operators that a compiler is to leave whole on a GPU, because its own version is slower or not repeatable.
+
+Elsewhere they are PyTorch's functions and nothing more.
+
+Shape letters: t tokens, v rows of a table, e their width.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+
+
+def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
+    """Rows of a table.
+
+    A compiler turns the gradient into additions that collide at every frequent token: slow, and in another
+    order each time. PyTorch's own kernel sorts the ids first.
+    """
+    found: Tensor = _look_up(table_ve, ids_t) if table_ve.is_cuda else F.embedding(ids_t, table_ve)
+    return found
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The exact GELU.
+
+    A compiler computes it again in the backward pass to save memory; there it is the widest tensor of all, and
+    writing it twice costs more time than the memory is worth.
+    """
+    out: Tensor = _gelu(x) if x.is_cuda and torch.is_grad_enabled() else F.gelu(x)
+    return out
+
+
+@custom_op("bertree::look_up", mutates_args=())
+def _look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
+    return F.embedding(ids_t, table_ve)
+
+
+@custom_op("bertree::look_up_backward", mutates_args=())
+def _look_up_backward(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
+    return torch.ops.aten.embedding_dense_backward(grad_te, ids_t, rows, -1, False)
+
+
+@custom_op("bertree::gelu", mutates_args=())
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+@custom_op("bertree::gelu_backward", mutates_args=())
+def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.ops.aten.gelu_backward(grad, x)
+
+
+@_look_up.register_fake
+def _(table_ve: Tensor, ids_t: Tensor) -> Tensor:
+    return table_ve.new_empty(*ids_t.shape, table_ve.shape[1])
+
+
+@_look_up_backward.register_fake
+def _(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
+    return grad_te.new_empty(rows, grad_te.shape[-1])
+
+
+@_gelu.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@_gelu_backward.register_fake
+def _(grad: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _keep_ids(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+    ctx.rows = len(inputs[0])
+
+
+def _back_to_rows(ctx: Any, grad_te: Tensor) -> tuple[Tensor, None]:
+    return _look_up_backward(grad_te.contiguous(), ctx.saved_tensors[0], ctx.rows), None
+
+
+def _keep_input(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _back_through_gelu(ctx: Any, grad: Tensor) -> Tensor:
+    return _gelu_backward(grad, ctx.saved_tensors[0])
+
+
+_look_up.register_autograd(_back_to_rows, setup_context=_keep_ids)
+_gelu.register_autograd(_back_through_gelu, setup_context=_keep_input)
