@@ -85,11 +85,11 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     if found:
         restore(found, loop.network, loop.optimiser)
     elif resume:
-        _note(f"{out}: no checkpoint yet, starting from the beginning")
+        _note(f"{out}: no good checkpoint, starting from the beginning")
     first = found.step if found else 0
+    record = Record(out, first, recipe.run.tensorboard)
     write_atomically(out / RECIPE, recipes.as_toml(recipe))
     write_atomically(out / ENVIRONMENT, json.dumps(environment(machine.device), indent=2) + "\n")
-    record = Record(out, first, recipe.run.tensorboard)
     counts = cost.parameters(contents.architecture)
     record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
 
