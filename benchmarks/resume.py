@@ -1,6 +1,6 @@
 """Is a run that is killed again and again the same to the byte as one that is not?
 
-    python benchmarks/resume.py [--families bert roberta albert] [--kills 10] [--steps 120] [--device cpu]
+    python -m benchmarks.resume [--families bert roberta albert] [--kills 10] [--steps 120] [--device cpu]
 
 For each family a small run with dropout, two phases and a checkpoint every second step, as a user starts it:
 `bertree pretrain`. Once without interruption; then again, killed with SIGKILL at random moments, every other
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.common import CORPUS, environment, table
 from bertree.data.prepare import prepare
@@ -145,7 +146,7 @@ def resumes(out: Path) -> tuple[int, int]:
     return (path.stat().st_ino, sum(line["kind"] == "event" for line in metrics(out))) if path.is_file() else (0, 0)
 
 
-def metrics(out: Path) -> list[dict[str, object]]:
+def metrics(out: Path) -> list[dict[str, Any]]:
     """The lines a run has written, but for one that is cut off."""
     path = out / "metrics.jsonl"
     found = []

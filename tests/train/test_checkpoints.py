@@ -135,7 +135,7 @@ def test_a_full_disk_loses_nothing(error: Exception, tmp_path: Path, monkeypatch
         raise error
 
     monkeypatch.setattr(checkpoint, "save_file", fail)
-    with pytest.raises(UserError, match="No space left on device.*step 1 is intact.*--resume"):
+    with pytest.raises(UserError, match=r"No space left on device.*step 1 is intact.*--resume"):
         kept.save(2, net, optimiser)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert kept.newest(pytest.fail) is not None
