@@ -7,6 +7,7 @@ OUT/model/                            the final model
 """
 
 import json
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,7 @@ from bertree.model import cost
 from bertree.objectives.pretraining import pretraining
 from bertree.recipe import Recipe
 from bertree.train import optim, report
-from bertree.train.checkpoint import Checkpoints, restore
+from bertree.train.checkpoint import BEST, Checkpoints, restore
 from bertree.train.device import Machine, be_deterministic, peak_flops
 from bertree.train.evaluate import Samples, evaluate
 from bertree.train.feed import Feed
@@ -159,6 +160,16 @@ def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+    if resume:
+        _sweep(out)
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a run that was killed left half written; checkpoints look after their own."""
+    for name in (RECIPE, ENVIRONMENT, METRICS, report.REPORT, "model", f"checkpoints/{BEST}"):
+        target = out / name
+        for leftover in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def _describe(progress: Progress, contents: Contents, feed: Feed, held: Store, machine: Machine) -> None:
