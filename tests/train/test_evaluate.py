@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -184,6 +183,7 @@ def test_same_seed_same_bytes(started: tuple[Path, Path], token_store: Path, tmp
 
 WRONG = {
     "no store": ((), "data.store: is not set"),
+    "odd name": (("--store", "😀"), "😀: is not a token store"),
     "not a store": (("--store", "."), "is not a token store"),
     "too long": (("--store", "STORE", "phases.1.max_length=65"), "phases.1.max_length: 65 is more than the model's 64"),
     "device": (("--store", "STORE", "run.device=warp"), "run.device 'warp': cannot be used here"),
@@ -206,11 +206,13 @@ def test_wrong_input_is_one_line(case: str, token_store: Path, tmp_path: Path, m
     assert not list(tmp_path.rglob("recipe.toml")), "nothing is begun"
 
 
-def test_tensorboard_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"^run\.tensorboard: the package is not installed; pip install tensorboard$"):
-        Record(tmp_path, tensorboard=True)
-    Record(tmp_path).close()
+def test_tensorboard_without_the_package(token_store: Path, tmp_path: Path) -> None:
+    said, out = tmp_path / "said", tmp_path / "out"
+    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    assert runs.finish(*given, "run.tensorboard=true", said=said, fault="no tensorboard:1") == 2
+    line = "bertree: run.tensorboard: the package is not installed; pip install tensorboard\n"
+    assert said.read_text() == line
+    assert not (out / "recipe.toml").exists(), "the folder is still free for a run without it"
 
 
 def test_a_record_goes_on(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from bertree.objectives.pretraining import pretraining
 from bertree.recipe import Optim
 from bertree.train import optim
 from bertree.train.feed import Work
+from bertree.train.hooks import Tally
 from bertree.train.loop import Loop, Result
 from tests.train.batches import fresh, joined, sequences, work
 
@@ -100,7 +101,9 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float) ->
         skipped.extend([result.step] * result.skipped)
         before = after
 
-    loop.run((work(batch, number=n) for n in range(8)), [watch])
+    tally = Tally({"skipped": 10})
+    loop.run((work(batch, number=n) for n in range(8)), [tally, watch])
+    assert tally.skipped == 14
     assert skipped == [2, 4, 5, 7], "and two in a row, or four in all, are not three in a row"
     assert all(tensor.isfinite().all() for tensor in before)
 
