@@ -98,10 +98,11 @@ def compare(family: str, place: Path, store: Path, kills: int, steps: int, devic
     command = [sys.executable, "-m", "bertree", "pretrain", str(place / f"{family}.toml"), "--store", str(store)]
     whole, killed = place / f"{family}-whole", place / f"{family}-killed"
     run(command, whole).wait()
-    seconds = float(metrics(whole)[-1]["seconds"])
-    rows = []
-    for number in range(1, kills + 1):
-        rows.append((number, *kill(command, killed, moments.uniform(0, seconds / kills), number % 2 == 0)))
+    last, seconds = steps_done(whole), float(metrics(whole)[-1]["seconds"])
+    rows: list[tuple[object, ...]] = []
+    for number, step in enumerate(sorted(moments.randint(0, last * 9 // 10) for _ in range(kills)), 1):
+        wait = moments.uniform(0, 2 * seconds / last)
+        rows.append((number, *kill(command, killed, step, wait, number % 2 == 0)))
     code = run(command, killed, "--resume").wait()
     files = {"model": "model/model.safetensors", "last checkpoint": f"{newest(whole).name}/state.safetensors"}
     found = []
@@ -109,8 +110,8 @@ def compare(family: str, place: Path, store: Path, kills: int, steps: int, devic
         parent = "" if what == "model" else "checkpoints"
         hashes = [file_hash(out / parent / file)[:12] for out in (whole, killed)]
         found.append((what, *hashes, "the same" if hashes[0] == hashes[1] else "DIFFERENT"))
-    print(f"## {family}: {FAMILIES[family]}\n")
-    print(table(["kill", "seconds into the run", "steps done", "newest checkpoint", "caught in a save"], rows))
+    print(f"## {family}: {FAMILIES[family]}; {last} steps\n")
+    print(table(["kill", "steps done", "newest checkpoint", "caught in a save"], rows))
     print(f"\n{table(['', 'uninterrupted', f'{len(rows)} kills', ''], found)}\n", flush=True)
     return code == 0 and all(row[-1] == "the same" for row in found)
 
@@ -120,30 +121,31 @@ def run(command: list[str], out: Path, *more: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([*command, "--out", str(out), *more], stdout=subprocess.DEVNULL)
 
 
-def kill(command: list[str], out: Path, wait: float, in_a_save: bool) -> tuple[str, int, int, str]:
-    """Start or resume the run, and end it that many seconds after it got going."""
-    before = resumes(out)
-    process = run(command, out, "--resume")
-    while process.poll() is None and resumes(out) == before:
-        time.sleep(0.01)
-    began = time.perf_counter()
+def kill(command: list[str], out: Path, step: int, wait: float, in_a_save: bool) -> tuple[int, int, str]:
+    """Start or resume the run, and end it some seconds after a step."""
+    process = run(command, out, *(["--resume"] if out.exists() else []))
+    before = started(out)
+    while process.poll() is None and (started(out) == before or steps_done(out) < step):
+        time.sleep(0.002)
     time.sleep(wait)
     while in_a_save and process.poll() is None and not list((out / "checkpoints").glob(".step-*")):
         time.sleep(0.0002)
     process.kill()
-    passed = time.perf_counter() - began
     if process.wait() != -9:
         sys.exit("the run was over before it was killed; give more --steps")
-    done = max((int(line["step"]) for line in metrics(out) if line["kind"] == "train"), default=0)
     half = any((out / "checkpoints").glob(".step-*"))
-    saved = int(newest(out).name.removeprefix("step-")) if (out / "checkpoints").is_dir() else 0
-    return f"{passed:.2f}", done, saved, "yes" if half else "no"
+    return steps_done(out), int(newest(out).name.removeprefix("step-")), "yes" if half else "no"
 
 
-def resumes(out: Path) -> tuple[int, int]:
-    """Changes when a run starts to write: its file of metrics is made anew."""
+def started(out: Path) -> int:
+    """Changes when a run begins to write: its file of metrics is made anew."""
     path = out / "metrics.jsonl"
-    return (path.stat().st_ino, sum(line["kind"] == "event" for line in metrics(out))) if path.is_file() else (0, 0)
+    return path.stat().st_ino if path.is_file() else 0
+
+
+def steps_done(out: Path) -> int:
+    """The newest step in the metrics."""
+    return max((int(line["step"]) for line in metrics(out) if line["kind"] == "train"), default=0)
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:
