@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -123,11 +124,17 @@ def _command(arguments: tuple[str, ...], said: Path | None, fault: str, where: s
 
 
 def _plant(stage: str, count: str) -> None:
-    """Let this process die at the count-th time it comes to a stage of saving; or give its files little room."""
+    """Let this process die at the count-th time it comes to a stage of saving; or make its life hard otherwise."""
     from bertree.train import checkpoint
 
     if stage == "no tensorboard":
         sys.modules["torch.utils.tensorboard"] = None  # type: ignore[assignment]
+        return
+    if stage == "slow":
+        from bertree.train.loop import Loop
+
+        step = Loop.step
+        Loop.step = lambda *given: (time.sleep(int(count) / 1000), step(*given))[1]
         return
     if stage == "room":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), int(count)))
