@@ -31,6 +31,22 @@ def small_folder(tmp_path: Path, minilm: Path) -> Path:
     return tmp_path / "small"
 
 
+@pytest.fixture(scope="session")
+def token_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small token store of real text: 500 entries in the vocabulary, several shards."""
+    from bertree.data.prepare import prepare
+    from bertree.text import training
+    from bertree.text.corpus import Corpus
+
+    folder = tmp_path_factory.mktemp("store")
+    text = (Path(__file__).parent.parent / "corpus" / "books.txt").read_text().split("\n\n")[:40]
+    (folder / "text.txt").write_text("\n\n".join(text))
+    tokenizer = training.train(lambda: text, "wordpiece", 500)
+    training.save(tokenizer, folder / "tokenizer")
+    prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store", shard_tokens=20_000)
+    return folder / "store"
+
+
 def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     """The command as a user runs it."""
     return subprocess.run(

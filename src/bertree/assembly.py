@@ -73,9 +73,10 @@ def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int)
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder (model.start)")
     before = folder.read(path)
-    fixed = next((axis for axis in axes if axis not in ALLOWED), None)
+    there = asdict(before.architecture)
+    fixed = next((axis for axis, value in axes.items() if axis not in ALLOWED and value != there[axis]), None)
     if fixed:
-        raise UserError(f"model.{fixed}: is what it is in {path}; only dropout can be changed")
+        raise UserError(f"model.{fixed}: is {there[fixed]} in {path}; only dropout can be changed")
     contents = _fresh(before.architecture.with_values(axes), heads, seed)
     contents.network.load_state_dict(before.network.state_dict(), strict=False)
     contents.tokenizer, contents.max_length = before.tokenizer, before.max_length

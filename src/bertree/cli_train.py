@@ -39,7 +39,7 @@ def pretrain(
     """
     from bertree.pipelines_train import pretrain as work
 
-    given = [f"data.store={json.dumps(store)}"] if store is not None else []
+    given = [f"data.store={json.dumps(store, ensure_ascii=False)}"] if store is not None else []
     if code := work(recipe, [*given, *(overrides or [])], out, resume):
         raise typer.Exit(code)
 

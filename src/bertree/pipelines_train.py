@@ -7,6 +7,7 @@ OUT/model/                            the final model
 """
 
 import json
+import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +27,7 @@ from bertree.model import cost
 from bertree.objectives.pretraining import pretraining
 from bertree.recipe import Recipe
 from bertree.train import optim, report
-from bertree.train.checkpoint import Checkpoints, restore
+from bertree.train.checkpoint import BEST, Checkpoints, restore
 from bertree.train.device import Machine, be_deterministic, peak_flops
 from bertree.train.evaluate import Samples, evaluate
 from bertree.train.feed import Feed
@@ -85,11 +86,11 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     if found:
         restore(found, loop.network, loop.optimiser)
     elif resume:
-        _note(f"{out}: no checkpoint yet, starting from the beginning")
+        _note(f"{out}: no good checkpoint, starting from the beginning")
     first = found.step if found else 0
+    record = Record(out, first, recipe.run.tensorboard)
     write_atomically(out / RECIPE, recipes.as_toml(recipe))
     write_atomically(out / ENVIRONMENT, json.dumps(environment(machine.device), indent=2) + "\n")
-    record = Record(out, first, recipe.run.tensorboard)
     counts = cost.parameters(contents.architecture)
     record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
 
@@ -159,6 +160,16 @@ def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+    if resume:
+        _sweep(out)
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a run that was killed left half written; checkpoints look after their own."""
+    for name in (RECIPE, ENVIRONMENT, METRICS, report.REPORT, "model", f"checkpoints/{BEST}"):
+        target = out / name
+        for leftover in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def _describe(progress: Progress, contents: Contents, feed: Feed, held: Store, machine: Machine) -> None:

@@ -67,6 +67,8 @@ class Checkpoints:
             left = next(iter(self.steps()), None)
             good = f"the checkpoint of step {left} is intact" if left is not None else "there is no earlier one"
             raise UserError(f"{error}; {good}: make room and go on with --resume") from None
+        for newer in [other for other in self.steps() if other > step]:
+            self._remove(newer)  # the run went on from before it, so it is damaged; it must not count as kept
         self._tidy()
         return target
 
@@ -89,10 +91,13 @@ class Checkpoints:
         best = self.best()
         for step in self.steps()[self._keep :]:
             if not best or step != best["step"]:
-                # Under another name first: what is half deleted must not look like a checkpoint.
-                doomed = self.path(step).with_name(f".{self.path(step).name}.old")
-                os.replace(self.path(step), doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        # Under another name first: what is half deleted must not look like a checkpoint.
+        doomed = self.path(step).with_name(f".{self.path(step).name}.old")
+        os.replace(self.path(step), doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
 
     def newest(self, say: Callable[[str], None]) -> Checkpoint | None:
         """The newest good checkpoint; `say` hears of each one that is damaged."""

@@ -1,0 +1,157 @@
+"""Batches made ahead: in order, from any step, by a thread that ends; and batches of one shape."""
+
+import threading
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertree.batch import Batch
+from bertree.data.store import Store
+from bertree.data.stream import Stream
+from bertree.errors import UserError
+from bertree.objectives.pretraining import pretraining
+from bertree.recipe import Optim, Phase, Schedule
+from bertree.train import optim
+from bertree.train.feed import Feed, Fixed
+from bertree.train.loop import Loop, Result, Stop
+from bertree.train.plan import Plan
+from tests.data.corpora import same
+from tests.train.batches import fresh, work
+
+
+def streams(store: Path, length: int = 32, seed: int = 0, fixed: bool = False, count: int = 2) -> list[Stream]:
+    return [
+        Stream(
+            Store.open(store),
+            format="segment-pair+nsp",
+            batch_tokens=16 * length,
+            max_length=length,
+            seed=seed,
+            rank=rank,
+            world=count,
+            fixed=fixed,
+        )
+        for rank in range(count)
+    ]
+
+
+def feeding() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "feed"]
+
+
+@pytest.fixture
+def feed(token_store: Path) -> Feed:
+    plan = Plan([Phase(6, 32), Phase(5, 64)], Schedule(growth=4), 1.0)
+    return Feed(plan, [streams(token_store), streams(token_store, 64, seed=1)])
+
+
+def test_the_steps_are_the_plans(feed: Feed) -> None:
+    made = list(feed.since(0))
+    assert [work.update for work in made] == feed.plan.updates
+    assert not feeding()
+    for step in made:
+        reading = feed.streams[step.update.phase]
+        places = range(step.update.first, step.update.first + step.update.batches)
+        expected = [stream[place] for place in places for stream in reading]
+        assert all(same(one, other) for one, other in zip(step.batches, expected, strict=True))
+    assert any(step.update.batches > 1 for step in made)
+    assert all(a.epoch < b.epoch for a, b in pairwise(made))
+    for first in (1, len(feed.plan) - 1, len(feed.plan)):
+        again = list(feed.since(first))
+        assert len(again) == len(made) - first
+        for one, other in zip(again, made[first:], strict=True):
+            assert (one.update, one.epoch) == (other.update, other.epoch)
+            assert all(same(a, b) for a, b in zip(one.batches, other.batches, strict=True))
+
+
+def test_the_thread_ends_when_the_loop_does(feed: Feed, token_store: Path) -> None:
+    network = fresh(vocab_size=Store.open(token_store).vocab_size, max_positions=64)
+    loop = Loop(network, pretraining(1.0, nsp=1.0), optim.build(network, Optim()))
+
+    def stop(result: Result) -> None:
+        assert feeding()
+        raise Stop
+
+    with pytest.raises(Stop):
+        loop.run(feed.since(0), [stop])
+    assert not feeding()
+
+
+def test_what_goes_wrong_there_is_said_here(feed: Feed) -> None:
+    class Torn(Stream):
+        def __getitem__(self, step: int) -> Batch:
+            if step == 2:
+                raise UserError("tokens-00000.bin: cannot be read")
+            return super().__getitem__(step)
+
+    feed.streams[0][1].__class__ = Torn
+    steps = feed.since(0)
+    assert [next(steps).update.number, next(steps).update.number] == [0, 1]
+    with pytest.raises(UserError, match="cannot be read"):
+        next(steps)
+    assert not feeding()
+
+
+def gradients(store: Store, *batches: Batch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    network = fresh(vocab_size=store.vocab_size)
+    loop = Loop(network, pretraining(1.0, nsp=1.0), optim.build(network, Optim()))
+    sums, counts = loop.gradients(work(*batches))
+    losses = {name: float(total) / counts[name] for name, total in sums.items()}
+    return losses, {name: p.grad for name, p in network.named_parameters()}
+
+
+def test_room_to_spare_changes_nothing(token_store: Path) -> None:
+    reading = streams(token_store, fixed=True)
+    shape = Fixed(reading[0], reading[0].batch_tokens // 2)
+    plain = [stream[3] for stream in reading]
+    filled = [shape(batch) for batch in plain]
+    assert all(f.masked.numel() > p.masked.numel() for f, p in zip(filled, plain, strict=True))
+    assert all(f.pairs.numel() > p.pairs.numel() for f, p in zip(filled, plain, strict=True))
+    one, other = gradients(reading[0].store, *plain), gradients(reading[0].store, *filled)
+    assert one[0] == pytest.approx(other[0], rel=1e-6)
+    for name, gradient in one[1].items():
+        assert float((gradient - other[1][name]).norm()) <= 1e-6 * float(gradient.norm()) + 1e-9, name
+
+
+def shape_of(batch: Batch) -> list[object]:
+    values = [getattr(batch, field.name) for field in fields(batch)]
+    return [tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def test_the_shape_follows_from_the_batch_alone(token_store: Path) -> None:
+    reading = streams(token_store, fixed=True)
+    shape = Fixed(reading[0], reading[0].batch_tokens // 2)
+    raw = [stream[place] for place in range(30) for stream in reading]
+    assert len({str(shape_of(batch)) for batch in raw}) > 10
+    made = [shape(batch) for batch in raw]
+    assert len({str(shape_of(batch)) for batch in made}) == 1
+    again = Fixed(reading[1], reading[1].batch_tokens // 2)
+    assert same(again(raw[17]), made[17]), "whatever came before"
+    for batch in made:
+        assert batch.masked.unique().numel() == batch.masked.numel(), "no place is read twice"
+    everything = torch.arange(raw[0].ids.numel())  # far more masks than usual
+    crowded = shape(replace(raw[0], masked=everything, targets=raw[0].ids))
+    assert crowded.masked.numel() == everything.numel()
+
+
+def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    reading = streams(token_store, fixed=True)
+    shape = Fixed(reading[0], reading[0].batch_tokens // 2)
+    network = fresh(vocab_size=reading[0].store.vocab_size)
+    objective = pretraining(1.0, nsp=1.0)
+    loop = Loop(network, objective, optim.build(network, Optim(lr=0.0)))
+    counter = CompileCounterWithBackend("aot_eager")
+    batches = [shape(stream[place]) for place in range(3) for stream in reading]
+    plain = [loop.step(work(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
+    loop.compute = torch.compile(objective, dynamic=False, backend=counter)
+    compiled = [loop.step(work(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
+    assert compiled == pytest.approx(plain, rel=1e-5)
+    assert counter.frame_count == 1
+    loop.step(work(reading[0][0], lr=0.0))
+    assert counter.frame_count > 1, "what is not filled up is compiled anew"
