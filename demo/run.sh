@@ -22,19 +22,18 @@ run bertree store verify "$out/store"
 step "What a model reads: two segments, a question about them, and masks over whole words"
 run bertree store show "$out/store" --at 60 --format segment-pair+nsp --masking word --max-length 96
 
-step "A model that fills masks (fresh weights: it has learned nothing yet)"
-run bertree fill bert-tiny "The captain went down to the [MASK]." --tokenizer "$out/tokenizer"
+step "A tiny BERT, pretrained from scratch: about two minutes on two cores"
+run bertree pretrain bert-base-tiny --store "$out/store" --out "$out/run"
 
-step "Hand it to Hugging Face's tools and back"
-cat > "$out/save.py" <<'PYTHON'
-import bertree
+step "What it learned"
+run bertree fill "$out/run/model" "“I do not [MASK] what you mean,” said the captain."
+run bertree fill "$out/run/model" "He looked at [MASK] with a smile."
 
-model = bertree.load("bert-tiny", tokenizer="demo-out/tokenizer")
-model.save("demo-out/model")
-print([tuple(h.shape) for h in model.hidden(["The captain went down.", "Why?"])])
-PYTHON
-run python "$out/save.py"
-run bertree convert "$out/model" "$out/for-transformers" --to huggingface
-run bertree convert "$out/for-transformers" "$out/back" --to bertree
-run cmp "$out/model/model.safetensors" "$out/back/model.safetensors"
+step "The run as a page: curves, samples through training, configuration"
+run ls "$out/run"
+echo "open $out/run/report.html in a browser"
+
+step "A folder for bertree and back, byte for byte"
+run bertree convert "$out/run/model" "$out/copy" --to bertree
+run cmp "$out/run/model/model.safetensors" "$out/copy/model.safetensors"
 printf '\nDone: everything is under %s. Next: bertree --help\n' "$out"

@@ -1,5 +1,6 @@
 """From a recipe's sections to built parts: stores, model, batches. For every verb that trains on a token store."""
 
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from bertree.data.masking import Masking
 from bertree.data.split import split
 from bertree.data.store import TOKENIZER, Store
 from bertree.data.stream import Stream
-from bertree.errors import UserError
+from bertree.errors import BertreeWarning, UserError
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture, typed
@@ -52,6 +53,8 @@ def model(recipe: Recipe, store: Store) -> Contents:
     elif name:
         a = preset(str(name)).architecture.with_values({"vocab_size": store.vocab_size} | axes)
         contents = _fresh(a, heads, recipe.run.seed)
+        longest = max(phase.max_length for phase in recipe.phases)
+        contents.max_length = longest if longest < a.max_positions else None  # positions beyond it learn nothing
     else:
         raise UserError(f"{recipe.name}: model.preset: is not set; give a preset's name (see `bertree info`)")
     contents.tokenizer = contents.tokenizer or tokenizer
@@ -74,10 +77,11 @@ def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int)
         raise UserError(f"{path}: no such model folder (model.start)")
     before = folder.read(path)
     there = asdict(before.architecture)
-    fixed = next((axis for axis, value in axes.items() if axis not in ALLOWED and value != there[axis]), None)
-    if fixed:
-        raise UserError(f"model.{fixed}: is {there[fixed]} in {path}; only dropout can be changed")
-    contents = _fresh(before.architecture.with_values(axes), heads, seed)
+    for axis in [axis for axis, value in axes.items() if axis not in ALLOWED and value != there[axis]]:
+        line = f"model.{axis}: stays {there[axis]}, as in {path} (the recipe's {axes[axis]} is for a fresh model)"
+        warnings.warn(line, BertreeWarning, stacklevel=2)
+    dropouts = {axis: value for axis, value in axes.items() if axis in ALLOWED}
+    contents = _fresh(before.architecture.with_values(dropouts), heads, seed)
     contents.network.load_state_dict(before.network.state_dict(), strict=False)
     contents.tokenizer, contents.max_length = before.tokenizer, before.max_length
     return contents

@@ -7,6 +7,7 @@ OUT/model/                            the final model
 """
 
 import json
+import math
 import shutil
 import sys
 from dataclasses import asdict
@@ -116,7 +117,7 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
         def write_checkpoint(step: int) -> None:
             checkpoints.save(step, loop.network, loop.optimiser, tally.as_dict())
             newest, best = evaluation.newest, checkpoints.best()
-            if newest and newest[0] == step and (best is None or newest[1] < best["loss"]):
+            if newest and newest[0] == step and newest[1] < (best or {"loss": math.inf})["loss"]:
                 checkpoints.mark_best(*newest)
             report.write(out)
 

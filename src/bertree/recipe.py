@@ -207,8 +207,7 @@ def _find(name: str, beside: Path) -> Path:
 
 
 def _merged(base: Json, over: Json) -> Json:
-    """Tables are laid over each other; everything else, phases too, is replaced. Another kind of model
-    (preset or start) starts from its own axes."""
+    """Tables are laid over each other; everything else, phases too, is replaced."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
