@@ -1,0 +1,92 @@
+"""Do the tiny recipes learn? Each is run as it is, on corpus/books.txt, beside what counting alone would give.
+
+    python benchmarks/learning.py                      # three recipes, some two minutes each on two cores
+    python benchmarks/learning.py --recipes bert-base-tiny
+
+Unigram and bigram probabilities are counted on the text the model learns from and asked about the very tokens that
+are masked in the held-out text. The bigram knows the true token to the left, also where the model sees a mask; it is
+smoothed by absolute discounting (0.75) towards the unigram.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import CORPUS, environment, table
+from bertree import assembly, pipelines_data, pipelines_train
+from bertree import recipe as recipes
+from bertree.data.store import Store
+from bertree.data.stream import Stream
+
+KINDS = {"bert-base-tiny": "wordpiece", "roberta-base-tiny": "bpe", "albert-base-tiny": "unigram"}
+DISCOUNT = 0.75
+
+
+def baselines(train: Store, stream: Stream) -> tuple[float, float]:
+    """Loss of a unigram and of a bigram model, counted on a store, at the places a held-out stream masks."""
+    unigram = np.ones(train.vocab_size)
+    pairs: Counter[tuple[int, int]] = Counter()
+    for shard in train.shards:
+        tokens = np.asarray(shard.tokens, dtype=np.int64)
+        unigram += np.bincount(tokens, minlength=train.vocab_size)
+        pairs.update(zip(tokens[:-1].tolist(), tokens[1:].tolist(), strict=True))
+    unigram /= unigram.sum()
+    lefts: Counter[int] = Counter()
+    kinds = Counter(left for left, _ in pairs)
+    for (left, _), count in pairs.items():
+        lefts[left] += count
+    singles, doubles = [], []
+    for batch in stream.once():
+        assert batch.masked is not None
+        assert batch.targets is not None
+        ids = batch.ids.clone()
+        ids[batch.masked] = batch.targets
+        for left, token in zip(ids[batch.masked - 1].tolist(), batch.targets.tolist(), strict=True):
+            singles.append(np.log(unigram[token]))
+            count = lefts[left]
+            chance = unigram[token]
+            if count:
+                seen = max(pairs[left, token] - DISCOUNT, 0.0)
+                chance = (seen + DISCOUNT * kinds[left] * unigram[token]) / count
+            doubles.append(np.log(chance))
+    return -float(np.mean(singles)), -float(np.mean(doubles))
+
+
+def prepared(kind: str, folder: Path, vocabulary: int = 8000) -> Path:
+    """The corpus as a token store."""
+    pipelines_data.train_tokenizer([str(CORPUS)], folder / "tokenizer", kind, vocabulary)
+    pipelines_data.prepare_store([str(CORPUS)], folder / "tokenizer", folder / "store", workers=2)
+    return folder / "store"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", default=list(KINDS), choices=list(KINDS))
+    given = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in given.recipes:
+            store = prepared(KINDS[name], Path(scratch) / name)
+            overrides = [f"data.store={json.dumps(str(store))}"]
+            recipe = recipes.load(name, overrides)
+            began = time.perf_counter()
+            pipelines_train.pretrain(name, overrides, Path(scratch) / name / "run", resume=False)
+            seconds = time.perf_counter() - began
+            lines = [json.loads(line) for line in (Path(scratch) / name / "run" / "metrics.jsonl").open()]
+            last = [line for line in lines if line["kind"] == "eval"][-1]
+            pair = last.get("nsp_accuracy", last.get("sop_accuracy"))
+            train, held = assembly.stores(recipe.data)
+            single, double = baselines(train, assembly.held_out(recipe, held, recipe.phases[-1]))
+            figures = [f"{x:.3f}" for x in (single, double, last["mlm"])]
+            rows.append([name, *figures, f"{last['accuracy']:.1%}", f"{pair:.1%}" if pair else "", f"{seconds:.0f}"])
+    print(environment())
+    print(table(["recipe", "unigram", "bigram", "held-out MLM", "accuracy", "NSP or SOP", "seconds"], rows))
+
+
+if __name__ == "__main__":
+    main()
