@@ -6,8 +6,6 @@ OUT/checkpoints/                      to go on from
 OUT/model/                            the final model
 """
 
-import json
-import math
 import shutil
 import sys
 from dataclasses import asdict
@@ -20,7 +18,6 @@ from bertree import assembly
 from bertree import recipe as recipes
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import write_atomically
 from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
@@ -28,15 +25,14 @@ from bertree.model import cost
 from bertree.objectives.pretraining import pretraining
 from bertree.recipe import Recipe
 from bertree.train import optim, report
-from bertree.train.checkpoint import BEST, Checkpoints, restore
-from bertree.train.device import Machine, be_deterministic, peak_flops
+from bertree.train.checkpoint import BEST
+from bertree.train.device import Machine, be_deterministic
 from bertree.train.evaluate import Samples, evaluate
 from bertree.train.feed import Feed
-from bertree.train.hooks import Evaluate, Interrupts, Log, Save, Tally
-from bertree.train.loop import Loop, Stop
+from bertree.train.loop import Loop
 from bertree.train.plan import Plan
-from bertree.train.progress import Progress
-from bertree.train.record import ENVIRONMENT, METRICS, RECIPE, Record, environment
+from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
+from bertree.train.session import CHECKPOINTS, Session
 
 # What a resumed run may change: how it is watched, not what is learned.
 WATCHING = {
@@ -82,62 +78,23 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
         compiled=machine.compiled,
         bad_steps=recipe.run.bad_steps,
     )
-    checkpoints = Checkpoints(out / "checkpoints", recipe.run.keep)
-    found = checkpoints.newest(_note) if resume else None
-    if found:
-        restore(found, loop.network, loop.optimiser)
-    elif resume:
-        _note(f"{out}: no good checkpoint, starting from the beginning")
-    first = found.step if found else 0
-    record = Record(out, first, recipe.run.tensorboard)
-    write_atomically(out / RECIPE, recipes.as_toml(recipe))
-    write_atomically(out / ENVIRONMENT, json.dumps(environment(machine.device), indent=2) + "\n")
-    counts = cost.parameters(contents.architecture)
-    record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
-
-    with Progress(len(plan), first) as progress:
-        _describe(progress, contents, feed, held, machine)
-        tally = Tally(record, found.extra if found else None)
-        flops = [cost.training_flops(contents.architecture, phase.max_length) for phase in recipe.phases]
-        log = Log(recipe.run.log_every, record, progress, tally, flops, peak_flops(machine.device))
-        samples = Samples(measured[0])
-        evaluation = Evaluate(
-            recipe.run.eval_every,
-            len(plan),
-            lambda result: evaluate(
-                loop.network, objective, measured[result.phase], recipe.run.eval_tokens, loop.autocast
-            ),
-            lambda: samples(loop.network),
-            record,
-            progress,
-            tally,
-            log,
-        )
-
-        def write_checkpoint(step: int) -> None:
-            checkpoints.save(step, loop.network, loop.optimiser, tally.as_dict())
-            newest, best = evaluation.newest, checkpoints.best()
-            if newest and newest[0] == step and newest[1] < (best or {"loss": math.inf})["loss"]:
-                checkpoints.mark_best(*newest)
-            report.write(out)
-
-        save = Save(recipe.run.save_every, len(plan), write_checkpoint, log)
-        interrupts = Interrupts(save)
-        try:
-            with interrupts.listening():
-                loop.run(feed.since(first), (tally, log, evaluation, save, interrupts))
-        except Stop:
-            progress.say(f"stopped at step {save.step:,} of {len(plan):,} and saved; go on with --resume")
-    if interrupts.caught is None:
-        folder.write(contents, out / "model")
-        total = counts.total + counts.mlm_head
-        record.write("end", len(plan), tally.as_dict() | {"parameters": total})
-    record.close()
-    report.write(out)
-    if interrupts.caught is not None:
-        return 128 + interrupts.caught
-    print(f"{out}: model/, report.html, {METRICS}, checkpoints/")
-    return 0
+    samples = Samples(measured[0])
+    session = Session(
+        out,
+        recipes.as_toml(recipe),
+        loop,
+        feed,
+        recipe.run,
+        lambda step: evaluate(loop.network, objective, measured[step.phase], recipe.run.eval_tokens, loop.autocast),
+        lambda: samples(loop.network),
+        [cost.training_flops(contents.architecture, phase.max_length) for phase in recipe.phases],
+    )
+    code = session.run(
+        resume, _intro(contents, feed, held, machine), lambda: folder.write(contents, out / "model"), _note
+    )
+    if code == 0:
+        print(f"{out}: model/, {report.REPORT}, {METRICS}, {CHECKPOINTS}/")
+    return code
 
 
 def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
@@ -167,22 +124,22 @@ def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
 
 def _sweep(out: Path) -> None:
     """Remove what a run that was killed left half written; checkpoints look after their own."""
-    for name in (RECIPE, ENVIRONMENT, METRICS, report.REPORT, "model", f"checkpoints/{BEST}"):
+    for name in (RECIPE, ENVIRONMENT, METRICS, report.REPORT, "model", f"{CHECKPOINTS}/{BEST}"):
         target = out / name
         for leftover in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def _describe(progress: Progress, contents: Contents, feed: Feed, held: Store, machine: Machine) -> None:
+def _intro(contents: Contents, feed: Feed, held: Store, machine: Machine) -> list[str]:
     """What is about to happen, in two lines."""
     streams = feed.streams[0]
     where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}{', compiled' if machine.compiled else ''}"
-    progress.say(f"{describe_architecture(contents.architecture)} on {where}")
-    progress.say(
-        f"{streams[0].store.tokens:,} tokens to learn from, {held.tokens:,} held out; {len(feed.plan):,} steps, "
-        f"the first of {streams[0].batch_tokens:,} tokens in {len(streams)} micro-batches of length "
-        f"up to {streams[0].max_length}"
-    )
+    cut = f" in {len(streams)} micro-batches" if len(streams) > 1 else ""
+    return [
+        f"{describe_architecture(contents.architecture)} on {where}",
+        f"{streams[0].store.tokens:,} tokens to learn from, {held.tokens:,} held out; {len(feed.plan):,} steps, the "
+        f"first of {streams[0].batch_tokens:,} tokens{cut}, sequences of up to {streams[0].max_length}",
+    ]
 
 
 def _note(line: str) -> None:

@@ -180,9 +180,9 @@ def _plant(stage: str, count: str) -> None:
         save = weights.save
         weights.save = lambda *given: (save(*given), die())
     elif stage == "tidy":
-        import bertree.pipelines_train
+        import bertree.train.session
 
-        bertree.pipelines_train.Checkpoints = Doomed
+        bertree.train.session.Checkpoints = Doomed
     else:
         name, before = {
             "tensors written": ("save_file", False),
