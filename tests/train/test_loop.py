@@ -156,3 +156,14 @@ def test_micro_batches_have_dropout_of_their_own() -> None:
     loop.gradients(work(batch, number=0))
     assert len(set(seen)) == 3
     assert seen[0] == seen[3]
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    found = []
+    for recompute in (False, True):
+        network = fresh(dropout=0.1)
+        network.encoder.stack.recompute = recompute
+        loop = Loop(network, pretraining(), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
+        loop.gradients(work(joined(sequences(6))))
+        found.append([p.grad for p in network.parameters() if p.grad is not None])
+    assert all(map(torch.equal, *found))
