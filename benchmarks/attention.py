@@ -1,6 +1,6 @@
 """Attention alone on a GPU: PyTorch's flash attention over a packed batch against ours, forward and backward.
 
-python benchmarks/attention.py
+python -m benchmarks.attention
 """
 
 import argparse

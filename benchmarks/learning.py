@@ -1,7 +1,7 @@
 """Do the tiny recipes learn? Each is run as it is, on corpus/books.txt, beside what counting alone would give.
 
-    python benchmarks/learning.py                      # three recipes, some two minutes each on two cores
-    python benchmarks/learning.py --recipes bert-base-tiny
+    python -m benchmarks.learning                      # three recipes, some two minutes each on two cores
+    python -m benchmarks.learning --recipes bert-base-tiny
 
 Unigram and bigram probabilities are counted on the text the model learns from and asked about the very tokens that
 are masked in the held-out text. The bigram knows the true token to the left, also where the model sees a mask; it is

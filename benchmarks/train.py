@@ -1,8 +1,8 @@
 """Training throughput: bertree's whole loop against the same model in transformers, one run.
 
-    python benchmarks/train.py                                          # two CPU cores, small model, real ragged text
-    python benchmarks/train.py --device cuda                            # the rows of the H200 table
-    python benchmarks/train.py --device cuda --cases bert-base-128-full --profile profile.txt
+    python -m benchmarks.train                                          # two CPU cores, small model, real ragged text
+    python -m benchmarks.train --device cuda                            # the rows of the H200 table
+    python -m benchmarks.train --device cuda --cases bert-base-128-full --profile profile.txt
 
 Ours: the token stream, masks, packed batches, dropout 0.1 where the preset has it, the MLM head on masked tokens,
 clipping, AdamW, and the norm and the losses read on the host after every step; the same bytes every time. Theirs:

@@ -31,20 +31,24 @@ def stores(data: Data) -> tuple[Store, Store]:
     """What is learned from, and what is held out."""
     store = Store.open(data.store)
     if not data.held_out:
-        return split(store, data.held_out_share)
+        return split(store, data.held_out_share, least=2 if data.format.endswith("+nsp") else 1)
     held = Store.open(data.held_out)
     if held.tokenizer_hash != store.tokenizer_hash:
         raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")
     return store, held
 
 
+def axes_of(recipe: Recipe) -> dict[str, Any]:
+    """The axes a recipe sets, checked."""
+    given = {key: value for key, value in recipe.model.items() if key not in ("preset", "start")}
+    return {axis: typed(axis, value, f"{recipe.name}: model") for axis, value in given.items()}
+
+
 def model(recipe: Recipe, store: Store) -> Contents:
     """The model to train: a fresh point of the design space, or one that goes on learning."""
     assert store.folder is not None, "the stores of a run lie on the disk"
     tokenizer = Tokenizer.load(store.folder / TOKENIZER)
-    values = dict(recipe.model)
-    start, name = values.pop("start", ""), values.pop("preset", "")
-    axes = {axis: typed(axis, value, f"{recipe.name}: model") for axis, value in values.items()}
+    start, name, axes = recipe.model.get("start"), recipe.model.get("preset"), axes_of(recipe)
     heads = {HEADS[term]: 0 for term, weight in asdict(recipe.objective).items() if weight}
     if start:
         contents = _started(Path(str(start)), axes, heads, recipe.run.seed)
@@ -53,11 +57,13 @@ def model(recipe: Recipe, store: Store) -> Contents:
     elif name:
         a = preset(str(name)).architecture.with_values({"vocab_size": store.vocab_size} | axes)
         contents = _fresh(a, heads, recipe.run.seed)
-        longest = max(phase.max_length for phase in recipe.phases)
-        contents.max_length = longest if longest < a.max_positions else None  # positions beyond it learn nothing
+        contents.max_length = 1
     else:
         raise UserError(f"{recipe.name}: model.preset: is not set; give a preset's name (see `bertree info`)")
     contents.tokenizer = contents.tokenizer or tokenizer
+    if contents.max_length is not None:  # positions beyond the longest sequence learn nothing
+        longest = max(contents.max_length, *(phase.max_length for phase in recipe.phases))
+        contents.max_length = longest if longest < contents.architecture.max_positions else None
     if contents.architecture.vocab_size < store.vocab_size:
         raise UserError(
             f"{recipe.name}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
@@ -83,6 +89,8 @@ def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int)
     dropouts = {axis: value for axis, value in axes.items() if axis in ALLOWED}
     contents = _fresh(before.architecture.with_values(dropouts), heads, seed)
     contents.network.load_state_dict(before.network.state_dict(), strict=False)
+    for head in set(heads) - set(before.network.heads):
+        warnings.warn(f"{path}: has no head '{head}'; a fresh one is trained", BertreeWarning, stacklevel=2)
     contents.tokenizer, contents.max_length = before.tokenizer, before.max_length
     return contents
 
@@ -91,7 +99,7 @@ def masking(data: Data, rate: float = 0.0) -> Masking:
     """How tokens are masked, at the data's rate or another."""
     found = Masking.parse(data.masking)
     if found is None:
-        raise UserError("data.masking: pretraining needs masks: token, word or ngram, each also +static")
+        raise UserError("data.masking: pretraining needs masks: token, word or ngram, each also +static10")
     return replace(found, rate=rate or data.mask_rate)
 
 

@@ -21,7 +21,7 @@ Overrides = Annotated[
 def pretrain(
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run.", show_default=False)] = Path("run"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("run"),
     store: Annotated[
         str | None, typer.Option("--store", help="Token store to learn from (short for data.store=...).")
     ] = None,
@@ -33,7 +33,7 @@ def pretrain(
     the result is the same to the byte as without the stop.
 
     [dim]bertree pretrain bert-base-tiny --store my-store --out my-run
-    bertree pretrain roberta-base --store my-store --out my-run optim.lr=4e-4 phases.0.steps=20000
+    bertree pretrain roberta-base --store my-store --out my-run optim.lr=4e-4 phases.0.steps=20000 schedule.warmup=1000
     bertree pretrain my-recipe.toml --out my-run --resume
     bertree pretrain bert-base-tiny --store new-text --out adapted model.start=my-run/model[/dim]
     """

@@ -68,16 +68,19 @@ def write_text(path: Path, text: str) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file by another that is whole from the start."""
-    handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
+    work = None
     try:
+        handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
         write_text(Path(work), text)
         os.chmod(work, 0o644)
         os.replace(work, path)
         sync(path.parent)
-    except BaseException:
-        Path(work).unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        if work is not None:
+            Path(work).unlink(missing_ok=True)
 
 
 def file_hash(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:

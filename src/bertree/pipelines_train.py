@@ -6,11 +6,16 @@ OUT/checkpoints/                      to go on from
 OUT/model/                            the final model
 """
 
+import fcntl
+import os
 import shutil
 import sys
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -23,16 +28,16 @@ from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
 from bertree.objectives.pretraining import pretraining
-from bertree.recipe import Recipe
+from bertree.recipe import Phase, Recipe
 from bertree.train import optim, report
-from bertree.train.checkpoint import BEST
+from bertree.train.checkpoint import BEST, Checkpoints
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.evaluate import Samples, evaluate
 from bertree.train.feed import Feed
 from bertree.train.loop import Loop
 from bertree.train.plan import Plan
 from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
-from bertree.train.session import CHECKPOINTS, Session
+from bertree.train.session import BEST_MODEL, CHECKPOINTS, MODEL, Session
 
 # What a resumed run may change: how it is watched, not what is learned.
 WATCHING = {
@@ -43,7 +48,9 @@ WATCHING = {
 
 def show_recipe(name: str, overrides: list[str]) -> None:
     """`bertree config`: the whole recipe as it would be run."""
-    sys.stdout.write(recipes.as_toml(recipes.load(name, overrides)))
+    recipe = recipes.load(name, overrides)
+    assembly.axes_of(recipe)
+    sys.stdout.write(recipes.as_toml(recipe))
 
 
 def list_recipes() -> None:
@@ -56,8 +63,15 @@ def list_recipes() -> None:
 
 def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     """`bertree pretrain`: train, or go on training. Returns the exit code: 0 when the run is complete."""
-    recipe = recipes.load(name, overrides)
+    recipe = _resolved(recipes.load(name, overrides))
     _check_place(recipe, out, resume)
+    with _alone(out):
+        _sweep(out)
+        return _pretrain(recipe, out, resume)
+
+
+def _pretrain(recipe: Recipe, out: Path, resume: bool) -> int:
+    """Build the parts and run them."""
     be_deterministic(recipe.run.deterministic)
     machine = Machine.of(recipe.run)
     train, held = assembly.stores(recipe.data)
@@ -78,53 +92,84 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
         compiled=machine.compiled,
         bad_steps=recipe.run.bad_steps,
     )
-    samples = Samples(measured[0])
+    samples = Samples(measured[0]) if recipe.objective.mlm else None
     session = Session(
         out,
         recipes.as_toml(recipe),
         loop,
         feed,
         recipe.run,
-        lambda step: evaluate(loop.network, objective, measured[step.phase], recipe.run.eval_tokens, loop.autocast),
-        lambda: samples(loop.network),
-        [cost.training_flops(contents.architecture, phase.max_length) for phase in recipe.phases],
+        measure=lambda step: evaluate(
+            loop.network, objective, measured[step.phase], recipe.run.eval_tokens, loop.autocast
+        ),
+        samples=lambda: samples(loop.network) if samples else [],
+        flops=[cost.training_flops(contents.architecture, p.max_length, _rate(recipe, p)) for p in recipe.phases],
+        identity={"text in data.store": train.fingerprint, "held-out text": held.fingerprint},
+        finish=lambda name: folder.write(contents, out / name),
     )
-    code = session.run(
-        resume, _intro(contents, feed, held, machine), lambda: folder.write(contents, out / "model"), _note
-    )
+    try:
+        code = session.run(resume, _intro(contents, feed, held, machine), _note)
+    except torch.OutOfMemoryError:
+        raise UserError(
+            "the GPU's memory is full; compute less at once (run.micro_tokens=...) or recompute activations "
+            "(run.recompute=true)"
+        ) from None
     if code == 0:
-        print(f"{out}: model/, {report.REPORT}, {METRICS}, {CHECKPOINTS}/")
+        print(f"{out}: {MODEL}/, {report.REPORT}, {METRICS}, {CHECKPOINTS}/")
     return code
 
 
+def _rate(recipe: Recipe, phase: Phase) -> float:
+    return phase.mask_rate or recipe.data.mask_rate
+
+
+def _resolved(recipe: Recipe) -> Recipe:
+    """Paths as they are found from anywhere."""
+    store, held_out = (path and str(Path(path).resolve()) for path in (recipe.data.store, recipe.data.held_out))
+    start = recipe.model.get("start")
+    axes = recipe.model | ({"start": str(Path(start).resolve())} if isinstance(start, str) and start else {})
+    return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Nobody else writes into the folder while the block runs."""
+    handle = os.open(out, os.O_RDONLY)  # the lock is on the folder itself: it leaves no file behind
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(f"{out}: another run is writing here; wait for it, or give another --out") from None
+    finally:
+        os.close(handle)
+
+
 def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
-    """A run is not written over, and not resumed as another one."""
+    """A run is not written over, and not resumed as another one. One that never saved anything may begin anew."""
     if not recipe.data.store:
-        raise UserError("data.store: is not set; give the folder of a token store: data.store=my-store")
-    there = out / RECIPE
-    if resume and there.is_file():
-        before = recipes.load(str(there))
+        raise UserError("data.store: is not set; give the folder of a token store: --store my-store")
+    there, checkpoints = out / RECIPE, Checkpoints(out / CHECKPOINTS)
+    begun = bool(checkpoints.steps()) or (out / MODEL).exists()
+    if resume and there.is_file() and begun:
+        before = _resolved(recipes.load(str(there)))
         changed = [key for key in recipes.differences(before, recipe) if key not in WATCHING]
         if changed:
             raise UserError(
                 f"{out}: was started with another {changed[0]}; resume with the recipe in {there}, "
                 "or start a new run in another --out"
             )
-    elif there.is_file():
+    elif begun:
         raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
-    elif resume:
-        _note(f"{out}: nothing to resume, starting from the beginning")
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        for folder in (out, out / CHECKPOINTS):
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
-    if resume:
-        _sweep(out)
+        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
 
 
 def _sweep(out: Path) -> None:
     """Remove what a run that was killed left half written; checkpoints look after their own."""
-    for name in (RECIPE, ENVIRONMENT, METRICS, report.REPORT, "model", f"{CHECKPOINTS}/{BEST}"):
+    for name in (RECIPE, ENVIRONMENT, METRICS, report.REPORT, MODEL, BEST_MODEL, f"{CHECKPOINTS}/{BEST}"):
         target = out / name
         for leftover in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

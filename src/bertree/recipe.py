@@ -19,6 +19,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from bertree.errors import UserError, suggest
 from bertree.files import Json, read_toml
 
+MOST_STEPS = 20_000_000
+MOST_SEED = 2**62
 SHIPPED = Path(__file__).parent / "recipes"
 
 
@@ -77,7 +79,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Run:
-    """How it is computed, watched and kept. Nothing here but seed and precision changes what is learned."""
+    """How it is computed, watched and kept."""
 
     seed: int = 0
     device: str = "auto"  # cuda where there is one
@@ -290,6 +292,8 @@ def _check(recipe: Recipe, where: str) -> None:
             raise UserError(f"{where}: {key}: must be at least 1, not {value}")
         if key in NOT_NEGATIVE and value < 0:
             raise UserError(f"{where}: {key}: must not be negative, but is {value}")
+        if key == "run.seed" and value > MOST_SEED:
+            raise UserError(f"{where}: run.seed: must be at most {MOST_SEED}, not {value}")
         if key in SHARES and not all(0 <= part < 1 for part in (value if isinstance(value, tuple) else (value,))):
             raise UserError(f"{where}: {key}: must lie in [0, 1), not {value}")
     if not recipe.phases:
@@ -308,7 +312,15 @@ def _check(recipe: Recipe, where: str) -> None:
             )
     total = sum(phase.steps for phase in recipe.phases)
     if recipe.schedule.warmup > total:
-        raise UserError(f"{where}: schedule.warmup: {recipe.schedule.warmup} is more than the run's {total} steps")
+        raise UserError(
+            f"{where}: schedule.warmup: {recipe.schedule.warmup} is more than the run's {total} steps; set a shorter "
+            "one: schedule.warmup=..."
+        )
+    if total > MOST_STEPS:
+        raise UserError(f"{where}: phases: {total} steps in all are more than the {MOST_STEPS} supported")
+    for key, value in recipe.model.items():
+        if type(value) not in (str, int, float, bool):
+            raise UserError(f"{where}: model.{key}: must be a single value, not {value!r}")
 
 
 def _values(recipe: Recipe) -> Iterable[tuple[str, Any]]:

@@ -101,12 +101,14 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path, keep=2)
     for number, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
         kept.save(number, *trained())
-        best = kept.best()
-        if best is None or loss < best["loss"]:
-            kept.mark_best(number, loss)
+        kept.offer_best(number, loss, 0)
     assert kept.steps() == [5, 4, 2]
-    assert kept.best() == {"step": 2, "loss": 1.0}
-    kept.mark_best(5, 0.5)
+    assert kept.best() == {"step": 2, "loss": 1.0, "phase": 0}
+    kept.offer_best(5, float("nan"), 0)
+    assert kept.best() == {"step": 2, "loss": 1.0, "phase": 0}
+    kept.offer_best(4, 2.5, 1)
+    assert kept.best() == {"step": 4, "loss": 2.5, "phase": 1}, "losses of different phases do not compare"
+    kept.offer_best(5, 0.5, 0)
     assert kept.steps() == [5, 4]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "step-00000004", "step-00000005"]
 
@@ -114,7 +116,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
 def test_a_damaged_one_does_not_push_out_good_ones(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path, keep=1)
     kept.save(10, *trained())
-    kept.mark_best(10, 1.0)
+    kept.offer_best(10, 1.0, 0)
     kept.save(20, *trained())
     flip(kept.path(20) / "state.safetensors")
     kept.newest(lambda line: None)

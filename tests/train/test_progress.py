@@ -36,10 +36,13 @@ def test_a_log_is_useful_and_short(capsys: pytest.CaptureFixture[str], monkeypat
     assert said.err == ""
     lines = said.out.splitlines()
     assert lines[0] == "step 1/400 · loss 7.900 (MLM 7.200, NSP 0.690) · 20,111 tokens/s · lr 1e-4 · 3 min 20 s left"
-    assert lines[-1].startswith("step 200/400 · loss 7.900"), "the last figures are not lost"
-    assert lines[-2] == "[b]saved[/b]"
+    assert lines[-1] == "[b]saved[/b]"
+    assert lines[-2].startswith("step 200/400 · held-out")
+    assert lines[-3].startswith("step 200/400 · loss 7.900"), "the last figures are not lost, and come in order"
     assert "step 100/400 · held-out: loss 5.700, perplexity 164, pair accuracy 63.0 %" in lines
-    assert len([line for line in lines if "tokens/s" in line]) == 5, "one at first, every 30 s, and the last"
+    assert len([line for line in lines if "tokens/s" in line]) == 6, (
+        "one at first, every 30 s, and before each evaluation"
+    )
 
 
 @pytest.mark.parametrize("fields", [{}, {"step": 1, "loss": None, "lr": None, "mfu": float("nan"), "odd": "[/x]"}])

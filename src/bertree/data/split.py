@@ -28,14 +28,14 @@ class View(Shard):
         vars(self)["document_starts"] = documents[first : last + 1] - documents[first]
 
 
-def split(store: Store, share: float) -> tuple[Store, Store]:
-    """(what is left to learn from, what is held out): about `share` of the tokens, whole documents."""
+def split(store: Store, share: float, least: int = 1) -> tuple[Store, Store]:
+    """(what is left to learn from, what is held out): about `share` of the tokens, `least` whole documents or more."""
     where = store.folder or "store"
     if not 0 < share < 1:
         raise UserError(f"{where}: held_out_share {share}: must lie between 0 and 1")
     if store.documents < 2:
         raise UserError(f"{where}: has one document, so none can be held out; give data.held_out another store")
-    runs = max(1, min(RUNS, int(share * store.documents)))
+    runs = max(least, min(RUNS, int(share * store.documents)))
     chosen = np.unique(np.linspace(0, len(store.shards) - 1, min(runs, len(store.shards))).round().astype(int))
     kept: list[Shard] = []
     held: list[Shard] = []
@@ -49,11 +49,11 @@ def split(store: Store, share: float) -> tuple[Store, Store]:
         borders = np.unique(np.searchsorted(ends, np.linspace(0, int(ends[-1]), places + 1)))
         for first, last in pairwise(borders.tolist()):
             missing += share * store.tokens / len(chosen) / (borders.size - 1)
-            start, stop = _run(ends, first, last, missing) if missing > 0 else (last, last)
+            start, stop = _run(ends, first, last, missing) if missing > 0 or len(held) < least else (last, last)
             kept += [View(shard, one, other) for one, other in ((first, start), (stop, last)) if other > one]
             held += [View(shard, start, stop)] if stop > start else []
             missing -= int(ends[stop] - ends[start])
-    if not kept or not held:
+    if not kept or sum(shard.document_starts.size - 1 for shard in held) < least:
         raise UserError(f"{where}: too few documents to hold some out; give data.held_out another store")
     return _part(store, kept, f"without {share}"), _part(store, held, f"held out {share}")
 

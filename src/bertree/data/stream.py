@@ -103,7 +103,8 @@ class Stream:
             if kind not in self.store.special:
                 raise UserError(f"{where}: its vocabulary has no {kind} token, which {self.format.name} needs")
         if self.format.question == "nsp" and self.store.documents < 2:
-            raise UserError(f"{where}: NSP needs two documents or more; this store has {self.store.documents}")
+            part = "this store has" if self.store.whole else "the part of it used here has"
+            raise UserError(f"{where}: NSP needs two documents or more; {part} {self.store.documents}")
         if not 0 <= self.rank < self.world:
             raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
         if self.shares < 1:
@@ -120,8 +121,8 @@ class Stream:
             least = self.max_length * self.shares
         if self.batch_tokens < least:
             raise UserError(
-                f"batch_tokens {self.batch_tokens}: too few for max_length {self.max_length} on {self.world} "
-                f"ranks; give {least} or more"
+                f"batch_tokens {self.batch_tokens}: too few for max_length {self.max_length}"
+                f"{f' on {self.world} ranks' if self.world > 1 else ''}; give {least} or more"
             )
 
     @property

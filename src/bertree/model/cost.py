@@ -86,9 +86,9 @@ def mask_head_flops(a: Architecture) -> int:
     return 2 * (a.width * a.embedding_width + a.embedding_width * a.vocab_size)
 
 
-def training_flops(a: Architecture, length: int) -> int:
-    """Operations per token of forward and backward (twice the forward), MLM head on 15 % of the tokens."""
-    return round(3 * (forward_flops(a, length) + MASK_RATE * mask_head_flops(a)))
+def training_flops(a: Architecture, length: int, rate: float = MASK_RATE) -> int:
+    """Operations per token of forward and backward (twice the forward), MLM head on the masked tokens."""
+    return round(3 * (forward_flops(a, length) + rate * mask_head_flops(a)))
 
 
 def activation_bytes(a: Architecture) -> int:
@@ -110,12 +110,12 @@ def mask_head_bytes(a: Architecture) -> int:
     return 6 * a.width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size
 
 
-def training_bytes(a: Architecture, batch: int, length: int) -> int:
+def training_bytes(a: Architecture, batch: int, length: int, rate: float = MASK_RATE) -> int:
     """Peak bytes of one training step on `batch` sequences of `length` tokens."""
     counts = parameters(a)
     everything = counts.total + counts.mlm_head
     tokens = batch * length
-    kept = tokens * activation_bytes(a) + round(MASK_RATE * tokens) * mask_head_bytes(a)
+    kept = tokens * activation_bytes(a) + round(rate * tokens) * mask_head_bytes(a)
     begins = 12 * everything + 2 * everything + 4 * a.vocab_size * a.embedding_width + kept
     return max(begins, 16 * everything)
 

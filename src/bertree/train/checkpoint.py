@@ -2,7 +2,7 @@
 
     checkpoints/step-00001000/
         state.safetensors     weights/NAME and moments/KEY/NAME
-        state.json            step, the sha256 of the file above, the held-out loss if it was measured
+        state.json            step, the sha256 of the file above, what the run wants to remember
     checkpoints/best.json     which step had the lowest held-out loss
 
 A checkpoint is written beside its place and renamed into it, so one that is there is complete; what the disk
@@ -10,6 +10,7 @@ may have done to it since, its checksum tells. The newest few are kept, and the 
 """
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -82,10 +83,12 @@ class Checkpoints:
         good = type(found.get("step")) is int and isinstance(found.get("loss"), float)
         return found if good and self.path(found["step"]).is_dir() else None
 
-    def mark_best(self, step: int, loss: float) -> None:
-        """Remember the checkpoint with the lowest held-out loss."""
-        write_atomically(self.folder / BEST, json.dumps({"step": step, "loss": loss}) + "\n")
-        self._tidy()
+    def offer_best(self, step: int, loss: float, phase: int) -> None:
+        """Remember the checkpoint if its held-out loss is the lowest of its phase; phases do not compare."""
+        best = self.best()
+        if loss < (best["loss"] if best and best.get("phase") == phase else math.inf):
+            write_atomically(self.folder / BEST, json.dumps({"step": step, "loss": loss, "phase": phase}) + "\n")
+            self._tidy()
 
     def _tidy(self) -> None:
         best = self.best()

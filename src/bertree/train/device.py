@@ -59,9 +59,10 @@ def _room(phase: Phase, a: Architecture, recompute: bool) -> int:
     if recompute:
         return GPU_TOKENS
     _, total = torch.cuda.mem_get_info()
+    rate = phase.mask_rate or cost.MASK_RATE
     tokens = GPU_TOKENS
     while tokens > phase.max_length:
-        if cost.training_bytes(a, max(1, tokens // phase.max_length), phase.max_length) < FILL * total:
+        if cost.training_bytes(a, max(1, tokens // phase.max_length), phase.max_length, rate) < FILL * total:
             break
         tokens //= 2
     return tokens

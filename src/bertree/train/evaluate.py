@@ -62,9 +62,9 @@ class Samples:
         self.examples = list(self._find())
 
     def _find(self) -> Iterator[Batch]:
-        found = 0
-        step = max(1, self._stream.examples // 50)
-        for number in range(0, self._stream.examples, step):
+        found, count = 0, self._stream.examples
+        tries = [k * count // SAMPLES + extra for extra in range(10) for k in range(SAMPLES)]  # all over the text
+        for number in dict.fromkeys(number for number in tries if number < count):
             example = self._stream.example(number)
             if example.masked is None or example.targets is None or not example.ids.numel() >= SHORT:
                 continue

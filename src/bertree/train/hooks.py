@@ -60,8 +60,16 @@ class Log:
     """A line of metrics every so many steps: means since the last one. Skipped steps and new phases are told."""
 
     def __init__(
-        self, every: int, record: Record, progress: Progress, tally: Tally, flops: Sequence[float], peak: float | None
+        self,
+        every: int,
+        last: int,
+        record: Record,
+        progress: Progress,
+        tally: Tally,
+        flops: Sequence[float],
+        peak: float | None,
     ) -> None:
+        self._last = last
         self._every, self._record, self._progress, self._tally = every, record, progress, tally
         self._flops, self._peak = flops, peak
         self._results: list[Result] = []
@@ -75,7 +83,7 @@ class Log:
             self._record.write("event", result.step, {"text": f"phase {result.phase + 1}"})
         self._phase = result.phase
         self._results.append(result)
-        if result.step % self._every == 0 or result.step == 1:
+        if result.step % self._every == 0 or result.step in (1, self._last):
             self._write(result)
 
     def _write(self, result: Result) -> None:
@@ -142,22 +150,22 @@ class Evaluate:
 class Save:
     """A checkpoint every so many steps, and at the end. What it costs is time, so it is left out of the speed."""
 
-    def __init__(self, every: int, last: int, save: Callable[[int], None], log: Log) -> None:
+    def __init__(self, every: int, last: int, save: Callable[[Result], None], log: Log) -> None:
         self._every, self._last, self._save, self._log = every, last, save, log
         self.step: int | None = None  # of the newest checkpoint
 
     def __call__(self, result: Result) -> None:
         """Save when it is time."""
         if result.step % self._every == 0 or result.step == self._last:
-            self.now(result.step)
+            self.now(result)
 
-    def now(self, step: int) -> None:
+    def now(self, result: Result) -> None:
         """Save, unless this step is saved."""
-        if self.step == step:
+        if self.step == result.step:
             return
         began = time.perf_counter()
-        self._save(step)
-        self.step = step
+        self._save(result)
+        self.step = result.step
         self._log.pause(time.perf_counter() - began)
 
 
@@ -171,7 +179,7 @@ class Interrupts:
     def __call__(self, result: Result) -> None:
         """Stop if someone asked for it."""
         if self.caught is not None:
-            self._save.now(result.step)
+            self._save.now(result)
             raise Stop
 
     @contextmanager

@@ -156,8 +156,8 @@ class Loop:
         self.bad = self.bad + 1 if result.skipped else 0
         if self.bad >= self._bad_steps:
             raise UserError(
-                f"step {result.step}: the gradient was not finite for {self.bad} steps in a row; lower optim.lr, "
-                "lengthen schedule.warmup, or set optim.clip, and go on from an earlier checkpoint"
+                f"step {result.step}: the gradient was not finite for {self.bad} steps in a row; start a new run "
+                "with a lower optim.lr, a longer schedule.warmup or a smaller optim.clip"
             )
 
 

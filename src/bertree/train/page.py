@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from bertree.errors import UserError
-from bertree.files import write_text
+from bertree.files import write_atomically
 from bertree.train.charts import CSS as CHARTS
 from bertree.train.style import SCRIPT, STYLE
 
@@ -69,10 +68,5 @@ def folded(title: str, inside: str, unfolded: bool = False) -> str:
 
 def place(path: Path, text: str) -> Path:
     """Write a file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        write_text(partial, text)
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    write_atomically(path, text)
     return path

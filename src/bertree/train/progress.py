@@ -52,8 +52,7 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._unsaid is not None:
-            self.say(self._line(self._unsaid))
+        self._flush()
 
     def step(self, step: int) -> None:
         """A step is done. Costs next to nothing: the bar moves a few times a second."""
@@ -87,8 +86,15 @@ class Progress:
         ]
         self.say(f"{self._at(fields)} · held-out: {', '.join(parts) or 'nothing measured'}")
 
+    def _flush(self) -> None:
+        """The training line that was held back, before anything that comes after it."""
+        if self._bar is None and self._unsaid is not None:
+            unsaid, self._unsaid = self._unsaid, None
+            self.say(self._line(unsaid))
+
     def say(self, line: str) -> None:
         """Print a line; a bar stays below it."""
+        self._flush()
         self._lines.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _at(self, fields: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """What a run writes down about itself: metrics.jsonl, recipe.toml, environment.json, and TensorBoard if asked.
 
 Every line of metrics.jsonl is one JSON object with a `kind`: train, eval, sample, event or end. A run that is
-resumed drops the lines after the step it goes on from, so the file reads as if nothing had happened.
+resumed drops the lines after the step it goes on from, so no step is told twice.
 """
 
 import importlib.metadata
@@ -9,6 +9,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,15 +31,14 @@ class Record:
     def __init__(self, out: Path, step: int = 0, tensorboard: bool = False) -> None:
         self._path = out / METRICS
         kept = [line for line in _lines(self._path) if line.get("step", 0) <= step] if step else []
-        text = "".join(json.dumps(line) + "\n" for line in kept if line.get("kind") != "end")
-        write_atomically(self._path, text)
+        write_atomically(self._path, "".join(_json(line) for line in kept if line.get("kind") != "end"))
         self._file = self._path.open("a", encoding="utf-8")
         self._board = _board(out / TENSORBOARD, step) if tensorboard else None
 
     def write(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
         """One line."""
-        clean = {key: _plain(value) for key, value in fields.items()}
-        self._file.write(json.dumps({"kind": kind, "step": step} | clean, ensure_ascii=False) + "\n")
+        clean = _plain(dict(fields))
+        self._file.write(_json({"kind": kind, "step": step} | clean))
         self._file.flush()
         if self._board is not None and kind in ("train", "eval"):
             for key, value in clean.items():
@@ -67,9 +67,17 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """JSON has no word for infinity."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
+
+
+def _json(line: dict[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _board(folder: Path, step: int) -> Any:
@@ -77,7 +85,7 @@ def _board(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError("run.tensorboard: the package is not installed; pip install tensorboard") from None
-    return SummaryWriter(str(folder), purge_step=step)
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -90,5 +98,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {cores} cores",
         "threads": torch.get_num_threads(),
         **{package: importlib.metadata.version(package) for package in PACKAGES},
-        "command": " ".join(["bertree", *sys.argv[1:]]),
+        "command": shlex.join(["bertree", *sys.argv[1:]]),
     }

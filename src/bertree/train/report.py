@@ -287,7 +287,9 @@ def _events(events: Sequence[Json]) -> str:
         return ""
     rows = [[f"{event['step']:,}", str(event.get("text", ""))] for event in events[-EVENTS:]]
     left = len(events) - len(rows)
-    title = f"{len(events):,} events" + (f", the first {left:,} left out" if left else "")
+    title = f"{len(events):,} event{'s' if len(events) != 1 else ''}" + (
+        f", the first {left:,} left out" if left else ""
+    )
     return page.folded(title, page.table(["step", ""], rows, [0], "facts"), unfolded=len(rows) <= 20)
 
 

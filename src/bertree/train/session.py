@@ -4,24 +4,24 @@ What is trained, and on what, is decided by who builds the parts; every verb tha
 """
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertree.files import write_atomically
+from bertree.errors import UserError
+from bertree.files import Json, write_atomically
 from bertree.recipe import Run
 from bertree.train import report
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.device import peak_flops
 from bertree.train.feed import Feed
 from bertree.train.hooks import Evaluate, Interrupts, Log, Measure, Save, Tally
-from bertree.train.loop import Loop, Stop
+from bertree.train.loop import Loop, Result, Stop
 from bertree.train.progress import Progress
 from bertree.train.record import ENVIRONMENT, RECIPE, Record, environment
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, MODEL, BEST_MODEL = "checkpoints", "model", "model-best"
 
 
 @dataclass(frozen=True)
@@ -36,52 +36,95 @@ class Session:
     measure: Measure  # figures on held-out text, after a step
     samples: Callable[[], list[dict[str, Any]]]  # texts to watch it learn by
     flops: Sequence[float]  # a token, in each phase
+    identity: Json  # what must be the same when the run is resumed: names of the data
+    finish: Callable[[str], None]  # write the model into a folder of that name
 
-    def run(self, resume: bool, intro: Sequence[str], finish: Callable[[], None], note: Callable[[str], None]) -> int:
+    def run(self, resume: bool, intro: Sequence[str], note: Callable[[str], None]) -> int:
         """Take the steps that are left, then `finish`. The exit code: 0, or 128 and the signal that ended it."""
         checkpoints = Checkpoints(self.out / CHECKPOINTS, self.settings.keep)
         found = self._restored(checkpoints, note) if resume else None
         first, last = found.step if found else 0, len(self.feed.plan)
+        if first == last and (self.out / MODEL).is_dir():
+            note(f"{self.out}: the run is complete, nothing is left to do")
+            return 0
         record = Record(self.out, first, self.settings.tensorboard)
         write_atomically(self.out / RECIPE, self.recipe)
         write_atomically(self.out / ENVIRONMENT, json.dumps(environment(self.loop.device), indent=2) + "\n")
         record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
+        tally = Tally(record, found.extra if found else None)
+        try:
+            caught = self._train(first, checkpoints, record, tally, intro, note)
+            if caught is None:
+                self._finish(checkpoints, record, tally)
+        except UserError as error:
+            record.write("event", first, {"text": f"stopped: {error}"})
+            raise
+        finally:
+            record.close()
+            self._report(note)
+        return 0 if caught is None else 128 + caught
+
+    def _train(
+        self,
+        first: int,
+        checkpoints: Checkpoints,
+        record: Record,
+        tally: Tally,
+        intro: Sequence[str],
+        note: Callable[[str], None],
+    ) -> int | None:
+        """The steps that are left; the signal that ended them early, if one did."""
+        last = len(self.feed.plan)
         with Progress(last, first) as progress:
             for line in intro:
                 progress.say(line)
-            tally = Tally(record, found.extra if found else None)
-            log = Log(self.settings.log_every, record, progress, tally, self.flops, peak_flops(self.loop.device))
+            log = Log(self.settings.log_every, last, record, progress, tally, self.flops, peak_flops(self.loop.device))
             evaluation = Evaluate(
                 self.settings.eval_every, last, self.measure, self.samples, record, progress, tally, log
             )
-            save = Save(
-                self.settings.save_every, last, lambda step: self._save(step, checkpoints, evaluation, tally), log
-            )
+
+            def write(result: Result) -> None:
+                extra = tally.as_dict() | {"identity": self.identity}
+                checkpoints.save(result.step, self.loop.network, self.loop.optimiser, extra)
+                if evaluation.newest and evaluation.newest[0] == result.step:
+                    checkpoints.offer_best(*evaluation.newest, result.phase)
+                self._report(note)
+
+            save = Save(self.settings.save_every, last, write, log)
             interrupts = Interrupts(save)
             try:
                 with interrupts.listening():
                     self.loop.run(self.feed.since(first), (tally, log, evaluation, save, interrupts))
             except Stop:
                 progress.say(f"stopped at step {save.step:,} of {last:,} and saved; go on with --resume")
-        if interrupts.caught is None:
-            finish()
-            parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
-            record.write("end", last, tally.as_dict() | {"parameters": parameters})
-        record.close()
-        report.write(self.out)
-        return 0 if interrupts.caught is None else 128 + interrupts.caught
+        return interrupts.caught
+
+    def _finish(self, checkpoints: Checkpoints, record: Record, tally: Tally) -> None:
+        """The last model and, where an earlier one of the same phase was better, that one too."""
+        last = len(self.feed.plan)
+        self.finish(MODEL)
+        best = checkpoints.best()
+        if best and best["step"] != last:
+            restore(checkpoints.read(best["step"]), self.loop.network, self.loop.optimiser)
+            self.finish(BEST_MODEL)
+        parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
+        record.write("end", last, tally.as_dict() | {"parameters": parameters})
+
+    def _report(self, note: Callable[[str], None]) -> None:
+        """The page, if it can be written: a run does not end for want of it."""
+        try:
+            report.write(self.out)
+        except (UserError, OSError) as error:
+            note(str(error))
 
     def _restored(self, checkpoints: Checkpoints, note: Callable[[str], None]) -> Checkpoint | None:
         found = checkpoints.newest(note)
         if found is None:
             note(f"{self.out}: no good checkpoint, starting from the beginning")
-        else:
-            restore(found, self.loop.network, self.loop.optimiser)
+            return None
+        before = found.extra.get("identity", self.identity)
+        for name, value in self.identity.items():
+            if before.get(name) != value:
+                raise UserError(f"{self.out}: was started with another {name}; put it back, or start a new run")
+        restore(found, self.loop.network, self.loop.optimiser)
         return found
-
-    def _save(self, step: int, checkpoints: Checkpoints, evaluation: Evaluate, tally: Tally) -> None:
-        checkpoints.save(step, self.loop.network, self.loop.optimiser, tally.as_dict())
-        newest, best = evaluation.newest, checkpoints.best()
-        if newest and newest[0] == step and newest[1] < (best["loss"] if best else math.inf):
-            checkpoints.mark_best(*newest)
-        report.write(self.out)

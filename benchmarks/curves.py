@@ -1,0 +1,24 @@
+"""Held-out loss of several runs over time, as one .svg.
+
+python -m benchmarks.curves curves.svg "pre-norm=run-a" "post-norm=run-b"
+"""
+
+import argparse
+from pathlib import Path
+
+from bertree.train.report import held_out_svg
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("runs", nargs="+", metavar="NAME=FOLDER", help="a run's folder, and how it is called")
+    parser.add_argument("--over", default="seconds", choices=["seconds", "tokens", "step"])
+    parser.add_argument("--title", default="Held-out MLM loss")
+    given = parser.parse_args()
+    runs = {name: Path(folder) for name, _, folder in (run.partition("=") for run in given.runs)}
+    given.out.write_text(held_out_svg(runs, over=given.over, field="mlm", title=given.title))
+
+
+if __name__ == "__main__":
+    main()
