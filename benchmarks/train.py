@@ -1,6 +1,6 @@
 """Training throughput: bertree's whole loop against the same model in transformers, one run.
 
-    python -m benchmarks.train                                          # two CPU cores, small model, real ragged text
+    python -m benchmarks.train                                          # two CPU cores, a small model
     python -m benchmarks.train --device cuda                            # the rows of the H200 table
     python -m benchmarks.train --device cuda --cases bert-base-128-full --profile profile.txt
 
