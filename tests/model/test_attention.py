@@ -106,7 +106,7 @@ def test_compiles_without_graph_breaks_or_recompilation_storms(name: str) -> Non
 
 
 @cuda
-@pytest.mark.parametrize("kernel", ["short", "varlen"])
+@pytest.mark.parametrize("kernel", ["short", "blocks", "varlen"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_kernels_follow_the_definition_on_cuda(kernel: str, dtype: torch.dtype) -> None:
     batch, qkv = streams([7, 64, 1, 0, 33, 7, 128], 3)

@@ -32,8 +32,13 @@ def usable(qkv_t3nd: Tensor) -> bool:
 
 def attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
     """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
-    mixed: Tensor = _attend(qkv_t3nd.contiguous(), cu_seqlens, max(16, 1 << (longest - 1).bit_length()))
+    mixed: Tensor = _attend(qkv_t3nd.contiguous(), cu_seqlens, longest)
     return mixed
+
+
+def _block(longest: int) -> int:
+    """The tile that holds the longest sequence."""
+    return max(16, 1 << (longest - 1).bit_length())
 
 
 if triton is not None:
@@ -89,8 +94,9 @@ if triton is not None:
 
 
 @custom_op("bertree::short_attention", mutates_args=())
-def _attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, block: int) -> Tensor:
+def _attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
     tokens, _, heads, width = qkv_t3nd.shape
+    block = _block(longest)
     out_tnd = qkv_t3nd.new_empty(tokens, heads, width)
     grid = (cu_seqlens.numel() - 1, heads)
     _forward[grid](
@@ -100,8 +106,9 @@ def _attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, block: int) -> Tensor:
 
 
 @custom_op("bertree::short_attention_backward", mutates_args=())
-def _attend_backward(grad_tnd: Tensor, qkv_t3nd: Tensor, cu_seqlens: Tensor, block: int) -> Tensor:
+def _attend_backward(grad_tnd: Tensor, qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
     _, _, heads, width = qkv_t3nd.shape
+    block = _block(longest)
     out_t3nd = torch.empty_like(qkv_t3nd)
     grid, scale = (cu_seqlens.numel() - 1, heads), width**-0.5
     _backward[grid](
@@ -120,22 +127,22 @@ def _attend_backward(grad_tnd: Tensor, qkv_t3nd: Tensor, cu_seqlens: Tensor, blo
 
 
 @_attend.register_fake
-def _(qkv_t3nd: Tensor, cu_seqlens: Tensor, block: int) -> Tensor:
+def _(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
     return qkv_t3nd.new_empty(qkv_t3nd.shape[0], *qkv_t3nd.shape[2:])
 
 
 @_attend_backward.register_fake
-def _(grad_tnd: Tensor, qkv_t3nd: Tensor, cu_seqlens: Tensor, block: int) -> Tensor:
+def _(grad_tnd: Tensor, qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
     return torch.empty_like(qkv_t3nd)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    qkv_t3nd, cu_seqlens, ctx.block = inputs
+    qkv_t3nd, cu_seqlens, ctx.longest = inputs
     ctx.save_for_backward(qkv_t3nd, cu_seqlens)
 
 
 def _back(ctx: Any, grad_tnd: Tensor) -> tuple[Tensor, None, None]:
-    return _attend_backward(grad_tnd, *ctx.saved_tensors, ctx.block), None, None
+    return _attend_backward(grad_tnd, *ctx.saved_tensors, ctx.longest), None, None
 
 
 _attend.register_autograd(_back, setup_context=_keep)
