@@ -1,4 +1,4 @@
-"""Held-out loss of several runs over time, as one .svg.
+"""Held-out loss of several runs over time, as one .svg, or over time and tokens as one .html.
 
 python -m benchmarks.curves curves.svg "pre-norm=run-a" "post-norm=run-b"
 """
@@ -6,7 +6,7 @@ python -m benchmarks.curves curves.svg "pre-norm=run-a" "post-norm=run-b"
 import argparse
 from pathlib import Path
 
-from bertree.train.report import held_out_svg
+from bertree.train.report import comparison, held_out_svg
 
 
 def main() -> None:
@@ -17,7 +17,10 @@ def main() -> None:
     parser.add_argument("--title", default="Held-out MLM loss")
     given = parser.parse_args()
     runs = {name: Path(folder) for name, _, folder in (run.partition("=") for run in given.runs)}
-    given.out.write_text(held_out_svg(runs, over=given.over, field="mlm", title=given.title))
+    if given.out.suffix == ".html":
+        comparison(runs, given.out, field="mlm")
+    else:
+        given.out.write_text(held_out_svg(runs, over=given.over, field="mlm", title=given.title))
 
 
 if __name__ == "__main__":

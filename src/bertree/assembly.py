@@ -57,7 +57,7 @@ def model(recipe: Recipe, store: Store) -> Contents:
     elif name:
         a = preset(str(name)).architecture.with_values({"vocab_size": store.vocab_size} | axes)
         contents = _fresh(a, heads, recipe.run.seed)
-        contents.max_length = 1
+        contents.max_length = 1  # nothing is learned yet; the phases raise it below
     else:
         raise UserError(f"{recipe.name}: model.preset: is not set; give a preset's name (see `bertree info`)")
     contents.tokenizer = contents.tokenizer or tokenizer

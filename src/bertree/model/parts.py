@@ -79,18 +79,22 @@ class FeedForward(nn.Module):
         return out
 
 
-class PostNorm(nn.Module):
-    """A part joined to the residual stream as in BERT: norm(x + dropout(part(x))).
-
-    Every state is normed, but gradients pass each norm on their way down, which asks for a long warm-up
-    (Xiong et al. 2020).
-    """
+class Joined(nn.Module):
+    """A part, its norm and its dropout, joined to the residual stream in one way or another."""
 
     def __init__(self, part: nn.Module, norm: nn.LayerNorm, dropout: float) -> None:
         super().__init__()
         self.part = part
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
+
+
+class PostNorm(Joined):
+    """A part joined to the residual stream as in BERT: norm(x + dropout(part(x))).
+
+    Every state is normed, but gradients pass each norm on their way down, which asks for a long warm-up
+    (Xiong et al. 2020).
+    """
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Residual stream in, residual stream out, in the precision it came in."""
@@ -98,18 +102,12 @@ class PostNorm(nn.Module):
         return out
 
 
-class PreNorm(nn.Module):
+class PreNorm(Joined):
     """A part joined to the residual stream as in Megatron: x + dropout(part(norm(x))).
 
     Gradients reach every depth through the sum alone, so deep stacks train with little warm-up. The price:
     the stream is never normed and grows with depth, so the encoder norms it once, at the end.
     """
-
-    def __init__(self, part: nn.Module, norm: nn.LayerNorm, dropout: float) -> None:
-        super().__init__()
-        self.part = part
-        self.norm = norm
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Residual stream in, residual stream out, in the precision it came in."""

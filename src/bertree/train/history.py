@@ -19,7 +19,6 @@ from bertree.errors import UserError
 from bertree.files import Json
 
 Floats = NDArray[np.float64]
-METRICS = "metrics.jsonl"
 # Fields of "train" and "eval" lines that are not figures of merit; every other number of a "train" line is
 # a term of its loss.
 BOOKKEEPING = frozenset(("kind", "step", "seconds", "tokens", "epoch", "phase", "parameters"))

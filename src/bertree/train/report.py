@@ -19,10 +19,11 @@ from bertree.files import Json, read_json, read_text
 from bertree.train import page
 from bertree.train.charts import Mark, Series, Style, curve_svg
 from bertree.train.figures import digits, duration, figure, label, percent, quantity, smaller_is_better
-from bertree.train.history import METRICS, History, column, number, read
+from bertree.train.history import History, column, number, read
+from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
 from bertree.train.scales import Axis
 
-RECIPE, ENVIRONMENT, REPORT = "recipe.toml", "environment.json", "report.html"
+REPORT = "report.html"
 MASK = re.compile(r"\[MASK\]|<mask>")
 ROWS = 15  # of a sample's table
 EVENTS = 500

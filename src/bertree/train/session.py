@@ -122,9 +122,9 @@ class Session:
         if found is None:
             note(f"{self.out}: no good checkpoint, starting from the beginning")
             return None
-        before = found.extra.get("identity", self.identity)
+        before = found.extra.get("identity")
         for name, value in self.identity.items():
-            if before.get(name) != value:
+            if not isinstance(before, dict) or before.get(name) != value:
                 raise UserError(f"{self.out}: was started with another {name}; put it back, or start a new run")
         restore(found, self.loop.network, self.loop.optimiser)
         return found
