@@ -4,7 +4,7 @@ Sequences of any lengths lie end to end in one flat stream of tokens; `cu_seqlen
 starts. Nothing is padded, so no layer ever computes on a token that is not there. The price is that
 whatever mixes tokens (attention) must be told the boundaries.
 
-Shape letters: t tokens in the batch, s sequences in the batch, m masked tokens.
+Shape letters: t tokens in the batch, s sequences in the batch, m masked or chosen tokens.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,15 @@ class Batch:
     targets: Tensor | None = None  # m, int64: the ids that stood there
     # s, int64: NSP or SOP label: 0 in order, 1 random next or swapped, -100 (ignored) where there is no pair
     pairs: Tensor | None = None
+    # What a task asks about the batch, where it asks:
+    chosen: Tensor | None = None  # m, int64: tokens of the stream a `token` or `span` head reads
+    # Where each score goes that competes with others: a cell of the grid questions x `width`, counted row by row.
+    # Tokens of a `span` or CRF head (m): one row a sequence. Sequences of a `choice` head (s): one row a question.
+    cells: Tensor | None = None
+    width: int = 0
+    # The true classes or scores: s for `sequence` (float: regression), m for `token`; for `span` questions x 2, the
+    # columns of start and end; for `choice`, each question's column. -100: ignored.
+    answers: Tensor | None = None
 
     @classmethod
     def pack(

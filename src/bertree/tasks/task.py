@@ -1,0 +1,107 @@
+"""What a task is: files -> examples -> units an encoder reads; logits -> predictions -> scores.
+
+A task never sees the network. It turns an example into units (a text longer than the model's positions into
+several), says with which head they are read, and gets back what that head said about each unit. So every task
+runs through the same packed batches, the same loop and the same verbs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.text.tokenizer import Encoded, Tokenizer
+
+Example = TypeVar("Example")
+Logits = NDArray[np.float32]
+Splits = dict[str, tuple[Path, ...]]
+
+
+class Unit(NamedTuple):
+    """What a head answers at once: one sequence, or the options of one question.
+
+    `answer` is a class (sequence, choice), a score (sequence of a regression), a class for each chosen token with
+    -100 where none is asked (token), or the first and last token as indices into `chosen` (span). None: not known.
+    """
+
+    example: int  # the example it is of, or a part of
+    sequences: tuple[Encoded, ...]
+    chosen: Sequence[int] | None = None  # for `token` and `span`: which tokens of its one sequence the head reads
+    answer: Any = None
+
+
+class Cut(NamedTuple):
+    """What did not fit."""
+
+    examples: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Task(ABC, Generic[Example]):
+    """One task. Frozen: what is learned from the data (labels, a threshold) makes a new task."""
+
+    name: str
+    labels: tuple[str, ...] = ()  # names of the head's classes, in their order; none for span, choice, regression
+    max_length: int = 128  # tokens a sequence, unless told otherwise
+
+    head = "sequence"  # sequence, token, span or choice
+    metric = "accuracy"  # the score that counts, a key of `score`; higher is better
+
+    @property
+    def classes(self) -> int:
+        """How many scores the head gives for what it reads."""
+        return len(self.labels)
+
+    @abstractmethod
+    def splits(self, data: Path) -> Splits:
+        """The files of each split in a folder: train, dev, test, and more where the task has them (dev-mismatched)."""
+
+    @abstractmethod
+    def read(self, paths: Sequence[Path]) -> list[Example]:
+        """The examples of a split, checked. A gold answer that is not there (test) is None."""
+
+    @abstractmethod
+    def parse(self, record: str | Json) -> Example:
+        """One example without a gold answer, from a line of text or an object: what `bertree predict` is given."""
+
+    @abstractmethod
+    def units(self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+        """What the encoder reads, in order of the examples, and what did not fit."""
+
+    @abstractmethod
+    def predict(self, examples: Sequence[Example], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
+        """One readable line per example: its text, `gold` where known, `predicted`, `score`.
+
+        `logits` has one array per unit: a row of classes for its sequence, for each chosen token (token, span), or
+        for each option (choice). A CRF's array holds 1 at the class it decoded, 0 elsewhere."""
+
+    @abstractmethod
+    def score(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, float]:
+        """Figures for a split with gold answers, the task's `metric` among them, as shares (not percent)."""
+
+    def labels_in(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """The labels of a training split, where the task does not know them beforehand."""
+        return self.labels
+
+    def with_labels(self, labels: Sequence[str]) -> Self:
+        """The same task with these classes."""
+        return replace(self, labels=tuple(labels))
+
+    def tuned(self, examples: Sequence[Example], predictions: Sequence[Json]) -> Self:
+        """The same task with what is set by looking at a dev split: SQuAD 2.0's threshold."""
+        return self
+
+    def settings(self) -> Json:
+        """Plain values a model folder must remember to predict as it was trained."""
+        return {}
+
+    def submission(self, examples: Sequence[Example], predictions: Sequence[Json]) -> tuple[str, str]:
+        """Name and text of the file the task's server takes."""
+        raise UserError(f"{self.name}: there is no submission format for this task")
