@@ -26,6 +26,7 @@ ROOMS = [
     "data",
     "text",
     "recipe",
+    "settings",
     "batch",
     "files",
     "errors",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bertree import recipe
+from bertree import recipe, settings
 from bertree.errors import UserError
 from tests.train import runs
 
@@ -36,7 +36,7 @@ def test_shipped_recipes_load_and_round_trip(name: str, tmp_path: Path) -> None:
     loaded = recipe.load(name)
     assert loaded.name == name
     assert loaded.note
-    (tmp_path / "again.toml").write_text(recipe.as_toml(loaded))
+    (tmp_path / "again.toml").write_text(settings.as_toml(loaded))
     assert recipe.load(str(tmp_path / "again.toml")) == loaded
 
 
@@ -45,10 +45,10 @@ def test_every_value_survives_writing(base: str, tmp_path: Path) -> None:
     loaded = recipe.load(base, [*changes, "model.dropout=0.1", "model.pooler=false", "objective.mlm=0.3"])
     assert loaded.data.store == "a 'b' \\ 😀"
     assert loaded.optim.clip == 3.0
-    (tmp_path / "again.toml").write_text(recipe.as_toml(loaded))
+    (tmp_path / "again.toml").write_text(settings.as_toml(loaded))
     again = recipe.load(str(tmp_path / "again.toml"))
     assert again == loaded
-    assert recipe.differences(loaded, again) == []
+    assert settings.differences(loaded, again) == []
 
 
 # What the papers print; Devlin et al. 2018 A.2, Liu et al. 2019 table 9, Lan et al. 2019 4.1.
@@ -92,7 +92,7 @@ def test_a_recipe_holds_its_differences(base: str, tmp_path: Path) -> None:
     child = tmp_path / "child.toml"
     child.write_text('extends = "base.toml"\n[model]\nlayers = 4\n[optim]\nlr = 0.5\n')
     loaded, parent = recipe.load(str(child)), recipe.load(base)
-    assert recipe.differences(loaded, parent) == ["model.layers", "name", "optim.lr"]
+    assert settings.differences(loaded, parent) == ["model.layers", "name", "optim.lr"]
     assert loaded.optim.betas == (0.8, 1e-3)
     child.write_text('extends = "base"\n[[phases]]\nsteps = 1\n')
     with pytest.raises(UserError, match=r"base: no such recipe, did you mean|known"):
@@ -119,7 +119,7 @@ def test_overrides(base: str) -> None:
     assert [phase.steps for phase in loaded.phases] == [10, 7]
     assert (loaded.optim.name, loaded.optim.betas, loaded.data.store) == ("lamb", (0.5, 0.6), "some/where")
     assert loaded.data.held_out == ""
-    assert recipe.differences(loaded, recipe.load(base)) == [
+    assert settings.differences(loaded, recipe.load(base)) == [
         "data.store", "optim.betas", "optim.name", "phases.1.steps",
     ]  # fmt: skip
 

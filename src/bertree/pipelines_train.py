@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bertree import assembly
+from bertree import assembly, settings
 from bertree import recipe as recipes
 from bertree.data.store import Store
 from bertree.errors import UserError
@@ -50,7 +50,7 @@ def show_recipe(name: str, overrides: list[str]) -> None:
     """`bertree config`: the whole recipe as it would be run."""
     recipe = recipes.load(name, overrides)
     assembly.axes_of(recipe)
-    sys.stdout.write(recipes.as_toml(recipe))
+    sys.stdout.write(settings.as_toml(recipe))
 
 
 def list_recipes() -> None:
@@ -95,7 +95,7 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> int:
     samples = Samples(measured[0]) if recipe.objective.mlm else None
     session = Session(
         out,
-        recipes.as_toml(recipe),
+        settings.as_toml(recipe),
         loop,
         feed,
         recipe.run,
@@ -152,7 +152,7 @@ def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
     begun = bool(checkpoints.steps()) or (out / MODEL).exists()
     if resume and there.is_file() and begun:
         before = _resolved(recipes.load(str(there)))
-        changed = [key for key in recipes.differences(before, recipe) if key not in WATCHING]
+        changed = [key for key in settings.differences(before, recipe) if key not in WATCHING]
         if changed:
             raise UserError(
                 f"{out}: was started with another {changed[0]}; resume with the recipe in {there}, "
