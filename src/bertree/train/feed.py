@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,30 +48,35 @@ class Feed:
         return Work(update, made, earlier + streams[0].epoch_at(update.first + update.batches))
 
     def since(self, first: int) -> Iterator[Work]:
-        """Steps from `first` on. The thread that makes them ends with the iterator."""
-        ready: queue.Queue[Work | BaseException] = queue.Queue(AHEAD)
-        stopped = threading.Event()
+        """Steps from `first` on, made ahead."""
+        return ahead(self.__getitem__, first, len(self.plan))
 
-        def make() -> None:
-            try:
-                for number in range(first, len(self.plan)):
-                    _put(ready, self[number], stopped)
-                    if stopped.is_set():
-                        return
-            except BaseException as error:  # raised again where the steps are used
-                _put(ready, error, stopped)
 
-        thread = threading.Thread(target=make, name="feed", daemon=True)
-        thread.start()
+def ahead(make: Callable[[int], Work], first: int, last: int) -> Iterator[Work]:
+    """Steps `first` up to `last`, made a few ahead by a thread that ends with the iterator."""
+    ready: queue.Queue[Work | BaseException] = queue.Queue(AHEAD)
+    stopped = threading.Event()
+
+    def work() -> None:
         try:
-            for _ in range(first, len(self.plan)):
-                work = ready.get()
-                if isinstance(work, BaseException):
-                    raise work
-                yield work
-        finally:
-            stopped.set()
-            thread.join()
+            for number in range(first, last):
+                _put(ready, make(number), stopped)
+                if stopped.is_set():
+                    return
+        except BaseException as error:  # raised again where the steps are used
+            _put(ready, error, stopped)
+
+    thread = threading.Thread(target=work, name="feed", daemon=True)
+    thread.start()
+    try:
+        for _ in range(first, last):
+            made = ready.get()
+            if isinstance(made, BaseException):
+                raise made
+            yield made
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def _put(ready: "queue.Queue[Work | BaseException]", item: Work | BaseException, stopped: threading.Event) -> None:

@@ -97,7 +97,9 @@ class Loop:
     ) -> None:
         self.network, self.objective, self.optimiser = network, objective, optimiser
         self.device = next(network.parameters()).device
-        self._clip, self._seed, self._half, self._bad_steps = clip, seed, half, bad_steps
+        self.learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self._limit = clip or math.inf  # of the gradient's norm
+        self._seed, self._half, self._bad_steps = seed, half, bad_steps
         self.compute: Compute = _compiled(objective) if compiled else objective
         self.bad = 0  # steps in a row without a finite gradient
 
@@ -126,7 +128,7 @@ class Loop:
         for group in self.optimiser.param_groups:
             group["lr"] = work.update.lr
         sums, counts = self.gradients(work)
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self._clip or math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(self.learning, self._limit)
         # Both optimisers leave everything as it is where this is 1; AdamW without the host having to know.
         self.optimiser.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         self.optimiser.step()

@@ -1,0 +1,113 @@
+"""What fine-tuning asks: a class or a score of a sequence, a class of each token, a span, one option of several.
+
+Scores that compete with each other (the tokens of a passage, the options of a question) come one by one from the
+packed stream and are laid into a grid of questions x `width` for their softmax. Numbers, not vectors: it is the
+only padding there is.
+
+Shape letters: s sequences, m chosen tokens, q questions, w grid width, c classes, h width, t tokens.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.model.network import Network
+from bertree.objectives.losses import IGNORED, Loss, Objective, Term, cross_entropy
+
+NEVER = -1e9  # a score in fp32 that has no probability
+
+
+class Classify:
+    """One class a sequence."""
+
+    def count(self, batch: Batch) -> int:
+        """Sequences that have an answer."""
+        return _known(batch)
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Cross-entropy."""
+        assert batch.answers is not None
+        return cross_entropy(network.class_logits("sequence", hidden_th, batch), batch.answers)
+
+
+class Regress:
+    """One score a sequence; one that is not a number is not asked for."""
+
+    def count(self, batch: Batch) -> int:
+        """Sequences that have an answer."""
+        assert batch.answers is not None
+        return int((~batch.answers.isnan()).sum())
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Squared error."""
+        assert batch.answers is not None
+        given_s = network.class_logits("sequence", hidden_th, batch)[:, 0].float()
+        errors_s = torch.where(batch.answers.isnan(), 0.0, given_s - batch.answers.nan_to_num())
+        return Loss(errors_s.square().sum(), None)
+
+
+class Tag:
+    """One class for each chosen token."""
+
+    def count(self, batch: Batch) -> int:
+        """Tokens that have an answer."""
+        return _known(batch)
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Cross-entropy."""
+        assert batch.answers is not None
+        return cross_entropy(network.class_logits("token", hidden_th, batch, batch.chosen), batch.answers)
+
+
+class Span:
+    """Where an answer begins and ends among the chosen tokens: two softmaxes, which share the weight."""
+
+    def count(self, batch: Batch) -> int:
+        """Questions that have an answer."""
+        assert batch.answers is not None
+        return int((batch.answers[:, 0] != IGNORED).sum())
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Mean of the two cross-entropies."""
+        assert batch.answers is not None
+        logits_m2 = network.class_logits("span", hidden_th, batch, batch.chosen)
+        questions = len(batch.answers)
+        both_qw2 = grid(logits_m2, batch, questions)
+        targets = batch.answers.T.flatten()
+        scores = torch.cat([both_qw2[..., 0], both_qw2[..., 1]])
+        return Loss(F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum") / 2, None)
+
+
+class Choose:
+    """One option of several."""
+
+    def count(self, batch: Batch) -> int:
+        """Questions that have an answer."""
+        return _known(batch)
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Cross-entropy over the options."""
+        assert batch.answers is not None
+        logits_s1 = network.class_logits("choice", hidden_th, batch)
+        return cross_entropy(grid(logits_s1, batch, len(batch.answers))[..., 0], batch.answers)
+
+
+def grid(scores_mc: Tensor, batch: Batch, questions: int) -> Tensor:
+    """Scores in their cells (q x w x c), in fp32; a cell nobody fills has no probability."""
+    assert batch.cells is not None
+    empty = scores_mc.new_full((questions * batch.width, scores_mc.shape[1]), NEVER, dtype=torch.float32)
+    return empty.index_put((batch.cells,), scores_mc.float()).unflatten(0, (questions, batch.width))
+
+
+def _known(batch: Batch) -> int:
+    assert batch.answers is not None
+    return int((batch.answers != IGNORED).sum())
+
+
+TERMS: dict[str, type[Term]] = {"sequence": Classify, "token": Tag, "span": Span, "choice": Choose}
+
+
+def supervised(head: str, regression: bool = False) -> Objective:
+    """The objective that trains a head."""
+    return Objective({head: Regress() if regression else TERMS[head]()}, {head: 1.0})
