@@ -60,6 +60,18 @@ class Tag:
         return cross_entropy(network.class_logits("token", hidden_th, batch, batch.chosen), batch.answers)
 
 
+class TagSequence(Tag):
+    """One class for each chosen token, by a CRF that scores them together. Counted by token, as `Tag` is."""
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Negative log-likelihood of the whole sequences."""
+        assert network.crf is not None
+        assert batch.answers is not None
+        assert batch.cells is not None
+        scores_mc = network.class_logits("token", hidden_th, batch, batch.chosen)
+        return Loss(network.crf.loss(scores_mc, batch.cells, batch.width, batch.answers), None)
+
+
 class Span:
     """Where an answer begins and ends among the chosen tokens: two softmaxes, which share the weight."""
 
@@ -108,6 +120,7 @@ def _known(batch: Batch) -> int:
 TERMS: dict[str, type[Term]] = {"sequence": Classify, "token": Tag, "span": Span, "choice": Choose}
 
 
-def supervised(head: str, regression: bool = False) -> Objective:
+def supervised(head: str, regression: bool = False, crf: bool = False) -> Objective:
     """The objective that trains a head."""
-    return Objective({head: Regress() if regression else TERMS[head]()}, {head: 1.0})
+    term: Term = Regress() if regression else TagSequence() if crf else TERMS[head]()
+    return Objective({head: term}, {head: 1.0})

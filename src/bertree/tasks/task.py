@@ -55,6 +55,11 @@ class Task(ABC, Generic[Example]):
     metric = "accuracy"  # the score that counts, a key of `score`; higher is better
 
     @property
+    def regression(self) -> bool:
+        """Whether the head's one score is a number to be met."""
+        return False
+
+    @property
     def classes(self) -> int:
         """How many scores the head gives for what it reads."""
         return len(self.labels)

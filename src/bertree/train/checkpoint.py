@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,21 @@ class Checkpoints:
         """Folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
-    def save(self, step: int, network: nn.Module, optimiser: Optimizer, extra: Json | None = None) -> Path:
-        """Write a checkpoint; older ones go once it is there. When the disk is full, nothing is lost."""
+    def save(
+        self,
+        step: int,
+        network: nn.Module,
+        optimiser: Optimizer,
+        extra: Json | None = None,
+        beside: Mapping[str, Tensor] | None = None,
+    ) -> Path:
+        """Write a checkpoint; older ones go once it is there. When the disk is full, nothing is lost.
+
+        `beside` holds tensors the run wants to keep with it."""
         target = self.path(step)
         try:
             with new_folder(target, (STATE, HEADER)) as work:
-                save_file(_state(network, optimiser), work / STATE)
+                save_file(_state(network, optimiser, beside or {}), work / STATE)
                 header = {"format": FORMAT, "version": VERSION, "step": step, "sha256": file_hash(work / STATE)}
                 write_text(work / HEADER, json.dumps(header | {"extra": extra or {}}) + "\n")
         except (UserError, SafetensorError) as error:
@@ -148,8 +157,8 @@ def _fused(optimiser: Optimizer) -> bool:
     return bool(optimiser.defaults.get("fused"))
 
 
-def _state(network: nn.Module, optimiser: Optimizer) -> dict[str, Tensor]:
-    tensors = {}
+def _state(network: nn.Module, optimiser: Optimizer, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tensors = dict(beside)
     for name, parameter in network.named_parameters():
         tensors[f"weights/{name}"] = parameter.detach()
         for key, value in optimiser.state.get(parameter, {}).items():

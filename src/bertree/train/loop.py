@@ -76,6 +76,10 @@ class Result:
 Hook = Callable[[Result], None]
 
 
+class Diverged(UserError):
+    """The gradient was not finite for too long."""
+
+
 class Stop(Exception):
     """Raised by a hook to end the run after the step at hand."""
 
@@ -157,7 +161,7 @@ class Loop:
         """Count steps whose gradient was not finite; too many in a row end the run."""
         self.bad = self.bad + 1 if result.skipped else 0
         if self.bad >= self._bad_steps:
-            raise UserError(
+            raise Diverged(
                 f"step {result.step}: the gradient was not finite for {self.bad} steps in a row; start a new run "
                 "with a lower optim.lr, a longer schedule.warmup or a smaller optim.clip"
             )

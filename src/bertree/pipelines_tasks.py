@@ -1,0 +1,237 @@
+"""The work behind `bertree evaluate`, `predict`, `features` and `glue`: read, run through the head, say what it says."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from bertree.api import Model, load
+from bertree.errors import UserError
+from bertree.files import Json, read_json, write_atomically
+from bertree.tasks import registry
+from bertree.tasks.answering import logits
+from bertree.tasks.glue import GLUE_AVERAGES
+from bertree.tasks.task import Cut, Task
+from bertree.tasks.tune import Split, measured
+
+SCORES, PREDICTIONS = "metrics.json", "predictions.jsonl"
+CHUNK = 1024  # lines that `predict` takes at once
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the examples are: a folder or a file, and files that stand in for a split."""
+
+    data: Path | None
+    train: Path | None = None
+    dev: Path | None = None
+
+    def splits(self, task: Task[Any], alone: str = "train") -> dict[str, tuple[Path, ...]]:
+        """The files of each split; `alone` is what a single file is."""
+        for path in (self.data, self.train, self.dev):
+            if path is not None and not path.exists():
+                raise UserError(f"{path}: no such file or folder")
+        found: dict[str, tuple[Path, ...]] = {}
+        if self.data is not None:
+            found = dict(task.splits(self.data)) if self.data.is_dir() else {alone: (self.data,)}
+        if self.train is not None:
+            found["train"] = (self.train,)
+        if self.dev is not None:
+            found = {name: paths for name, paths in found.items() if not name.startswith("dev")}
+            found["dev"] = (self.dev,)
+        if not found:
+            raise UserError("no data given: --data DIR, or --train FILE and --dev FILE")
+        return found
+
+
+def device_of(name: str) -> str:
+    """The device asked for, or the best there is."""
+    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def half(device: torch.device) -> AbstractContextManager[object]:
+    """The precision in which a trained model is asked: half where it is much faster."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def encoded(task: Task[Any], examples: Sequence[Any], model: Model, longest: int) -> tuple[Split[Any], Cut]:
+    """What the encoder reads of examples."""
+    if model.tokenizer is None:
+        raise UserError("this model has no tokenizer; give one: --tokenizer FOLDER")
+    units, cut = task.units(examples, model.tokenizer, longest)
+    return Split(examples, units), cut
+
+
+def fitting(longest: int, model: Model) -> int:
+    """A length the model can read."""
+    return min(longest, model.architecture.max_positions)
+
+
+def cut_line(name: str, cut: Cut, count: int, longest: int) -> str:
+    """What truncation dropped, for people."""
+    return (
+        f"{name}: {cut.examples:,} of {count:,} examples do not fit into {longest} tokens and lose {cut.tokens:,} tokens "
+        "(max_length=... reads more)"
+    )
+
+
+def evaluate(
+    model: str,
+    task: Task[Any],
+    files: Files,
+    split: str | None,
+    *,
+    as_json: bool = False,
+    out: Path | None = None,
+    submission: Path | None = None,
+    max_length: int = 0,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+) -> None:
+    """`bertree evaluate`: the scores of a model on a task's files."""
+    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
+    if loaded.task.get("name") == task.name:
+        task = registry.remembered(task, loaded.task)
+    task = registry.with_model_labels(task, list(loaded.network.heads), loaded.labels, loaded.classes, model)
+    splits = files.splits(task, alone=split or "dev")
+    wanted = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
+    if not wanted:
+        raise UserError(f"{files.data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
+    longest = fitting(max_length or loaded.task.get("max_length") or task.max_length, loaded)
+    found: Json = {}
+    for name in wanted:
+        examples = task.read(splits[name])
+        part, cut = encoded(task, examples, loaded, longest)
+        with bar(len(part.units), as_json) as advance:
+            lines, scores = measured(task, loaded.network, part, lambda: half(loaded.device), advance)
+        prefix = "" if name == wanted[0] else f"{name.partition('-')[2]}_"
+        counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
+        found |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
+        if cut.examples:
+            note(cut_line(name, cut, len(examples), longest))
+        if out is not None:
+            write_lines(out / file_of(name), lines)
+        if submission is not None:
+            file, text = task.submission(examples, lines, name)
+            write(submission / file, text)
+    if out is not None:
+        write(out / SCORES, json.dumps(found, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        print_scores(task.name, ", ".join(wanted), found)
+
+
+def print_scores(task: str, split: str, found: Json) -> None:
+    """Scores times 100, and counts as they are."""
+    table = Table(task, split, box=None, pad_edge=False)
+    for key, value in found.items():
+        shown = f"{value:.4f}" if key.endswith("threshold") else f"{100 * value:.2f}" if isinstance(value, float) else f"{value:,}"
+        table.add_row(key.replace("_", " "), shown)
+    Console().print(table)
+
+
+def predict(
+    model: str,
+    records: Iterable[str | Json],
+    *,
+    as_json: bool = False,
+    max_length: int = 0,
+    device: str = "auto",
+    tokenizer: Path | None = None,
+) -> None:
+    """`bertree predict`: what a fine-tuned model says about lines, a thousand at a time."""
+    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
+    task = registry.of_model(list(loaded.network.heads), loaded.labels, loaded.task, loaded.classes)
+    longest = fitting(max_length or loaded.task.get("max_length") or loaded.max_length, loaded)
+    rest = iter(records)
+    while some := list(islice(rest, CHUNK)):
+        examples = [task.parse(record) for record in some]
+        part, cut = encoded(task, examples, loaded, longest)
+        found = logits(loaded.network, task.head, part.units, lambda: half(loaded.device))
+        if cut.examples:
+            note(cut_line("input", cut, len(some), longest))
+        for line in task.predict(examples, part.units, found):
+            line.pop("gold", None)
+            print(json.dumps(line, ensure_ascii=False) if as_json else readable(task.head, line))
+
+
+def readable(head: str, line: Json) -> str:
+    """A prediction as one or more lines for people, columns between tabs."""
+    if head == "token":
+        shown = [f"  {e['type']}\t{e['text']}\t{e['start']}-{e['end']}\t{e['score']:.3f}" for e in line.get("entities", ())]
+        tags = [] if "entities" in line else [" ".join(f"{w}/{t}" for w, t in zip(line["words"], line["predicted"], strict=True))]
+        return "\n".join([str(line["text"]), *(shown or tags or ["  no entity"])])
+    if head == "span":
+        place = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
+        return f"{line['predicted'] or 'no answer'}\t{line['score']:.3f}\t{place}\t{line['question']}"
+    if head == "choice":
+        return f"{line['predicted']}\t{line['answer']}\t{line['score']:.3f}"
+    said = line["predicted"]
+    text = "\t".join(str(line[key]) for key in ("text", "pair") if line.get(key) is not None)
+    return f"{said:.3f}\t{text}" if isinstance(said, float) else f"{said}\t{line['score']:.3f}\t{text}"
+
+
+def glue(runs: Sequence[Path]) -> None:
+    """`bertree glue`: scores of several runs in one table, and the averages people mean by "the" GLUE score."""
+    found: dict[str, Json] = {}
+    for run in runs:
+        scores = read_json(run / SCORES if run.is_dir() else run)
+        name = str(scores.get("task", ""))
+        if name in found:
+            raise UserError(f"{run}: is a second run of {name}; name one of each task")
+        found[name] = scores
+    table = Table("task", "", box=None, pad_edge=False)
+    for name, scores in found.items():
+        shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
+        table.add_row(name, ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f}" for key, value in shown.items()))
+    table.add_row("", "")
+    for average in GLUE_AVERAGES:
+        value, missing = average.of(found)
+        table.add_row(average.name, f"{100 * value:.1f}" if value is not None else f"needs {', '.join(missing)}")
+        table.add_row("", f"[dim]{average.note}[/dim]")
+    Console().print(table)
+
+
+@contextmanager
+def bar(total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error, where that is a terminal."""
+    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = sys.stderr.isatty() and not quiet
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def file_of(split: str) -> str:
+    """Where the predictions on a split go."""
+    return PREDICTIONS if split in ("dev", "test") else f"predictions-{split.partition('-')[2]}.jsonl"
+
+
+def write_lines(path: Path, lines: Iterable[Json]) -> None:
+    """One object a line."""
+    write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+
+
+def write(path: Path, text: str) -> None:
+    """A whole file, and its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def note(line: str) -> None:
+    """Something to know, on standard error."""
+    print(f"bertree: note: {line}", file=sys.stderr)

@@ -1,0 +1,272 @@
+"""The work behind `bertree finetune`: find the files, build the parts, run every seed, keep the best.
+
+OUT/model/                  the best model of the best seed, with its labels and settings
+OUT/metrics.json            its scores on the dev split, and those of every seed
+OUT/predictions.jsonl       what it says about every dev example
+OUT/seed-N/                 each run: metrics.jsonl, report.html, recipe.toml
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bertree.api import Model, load
+from bertree.data import draws
+from bertree.errors import UserError
+from bertree.files import Json, alone, read_json
+from bertree.info import describe_architecture
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model.network import Network
+from bertree.pipelines_tasks import PREDICTIONS, SCORES, Files, cut_line, encoded, file_of, fitting, note, write, write_lines
+from bertree.tasks import config as configs
+from bertree.tasks.config import FineTune
+from bertree.tasks.task import Cut, Task
+from bertree.tasks.tune import Split, Start, Tuner, measured
+from bertree.train.device import Machine, be_deterministic
+from bertree.train.loop import Diverged
+from bertree.train.session import CHECKPOINTS, MODEL
+
+ALIKE = 10  # predictions at least, to call a run degenerate when all are the same
+BESIDE = ("seed", "best_step", "diverged")  # in a seed's result, what is not a score
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A task prepared: everything but the seed."""
+
+    tuner: Tuner
+    start: Model
+    parts: Mapping[str, Split[Any]]
+    cuts: Mapping[str, Cut]
+    out: Path
+    intro: Sequence[str]
+
+
+def finetune(
+    model: str,
+    task: Task[Any],
+    files: Files,
+    out: Path,
+    overrides: Sequence[str],
+    *,
+    seeds: int = 1,
+    features: str | None = None,
+    resume: bool = False,
+    tokenizer: Path | None = None,
+) -> int:
+    """Learn a task with every seed and keep the best. The exit code."""
+    top = {"top": {"layers": features, "frozen": True}} if features else {}
+    config = configs.load(overrides, task, top)
+    task = configs.configured(task, config.task)
+    be_deterministic(config.run.deterministic)
+    machine = Machine.of(config.run)
+    splits = files.splits(task)
+    if "train" not in splits:
+        raise UserError(f"{files.data}: has no training file; give one with --train FILE")
+    _check_place(out, resume)
+    with alone(out):
+        job = _prepared(load(model, tokenizer=tokenizer), model, task, splits, out, config, machine)
+        results: list[Json] = []
+        for seed in range(config.run.seed, config.run.seed + seeds):
+            code, result = _one_seed(job, seed, resume, results)
+            if code:
+                return code
+            results.append(result)
+        _finish(job, results, model)
+    return 0
+
+
+def _prepared(
+    start: Model,
+    model: str,
+    task: Task[Any],
+    splits: Mapping[str, tuple[Path, ...]],
+    out: Path,
+    config: FineTune,
+    machine: Machine,
+) -> _Job:
+    """Read and encode the examples."""
+    if not start.trained:
+        note(f"{model}: is a preset with fresh weights, so everything is learned from this task alone")
+    examples = {"train": task.read(splits["train"])}
+    task = task.with_labels(task.labels_in(examples["train"]))
+    examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
+    held = 0
+    if "dev" not in examples:
+        examples = _held_out(examples["train"], config)
+        held = len(examples["dev"])
+    longest = fitting(config.train.max_length or task.max_length, start)
+    rate = configs.learning_rate(config, start.architecture)
+    config = replace(
+        config, optim=replace(config.optim, lr=rate), train=replace(config.train, max_length=longest)
+    )
+    both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
+    parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
+    sizes = [f"{path}{path.stat().st_size}" for name in sorted(splits) for path in splits[name]]
+    tuner = Tuner(
+        task,
+        Start(start.architecture, start.network, start.labels),
+        parts["train"],
+        parts["dev"],
+        config,
+        machine,
+        identity="\n".join([str(Path(model).resolve()), task.name, *sizes]),
+    )
+    intro = _intro(tuner, held)
+    intro += [cut_line(name, cut, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
+    return _Job(tuner, start, parts, cuts, out, intro)
+
+
+def _held_out(examples: Sequence[Any], config: FineTune) -> dict[str, list[Any]]:
+    """A share of the training examples as the dev split, the same for every seed."""
+    count = len(examples)
+    order = np.argsort(draws.bits(draws.key(0, "held out"), np.arange(count)), kind="stable")
+    held = set(order[: max(1, round(config.train.held_out * count))].tolist())
+    if len(held) >= count:
+        raise UserError("there are too few examples to hold some of them out; give a dev split with --dev FILE")
+    found: dict[str, list[Any]] = {"train": [], "dev": []}
+    for number, example in enumerate(examples):
+        found["dev" if number in held else "train"].append(example)
+    return found
+
+
+def _intro(tuner: Tuner, held: int) -> list[str]:
+    """What is about to happen."""
+    task, config, machine = tuner.task, tuner.config, tuner.machine
+    labels = f": {', '.join(task.labels[:8])}{', ...' if len(task.labels) > 8 else ''}" if task.labels else ""
+    kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
+    dev = f"{len(tuner.dev.examples):,} held out of them" if held else f"{len(tuner.dev.examples):,} dev"
+    where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}"
+    top = f"; encoder frozen, reading {config.top.layers}" if config.top.frozen else ""
+    steps = max(1, math.ceil(tuner.steps_an_epoch * config.train.epochs))
+    return [
+        f"{describe_architecture(tuner.architecture)} on {where}{top}",
+        f"{task.name}: {len(tuner.train.examples) + held:,} examples, {dev}; {kind}",
+        f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
+        f"best by {task.metric}",
+    ]
+
+
+def _check_place(out: Path, resume: bool) -> None:
+    """A run is not written over."""
+    begun = (out / MODEL).exists() or any(out.glob("seed-*"))
+    if begun and not resume:
+        raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:
+    """Run one seed, unless it is done, and put its model into its place if it is the best so far."""
+    place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
+    done = place / SCORES
+    if resume and done.is_file():
+        return 0, read_json(done)
+    place.mkdir(parents=True, exist_ok=True)
+    intro = [*(job.intro if not before else ()), f"seed {seed}"]
+    try:
+        code, best, loop = job.tuner.run(place, seed, resume, intro, note)
+    except Diverged as error:
+        result: Json = {"seed": seed, metric: None, "diverged": str(error)}
+    except torch.OutOfMemoryError:
+        raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
+    else:
+        if code:
+            return code, {}
+        task, scores, lines = _judged(job, loop.network, loop.autocast)
+        result = {"seed": seed, **scores, "best_step": best.step, "diverged": _degenerate(lines["dev"])}
+        if all(_value(result, metric) > _value(other, metric) for other in before):
+            _write_model(job, task, loop.network)
+            for name, some in lines.items():
+                write_lines(job.out / file_of(name), some)
+    write(done, json.dumps(result, indent=2) + "\n")
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    return 0, result
+
+
+def _judged(job: _Job, network: Network, autocast: Any) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
+    """Scores and predictions of every dev split, with what is set by looking at the first."""
+    task, scores, lines = job.tuner.task, {}, {}
+    for name in sorted(name for name in job.parts if name != "train"):
+        lines[name], found = measured(task, network, job.parts[name], autocast)
+        tuned = task.tuned(job.parts[name].examples, lines[name]) if name == "dev" else task
+        if tuned is not task:
+            task = tuned
+            lines[name], found = measured(task, network, job.parts[name], autocast)
+        prefix = "" if name == "dev" else f"{name.partition('-')[2]}_"
+        scores |= {f"{prefix}{key}": value for key, value in found.items()}
+    return task, scores, lines
+
+
+def _write_model(job: _Job, task: Task[Any], network: Network) -> None:
+    known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | task.settings()
+    contents = Contents(
+        job.tuner.architecture, network, job.start.tokenizer, list(task.labels), job.start.length_limit, task=known
+    )
+    folder.write(contents, job.out / MODEL, replace=True)
+
+
+def _value(result: Json, metric: str) -> float:
+    value = result.get(metric)
+    return float(value) if isinstance(value, int | float) else -math.inf
+
+
+def _degenerate(lines: Sequence[Json]) -> str | bool:
+    """Why a run that came to its end has learned nothing, or False."""
+    said = {json.dumps(round(p, 1) if isinstance(p := line["predicted"], float) else p) for line in lines}
+    asked = {json.dumps(line.get("gold")) for line in lines}
+    return "every prediction is the same" if len(lines) >= ALIKE and len(said) == 1 and len(asked) > 1 else False
+
+
+def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
+    """metrics.json, and a table for people."""
+    task = job.tuner.task
+    best = max(results, key=lambda result: _value(result, task.metric))
+    values = [_value(result, task.metric) for result in results if not result["diverged"]]
+    found: Json = {key: value for key, value in best.items() if key not in BESIDE}
+    found |= {"task": task.name, "metric": task.metric, "model": model, "best_seed": best["seed"]}
+    if len(results) > 1:
+        found |= {"mean": mean(values) if values else None, "std": stdev(values) if len(values) > 1 else None}
+        found |= {"best": best.get(task.metric), "diverged": [r["seed"] for r in results if r["diverged"]]}
+    found["seeds"] = list(results)
+    found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
+    found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
+    write(job.out / SCORES, json.dumps(found, indent=2) + "\n")
+    _print(task, results, found)
+    print(f"{job.out}: {MODEL}/, {SCORES}, {PREDICTIONS}, seed-{best['seed']}/report.html")
+    if not values:
+        note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
+
+
+def _print(task: Task[Any], results: Sequence[Json], found: Json) -> None:
+    keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
+    title = f"{task.name}, dev split, times 100"
+    table = Table("seed", *(key.replace("_", " ") for key in keys), "", box=None, pad_edge=False, title=title)
+    table.title_justify = "left"
+    for result in results:
+        why = f"diverged: {result['diverged']}" if result["diverged"] else ""
+        table.add_row(str(result["seed"]), *(_hundred(key, result.get(key)) for key in keys), why)
+    if len(results) > 1 and found["mean"] is not None:
+        spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
+        cells = [f"{100 * found['mean']:.2f}{spread}" if key == task.metric else "" for key in keys]
+        table.add_row("mean", *cells, "")
+    Console().print(table)
+
+
+def _hundred(key: str, value: Any) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:.3f}" if key.endswith("threshold") else f"{100 * value:.2f}"

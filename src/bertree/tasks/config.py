@@ -1,0 +1,111 @@
+"""What a fine-tuning run is told: sections as in a recipe, and bare names (`epochs=3 lr=3e-5`) where they are clear."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, get_type_hints
+
+from bertree import settings
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+from bertree.model.architecture import Architecture
+from bertree.model.top import Top
+from bertree.recipe import LIMITS, Optim, Run
+from bertree.settings import Limits
+from bertree.tasks.task import Task
+
+FREE = ("name", "labels")  # fields of a task that are not settings
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long, how much at once, and when to stop."""
+
+    epochs: float = 3.0
+    batch: int = 32  # examples a step (windows of SQuAD, questions with their options)
+    max_length: int = 0  # tokens a sequence; 0: the task's own, at most the model's
+    warmup: float = 0.1  # share of the steps in which the rate rises from 0
+    shape: str = "linear"  # of the learning rate after that: linear, cosine, constant
+    evaluations: int = 1  # on the dev split, an epoch
+    patience: int = 3  # evaluations without a better score after which it stops; 0: it never does
+    held_out: float = 0.1  # share of the training examples that is the dev split where there is none
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """A whole run."""
+
+    model: Json = field(default_factory=dict)  # dropouts
+    task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
+    train: Train = Train()
+    top: Top = Top()
+    optim: Optim = Optim(lr=0.0, eps=1e-8)  # rate 0: by the model's width
+    run: Run = Run(log_every=25)
+
+
+_LIMITS = Limits(
+    options=LIMITS.options | {"train.shape": LIMITS.options["schedule.shape"]},
+    above_zero=("train.epochs", "optim.eps"),
+    at_least_one=("train.batch", "train.evaluations", *(key for key in LIMITS.at_least_one if key.startswith("run."))),
+    not_negative=(
+        *("train.max_length", "train.patience", "optim.lr"),
+        *(key for key in LIMITS.not_negative if key.startswith(("optim.", "run."))),
+    ),
+    shares=("train.warmup", "train.held_out", "optim.betas"),
+)
+DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
+
+
+def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTune:
+    """The configuration of a run of `task`, checked."""
+    tree: Json = {"model": {}, "task": {}} | (base or {})
+    for override in overrides:
+        settings.override(tree, _full(override, task))
+    config: FineTune = settings.read(FineTune, tree, "settings")
+    settings.check(config, "settings", _LIMITS)
+    for key in config.model:
+        if key not in DROPOUTS:
+            raise UserError(f"settings: model.{key}: only {', '.join(DROPOUTS)} can be changed in a trained model")
+    return config
+
+
+def _full(override: str, task: Task[Any]) -> str:
+    """The same with its section, where it was left out."""
+    key, equals, value = override.partition("=")
+    if not equals or "." in key:
+        return override
+    places = {inner.name: s.name for s in fields(FineTune) for inner in _inner(s.name)}
+    places |= dict.fromkeys(DROPOUTS, "model") | dict.fromkeys(options(task), "task")
+    places["max_length"] = "train"
+    if key not in places:
+        raise UserError(f"{key}: unknown setting, {suggest(key, places)}")
+    return f"{places[key]}.{key}={value}"
+
+
+def _inner(section: str) -> Any:
+    value = getattr(FineTune(), section)
+    return fields(value) if is_dataclass(value) else ()
+
+
+def options(task: Task[Any]) -> list[str]:
+    """Settings of a task."""
+    return [option.name for option in fields(task) if option.init and option.name not in FREE]
+
+
+def configured(task: Task[Any], given: Json) -> Task[Any]:
+    """The task with settings of its own."""
+    hints = get_type_hints(type(task))
+    for key, value in given.items():
+        if key not in options(task):
+            known = options(task)
+            raise UserError(f"task.{key}: is not a setting of {task.name}, {suggest(key, known)}")
+        task = replace(task, **{key: settings.read(hints[key], value, "settings", f"task.{key}")})
+    return task
+
+
+def learning_rate(config: FineTune, a: Architecture) -> float:
+    """The rate asked for, or what suits the width: small models want larger steps, heads alone the largest."""
+    if config.optim.lr:
+        return config.optim.lr
+    if config.top.frozen:
+        return 1e-3
+    return next(rate for width, rate in ((1024, 2e-5), (768, 3e-5), (384, 1e-4), (0, 2e-4)) if a.width >= width)

@@ -1,0 +1,159 @@
+"""One fine-tuning run: a task, a trained encoder and a configuration put together for one seed."""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic
+
+import torch
+
+from bertree import settings
+from bertree.files import Json
+from bertree.model.architecture import Architecture
+from bertree.model.network import Network, build
+from bertree.objectives.supervised import supervised
+from bertree.recipe import Phase, Schedule
+from bertree.tasks.answering import logits
+from bertree.tasks.batches import Shapes, UnitFeed, steps_an_epoch
+from bertree.tasks.config import FineTune
+from bertree.tasks.task import Example, Task, Unit
+from bertree.train import optim
+from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Machine
+from bertree.train.loop import Loop
+from bertree.train.plan import Plan
+from bertree.train.replay import Replay
+from bertree.train.tuning import Best, Tuning
+
+Autocast = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Split(Generic[Example]):
+    """Examples and what the encoder reads of them."""
+
+    examples: Sequence[Example]
+    units: Sequence[Unit]
+
+
+@dataclass(frozen=True)
+class Start:
+    """A trained model that a task begins with."""
+
+    architecture: Architecture
+    network: Network
+    labels: Sequence[str]
+
+
+@dataclass
+class Tuner:
+    """A task to be learned from a start; `run` learns it with one seed."""
+
+    task: Task[Any]
+    start: Start
+    train: Split[Any]
+    dev: Split[Any]
+    config: FineTune
+    machine: Machine
+    identity: str  # of model and data
+
+    @property
+    def architecture(self) -> Architecture:
+        """The point of the design space that is trained: that of the start, with a pooler where the head reads one."""
+        a = self.start.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
+        reads_pooler = self.task.head in ("sequence", "choice") and a.sequence_head == "pooler"
+        return a.with_values({"pooler": True}) if reads_pooler and not self.config.top.reads_states else a
+
+    def network(self, seed: int) -> Network:
+        """The trained encoder under the model's own head, where it is the same one, or under a fresh one."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
+        known = made.state_dict()
+        kept = ("encoder.", "heads.") if tuple(self.start.labels) == self.task.labels else ("encoder.",)
+        there = {
+            name: tensor
+            for name, tensor in self.start.network.state_dict().items()
+            if name.startswith(kept) and name in known and known[name].shape == tensor.shape
+        }
+        made.load_state_dict(there, strict=False)
+        return made.to(self.machine.device)
+
+    @property
+    def steps_an_epoch(self) -> int:
+        """Steps in which every unit is read once."""
+        return steps_an_epoch(len(self.train.units), self.config.train.batch)
+
+    def _plan(self) -> Plan:
+        steps = max(1, math.ceil(self.steps_an_epoch * self.config.train.epochs))
+        schedule = Schedule(shape=self.config.train.shape, warmup=math.ceil(self.config.train.warmup * steps))
+        return Plan([Phase(steps=steps)], schedule, self.config.optim.lr)
+
+    def _parts(self, seed: int) -> tuple[Loop, UnitFeed]:
+        task, config, size = self.task, self.config, self.config.train.batch
+        network = self.network(seed)
+        longest = max(len(sequence.ids) for unit in self.train.units for sequence in unit.sequences)
+        options = max(len(unit.sequences) for unit in self.train.units)
+        limit = config.run.micro_tokens or (GPU_TOKENS if self.machine.device.type == "cuda" else CPU_TOKENS)
+        micro = min(size, math.ceil(size * options * longest / limit))
+        crf = network.crf is not None
+        replayed = self.machine.compiled and micro == 1 and not crf and config.optim.name == "adamw"
+        kind = Replay if replayed else Loop
+        loop = kind(
+            network,
+            supervised(task.head, task.regression, crf),
+            optim.build(network, config.optim, recorded=replayed),
+            clip=config.optim.clip,
+            seed=seed,
+            half=self.machine.half,
+            bad_steps=config.run.bad_steps,
+        )
+        shapes = Shapes(task.head, size, options) if replayed else None
+        feed = UnitFeed(
+            self._plan(),
+            self.train.units,
+            size,
+            task.head,
+            regression=task.regression,
+            seed=seed,
+            shapes=shapes,
+            micro=micro,
+        )
+        return loop, feed
+
+    def run(
+        self, out: Path, seed: int, resume: bool, intro: Sequence[str], note: Callable[[str], None]
+    ) -> tuple[int, Best, Loop]:
+        """Learn it. The exit code, the best evaluation, and the loop with the weights of that moment in it."""
+        loop, feed = self._parts(seed)
+        recipe = settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
+        steps, every = len(feed.plan), self.steps_an_epoch / self.config.train.evaluations
+        tuning = Tuning(
+            out,
+            recipe,
+            loop,
+            feed,
+            self.config.run,
+            measure=lambda: measured(self.task, loop.network, self.dev, loop.autocast)[1],
+            metric=self.task.metric,
+            evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
+            patience=self.config.train.patience,
+            identity={"run": hashlib.sha256((recipe + self.identity).encode()).hexdigest()},
+        )
+        code, best = tuning.run(resume, intro, note)
+        return code, best, loop
+
+
+def measured(
+    task: Task[Example],
+    network: Network,
+    split: Split[Example],
+    autocast: Autocast,
+    advance: Callable[[int], None] = lambda count: None,
+) -> tuple[list[Json], dict[str, float]]:
+    """Predictions on a split, and their scores."""
+    found = logits(network, task.head, split.units, autocast, advance)
+    predictions = task.predict(split.examples, split.units, found)
+    return predictions, task.score(split.examples, predictions)
