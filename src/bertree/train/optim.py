@@ -12,8 +12,8 @@ from bertree.recipe import Optim
 
 
 def build(network: nn.Module, settings: Optim) -> Optimizer:
-    """The optimiser of a recipe over all of a network's parameters."""
-    named = list(network.named_parameters())
+    """The optimiser of a recipe over the parameters of a network that learn."""
+    named = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
