@@ -149,7 +149,7 @@ class Model:
     @torch.no_grad()
     def _states(self, job: tuple[list[int], Batch]) -> tuple[list[int], tuple[Tensor, ...]]:
         rows, batch = job
-        return rows, batch.split(self.network(batch.to(self.device)))
+        return rows, batch.split(self.network.encoder(batch.to(self.device)))
 
     def _batches(self, encoded: Sequence[Encoded]) -> Iterator[tuple[list[int], Batch]]:
         """Packed batches of similar lengths, the longest first, and which inputs each holds."""

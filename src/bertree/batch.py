@@ -78,6 +78,12 @@ class Batch:
         return self.cu_seqlens[:-1].long().clamp(max=self.ids.numel() - 1)
 
     @property
+    def last(self) -> Tensor:
+        """Index of each sequence's last token, the one that has seen all others where attention is causal (s, int64).
+        A sequence without tokens has none; it gets the token before it, or the first."""
+        return (self.cu_seqlens[1:].long() - 1).clamp(min=0)
+
+    @property
     def lengths(self) -> Tensor:
         """Length of each sequence (s, int32)."""
         return self.cu_seqlens.diff()

@@ -15,11 +15,13 @@ HEADS, WIDTH = 2, 8
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
-def plain(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch) -> Tensor:
+def plain(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, causal: bool = False) -> Tensor:
     """Attention by its definition, one sequence at a time, in float64."""
     out = []
     for q, k, v in zip(*(batch.split(x.double()) for x in (q_tnd, k_tnd, v_tnd)), strict=True):
         scores = torch.einsum("qnd,knd->nqk", q, k) / q.shape[-1] ** 0.5
+        if causal:
+            scores = scores.masked_fill(torch.ones(len(q), len(q)).triu(1).bool(), -torch.inf)
         out.append(torch.einsum("nqk,knd->qnd", scores.softmax(-1), v))
     return torch.cat(out)
 
@@ -31,12 +33,13 @@ def streams(lengths: list[int], seed: int, **where: object) -> tuple[Batch, Tens
 
 
 @pytest.mark.parametrize("kernel", ["grouped", "padded"])
+@pytest.mark.parametrize("causal", [False, True])
 @settings(max_examples=25, deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), seed=st.integers(0, 99))
-def test_kernels_follow_the_definition(kernel: str, lengths: list[int], seed: int) -> None:
+def test_kernels_follow_the_definition(kernel: str, causal: bool, lengths: list[int], seed: int) -> None:
     batch, qkv = streams(lengths, seed)
     results = []
-    for attend in (lambda x: KERNELS[kernel](x, batch, 0.0), lambda x: plain(*x.unbind(1), batch)):
+    for attend in (lambda x: KERNELS[kernel](x, batch, 0.0, causal), lambda x: plain(*x.unbind(1), batch, causal)):
         leaf = qkv.clone().requires_grad_()
         out = attend(leaf)
         out.double().square().sum().backward()
@@ -52,6 +55,9 @@ def test_the_kernel_follows_device_precision_and_dropout() -> None:
     batch, qkv = streams([3], 0)
     assert choose(qkv, batch, 0.0) == "grouped"
     assert choose(qkv, batch, 0.1) == "padded"
+    assert choose(qkv, batch, 0.0, causal=True) == "grouped"
+    with pytest.raises(AssertionError, match="whole sequences"):
+        KERNELS["short"](qkv, batch, 0.0, True)
 
 
 def test_dropout_on_probabilities_is_real_and_only_in_training() -> None:
@@ -81,12 +87,14 @@ def test_zero_length_sequences_and_empty_batches_pass() -> None:
     assert torch.allclose(network(with_hole), network(without), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "albert-base-e128-attention"])
-def test_compiles_without_graph_breaks_or_recompilation_storms(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "attention"), [("bert-tiny", "full"), ("bert-tiny", "causal"), ("albert-base-e128-attention", "full")]
+)
+def test_compiles_without_graph_breaks_or_recompilation_storms(name: str, attention: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     sizes = {"vocab_size": 97, "width": 32, "heads": 2, "layers": 2, "attention_dropout": 0.0, "dropout": 0.0}
-    network = build(preset(name).architecture.with_values(sizes))
+    network = build(preset(name).architecture.with_values(sizes | {"attention": attention}))
     compiled_times = torch._dynamo.utils.counters["stats"]
     compiled = torch.compile(network.encoder, fullgraph=True, dynamic=True, backend="aot_eager")
     before = compiled_times["unique_graphs"]
@@ -106,17 +114,20 @@ def test_compiles_without_graph_breaks_or_recompilation_storms(name: str) -> Non
 
 
 @cuda
-@pytest.mark.parametrize("kernel", ["short", "blocks", "varlen"])
+@pytest.mark.parametrize(
+    ("kernel", "causal"), [("short", False), ("blocks", False), ("varlen", False), ("varlen", True), ("padded", True)]
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_kernels_follow_the_definition_on_cuda(kernel: str, dtype: torch.dtype) -> None:
+def test_half_precision_kernels_follow_the_definition_on_cuda(kernel: str, causal: bool, dtype: torch.dtype) -> None:
     batch, qkv = streams([7, 64, 1, 0, 33, 7, 128], 3)
     qkv = qkv.repeat(1, 1, 1, 16 // WIDTH)  # the short kernel needs heads of 16 or wider
     on_gpu, batch_gpu = qkv.to("cuda", dtype).requires_grad_(), batch.to("cuda")
     assert choose(on_gpu, batch_gpu, 0.0) == "short"
-    out = KERNELS[kernel](on_gpu, batch_gpu, 0.0)
+    assert choose(on_gpu, batch_gpu, 0.0, causal=True) == "varlen"
+    out = KERNELS[kernel](on_gpu, batch_gpu, 0.0, causal)
     out.float().square().sum().backward()
     leaf = on_gpu.detach().float().cpu().requires_grad_()
-    expected = plain(*leaf.unbind(1), batch)
+    expected = plain(*leaf.unbind(1), batch, causal)
     expected.square().sum().backward()
     assert (out.cpu() - expected).abs().max() < 2e-2
     assert (on_gpu.grad.cpu() - leaf.grad).abs().max() / leaf.grad.abs().max() < 2e-2

@@ -169,7 +169,8 @@ def family_for(a: Architecture) -> Family:
         },
     }
     # How fresh weights are drawn (residual_init) is no part of a trained model, so any family holds any value of it.
-    for axis, value in {**everything[name], "embedding_norm": name != "megatron-bert"}.items():
+    always = {"embedding_norm": name != "megatron-bert", "attention": "full"}
+    for axis, value in {**everything[name], **always}.items():
         if getattr(a, axis) != value:
             raise UserError(
                 f"Hugging Face's {FAMILIES[name].title} cannot hold this architecture: "

@@ -14,6 +14,7 @@ MAX_LAYERS = 1024
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 SEQUENCE_HEADS = ("pooler", "tanh", "relu")
+ATTENTION = ("full", "causal")
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
 
@@ -23,6 +24,7 @@ MEANING = {
     "width": "width of the hidden states (H)",
     "layers": "depth: how often a block is applied",
     "heads": "attention heads",
+    "attention": "what a token sees: its whole sequence (full), or itself and what stands before it (causal)",
     "ffn_width": "inner width of the feed-forward part",
     "embedding_width": "width of the token embeddings (E); E < H needs the projection",
     "embedding_projection": "linear map from E to H after the embeddings",
@@ -37,7 +39,7 @@ MEANING = {
     "residual": "norms after each part (post-norm), or before it and once at the end (pre-norm)",
     "embedding_norm": "layer norm after the embeddings",
     "residual_init": "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
-    "pooler": "dense + tanh on the first token, trained with the encoder",
+    "pooler": "dense + tanh on the first token (causal: the last), trained with the encoder",
     "sequence_head": "what a classifier reads: the pooler, or a dense layer of its own (tanh, relu)",
     "dropout": "on embeddings and on both parts of each block",
     "attention_dropout": "on attention probabilities (above 0, training takes the padded kernel)",
@@ -54,6 +56,7 @@ class Architecture:
     width: int = 768
     layers: int = 12
     heads: int = 12
+    attention: str = "full"
     ffn_width: int = 3072
     embedding_width: int = 768
     embedding_projection: bool = False
@@ -110,6 +113,7 @@ class Architecture:
             if not (value := getattr(self, name)) > 0
         ]
         options = {
+            "attention": ATTENTION,
             "sharing": SHARING,
             "activation": ACTIVATIONS,
             "mask_activation": ACTIVATIONS,

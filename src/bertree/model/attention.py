@@ -1,10 +1,11 @@
 """Attention over a packed batch, and the kernels that compute it.
 
-One table, `KERNELS`, from name to function; `choose` picks by device and precision at call time:
+One table, `KERNELS`, from name to function; `choose` picks by device, precision and axis at call time:
 
     short     CUDA, half precision, no sequence above 128 tokens: one tile for each (see `short`)
     blocks    CUDA, half precision, longer sequences (see `blocks`)
-    varlen    CUDA, half precision, where those two cannot be had: PyTorch's flash attention
+    varlen    CUDA, half precision, where those two cannot be had, or attention is causal, which they are
+              not: PyTorch's flash attention
     grouped   CPU: sequences of equal length share one call, no padding
     padded    the rest: fp32 on CUDA, or dropout on the attention probabilities, which the other
               kernels do not have. Padding lives and dies inside this function.
@@ -12,9 +13,9 @@ One table, `KERNELS`, from name to function; `choose` picks by device and precis
 Shape letters: t tokens, s sequences, l longest sequence, n heads, d head width, h width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,14 @@ from bertree.model import blocks, short
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; one matrix product for queries, keys and values."""
+    """Multi-head self-attention; one matrix product for queries, keys and values.
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    `causal`: a token sees itself and those before it, not those that follow.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float, causal: bool = False) -> None:
         super().__init__()
+        self.causal = causal
         self.heads, self.head_width = heads, width // heads
         self.dropout = dropout
         self.qkv = nn.Linear(width, 3 * width)
@@ -39,44 +44,54 @@ class Attention(nn.Module):
         """Hidden states in, mixed hidden states out."""
         qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
         dropout = self.dropout if self.training else 0.0
-        mixed_tnd = KERNELS[choose(qkv_t3nd, batch, dropout)](qkv_t3nd, batch, dropout)
+        kernel = KERNELS[choose(qkv_t3nd, batch, dropout, self.causal)]
+        mixed_tnd = kernel(qkv_t3nd, batch, dropout, self.causal)
         out: Tensor = self.out(mixed_tnd.flatten(1))
         return out
 
 
-def choose(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> str:
+def choose(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> str:
     """Name of the kernel for these tensors."""
     if dropout > 0:
         return "padded"
     if not qkv_t3nd.is_cuda:
         return "grouped"
-    if short.usable(qkv_t3nd):
+    if short.usable(qkv_t3nd) and not causal:
         return "short" if batch.max_seqlen <= short.LONGEST else "blocks"
     return "varlen" if qkv_t3nd.dtype in (torch.float16, torch.bfloat16) else "padded"
 
 
-def one_tile(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
+class Kernel(Protocol):
+    """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
+
+    def __call__(self, qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor: ...
+
+
+def one_tile(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
     """Sequences that fit into one tile each."""
+    assert not causal, "this kernel sees whole sequences"
     return short.attend(qkv_t3nd, batch.cu_seqlens, batch.max_seqlen)
 
 
-def by_blocks(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
+def by_blocks(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
     """Sequences of any length, block by block."""
+    assert not causal, "this kernel sees whole sequences"
     return blocks.attend(qkv_t3nd, batch.cu_seqlens, batch.max_seqlen)
 
 
-def varlen(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
+def varlen(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
     """Flash attention over the flat stream."""
     from torch.nn.attention.varlen import varlen_attn
 
     q_tnd, k_tnd, v_tnd = qkv_t3nd.unbind(1)
     ends, longest = batch.cu_seqlens, batch.max_seqlen
-    mixed = varlen_attn(q_tnd, k_tnd, v_tnd, ends, ends, longest, longest)
+    window = (-1, 0 if causal else -1)  # how far a token sees, back and ahead; -1: to the end
+    mixed = varlen_attn(q_tnd, k_tnd, v_tnd, ends, ends, longest, longest, window_size=window)
     assert isinstance(mixed, Tensor)
     return mixed
 
 
-def padded(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
+def padded(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
     """Pad to the longest sequence, attend under a mask, drop the padding again.
 
     Only indices computed on the device, so that nothing waits for the host.
@@ -86,22 +101,23 @@ def padded(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
     real_sl = slots_l < batch.lengths[:, None]
     token_sl = torch.where(real_sl, starts_s1 + slots_l, 0)
     q_snld, k_snld, v_snld = (x[token_sl].transpose(1, 2) for x in qkv_t3nd.unbind(1))
-    mixed_snld = scaled_dot_product_attention(
-        q_snld, k_snld, v_snld, attn_mask=real_sl[:, None, None, :], dropout_p=dropout
-    )
+    seen_s1ll = real_sl[:, None, None, :]
+    if causal:
+        seen_s1ll = seen_s1ll & (slots_l <= slots_l[:, None])
+    mixed_snld = scaled_dot_product_attention(q_snld, k_snld, v_snld, attn_mask=seen_s1ll, dropout_p=dropout)
     tokens_t = torch.arange(qkv_t3nd.shape[0], device=qkv_t3nd.device)
     row_t = torch.searchsorted(batch.cu_seqlens[1:].long(), tokens_t, right=True)
     slot_t = tokens_t - batch.cu_seqlens.long()[row_t]
     return mixed_snld.transpose(1, 2)[row_t, slot_t]
 
 
-def grouped(qkv_t3nd: Tensor, batch: Batch, dropout: float) -> Tensor:
+def grouped(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
     """Attend length by length."""
-    mixed: Tensor = _grouped(*qkv_t3nd.unbind(1), batch.cu_seqlens)[0]
+    mixed: Tensor = _grouped(*qkv_t3nd.unbind(1), batch.cu_seqlens, causal)[0]
     return mixed
 
 
-KERNELS: dict[str, Callable[[Tensor, Batch, float], Tensor]] = {
+KERNELS: dict[str, Kernel] = {
     "short": one_tile,
     "blocks": by_blocks,
     "varlen": varlen,
@@ -147,10 +163,10 @@ def _join(parts: Sequence[Tensor], like_tn: Tensor, order_t: Tensor | None) -> T
 
 
 @custom_op("bertree::grouped_attention", mutates_args=())
-def _grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+def _grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     groups, order_t = _groups(cu_seqlens)
     blocks = (_cut(x, groups, order_t) for x in (q_tnd, k_tnd, v_tnd))
-    mixed = [_flash(q, k, v) for q, k, v in zip(*blocks, strict=True)]
+    mixed = [_flash(q, k, v, is_causal=causal) for q, k, v in zip(*blocks, strict=True)]
     out_tnd = _join([out for out, _ in mixed], q_tnd, order_t)
     # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
     return out_tnd, _join([scale for _, scale in mixed], q_tnd[..., 0].float(), order_t)
@@ -165,10 +181,11 @@ def _grouped_backward(
     out_tnd: Tensor,
     scale_tn: Tensor,
     cu_seqlens: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     groups, order_t = _groups(cu_seqlens)
     blocks = (_cut(x, groups, order_t) for x in (grad_tnd, q_tnd, k_tnd, v_tnd, out_tnd, scale_tn))
-    grads = [_flash_backward(*block, 0.0, False) for block in zip(*blocks, strict=True)]
+    grads = [_flash_backward(*block, 0.0, causal) for block in zip(*blocks, strict=True)]
     q, k, v = (_join([grad[i] for grad in grads], q_tnd, order_t) for i in range(3))
     return q, k, v
 
@@ -178,7 +195,7 @@ def _like(x: Tensor) -> Tensor:
 
 
 @_grouped.register_fake
-def _(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+def _(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     return _like(q_tnd), _like(q_tnd[..., 0].float())
 
 
@@ -191,17 +208,18 @@ def _(
     out_tnd: Tensor,
     scale_tn: Tensor,
     cu_seqlens: Tensor,
+    causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _like(q_tnd), _like(k_tnd), _like(v_tnd)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, cu_seqlens = inputs
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, cu_seqlens, ctx.causal = inputs
     ctx.save_for_backward(q, k, v, *output, cu_seqlens)
 
 
 def _back(ctx: Any, grad_out: Tensor, grad_scale: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (*_grouped_backward(grad_out, *ctx.saved_tensors), None)
+    return (*_grouped_backward(grad_out, *ctx.saved_tensors, ctx.causal), None, None)
 
 
 _grouped.register_autograd(_back, setup_context=_keep)

@@ -76,9 +76,10 @@ def parameters(a: Architecture) -> Parameters:
 def forward_flops(a: Architecture, length: int) -> int:
     """Operations per token of one forward pass through the encoder at a sequence length."""
     linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
-    attention = 2 * length * a.width  # scores and weighted sum
+    seen = length if a.attention == "full" else (length + 1) / 2  # tokens, on average
+    attention = 2 * seen * a.width  # scores and weighted sum
     projection = a.embedding_width * a.width if a.embedding_projection else 0
-    return 2 * (a.layers * (linear + attention) + projection)
+    return round(2 * (a.layers * (linear + attention) + projection))
 
 
 def mask_head_flops(a: Architecture) -> int:

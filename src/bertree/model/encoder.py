@@ -39,24 +39,36 @@ class Stack(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings, stack, and optionally a norm of the last states (pre-norm leaves them without) and a pooler."""
+    """Embeddings, stack, and optionally a norm of the last states (pre-norm leaves them without) and a pooler.
+
+    `causal`: no token sees those after it, so what stands for a sequence is its last token, not its first.
+    """
 
     def __init__(
-        self, embeddings: Embeddings, stack: Stack, norm: nn.LayerNorm | None, pooler: nn.Linear | None
+        self,
+        embeddings: Embeddings,
+        stack: Stack,
+        norm: nn.LayerNorm | None,
+        pooler: nn.Linear | None,
+        causal: bool = False,
     ) -> None:
         super().__init__()
+        self.causal = causal
         self.embeddings = embeddings
         self.stack = stack
         self.norm = norm
         self.pooler = pooler
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
-        """Hidden states at every depth: embeddings first, then each layer's (t x h); the last as `forward` gives it."""
+        """Hidden states at every depth: embeddings first, then each layer's (t x h); the last as `forward` gives it.
+
+        Who stops early spares the layers above.
+        """
         x_th = self.embeddings(batch)
-        for state in self.stack(x_th, batch):
-            yield x_th
-            x_th = state
-        yield x_th if self.norm is None else self.norm(x_th)
+        yield x_th
+        for depth, state in enumerate(self.stack(x_th, batch), 1):
+            is_last = depth == len(self.stack.plan)
+            yield self.norm(state) if is_last and self.norm is not None else state
 
     def forward(self, batch: Batch) -> Tensor:
         """The last hidden states (t x h)."""
@@ -65,10 +77,14 @@ class Encoder(nn.Module):
             x_th = state
         return x_th if self.norm is None else self.norm(x_th)
 
+    def seeing(self, batch: Batch) -> Tensor:
+        """Index of the token of each sequence that has seen the whole of it (s, int64)."""
+        return batch.last if self.causal else batch.first
+
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
-        """The pooler's reading of each sequence's first token (s x h)."""
+        """The pooler's reading of each sequence (s x h)."""
         assert self.pooler is not None, "this point of the design space has no pooler"
-        pooled: Tensor = self.pooler(hidden_th[batch.first]).tanh()
+        pooled: Tensor = self.pooler(hidden_th[self.seeing(batch)]).tanh()
         return pooled
 
 
@@ -89,7 +105,8 @@ def build_encoder(a: Architecture) -> Encoder:
         dropout=a.dropout,
         projection=nn.Linear(a.embedding_width, a.width) if a.embedding_projection else None,
     )
-    attention = [Attention(a.width, a.heads, a.attention_dropout) for _ in set(attention_plan)]
+    causal = a.attention == "causal"
+    attention = [Attention(a.width, a.heads, a.attention_dropout, causal) for _ in set(attention_plan)]
     ffn = [FeedForward(a.width, a.ffn_width, a.activation) for _ in set(ffn_plan)]
     encoder = Encoder(
         embeddings,
@@ -100,6 +117,7 @@ def build_encoder(a: Architecture) -> Encoder:
         ),
         norm(a.width) if a.residual == "pre-norm" else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
+        causal,
     )
     initialise(encoder, a.init_std)
     if a.residual_init == "scaled":

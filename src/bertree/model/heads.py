@@ -39,19 +39,22 @@ class MaskHead(nn.Module):
 class ClassHead(nn.Module):
     """A score per class for each vector it is given: a token's, or a sequence's.
 
-    With `dense` the head first transforms the vector itself (RoBERTa, DistilBERT, where it reads the
-    first token); without, it reads what it is given (the pooler's output, or plain hidden states).
+    With `dense` the head first transforms the vector itself (RoBERTa, DistilBERT); without, it takes it as it is.
+    `reads` says which vectors those are: each token's ("tokens"), the pooler's ("pooled"), or those of the token
+    that has seen its whole sequence ("whole").
     """
 
     def __init__(
         self,
         out: nn.Linear,
+        reads: str,
         dropout: float,
         dense: nn.Linear | None = None,
         activation: str = "tanh",
         input_dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        self.reads = reads
         self.input_dropout = nn.Dropout(input_dropout)
         self.dense = dense
         self.activation = ACTIVATION[activation]
