@@ -8,7 +8,7 @@ import pytest
 from bertree.text import training
 from bertree.text.tokenizer import Tokenizer
 
-WORDS = "the quick brown fox jumps over a lazy dog while unaffable e-mails wait".split()
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "unaffable", "e-mails", "wait"]
 
 
 @pytest.fixture(scope="module", params=["minilm", "wordpiece", "bpe", "unigram"])

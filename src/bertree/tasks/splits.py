@@ -15,6 +15,7 @@ from bertree.text.sources import FORMATS, PACKED, format_of
 
 WORDS = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "test": "test"}
 BEHIND_PREFIX = 3
+SHARD = re.compile(r"-\d{5}-of-0*([1-9]\d*)(?=\.)")  # train-00000-of-00003.parquet: one file in three pieces
 
 
 def plain(name: str) -> str:
@@ -42,7 +43,7 @@ def find_splits(
         kinds = ", ".join(words)
         there = ", ".join(path.name for path in sorted(folder.iterdir())[:8]) or "nothing"
         raise UserError(f"{folder}: no file whose name begins with {kinds} ({' '.join(FORMATS)}); there is: {there}")
-    return {split: (_best(folder, split, found[split]),) for split in sorted(found, key=_order)}
+    return {split: _best(folder, split, found[split]) for split in sorted(found, key=_order)}
 
 
 def inside(folder: Path, names: Sequence[str]) -> Path:
@@ -85,15 +86,16 @@ def _place(name: str, prefixes: Sequence[str], words: dict[str, str]) -> tuple[s
     return split, 0 if not rest else 1 if rest[1:] in ("matched", "mismatched") else 2
 
 
-def _best(folder: Path, split: str, found: list[tuple[int, Path]]) -> Path:
+def _best(folder: Path, split: str, found: list[tuple[int, Path]]) -> tuple[Path, ...]:
     rank = min(rank for rank, _ in found)
     equals = [path for r, path in found if r == rank]
     if rank == BEHIND_PREFIX and len(equals) > 1:
         equals = [path for path in equals if format_of(path.name) == "jsonl"] or equals
-    if len(equals) > 1:
+    shards = {match[1] if (match := SHARD.search(path.name)) else path.name for path in equals}
+    if len(equals) > 1 and shards != {str(len(equals))}:
         those = ", ".join(path.name for path in equals)
         raise UserError(f"{folder}: several files could be {split}: {those}; give the file itself")
-    return equals[0]
+    return tuple(equals)
 
 
 def _order(split: str) -> int:

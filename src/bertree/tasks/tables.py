@@ -60,12 +60,14 @@ def read_table(
     headless: Sequence[tuple[int, int]] = (),
     quoting: Quoting = "auto",
     skip: bool = False,
+    optional: Collection[str] = (),
 ) -> Table:
     """A file as columns.
 
     `header`: the first line is a header if it holds one of these names; None: it is one in any case. `headless`: the
     fewest and most fields of a line in files without, form by form. `quoting` is that of tabs; commas are always
-    quoted as the standard says. `skip`: lines with the wrong number of fields are left out and counted.
+    quoted as the standard says. `skip`: lines with the wrong number of fields are left out and counted. `optional`:
+    last columns of a header that a line may lack.
     """
     kind = format_of(str(path))
     if kind is None:
@@ -82,7 +84,7 @@ def read_table(
     if kind == "jsonl":
         return _jsonl(path, text)
     rows = list(_rows(path, text, kind, quoting))
-    return _delimited(path, rows, header, headless, skip)
+    return _delimited(path, rows, header, headless, skip, optional)
 
 
 def _decoded(path: Path, data: bytes) -> str:
@@ -140,14 +142,20 @@ def _quoted(path: Path, text: str, delimiter: str) -> Iterator[Row]:
 
 
 def _delimited(
-    path: Path, rows: list[Row], header: Collection[str] | None, headless: Sequence[tuple[int, int]], skip: bool
+    path: Path,
+    rows: list[Row],
+    header: Collection[str] | None,
+    headless: Sequence[tuple[int, int]],
+    skip: bool,
+    optional: Collection[str],
 ) -> Table:
     first = [name.strip() for name in rows[0][1]]
     named = header is None or any(name.casefold() in {h.casefold() for h in header} for name in first)
     form = None
     if not named:
         form = next((n for n, (fewest, most) in enumerate(headless) if fewest <= len(first) <= most), None)
-    fewest, most = headless[form] if form is not None else (len(first), len(first))
+    needed = max((number for number, name in enumerate(first, 1) if name not in optional), default=1)
+    fewest, most = headless[form] if form is not None else (needed, len(first))
     body = rows if form is not None else rows[1:]
     kept: list[Row] = []
     for number, cells in body:

@@ -123,7 +123,7 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             if library is not None:
                 yield io.BufferedReader(_Frames(file, library), 1 << 18), file
             elif source.packed:
-                unpacked = gzip.GzipFile(fileobj=file) if source.packed == ".gz" else lzma.LZMAFile(file)
+                unpacked = gzip.GzipFile(fileobj=file) if source.packed == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115
                 yield io.BufferedReader(unpacked, 1 << 18), file
             else:
                 yield file, file

@@ -138,7 +138,7 @@ class Tokenizer:
         before = sum(len(part.ids) for part in parts)
         for part, kept in zip(parts, longest_first([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept)
-        whole = self.backend.post_process(*parts)
+        whole = self.backend.post_process(parts[0], parts[1] if pair else None)
         return Encoded(whole.ids, whole.type_ids if pair else None, before - room)
 
 
