@@ -16,7 +16,7 @@ CorpusPaths = Annotated[
     list[str],
     typer.Argument(
         metavar="CORPUS",
-        help="Files, folders, globs (.txt .jsonl .csv .tsv .parquet, each also .gz .zst) or - for stdin.",
+        help="Files, folders, globs (.txt .jsonl .csv .tsv .parquet, each also .gz .xz .zst) or - for stdin.",
         show_default=False,
     ),
 ]

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import json
+import lzma
 import sys
 import tracemalloc
 import unicodedata
@@ -51,13 +52,13 @@ def write(path: Path, packed: str = "") -> Path:
         buffer = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2, 3], "text": DOCUMENTS}), buffer)
         data = buffer.getvalue()
-    data = {"": lambda d: d, ".gz": gzip.compress, ".zst": zstandard.compress}[packed](data)
+    data = {"": lambda d: d, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}[packed](data)
     path = path.with_name(path.name + packed)
     path.write_bytes(data)
     return path
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("kind", [".txt", ".jsonl", ".csv", ".tsv", ".parquet"])
 def test_every_kind_gives_the_same_documents(tmp_path: Path, kind: str, packed: str) -> None:
     assert read(write(tmp_path / f"corpus{kind}", packed)) == DOCUMENTS
@@ -167,7 +168,7 @@ def test_records_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         read(path)
 
 
-@pytest.mark.parametrize("packed", [".gz", ".zst"])
+@pytest.mark.parametrize("packed", [".gz", ".xz", ".zst"])
 def test_a_packed_file_that_is_cut_off_or_something_else(tmp_path: Path, packed: str) -> None:
     path = write(tmp_path / "a.txt", packed)
     whole = path.read_bytes()

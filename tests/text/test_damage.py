@@ -20,7 +20,7 @@ def problem(path: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("packed", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("kind", [".txt", ".jsonl", ".csv", ".parquet"])
 def test_random_damage(tmp_path: Path, kind: str, packed: str) -> None:
     whole = write(tmp_path / f"a{kind}", packed).read_bytes()

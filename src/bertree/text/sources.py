@@ -7,6 +7,7 @@ documents, and with it every later result, does not hang on the file system.
 import glob
 import gzip
 import io
+import lzma
 import os
 import sys
 import zlib
@@ -27,7 +28,7 @@ FORMATS = {
     ".tsv": "tsv",
 }
 FORMATS |= {".parquet": "parquet"}
-PACKED = (".gz", ".zst")
+PACKED = (".gz", ".xz", ".zst")
 STANDARD_INPUT = "-"
 
 
@@ -42,7 +43,7 @@ class Source:
 
     @property
     def packed(self) -> str:
-        """How it is compressed: ".gz", ".zst" or not at all."""
+        """How it is compressed: ".gz", ".xz", ".zst" or not at all."""
         suffix = Path(self.path).suffix.lower()
         return suffix if suffix in PACKED else ""
 
@@ -65,10 +66,10 @@ def _behind(name: str, format: str | None) -> Iterator[Source]:
         yield Source(name, format or "text", 0, 0)
         return
     if os.path.isdir(name):
-        below = sorted(path for path in _walk(name) if format or _format(path))
+        below = sorted(path for path in _walk(name) if format or format_of(path))
         if not below:
             known = ", ".join(FORMATS)
-            raise UserError(f"{name}: no text files in this folder (known: {known}, each also .gz or .zst)")
+            raise UserError(f"{name}: no text files in this folder (known: {known}, each also .gz, .xz or .zst)")
         paths = below
     elif os.path.exists(name):
         paths = [name]
@@ -79,7 +80,7 @@ def _behind(name: str, format: str | None) -> Iterator[Source]:
     else:
         raise UserError(f"{name}: no such file or folder")
     for path in paths:
-        kind = format or _format(path)
+        kind = format or format_of(path)
         if kind is None:
             raise UserError(f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text")
         try:
@@ -98,7 +99,8 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(root, name) for name in files if not name.startswith("."))
 
 
-def _format(path: str) -> str | None:
+def format_of(path: str) -> str | None:
+    """What kind of file a name says it is, compressed or not; None: none we know."""
     stem, suffix = os.path.splitext(path.lower())
     if suffix in PACKED:
         suffix = os.path.splitext(stem)[1]
@@ -111,7 +113,7 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     if source.path == STANDARD_INPUT:
         yield sys.stdin.buffer, sys.stdin.buffer
         return
-    broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
     library: Any = None
     if source.packed == ".zst":
         library = zstandard(source.path)
@@ -121,7 +123,8 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
             if library is not None:
                 yield io.BufferedReader(_Frames(file, library), 1 << 18), file
             elif source.packed:
-                yield io.BufferedReader(gzip.GzipFile(fileobj=file), 1 << 18), file
+                unpacked = gzip.GzipFile(fileobj=file) if source.packed == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115
+                yield io.BufferedReader(unpacked, 1 << 18), file
             else:
                 yield file, file
     except broken as error:

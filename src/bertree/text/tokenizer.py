@@ -114,24 +114,44 @@ class Tokenizer:
         return text.strip() or piece
 
     def encode(self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None) -> list[Encoded]:
-        """Ids and segments of texts or pairs of texts, with special tokens, cut to `max_length`."""
+        """Ids and segments of texts or pairs of texts, with special tokens, cut to `max_length`.
+
+        Of a pair the longer text is cut first, as the library itself would; it is done here because the library's
+        setting is shared by everyone who holds this tokenizer, and because it counts what it drops of a pair wrongly.
+        """
         if max_length is not None:
             room = max_length - self.backend.num_special_tokens_to_add(any(isinstance(i, tuple) for i in inputs))
             if room < 1:
                 raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
-            self.backend.enable_truncation(max_length)
-        try:
-            encodings = self.backend.encode_batch_fast([_clean(i) for i in inputs])
-        finally:
-            self.backend.no_truncation()
+        cleaned = [_clean(given) for given in inputs]
         return [
-            Encoded(
-                e.ids,
-                e.type_ids if isinstance(given, tuple) else None,
-                sum(len(o.ids) - sum(o.special_tokens_mask) for o in e.overflowing),
-            )
-            for given, e in zip(inputs, encodings, strict=True)
+            self._cut(given, max_length)
+            if max_length is not None and len(e.ids) > max_length
+            else Encoded(e.ids, e.type_ids if isinstance(given, tuple) else None, 0)
+            for given, e in zip(cleaned, self.backend.encode_batch_fast(cleaned), strict=True)
         ]
+
+    def _cut(self, given: str | tuple[str, str], max_length: int) -> Encoded:
+        pair = isinstance(given, tuple)
+        parts = self.backend.encode_batch_fast(list(given) if pair else [given], add_special_tokens=False)
+        room = max_length - self.backend.num_special_tokens_to_add(pair)
+        before = sum(len(part.ids) for part in parts)
+        for part, kept in zip(parts, longest_first([len(part.ids) for part in parts], room), strict=True):
+            part.truncate(kept)
+        whole = self.backend.post_process(parts[0], parts[1] if pair else None)
+        return Encoded(whole.ids, whole.type_ids if pair else None, before - room)
+
+
+def longest_first(lengths: Sequence[int], room: int) -> list[int]:
+    """How much is kept of one text or two, together no more than `room`: what is too much is taken from the longer
+    until both are equal, then from both; the odd token stays with the longer one, or the second."""
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    first, second = lengths
+    short = min(first, second, room // 2)
+    return [short, room - short] if first <= second else [room - short, short]
 
 
 def _clean(text: str | tuple[str, str]) -> str | tuple[str, str]:

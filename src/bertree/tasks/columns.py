@@ -1,0 +1,151 @@
+"""From a row of a file to a text, a pair and a gold answer: which columns, by which names, in which releases.
+
+Columns are chosen by the header's names, each role having alternatives, because the same data circulates under
+several; only files that have no header are read by position.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.tasks.tables import Quoting, Table, read_table
+from bertree.text.sources import format_of
+
+
+class TextExample(NamedTuple):
+    """A text or a pair of texts, and the answer where it is known."""
+
+    id: str  # the file's own number for it, or its place in the file
+    text: str
+    pair: str | None = None
+    gold: str | float | None = None
+    file: str = ""
+    line: int = 0
+
+    @property
+    def where(self) -> str:
+        """The beginning of an error line."""
+        if not self.file:
+            return f"example {self.id}"
+        return f"{self.file}: {'row' if format_of(self.file) == 'parquet' else 'line'} {self.line}"
+
+
+class Raw(NamedTuple):
+    """A row as the file has it: the answer not yet understood, None where the file has no such column."""
+
+    id: str
+    text: str
+    pair: str | None
+    label: str | None
+    first: int  # the number that stands for the first class, where the file numbers them
+    file: str
+    line: int
+
+
+class Headless(NamedTuple):
+    """Which fields of a line are what, in a file without header."""
+
+    fewest: int
+    most: int
+    text: int
+    pair: int | None = None
+    label: int | None = None
+    lead: int | None = None  # put before the text: a headline
+    first: int = 0  # the number of the first class
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names a role's column has in the releases of a task; the first that is there is taken."""
+
+    text: tuple[str, ...] = ("text",)
+    pair: tuple[str, ...] = ()
+    label: tuple[str, ...] = ("label",)
+    id: tuple[str, ...] = ("index", "idx", "id")
+    lead: tuple[tuple[str, str], ...] = ()  # (text column, column put before it)
+    from_one: tuple[str, ...] = ()  # label columns that count the classes from 1
+    headless: tuple[Headless, ...] = ()
+    quoting: Quoting = "none"
+    skip: bool = False  # the released file has broken rows: leave them out and count them
+    optional: tuple[str, ...] = ()  # last columns that a row may lack
+
+    def read(self, path: Path) -> tuple[list[Raw], int]:
+        """The rows of a file, and how many broken ones were left out."""
+        known = (*self.text, *self.pair) if self.headless else None
+        forms = [(form.fewest, form.most) for form in self.headless]
+        table = read_table(path, known, forms, self.quoting, self.skip, self.optional)
+        if table.headless is not None:
+            form = self.headless[table.headless]
+            places = _Places(form.text, form.pair, form.label, None, form.lead, form.first)
+        else:
+            places = self._places(table)
+        return _rows(table, places, self.skip)
+
+    def _places(self, table: Table) -> "_Places":
+        text = table.column(self.text)
+        label = table.find(self.label)
+        return _Places(
+            text=text,
+            pair=table.column(self.pair) if self.pair else None,
+            label=label,
+            id=table.find(self.id),
+            lead=next((table.find([lead]) for name, lead in self.lead if name == table.names[text]), None),
+            first=1 if label is not None and table.names[label] in self.from_one else 0,
+        )
+
+    def pick(self, record: Json, role: str) -> str:
+        """The text of a role in an object: under the role's own name, or a column's."""
+        alternatives: Sequence[str] = (role, *getattr(self, role))
+        found = next((record[name] for name in alternatives if name in record), None)
+        if not isinstance(found, str):
+            there = ", ".join(map(str, record)) or "nothing"
+            raise UserError(f"an object needs '{role}' as text (or {', '.join(alternatives[1:])}); there is: {there}")
+        return found.strip()
+
+
+class _Places(NamedTuple):
+    """Numbers of the columns."""
+
+    text: int
+    pair: int | None
+    label: int | None
+    id: int | None
+    lead: int | None
+    first: int
+
+
+def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
+    empty: list[Any] = [None] * len(table.lines)
+    columns = [empty if place is None else table.values(place) for place in places[:5]]
+    file = str(table.path)
+    rows: list[Raw] = []
+    skipped = table.skipped
+    wanted = [place is not None for place in places[:3]]
+    for number, (line, cells) in enumerate(zip(table.lines, zip(*columns, strict=True), strict=True)):
+        text, pair, label, index, lead = cells
+        if skip and any(want and cell in (None, "") for want, cell in zip(wanted, cells, strict=False)):
+            skipped += 1
+            continue
+        for name, cell in (("text", text), ("pair", pair)):
+            if not isinstance(cell, str) and (name == "text" or places.pair is not None):
+                kind = "nothing" if cell is None else f"{type(cell).__name__} {cell!r:.40}"
+                at = TextExample("", "", file=file, line=line).where
+                raise UserError(f"{at}: the {name} column holds {kind}, not text")
+        if lead is not None:
+            text = f"{lead} {text}"
+        name = str(number) if index is None else _text(index)
+        answer = None if label is None else _text(label)
+        pair = pair if pair is None else pair.strip()
+        rows.append(Raw(name, text.strip(), pair, answer, places.first, file, line))
+    return rows, skipped
+
+
+def _text(value: Any) -> str:
+    """A label or a number as text; 1.0, which is what a column of integers with gaps becomes, is 1."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        value = int(value)
+    return str(value).strip()

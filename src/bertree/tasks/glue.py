@@ -1,0 +1,178 @@
+"""GLUE's tasks with its diagnostics, and SNLI, IMDb and AG News: what their releases look like and how they count.
+
+Each is a `TextTask` with its settings. Classes are in the order of the `glue` dataset that most published models were
+trained on (MNLI: entailment, neutral, contradiction); a file may give them as numbers in that order.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+from bertree.tasks.averages import GLUE_AVERAGES, Average, Convention
+from bertree.tasks.columns import Columns, Headless, TextExample
+from bertree.tasks.splits import WORDS, plain
+from bertree.tasks.text import TextTask
+
+__all__ = ["GLUE_AVERAGES", "TEXT_TASKS", "Average", "Convention", "GlueTask", "make"]
+
+
+@dataclass(frozen=True)
+class GlueTask(TextTask):
+    """A task of a known release; its labels are known, and where GLUE's server takes it, the file it wants."""
+
+    numbered: bool = True
+    missing: tuple[str, ...] = ("", "-1")
+    server: str = ""  # name of the file to submit
+
+    def submission(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> tuple[str, str]:
+        if not self.server:
+            return super().submission(examples, predictions)
+        name = self.server
+        if self.name == "mnli":
+            mismatched = any("mismatched" in Path(example.file).name for example in examples)
+            name = "MNLI-mm.tsv" if mismatched else "MNLI-m.tsv"
+        lines = ["index\tprediction"]
+        for example, line in zip(examples, predictions, strict=True):
+            low, high = self.bounds
+            answer = f"{min(high, max(low, line['predicted'])):.3f}" if self.regression else line["predicted"]
+            lines.append(f"{example.id}\t{answer}")
+        return name, "\n".join(lines) + "\n"
+
+
+BINARY = ("0", "1")
+INFERENCE = ("entailment", "neutral", "contradiction")
+ENTAILMENT = ("entailment", "not_entailment")
+SENTENCES = Columns(("sentence1", "premise"), ("sentence2", "hypothesis"))
+# The originals of SNLI and MultiNLI name five annotators' labels last, and leave out those that were not asked.
+ANNOTATED = Columns(
+    SENTENCES.text,
+    SENTENCES.pair,
+    ("gold_label", "label"),
+    headless=(Headless(3, 3, text=0, pair=1, label=2),),
+    optional=("label1", "label2", "label3", "label4", "label5"),
+)
+ACCURACY = ("accuracy",)
+
+TASKS = (
+    GlueTask(
+        "cola",
+        BINARY,
+        columns=Columns(("sentence",), headless=(Headless(4, 4, text=3, label=1),)),
+        figures=("matthews", "accuracy"),
+        metric="matthews",
+        server="CoLA.tsv",
+    ),
+    GlueTask(
+        "sst-2",
+        BINARY,
+        columns=Columns(("sentence",)),
+        figures=ACCURACY,
+        aliases={"negative": "0", "positive": "1"},
+        server="SST-2.tsv",
+    ),
+    GlueTask(
+        "mrpc",
+        BINARY,
+        columns=Columns(("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label")),
+        figures=("accuracy", "f1"),
+        metric="f1",
+        prefixes=("msr_paraphrase_",),
+        server="MRPC.tsv",
+    ),
+    GlueTask(
+        "sts-b",
+        regression=True,
+        bounds=(0.0, 5.0),
+        columns=Columns(
+            ("sentence1",),
+            ("sentence2",),
+            ("score", "label"),
+            # genre, file, year, number, score, the sentences, and for some rows where they come from
+            headless=(Headless(7, 9, text=5, pair=6, label=4),),
+        ),
+        figures=("pearson", "spearman"),
+        metric="spearman",
+        folders=("STSBenchmark",),
+        prefixes=("sts-",),
+        server="STS-B.tsv",
+    ),
+    GlueTask(
+        "qqp",
+        BINARY,
+        # Quora's file quotes the cells that hold quotes, and a few of its rows are broken.
+        columns=Columns(("question1",), ("question2",), ("is_duplicate", "label"), quoting="cell", skip=True),
+        figures=("accuracy", "f1"),
+        metric="f1",
+        server="QQP.tsv",
+    ),
+    GlueTask(
+        "mnli",
+        INFERENCE,
+        columns=ANNOTATED,
+        figures=ACCURACY,
+        missing=("", "-1", "-"),
+        folders=("MultiNLI", "multinli_1.0"),
+        prefixes=("multinli_1.0_",),
+        server="MNLI-m.tsv",
+    ),
+    GlueTask("qnli", ENTAILMENT, columns=Columns(("question",), ("sentence",)), figures=ACCURACY, server="QNLI.tsv"),
+    GlueTask("rte", ENTAILMENT, columns=SENTENCES, figures=ACCURACY, server="RTE.tsv"),
+    GlueTask("wnli", BINARY, columns=SENTENCES, figures=ACCURACY, server="WNLI.tsv"),
+    GlueTask(
+        "ax",
+        INFERENCE,
+        columns=SENTENCES,  # diagnostic-full.tsv, which has the answers, writes Premise, Hypothesis, Label
+        figures=("matthews", "accuracy"),
+        metric="matthews",
+        folders=("diagnostic", "diagnostics"),
+        words={"diagnostic-full": "dev", "diagnostic": "test", "test": "test"},
+        server="AX.tsv",
+    ),
+    GlueTask(
+        "snli",
+        INFERENCE,
+        columns=ANNOTATED,
+        figures=ACCURACY,
+        missing=("", "-1", "-"),
+        folders=("snli_1.0",),
+        prefixes=("snli_1.0_",),
+    ),
+    GlueTask(
+        "imdb",
+        ("neg", "pos"),
+        max_length=512,
+        columns=Columns(("text", "review"), label=("label", "sentiment")),
+        figures=ACCURACY,
+        aliases={"negative": "neg", "positive": "pos"},
+        blanked=("<br />",),
+        folders=("aclImdb",),
+        label_folders=True,
+    ),
+    GlueTask(
+        "ag-news",
+        ("World", "Sports", "Business", "Sci/Tech"),
+        # The original (no header, or Kaggle's) has headline and text apart and counts its classes from 1.
+        columns=Columns(
+            ("text", "Description"),
+            label=("label", "Class Index"),
+            lead=(("Description", "Title"),),
+            from_one=("Class Index",),
+            headless=(Headless(3, 3, text=2, label=0, lead=1, first=1),),
+            quoting="cell",
+        ),
+        figures=("accuracy", "macro_f1"),
+        folders=("ag_news_csv",),
+    ),
+)
+TEXT_TASKS: dict[str, TextTask] = {task.name: task for task in TASKS}
+assert all(set(task.words.values()) <= set(WORDS.values()) for task in TASKS)
+
+
+def make(name: str) -> TextTask:
+    """A task by its name, however it is written: sst-2, SST2, stsb, AG_News."""
+    names = {plain(alias): task for task in TASKS for alias in (task.name, *task.folders)}
+    if (task := names.get(plain(name))) is None:
+        raise UserError(f"task '{name}': unknown; {suggest(name.casefold(), TEXT_TASKS)}")
+    return task

@@ -1,0 +1,243 @@
+"""One text or a pair of texts -> a class or a score: GLUE's tasks, and one's own files.
+
+All of them are one class with different settings: what differs between releases is in `Columns`, what differs
+between tasks is in the fields here. A pair that is too long loses tokens from its longer text first.
+"""
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from bertree.errors import BertreeWarning, UserError, suggest
+from bertree.files import Json, read_text
+from bertree.tasks import metrics, splits
+from bertree.tasks.columns import Columns, Raw, TextExample
+from bertree.tasks.tables import read_table
+from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.tokenizer import Tokenizer
+
+CLASSES = {
+    "accuracy": metrics.accuracy,
+    "f1": metrics.f1,
+    "macro_f1": metrics.macro_f1,
+    "matthews": metrics.matthews,
+}
+SCORES = {"pearson": metrics.pearson, "spearman": metrics.spearman}
+TOGETHER = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
+
+
+@dataclass(frozen=True)
+class TextTask(Task[TextExample]):
+    """Classification or regression of texts or pairs."""
+
+    columns: Columns = field(default_factory=Columns)
+    regression: bool = False
+    bounds: tuple[float, float] = (-math.inf, math.inf)  # of a regression's gold scores
+    figures: tuple[str, ...] = ("accuracy", "macro_f1", "matthews")
+    metric: str = "accuracy"
+    numbered: bool = False  # a class may stand in a file as its number
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of the classes
+    missing: tuple[str, ...] = ("",)  # what stands in the label column where there is no gold answer
+    blanked: tuple[str, ...] = ()  # marks in the text that become spaces
+    folders: tuple[str, ...] = ()  # names a folder of this task goes by, beside `name`
+    prefixes: tuple[str, ...] = ()  # what released files carry before the split's name
+    words: Mapping[str, str] = field(default_factory=lambda: dict(splits.WORDS))  # beginnings of names -> splits
+    label_folders: bool = False  # a split may be a folder that holds one folder of .txt files for each class
+
+    @property
+    def classes(self) -> int:
+        return 1 if self.regression else len(self.labels)
+
+    def splits(self, data: Path) -> Splits:
+        names = (self.name, *self.folders)
+        if self.label_folders:
+            folder = splits.inside(data, names)
+            found: Splits = {s: (folder / s,) for s in ("train", "dev", "test") if self._holds_classes(folder / s)}
+            if found:
+                return found
+        return splits.find_splits(data, names, self.prefixes, dict(self.words))
+
+    def _holds_classes(self, folder: Path) -> bool:
+        return all((folder / label).is_dir() for label in self.labels)
+
+    def read(self, paths: Sequence[Path]) -> list[TextExample]:
+        examples: list[TextExample] = []
+        for path in paths:
+            if self.label_folders and path.is_dir():
+                rows, skipped = self._from_folders(path), 0
+            else:
+                rows, skipped = self.columns.read(path)
+            found = [self._example(row) for row in rows]
+            if skipped:
+                warnings.warn(f"{path}: {skipped} broken rows left out", BertreeWarning, stacklevel=2)
+            without = sum(e.gold is None and r.label is not None for e, r in zip(found, rows, strict=True))
+            if 0 < without < len(found):
+                line = f"{path}: {without} of {len(found)} rows have no gold answer; they neither train nor count"
+                warnings.warn(line, BertreeWarning, stacklevel=2)
+            examples += found
+        return examples
+
+    def _from_folders(self, folder: Path) -> list[Raw]:
+        if not self._holds_classes(folder):
+            raise UserError(f"{folder}: must hold the folders {', '.join(self.labels)}")
+        return [
+            Raw(f"{label}/{path.stem}", read_text(path), None, label, 0, str(path), 1)
+            for label in self.labels
+            for path in sorted((folder / label).glob("*.txt"))
+        ]
+
+    def _example(self, row: Raw) -> TextExample:
+        text, pair = self._clean(row.text), None if row.pair is None else self._clean(row.pair)
+        example = TextExample(row.id, text, pair, None, row.file, row.line)
+        if row.label is None or row.label in self.missing:
+            return example
+        return example._replace(gold=self._score(row, example) if self.regression else self._class(row, example))
+
+    def _clean(self, text: str) -> str:
+        for mark in self.blanked:
+            text = text.replace(mark, " ")
+        return text.strip()
+
+    def _score(self, row: Raw, example: TextExample) -> float:
+        assert row.label is not None
+        try:
+            value = float(row.label)
+        except ValueError:
+            value = math.nan
+        low, high = self.bounds
+        if not math.isfinite(value) or not low <= value <= high:
+            span = "" if math.isinf(high - low) else f" from {low:g} to {high:g}"
+            raise UserError(f"{example.where}: the score '{row.label:.40}' is not a number{span}")
+        return value
+
+    def _class(self, row: Raw, example: TextExample) -> str:
+        assert row.label is not None
+        label = self.aliases.get(row.label, row.label)
+        if not self.labels or label in self.labels:
+            return label
+        if self.numbered and label.isdecimal() and 0 <= (number := int(label) - row.first) < len(self.labels):
+            return self.labels[number]
+        raise self._unknown(example, label)
+
+    def _unknown(self, example: TextExample, label: str) -> UserError:
+        known = ", ".join(self.labels[:20])
+        return UserError(f"{example.where}: label '{label:.40}' is not among those of the training set ({known})")
+
+    def parse(self, record: str | Json) -> TextExample:
+        if not isinstance(record, str):
+            text = self.columns.pick(record, "text")
+            pair = self.columns.pick(record, "pair") if self.columns.pair else None
+        elif self.columns.pair:
+            text, tab, rest = record.partition("\t")
+            if not tab or "\t" in rest:
+                raise UserError(f"'{record:.40}': {self.name} needs two texts with one tab between them")
+            pair = rest
+        else:
+            text, pair = record, None
+        return TextExample("0", self._clean(text), None if pair is None else self._clean(pair))
+
+    def units(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+        numbers = {label: number for number, label in enumerate(self.labels)}
+        units: list[Unit] = []
+        for start in range(0, len(examples), TOGETHER):
+            some = examples[start : start + TOGETHER]
+            encoded = tokenizer.encode([e.text if e.pair is None else (e.text, e.pair) for e in some], max_length)
+            for example, sequence in zip(some, encoded, strict=True):
+                answer = example.gold
+                if isinstance(answer, str) and (answer := numbers.get(answer)) is None:
+                    raise self._unknown(example, str(example.gold))
+                units.append(Unit(len(units), (sequence,), answer=answer))
+        dropped = [unit.sequences[0].dropped for unit in units]
+        return units, Cut(sum(map(bool, dropped)), sum(dropped))
+
+    def predict(self, examples: Sequence[TextExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
+        lines: list[Json] = []
+        for unit, given in zip(units, logits, strict=True):
+            example, row = examples[unit.example], np.asarray(given, np.float64).reshape(-1)
+            assert len(row) == self.classes, f"{len(row)} scores for {self.classes} classes"
+            line: Json = {"text": example.text}
+            if example.pair is not None:
+                line["pair"] = example.pair
+            if example.gold is not None:
+                line["gold"] = example.gold
+            if self.regression:
+                line |= {"predicted": float(row[0]), "score": float(row[0])}
+            else:
+                shares = np.exp(row - row.max())
+                shares /= shares.sum()
+                best = int(shares.argmax())
+                line |= {"predicted": self.labels[best], "score": float(shares[best])}
+                line["probabilities"] = dict(zip(self.labels, shares.tolist(), strict=True))
+            lines.append(line)
+        return lines
+
+    def score(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, float]:
+        known = [
+            (example.gold, line["predicted"])
+            for example, line in zip(examples, predictions, strict=True)
+            if example.gold is not None
+        ]
+        if not known:
+            raise UserError(f"{self.name}: no gold answers in these examples; there is nothing to score")
+        gold, predicted = [g for g, _ in known], [p for _, p in known]
+        if self.regression:
+            return {name: SCORES[name](gold, predicted) for name in self.figures}
+        return {name: CLASSES[name](gold, predicted) for name in self.figures}  # type: ignore[arg-type]
+
+    def labels_in(self, examples: Sequence[TextExample]) -> tuple[str, ...]:
+        found = Counter(example.gold for example in examples)
+        found.pop(None, None)
+        if not found:
+            raise self._without_gold(examples)
+        if self.regression or self.labels:
+            return self.labels
+        if len(found) < 2:
+            raise UserError(f"{examples[0].file}: all rows have the same label '{next(iter(found))}'")
+        return _sorted([str(label) for label in found])
+
+    def _without_gold(self, examples: Sequence[TextExample]) -> UserError:
+        if not examples or not Path(examples[0].file).is_file():
+            return UserError(f"{self.name}: no gold answers to train on")
+        path = Path(examples[0].file)
+        table = read_table(path, None, (), self.columns.quoting, skip=True)
+        try:
+            table.column(self.columns.label)
+        except UserError as error:
+            return error
+        return UserError(f"{path}: no row has a gold answer")
+
+    def settings(self) -> Json:
+        if self.name not in ("classification", "regression"):
+            return {}
+        pair = self.columns.pair[0] if self.columns.pair else None
+        return {"text": self.columns.text[0], "pair": pair, "label": self.columns.label[0]}
+
+
+def _sorted(labels: Sequence[str]) -> tuple[str, ...]:
+    """In order; as numbers if all of them are."""
+    try:
+        numbers = {label: float(label) for label in labels}
+    except ValueError:
+        return tuple(sorted(labels))
+    return tuple(sorted(labels, key=lambda label: (numbers[label], label)))
+
+
+def text_task(
+    kind: Literal["classification", "regression"] = "classification",
+    text: str = "text",
+    pair: str | None = None,
+    label: str = "label",
+) -> TextTask:
+    """One's own files, with a header (or JSON, or parquet) that names these columns."""
+    columns = Columns((text,), (pair,) if pair else (), (label,), quoting="auto")
+    if kind == "regression":
+        return TextTask(kind, columns=columns, regression=True, figures=("pearson", "spearman"), metric="spearman")
+    if kind != "classification":
+        raise UserError(f"task '{kind}': unknown; {suggest(kind, ('classification', 'regression'))}")
+    return TextTask(kind, columns=columns)
