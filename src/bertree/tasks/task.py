@@ -34,6 +34,7 @@ class Unit(NamedTuple):
     sequences: tuple[Encoded, ...]
     chosen: Sequence[int] | None = None  # for `token` and `span`: which tokens of its one sequence the head reads
     answer: Any = None
+    source: Any = None  # what the task's own `predict` needs to read the answer back; nobody else looks at it
 
 
 class Cut(NamedTuple):

@@ -1,0 +1,208 @@
+"""SQuAD 1.1 and 2.0: the answer to a question is a span of its context, or (2.0) there is none.
+
+Both are one task: version 2.0 also weighs "no answer", the score of the first token, against the best span. An
+answer is given if s_best > s_null + threshold; the threshold that suits a dev split is found there, from what the
+predictions say alone, so that nothing is run twice.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+from bertree.tasks import squad_metric, squad_spans, squad_windows
+from bertree.tasks.squad_read import VERSIONS, SquadExample, read, whole, words
+from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.tokenizer import Tokenizer
+
+FILES = (".json", ".json.gz", ".json.xz")
+SPLITS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True)
+class SquadTask(Task[SquadExample]):
+    """`squad` (1.1: every question has an answer) or `squad2` (2.0: some have none)."""
+
+    max_length: int = 384
+    stride: int = 128  # tokens from the start of one window to the start of the next
+    max_answer: int = 30  # tokens
+    best: int = 20  # spans that share a question's probability
+    threshold: float = 0.0  # 2.0: by how much a span's score must exceed that of "no answer"
+
+    head = "span"
+    metric = "f1"
+
+    def __post_init__(self) -> None:
+        if self.name not in VERSIONS:
+            raise UserError(f"task '{self.name}': unknown; {suggest(self.name, VERSIONS)}")
+        for name in ("stride", "max_answer", "best"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}: must be at least 1")
+
+    @property
+    def classes(self) -> int:
+        """First and last token."""
+        return 2
+
+    @property
+    def impossible(self) -> bool:
+        """Whether questions may have no answer: version 2.0."""
+        return self.name == "squad2"
+
+    def splits(self, data: Path) -> Splits:
+        """The files with train, dev or test in their names; a version in the names picks between 1.1 and 2.0."""
+        if data.is_file():
+            return {next((split for split in SPLITS if split in words(data)), "dev"): (data,)}
+        try:
+            files = sorted(path for path in data.iterdir() if path.is_file() and path.name.lower().endswith(FILES))
+        except OSError as error:
+            raise UserError(f"{data}: cannot be read ({error.strerror})") from None
+        named = [path for path in files if not path.name.startswith(".") and set(words(path)) & set(SPLITS)]
+        ours = VERSIONS[self.name]
+        if any(_version(path) == ours for path in named):
+            named = [path for path in named if _version(path) in (ours, None)]
+        found: Splits = {}
+        for split in SPLITS:
+            fitting = [path for path in named if split in words(path)]
+            own = [path for path in fitting if _version(path) == ours]
+            if len(paths := own or fitting) > 1:
+                several = ", ".join(path.name for path in paths)
+                raise UserError(f"{data}: several files for {split} ({several}); give the file itself")
+            if paths:
+                found[split] = tuple(paths)
+        if not found:
+            known = ", ".join(FILES)
+            raise UserError(f"{data}: no SQuAD files ({known}) with train or dev in their names; give the file itself")
+        return found
+
+    def read(self, paths: Sequence[Path]) -> list[SquadExample]:
+        """The questions of files in the official layout, plain, .gz or .xz."""
+        return read(paths, self.impossible)
+
+    def parse(self, record: str | Json) -> SquadExample:
+        """{"question": ..., "context": ...}, or the two in a line with a tab between them."""
+        if isinstance(record, str):
+            question, tab, context = record.rstrip("\r\n").partition("\t")
+            if not tab:
+                raise UserError("a line must hold a question, a tab and the context to find its answer in")
+            record = {"question": question, "context": context}
+        for name in ("question", "context"):
+            if not isinstance(record.get(name), str) or not record[name].strip():
+                there = ", ".join(map(str, record)) or "none"
+                raise UserError(f"a question needs a text in '{name}'; fields given: {there}")
+        identity = record.get("id", "")
+        return SquadExample(str(identity), whole(record["question"]), whole(record["context"]))
+
+    def units(self, examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+        """Question and context in windows that overlap; only a question beyond 64 tokens is cut."""
+        return squad_windows.units(examples, tokenizer, max_length, self.stride, self.max_answer)
+
+    def predict(self, examples: Sequence[SquadExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
+        """The answer as it stands in the context, by its characters."""
+        lines = []
+        together = zip(units, logits, strict=True)
+        for number, group in groupby(together, key=lambda pair: pair[0].example):
+            parts, rows = zip(*group, strict=True)
+            lines.append(self._line(examples[number], squad_spans.find(parts, rows, self.max_answer, self.best)))
+        assert len(lines) == len(examples), "units of every example, in their order"
+        return lines
+
+    def score(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, float]:
+        """What the official scripts say, as shares. The best thresholds are theirs too: on `null_odds`, with every
+        question answered by its best span; this task's threshold is measured the other way round."""
+        golds = _golds(examples)
+        counted = squad_metric.count(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
+        figures = {"exact": squad_metric.share(counted.exact), "f1": squad_metric.share(counted.f1)}
+        if not self.impossible:
+            return figures
+        known = np.fromiter(map(bool, golds), bool, len(golds))
+        for name, these in (("has_answer", known), ("no_answer", ~known)):
+            figures[f"{name}_exact"] = squad_metric.share(counted.exact, these)
+            figures[f"{name}_f1"] = squad_metric.share(counted.f1, these)
+        texts, odds = _candidates(predictions)
+        answered = squad_metric.count(golds, texts, 2)
+        for name, each in (("exact", answered.exact), ("f1", answered.f1)):
+            found = squad_metric.best(each, [bool(text) for text in texts], known.tolist(), odds)
+            figures[f"best_{name}"], figures[f"best_{name}_threshold"] = found
+        return figures
+
+    def tuned(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
+        """2.0: the same task with the threshold of the highest F1 on these questions."""
+        if not self.impossible:
+            return self
+        golds, (texts, odds) = _golds(examples), _candidates(predictions)
+        answering, refusing = (squad_metric.count(golds, given, 2).f1 for given in (texts, [""] * len(texts)))
+        cut = squad_metric.best_cut(answering, refusing, odds)
+        return replace(self, threshold=-cut)
+
+    def decided(self, predictions: Sequence[Json]) -> list[Json]:
+        """Existing predictions of version 2.0 with this task's threshold instead of the one they were made with."""
+        return [self._decide(line) if self.impossible else line for line in predictions]
+
+    def settings(self) -> Json:
+        """How windows are cut and answers chosen."""
+        return {"stride": self.stride, "max_answer": self.max_answer, "threshold": self.threshold}
+
+    def submission(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> tuple[str, str]:
+        """The answers by question, as the official scripts read them."""
+        return "predictions.json", _by_id(predictions, "predicted")
+
+    def null_odds(self, predictions: Sequence[Json]) -> tuple[str, str]:
+        """Version 2.0: name and text of the file with the odds of "no answer" that its script can also read."""
+        if not self.impossible:
+            raise UserError("squad: has no null odds, every question has an answer; they are for squad2")
+        return "null_odds.json", _by_id(predictions, "null_odds")
+
+    def _line(self, example: SquadExample, found: squad_spans.Found) -> Json:
+        line: Json = {"id": example.id, "question": example.question, "context": example.context}
+        if example.answers is not None:
+            line["gold"] = [answer.text for answer in example.answers]
+        spans = found.spans
+        scores = [span.score for span in spans] + ([found.null] if self.impossible or not spans else [])
+        shares = squad_spans.softmax(scores)
+        answer: Json = {"predicted": "", "start": None, "end": None, "score": shares[0]}
+        if spans:
+            text = example.context[spans[0].start : spans[0].end]
+            answer |= {"predicted": text, "start": spans[0].start, "end": spans[0].end}
+        if not self.impossible:
+            return line | answer
+        # Without any span (a context without a token) the odds say nothing: both decisions give no answer.
+        odds = found.null - spans[0].score if spans else 0.0
+        return self._decide(line | answer | {"null_odds": odds, "null_score": shares[-1], "best": answer})
+
+    def _decide(self, line: Json) -> Json:
+        """The same line with its best span as the answer, or none."""
+        if line["null_odds"] < -self.threshold:  # s_best > s_null + threshold
+            return line | line["best"]
+        return line | {"predicted": "", "start": None, "end": None, "score": line["null_score"]}
+
+
+def _version(path: Path) -> str | None:
+    """1.1 or 2.0, where a file's name says so."""
+    found = re.search(r"(?<![0-9.])(1\.1|2\.0)(?![0-9])", path.name)
+    return found.group() if found else None
+
+
+def _golds(examples: Sequence[SquadExample]) -> list[list[str]]:
+    if unknown := next((example for example in examples if example.answers is None), None):
+        raise UserError(f"question {unknown.id}: has no gold answers to score against")
+    return [[answer.text for answer in example.answers or ()] for example in examples]
+
+
+def _candidates(predictions: Sequence[Json]) -> tuple[list[str], list[float]]:
+    """What each question is answered with if it is answered, and its odds of not being."""
+    return [line["best"]["predicted"] for line in predictions], [line["null_odds"] for line in predictions]
+
+
+def _by_id(predictions: Sequence[Json], field: str) -> str:
+    values = {line["id"]: line[field] for line in predictions}
+    if len(values) < len(predictions):
+        raise UserError("several questions have the same id; a submission needs one for each")
+    return json.dumps(values, ensure_ascii=False)

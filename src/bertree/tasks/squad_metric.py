@@ -1,0 +1,111 @@
+"""How SQuAD counts: exact match and F1 over normalised words, with the rules of each version's official script.
+
+Both versions lower the text, drop ASCII punctuation and the articles, and squeeze white space; a question counts
+as its best gold answer does. They differ where nothing is left of a text: version 1.1 gives an F1 of 0 even to two
+empty texts, version 2.0 gives 1 if both are empty, for "no answer" is an answer there.
+A question without a prediction counts 0 here; the script of version 2.0 stops on it.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Figures = NDArray[np.float64]
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+class Counted(NamedTuple):
+    """One figure a question."""
+
+    exact: Figures
+    f1: Figures
+
+
+class Best(NamedTuple):
+    """The best share that a threshold on the null odds can give: questions with odds up to it are answered."""
+
+    share: float
+    threshold: float
+
+
+@lru_cache(maxsize=1 << 16)  # the gold answers of a question are often the same text
+def normalise(text: str) -> str:
+    """What of a text counts: lower case, without ASCII punctuation, articles and superfluous white space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact(gold: str, predicted: str) -> float:
+    """1 where both are the same after normalising."""
+    return float(normalise(gold) == normalise(predicted))
+
+
+def f1(gold: str, predicted: str, empty_counts: bool) -> float:
+    """Overlap of the two bags of words. `empty_counts`: two empty bags agree (version 2.0)."""
+    expected, given = normalise(gold).split(), normalise(predicted).split()
+    if not expected or not given:
+        return float(empty_counts and expected == given)
+    common = sum((Counter(expected) & Counter(given)).values())
+    if common == 0:
+        return 0.0
+    # The same order of operations as the scripts', so that the last bit agrees.
+    precision, recall = common / len(given), common / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+def count(golds: Sequence[Sequence[str]], predicted: Sequence[str | None], version: int) -> Counted:
+    """Exact match and F1 of every question; `golds` has its gold texts, none where it has no answer (version 2)."""
+    counted = Counted(np.zeros(len(golds)), np.zeros(len(golds)))
+    for number, (texts, text) in enumerate(zip(golds, predicted, strict=True)):
+        if text is None:
+            continue
+        expected = set(texts) if version == 1 else {gold for gold in texts if normalise(gold)} or {""}
+        counted.exact[number] = max((exact(gold, text) for gold in expected), default=0.0)
+        counted.f1[number] = max((f1(gold, text, version == 2) for gold in expected), default=0.0)
+    return counted
+
+
+def share(figures: Figures, of: NDArray[np.bool_] | None = None) -> float:
+    """The mean, over some of the questions; 0 where there are none."""
+    figures = figures if of is None else figures[of]
+    # A plain sum, as the scripts do: numpy adds in pairs and may differ in the last bit.
+    return sum(figures.tolist()) / len(figures) if len(figures) else 0.0
+
+
+def best(counted: Figures, answered: Sequence[bool], has_answer: Sequence[bool], odds: Sequence[float]) -> Best:
+    """Search of the 2.0 script: the first threshold on the null odds that gives the highest share.
+
+    `counted` is what each question gets if it is answered, `answered` whether its prediction is a text at all.
+    Where answering nothing is best the script says 0, whatever the odds are.
+    """
+    known = np.asarray(has_answer, bool)
+    order = np.argsort(np.asarray(odds, np.float64), kind="stable")
+    change = np.where(known, counted, -np.asarray(answered, np.float64))[order]
+    totals = np.concatenate([[np.float64((~known).sum())], change]).cumsum()
+    where = int(totals.argmax())
+    return Best(float(totals[where]) / max(len(order), 1), float(odds[order[where - 1]]) if where else 0.0)
+
+
+def best_cut(answering: Figures, refusing: Figures, odds: Sequence[float]) -> float:
+    """The null odds below which questions are to be answered for the highest share; the figures say what each gets.
+
+    Unlike the script's it parts no questions with the same odds, lies half way between two of them so that no
+    rounding matters, and holds where answering nothing, or everything, is best.
+    """
+    order = np.argsort(np.asarray(odds, np.float64), kind="stable")
+    if not len(order):
+        return 0.0
+    ascending = np.asarray(odds, np.float64)[order]
+    totals = np.concatenate([[0.0], (answering - refusing)[order]]).cumsum()
+    parts = np.concatenate([[True], ascending[1:] > ascending[:-1], [True]])
+    where = int(np.where(parts, totals, -np.inf).argmax())
+    low = float(ascending[where - 1]) if where else float(ascending[0]) - 2.0
+    high = float(ascending[where]) if where < len(order) else low + 2.0
+    middle = low + (high - low) / 2
+    return middle if middle > low else high

@@ -1,0 +1,172 @@
+"""Questions and their contexts as an encoder reads them: overlapping windows, no token of a context lost.
+
+Every context and every question is tokenised once, however often it is asked about, and the pairs are put together
+from ids: what the tokenizer places around and between two texts is learned from one pair it encodes itself. That
+saves most of the tokenising (a context has some five questions, and some have several windows) and rests on a pair
+being its two texts side by side, which holds for every tokenizer of the family.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.errors import UserError
+from bertree.tasks.squad_read import SquadExample, whole
+from bertree.tasks.task import Cut, Unit
+from bertree.text.tokenizer import Encoded, Tokenizer
+
+QUESTION = 64  # tokens of a question that are read, as BERT does
+AT_ONCE = 1000  # texts tokenised together
+NOWHERE = (0, 0)  # start and end on the first of the chosen tokens: no answer in this window
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Context:
+    """A tokenised context. Token i covers text[starts[i] : ends[i]], no white space at either end."""
+
+    text: str
+    ids: list[int]
+    starts: Positions
+    ends: Positions
+
+    def tokens_of(self, start: int, end: int) -> tuple[int, int] | None:
+        """First and last token that cover any of the characters start : end."""
+        first = int(self.ends.searchsorted(start, "right"))
+        last = int(self.starts.searchsorted(end, "left")) - 1
+        return (first, last) if first <= last else None
+
+
+class Window(NamedTuple):
+    """Which part of its context a unit reads: the tokens from `begin`, one for each chosen token but the first."""
+
+    context: Context
+    begin: int
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a tokenizer puts around a pair of texts, and the segments it gives to all parts."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    kinds: tuple[list[int], int, list[int], int, list[int]]  # segments: before, question, between, context, after
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "Frame":
+        """Learned from one pair that the tokenizer encodes."""
+        pair = tokenizer.backend.encode("a", "a")
+        parts = [number for number, part in enumerate(pair.sequence_ids) if part == 0]
+        others = [number for number, part in enumerate(pair.sequence_ids) if part == 1]
+        if not parts or not others or parts[-1] > others[0]:
+            raise UserError("the tokenizer does not encode a pair of texts one after the other; spans need that")
+        cuts = slice(0, parts[0]), slice(parts[-1] + 1, others[0]), slice(others[-1] + 1, None)
+        before, between, after = (pair.ids[cut] for cut in cuts)
+        kinds = [pair.type_ids[cut] for cut in cuts]
+        question, context = pair.type_ids[parts[0]], pair.type_ids[others[0]]
+        return cls(before, between, after, (kinds[0], question, kinds[1], context, kinds[2]))
+
+    @property
+    def special(self) -> int:
+        """How many tokens it adds."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def put(self, question: list[int], context: list[int], dropped: int) -> Encoded:
+        """One input of the encoder."""
+        before, first, between, second, after = self.kinds
+        segments = [*before, *[first] * len(question), *between, *[second] * len(context), *after]
+        ids = [*self.before, *question, *self.between, *context, *self.after]
+        return Encoded(ids, segments if any(segments) else None, dropped)
+
+
+def units(
+    examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int, stride: int, max_answer: int
+) -> tuple[list[Unit], Cut]:
+    """The windows of all questions, in order; only questions beyond `QUESTION` tokens are cut."""
+    frame = Frame.of(tokenizer)
+    room = max_length - frame.special
+    if room < 2:
+        raise UserError(f"max_length {max_length}: leaves no room for a question and its context")
+    contexts = _contexts({example.context for example in examples}, tokenizer)
+    questions = _questions({example.question for example in examples}, tokenizer)
+    longest = min(QUESTION, room // 2)
+    made: list[Unit] = []
+    cut = [0, 0]
+    for number, example in enumerate(examples):
+        context, ids = contexts[example.context], questions[example.question]
+        dropped = max(len(ids) - longest, 0)
+        cut = [cut[0] + (dropped > 0), cut[1] + dropped]
+        question = ids[:longest]
+        # Where the tokenizer puts nothing in front, the first special token stands behind the question.
+        null = 0 if frame.before else len(question)
+        first = len(frame.before) + len(question) + len(frame.between)
+        gold = _gold(example, context)
+        for begin, end in windows(len(context.ids), room - len(question), stride, max_answer):
+            sequence = frame.put(question, context.ids[begin:end], dropped)
+            chosen = [null, *range(first, first + end - begin)]
+            answer = None if example.answers is None else _inside(gold, begin, end)
+            made.append(Unit(number, (sequence,), chosen, answer, Window(context, begin)))
+    return made, Cut(*cut)
+
+
+def windows(tokens: int, room: int, stride: int, max_answer: int) -> list[tuple[int, int]]:
+    """Parts of a context that together hold all its tokens; each starts `stride` tokens after the one before.
+
+    Sooner where the windows are so short that they would not overlap by an answer's length: every answer of up to
+    `max_answer` tokens (or half a window) then stands whole in one of them.
+    """
+    step = max(min(stride, max(room - max_answer, room // 2)), 1)
+    return [(begin, min(begin + room, tokens)) for begin in range(0, max(tokens - room, 0) + step, step)]
+
+
+def _gold(example: SquadExample, context: Context) -> tuple[int, int] | None:
+    """The tokens of the first gold answer."""
+    for text, start in example.answers or ():
+        if start is not None:
+            return context.tokens_of(start, start + len(text))
+    return None
+
+
+def _inside(gold: tuple[int, int] | None, begin: int, end: int) -> tuple[int, int]:
+    """A span of context tokens as indices into a window's chosen tokens, of which the first is the null token."""
+    if gold is None or gold[0] < begin or gold[1] >= end:
+        return NOWHERE
+    return gold[0] - begin + 1, gold[1] - begin + 1
+
+
+def _batches(texts: Iterable[str]) -> Iterable[list[str]]:
+    ordered = sorted(texts)
+    return (ordered[start : start + AT_ONCE] for start in range(0, len(ordered), AT_ONCE))
+
+
+def _questions(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for batch in _batches(texts):
+        encoded = tokenizer.backend.encode_batch_fast([whole(text) for text in batch], add_special_tokens=False)
+        found.update((text, encoding.ids) for text, encoding in zip(batch, encoded, strict=True))
+    return found
+
+
+def _contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, Context]:
+    found: dict[str, Context] = {}
+    for batch in _batches(texts):
+        encoded = tokenizer.backend.encode_batch([whole(text) for text in batch], add_special_tokens=False)
+        for text, encoding in zip(batch, encoded, strict=True):
+            offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+            found[text] = Context(text, encoding.ids, *_trimmed(text, offsets))
+    return found
+
+
+def _trimmed(text: str, offsets: Positions) -> tuple[Positions, Positions]:
+    """Starts and ends of tokens without white space, which some tokenizers count to the token behind it."""
+    blank = np.fromiter(map(str.isspace, text), bool, len(text))
+    places = np.arange(len(text))
+    # For each start the next visible character, for each end the nearest one right behind a visible character.
+    start_at = np.minimum.accumulate(np.append(np.where(blank, len(text), places), len(text))[::-1])[::-1]
+    end_at = np.maximum.accumulate(np.concatenate([[0], np.where(blank, 0, places + 1)]))
+    # Never back: a token without characters of its own stands where the one before it does.
+    return np.maximum.accumulate(start_at[offsets[:, 0]]), np.maximum.accumulate(end_at[offsets[:, 1]])
