@@ -1,0 +1,112 @@
+"""Entities in tag sequences, and how many of them are found.
+
+An entity is read as the CoNLL evaluation reads it, so that no sequence is wrong: what a tagger gives need not be
+well formed, and a stray I- or a change of type begins an entity of its own. Counting whole entities, an entity
+with one wrong word is both missed and invented; that is harder than counting tags, and what the papers report.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+SHAPE = re.compile(r"O|[BIESLU](?:-.+)?", re.DOTALL)
+ENTITY_SCHEMES = ("iob1", "iob2", "iobes", "bilou")
+PLAIN = "plain"
+_AS_IOBES = {"L": "E", "U": "S"}
+
+
+class Entity(NamedTuple):
+    """Words `start` up to, not with, `end`."""
+
+    kind: str
+    start: int
+    end: int
+
+
+class Found(NamedTuple):
+    """How much of what was said is right, how much of what is there was said, and both in one."""
+
+    precision: float
+    recall: float
+    f1: float
+
+
+def parts(tag: str) -> tuple[str, str]:
+    """The place in an entity and its type; a tag without a type ("B") has the type "_"."""
+    return tag[:1], tag[1:].split("-", 1)[-1] or "_"
+
+
+def tag_of(place: str, kind: str) -> str:
+    """The tag with this place and type."""
+    return place if kind == "_" else f"{place}-{kind}"
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities of one sequence of IOB1, IOB2 or IOBES tags, well formed or not."""
+    found: list[Entity] = []
+    start, before, kind_before = -1, "O", "_"
+    for at, (place, kind) in enumerate((*map(parts, tags), ("O", "_"))):
+        begins = place != "O" and (place in "BS" or before in "OES" or kind != kind_before)
+        if start >= 0 and (begins or place == "O" or before in "ES"):
+            found.append(Entity(kind_before, start, at))
+            start = -1
+        if begins:
+            start = at
+        before, kind_before = place, kind
+    return found
+
+
+def to_iob2(tags: Sequence[str], scheme: str = "iob2") -> list[str]:
+    """The same entities in IOB2. IOB1, IOBES and broken IOB2 are all read by the same rule; BILOU is renamed first."""
+    if scheme == "bilou":
+        tags = [_AS_IOBES.get(tag[:1], tag[:1]) + tag[1:] for tag in tags]
+    made = ["O"] * len(tags)
+    for kind, start, end in entities(tags):
+        made[start:end] = [tag_of("B", kind), *[tag_of("I", kind)] * (end - start - 1)]
+    return made
+
+
+def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
+    """iob1, iob2, iobes, bilou, or plain where the tags are not of entities (parts of speech).
+
+    Sequences that are both IOB1 and IOB2 (no entity at all) are IOB2. Where a few tags break every scheme, the one
+    with fewer broken tags is meant."""
+    places: set[str] = set()
+    inside_first = needless = 0  # entities begun by I-, and by B- where no entity of the type ended just before
+    for tags in sequences:
+        before, kind_before = "O", "_"
+        for tag in tags:
+            if not SHAPE.fullmatch(tag):
+                return PLAIN
+            place, kind = parts(tag)
+            places.add(place)
+            apart = before == "O" or kind != kind_before
+            inside_first += place == "I" and apart
+            needless += place == "B" and apart
+            before, kind_before = place, kind
+    if places & set("ES"):
+        return PLAIN if places & set("LU") else "iobes"
+    if places & set("LU"):
+        return "bilou"
+    return "iob1" if inside_first > needless else "iob2"
+
+
+def compare(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[Found, dict[str, Found]]:
+    """Precision, recall and F1 over all entities, and for each type; 0 where there is nothing to count."""
+    true: Counter[str] = Counter()
+    said: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for gold_tags, said_tags in zip(gold, predicted, strict=True):
+        assert len(gold_tags) == len(said_tags), "a tag for each word"
+        here, there = set(entities(gold_tags)), set(entities(said_tags))
+        true.update(entity.kind for entity in here)
+        said.update(entity.kind for entity in there)
+        right.update(entity.kind for entity in here & there)
+    total = _found(right.total(), said.total(), true.total())
+    return total, {kind: _found(right[kind], said[kind], true[kind]) for kind in sorted(true.keys() | said.keys())}
+
+
+def _found(right: int, said: int, true: int) -> Found:
+    precision, recall = right / said if said else 0.0, right / true if true else 0.0
+    return Found(precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0)

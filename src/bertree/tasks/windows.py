@@ -1,0 +1,66 @@
+"""A sentence longer than the model's positions, read in overlapping windows without losing a word.
+
+Each word is asked about once, in the window where the nearer edge is farthest from it; half of a window is shared
+with the next, so that a word has about a quarter of the room on either side at least. The price is that a long
+text is read about twice. The beginning and the end of the sentence are no edges: nothing is hidden behind them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Window(NamedTuple):
+    """Words `start` up to `end` are read, those from `first` up to `last` are asked about."""
+
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+def windows(lengths: NDArray[np.int64], room: int) -> list[Window]:
+    """The windows over words of these lengths in tokens, none longer than the room."""
+    count = len(lengths)
+    if not count:
+        return []
+    ends = np.concatenate([[0], lengths.cumsum()])
+    if ends[-1] <= room:
+        return [Window(0, count, 0, count)]
+    return _asked(ends, _placed(ends, room))
+
+
+def _placed(ends: NDArray[np.int64], room: int) -> list[tuple[int, int]]:
+    count = len(ends) - 1
+    placed = []
+    start = 0
+    while True:
+        end = int(ends.searchsorted(ends[start] + room, "right")) - 1
+        if end >= count:
+            # The last window reaches as far back as it can: its place is there in any case.
+            placed.append((int(ends.searchsorted(ends[count] - room)), count))
+            return placed
+        assert end > start, "a word is longer than the room"
+        placed.append((start, end))
+        shared = int(ends.searchsorted(ends[end] - room // 2))
+        fits_next = int(ends.searchsorted(ends[end + 1] - room))
+        start = min(end, max(shared, fits_next, start + 1))
+
+
+def _asked(ends: NDArray[np.int64], placed: list[tuple[int, int]]) -> list[Window]:
+    count = len(ends) - 1
+    far = int(ends[-1]) + 1
+    best = np.full(count, -1)
+    owner = np.zeros(count, np.int64)
+    for number, (start, end) in enumerate(placed):
+        left = ends[start:end] - ends[start] + (far if start == 0 else 0)
+        right = ends[end] - ends[start + 1 : end + 1] + (far if end == count else 0)
+        context = np.minimum(left, right)
+        better = context > best[start:end]
+        best[start:end][better] = context[better]
+        owner[start:end][better] = number
+    # Windows are in order, so the owners are too: where the later of two is the better one, it stays so.
+    firsts = owner.searchsorted(np.arange(len(placed) + 1)).tolist()
+    edges = zip(placed, firsts[:-1], firsts[1:], strict=True)
+    return [Window(start, end, first, last) for (start, end), first, last in edges if first < last]
