@@ -14,6 +14,8 @@ ROOMS = [
     "pipelines",
     "pipelines_data",
     "pipelines_train",
+    "pipelines_tune",
+    "pipelines_predict",
     "pipelines_tasks",
     "assembly",
     "info",

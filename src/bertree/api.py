@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError, suggest
+from bertree.files import Json
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -70,6 +71,21 @@ class Model:
     def labels(self) -> list[str]:
         """Names of the task head's classes."""
         return self._contents.labels
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """The heads and how many scores each gives."""
+        return folder.heads_of(self.network)
+
+    @property
+    def task(self) -> Json:
+        """What the folder remembers of the task it was fine-tuned for: name and settings."""
+        return self._contents.task
+
+    @property
+    def limit(self) -> int | None:
+        """A length shorter than the positions allow, where the folder says so."""
+        return self._contents.max_length
 
     @property
     def max_length(self) -> int:

@@ -21,9 +21,7 @@ TextOption = Annotated[str | None, typer.Option("--text", help="Your column with
 PairOption = Annotated[str | None, typer.Option("--pair", help="Your column with the second text, if there is one.")]
 LabelOption = Annotated[str | None, typer.Option("--label", help="Your column with the label or score.")]
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...; auto: cuda where there is one.")]
-TokenizerOption = Annotated[
-    Path | None, typer.Option(help="Folder with the tokenizer, if it is not the model's own.")
-]
+TokenizerOption = Annotated[Path | None, typer.Option(help="Folder with the tokenizer, if it is not the model's own.")]
 LengthOption = Annotated[int, typer.Option(min=0, help="Tokens a sequence; 0: as the model was fine-tuned.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -130,7 +128,9 @@ def evaluate(
 
 def predict(
     model: ModelArgument,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts; - or none: standard input.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts; - or none: standard input.")
+    ] = None,
     file: Annotated[
         Path | None, typer.Option(help="A file instead: .txt (a text a line), .jsonl, .csv, .tsv, .parquet.")
     ] = None,

@@ -3,6 +3,7 @@
 A write goes to a temporary name beside its target, is flushed to the disk, and is renamed into place.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -144,3 +145,16 @@ def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
     finally:
         shutil.rmtree(work, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Nobody else writes into the folder while the block runs."""
+    handle = os.open(out, os.O_RDONLY)  # the lock is on the folder itself: it leaves no file behind
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(f"{out}: another run is writing here; wait for it, or give another --out") from None
+    finally:
+        os.close(handle)

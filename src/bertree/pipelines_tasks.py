@@ -1,11 +1,10 @@
-"""The work behind `bertree evaluate`, `predict`, `features` and `glue`: read, run through the head, say what it says."""
+"""The work behind `bertree evaluate` and `glue`: files through a head, and what its answers are worth."""
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ from bertree.api import Model, load
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
 from bertree.tasks import registry
-from bertree.tasks.answering import logits
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.task import Cut, Task
 from bertree.tasks.tune import Split, measured
 
 SCORES, PREDICTIONS = "metrics.json", "predictions.jsonl"
-CHUNK = 1024  # lines that `predict` takes at once
-NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -80,8 +76,8 @@ def fitting(longest: int, model: Model) -> int:
 def cut_line(name: str, cut: Cut, count: int, longest: int) -> str:
     """What truncation dropped, for people."""
     return (
-        f"{name}: {cut.examples:,} of {count:,} examples do not fit into {longest} tokens and lose {cut.tokens:,} tokens "
-        "(max_length=... reads more)"
+        f"{name}: {cut.examples:,} of {count:,} examples do not fit into {longest} tokens and lose {cut.tokens:,} of "
+        "theirs; max_length=... reads more"
     )
 
 
@@ -102,7 +98,7 @@ def evaluate(
     loaded = load(model, device=device_of(device), tokenizer=tokenizer)
     if loaded.task.get("name") == task.name:
         task = registry.remembered(task, loaded.task)
-    task = registry.with_model_labels(task, list(loaded.network.heads), loaded.labels, loaded.classes, model)
+    task = registry.with_model_labels(task, loaded.classes, loaded.labels, model)
     splits = files.splits(task, alone=split or "dev")
     wanted = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
     if not wanted:
@@ -122,7 +118,7 @@ def evaluate(
         if out is not None:
             write_lines(out / file_of(name), lines)
         if submission is not None:
-            file, text = task.submission(examples, lines, name)
+            file, text = task.submission(examples, lines)
             write(submission / file, text)
     if out is not None:
         write(out / SCORES, json.dumps(found, indent=2) + "\n")
@@ -136,50 +132,15 @@ def print_scores(task: str, split: str, found: Json) -> None:
     """Scores times 100, and counts as they are."""
     table = Table(task, split, box=None, pad_edge=False)
     for key, value in found.items():
-        shown = f"{value:.4f}" if key.endswith("threshold") else f"{100 * value:.2f}" if isinstance(value, float) else f"{value:,}"
-        table.add_row(key.replace("_", " "), shown)
+        table.add_row(key.replace("_", " "), shown(key, value))
     Console().print(table)
 
 
-def predict(
-    model: str,
-    records: Iterable[str | Json],
-    *,
-    as_json: bool = False,
-    max_length: int = 0,
-    device: str = "auto",
-    tokenizer: Path | None = None,
-) -> None:
-    """`bertree predict`: what a fine-tuned model says about lines, a thousand at a time."""
-    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
-    task = registry.of_model(list(loaded.network.heads), loaded.labels, loaded.task, loaded.classes)
-    longest = fitting(max_length or loaded.task.get("max_length") or loaded.max_length, loaded)
-    rest = iter(records)
-    while some := list(islice(rest, CHUNK)):
-        examples = [task.parse(record) for record in some]
-        part, cut = encoded(task, examples, loaded, longest)
-        found = logits(loaded.network, task.head, part.units, lambda: half(loaded.device))
-        if cut.examples:
-            note(cut_line("input", cut, len(some), longest))
-        for line in task.predict(examples, part.units, found):
-            line.pop("gold", None)
-            print(json.dumps(line, ensure_ascii=False) if as_json else readable(task.head, line))
-
-
-def readable(head: str, line: Json) -> str:
-    """A prediction as one or more lines for people, columns between tabs."""
-    if head == "token":
-        shown = [f"  {e['type']}\t{e['text']}\t{e['start']}-{e['end']}\t{e['score']:.3f}" for e in line.get("entities", ())]
-        tags = [] if "entities" in line else [" ".join(f"{w}/{t}" for w, t in zip(line["words"], line["predicted"], strict=True))]
-        return "\n".join([str(line["text"]), *(shown or tags or ["  no entity"])])
-    if head == "span":
-        place = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
-        return f"{line['predicted'] or 'no answer'}\t{line['score']:.3f}\t{place}\t{line['question']}"
-    if head == "choice":
-        return f"{line['predicted']}\t{line['answer']}\t{line['score']:.3f}"
-    said = line["predicted"]
-    text = "\t".join(str(line[key]) for key in ("text", "pair") if line.get(key) is not None)
-    return f"{said:.3f}\t{text}" if isinstance(said, float) else f"{said}\t{line['score']:.3f}\t{text}"
+def shown(key: str, value: Any) -> str:
+    """A score times 100; a count or a threshold as it is."""
+    if isinstance(value, float):
+        return f"{value:.3f}" if key.endswith("threshold") else f"{100 * value:.2f}"
+    return "-" if value is None else f"{value:,}"
 
 
 def glue(runs: Sequence[Path]) -> None:
@@ -196,10 +157,13 @@ def glue(runs: Sequence[Path]) -> None:
         shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
         table.add_row(name, ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f}" for key, value in shown.items()))
     table.add_row("", "")
-    for average in GLUE_AVERAGES:
-        value, missing = average.of(found)
+    if mnli := found.get("mnli"):
+        other = mnli.get("mismatched_accuracy")
+        found |= {"mnli-mm": {"accuracy": other}} if isinstance(other, float) else {}
+    for average in GLUE_AVERAGES.values():
+        value, missing = average(found)
         table.add_row(average.name, f"{100 * value:.1f}" if value is not None else f"needs {', '.join(missing)}")
-        table.add_row("", f"[dim]{average.note}[/dim]")
+        table.add_row("", f"[dim]{average.source}[/dim]")
     Console().print(table)
 
 

@@ -6,12 +6,8 @@ OUT/checkpoints/                      to go on from
 OUT/model/                            the final model
 """
 
-import fcntl
-import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,6 +19,7 @@ from bertree import assembly, settings
 from bertree import recipe as recipes
 from bertree.data.store import Store
 from bertree.errors import UserError
+from bertree.files import alone
 from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
@@ -65,7 +62,7 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     """`bertree pretrain`: train, or go on training. Returns the exit code: 0 when the run is complete."""
     recipe = _resolved(recipes.load(name, overrides))
     _check_place(recipe, out, resume)
-    with _alone(out):
+    with alone(out):
         _sweep(out)
         return _pretrain(recipe, out, resume)
 
@@ -129,19 +126,6 @@ def _resolved(recipe: Recipe) -> Recipe:
     start = recipe.model.get("start")
     axes = recipe.model | ({"start": str(Path(start).resolve())} if isinstance(start, str) and start else {})
     return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Nobody else writes into the folder while the block runs."""
-    handle = os.open(out, os.O_RDONLY)  # the lock is on the folder itself: it leaves no file behind
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise UserError(f"{out}: another run is writing here; wait for it, or give another --out") from None
-    finally:
-        os.close(handle)
 
 
 def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:

@@ -28,7 +28,19 @@ from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.network import Network
-from bertree.pipelines_tasks import PREDICTIONS, SCORES, Files, cut_line, encoded, file_of, fitting, note, write, write_lines
+from bertree.pipelines_tasks import (
+    PREDICTIONS,
+    SCORES,
+    Files,
+    cut_line,
+    encoded,
+    file_of,
+    fitting,
+    note,
+    shown,
+    write,
+    write_lines,
+)
 from bertree.tasks import config as configs
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Cut, Task
@@ -69,6 +81,7 @@ def finetune(
     top = {"top": {"layers": features, "frozen": True}} if features else {}
     config = configs.load(overrides, task, top)
     task = configs.configured(task, config.task)
+    config = replace(config, top=replace(config.top, crf=config.top.crf or getattr(task, "crf", False)))
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
     splits = files.splits(task)
@@ -108,11 +121,11 @@ def _prepared(
         held = len(examples["dev"])
     longest = fitting(config.train.max_length or task.max_length, start)
     rate = configs.learning_rate(config, start.architecture)
-    config = replace(
-        config, optim=replace(config.optim, lr=rate), train=replace(config.train, max_length=longest)
-    )
+    config = replace(config, optim=replace(config.optim, lr=rate), train=replace(config.train, max_length=longest))
     both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
     parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
+    asked = [unit for unit in parts["train"].units if unit.answer is not None]
+    parts["train"] = Split(parts["train"].examples, asked)
     sizes = [f"{path}{path.stat().st_size}" for name in sorted(splits) for path in splits[name]]
     tuner = Tuner(
         task,
@@ -199,7 +212,8 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
 
 def _judged(job: _Job, network: Network, autocast: Any) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
     """Scores and predictions of every dev split, with what is set by looking at the first."""
-    task, scores, lines = job.tuner.task, {}, {}
+    task, scores = job.tuner.task, dict[str, float]()
+    lines: dict[str, list[Json]] = {}
     for name in sorted(name for name in job.parts if name != "train"):
         lines[name], found = measured(task, network, job.parts[name], autocast)
         tuned = task.tuned(job.parts[name].examples, lines[name]) if name == "dev" else task
@@ -212,11 +226,12 @@ def _judged(job: _Job, network: Network, autocast: Any) -> tuple[Task[Any], dict
 
 
 def _write_model(job: _Job, task: Task[Any], network: Network) -> None:
-    known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | task.settings()
+    settings = {key: value for key, value in task.settings().items() if value is not None}
+    known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
     contents = Contents(
-        job.tuner.architecture, network, job.start.tokenizer, list(task.labels), job.start.length_limit, task=known
+        job.tuner.architecture, network, job.start.tokenizer, list(task.labels), job.start.limit, task=known
     )
-    folder.write(contents, job.out / MODEL, replace=True)
+    folder.write(contents, job.out / MODEL)
 
 
 def _value(result: Json, metric: str) -> float:
@@ -258,15 +273,9 @@ def _print(task: Task[Any], results: Sequence[Json], found: Json) -> None:
     table.title_justify = "left"
     for result in results:
         why = f"diverged: {result['diverged']}" if result["diverged"] else ""
-        table.add_row(str(result["seed"]), *(_hundred(key, result.get(key)) for key in keys), why)
+        table.add_row(str(result["seed"]), *(shown(key, result.get(key)) for key in keys), why)
     if len(results) > 1 and found["mean"] is not None:
         spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
         cells = [f"{100 * found['mean']:.2f}{spread}" if key == task.metric else "" for key in keys]
         table.add_row("mean", *cells, "")
     Console().print(table)
-
-
-def _hundred(key: str, value: Any) -> str:
-    if not isinstance(value, int | float):
-        return "-"
-    return f"{value:.3f}" if key.endswith("threshold") else f"{100 * value:.2f}"

@@ -1,28 +1,60 @@
-"""What a network's head says about units: the logits of each, whatever their lengths and whatever lies beside them."""
+"""What a network says about units, whatever their lengths and whatever lies beside them: logits, or plain states."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from bertree.model.network import Network
+from bertree.batch import Batch
+from bertree.model.network import TOKEN_HEADS, Network
 from bertree.tasks.batches import by_length, collate
 from bertree.tasks.task import Logits, Unit
 
 TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
+Autocast = Callable[[], AbstractContextManager[object]]
+Advance = Callable[[int], None]  # hears how many units are done
 
 
 def logits(
     network: Network,
     head: str,
     units: Sequence[Unit],
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
-    advance: Callable[[int], None] = lambda count: None,
+    autocast: Autocast = nullcontext,
+    advance: Advance = lambda count: None,
 ) -> list[Logits]:
-    """One array a unit: a row for its sequence, for each chosen token, or for each option.
+    """One array a unit: a row for its sequence, for each chosen token, or for each option."""
 
-    `advance` hears how many units are done."""
+    def ask(hidden_tw: Tensor, batch: Batch) -> Tensor:
+        scores_mc = network.class_logits(head, hidden_tw, batch, batch.chosen)
+        if network.crf is None:
+            return scores_mc
+        assert batch.cells is not None
+        return F.one_hot(network.crf.decode(scores_mc, batch.cells, batch.width), scores_mc.shape[1])
+
+    return _asked(network, head, units, ask, autocast, advance)
+
+
+def states(network: Network, units: Sequence[Unit], autocast: Autocast = nullcontext) -> list[Logits]:
+    """What heads would read at the chosen tokens of each unit: a row for each."""
+
+    def ask(hidden_tw: Tensor, batch: Batch) -> Tensor:
+        assert batch.chosen is not None
+        return hidden_tw[batch.chosen]
+
+    return _asked(network, "token", units, ask, autocast, lambda count: None)
+
+
+def _asked(
+    network: Network,
+    head: str,
+    units: Sequence[Unit],
+    ask: Callable[[Tensor, Batch], Tensor],
+    autocast: Autocast,
+    advance: Advance,
+) -> list[Logits]:
     device = next(network.parameters()).device
     found: dict[int, Logits] = {}
     before = network.training
@@ -30,15 +62,12 @@ def logits(
     try:
         with torch.no_grad():
             for rows in by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
-                some = [units[row] for row in rows]
+                some = [units[row]._replace(answer=None) for row in rows]
                 batch = collate(some, head).to(device)
                 with autocast():
-                    scores = network.class_logits(head, network(batch), batch, batch.chosen)
-                if network.crf is not None and head == "token":
-                    decoded = network.crf.decode(scores, batch.cells, batch.width)
-                    scores = torch.nn.functional.one_hot(decoded, scores.shape[1])
-                sizes = [len(unit.chosen or ()) if head in ("token", "span") else len(unit.sequences) for unit in some]
-                pieces = np.split(scores.float().cpu().numpy(), np.cumsum(sizes)[:-1])
+                    given = ask(network(batch), batch)
+                sizes = [len(unit.chosen or ()) if head in TOKEN_HEADS else len(unit.sequences) for unit in some]
+                pieces = np.split(given.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 found.update(zip(rows, pieces, strict=True))
                 advance(len(rows))
     finally:

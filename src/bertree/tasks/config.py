@@ -13,7 +13,7 @@ from bertree.recipe import LIMITS, Optim, Run
 from bertree.settings import Limits
 from bertree.tasks.task import Task
 
-FREE = ("name", "labels")  # fields of a task that are not settings
+FREE = ("name", "max_length", "regression", "numbered", "label_folders", "server")  # fields that are not settings
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class FineTune:
     model: Json = field(default_factory=dict)  # dropouts
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: Train = Train()
-    top: Top = Top()
-    optim: Optim = Optim(lr=0.0, eps=1e-8)  # rate 0: by the model's width
-    run: Run = Run(log_every=25)
+    top: Top = field(default_factory=Top)
+    optim: Optim = field(default_factory=lambda: Optim(lr=0.0, eps=1e-8))  # rate 0: by the model's width
+    run: Run = field(default_factory=lambda: Run(log_every=25))
 
 
 _LIMITS = Limits(
-    options=LIMITS.options | {"train.shape": LIMITS.options["schedule.shape"]},
+    options=dict(LIMITS.options) | {"train.shape": LIMITS.options["schedule.shape"]},
     above_zero=("train.epochs", "optim.eps"),
     at_least_one=("train.batch", "train.evaluations", *(key for key in LIMITS.at_least_one if key.startswith("run."))),
     not_negative=(
@@ -75,7 +75,6 @@ def _full(override: str, task: Task[Any]) -> str:
         return override
     places = {inner.name: s.name for s in fields(FineTune) for inner in _inner(s.name)}
     places |= dict.fromkeys(DROPOUTS, "model") | dict.fromkeys(options(task), "task")
-    places["max_length"] = "train"
     if key not in places:
         raise UserError(f"{key}: unknown setting, {suggest(key, places)}")
     return f"{places[key]}.{key}={value}"
@@ -87,8 +86,10 @@ def _inner(section: str) -> Any:
 
 
 def options(task: Task[Any]) -> list[str]:
-    """Settings of a task."""
-    return [option.name for option in fields(task) if option.init and option.name not in FREE]
+    """Settings of a task: its plain values."""
+    hints = get_type_hints(type(task))
+    plain = (int, float, bool, str)
+    return [option.name for option in fields(task) if hints[option.name] in plain and option.name not in FREE]
 
 
 def configured(task: Task[Any], given: Json) -> Task[Any]:

@@ -52,13 +52,9 @@ class Task(ABC, Generic[Example]):
     labels: tuple[str, ...] = ()  # names of the head's classes, in their order; none for span, choice, regression
     max_length: int = 128  # tokens a sequence, unless told otherwise
 
+    regression = False  # whether the head's one score is a number to be met
     head = "sequence"  # sequence, token, span or choice
     metric = "accuracy"  # the score that counts, a key of `score`; higher is better
-
-    @property
-    def regression(self) -> bool:
-        """Whether the head's one score is a number to be met."""
-        return False
 
     @property
     def classes(self) -> int:

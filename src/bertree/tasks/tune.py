@@ -153,7 +153,8 @@ def measured(
     autocast: Autocast,
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Json], dict[str, float]]:
-    """Predictions on a split, and their scores."""
+    """Predictions on a split, and their scores where it has gold answers."""
     found = logits(network, task.head, split.units, autocast, advance)
     predictions = task.predict(split.examples, split.units, found)
-    return predictions, task.score(split.examples, predictions)
+    known = any(unit.answer is not None for unit in split.units)
+    return predictions, task.score(split.examples, predictions) if known else {}
