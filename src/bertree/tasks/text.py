@@ -229,7 +229,7 @@ def _sorted(labels: Sequence[str]) -> tuple[str, ...]:
 
 
 def text_task(
-    kind: Literal["classification", "regression"] = "classification",
+    kind: str = "classification",
     text: str = "text",
     pair: str | None = None,
     label: str = "label",
