@@ -138,7 +138,7 @@ def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
         if lead is not None:
             text = f"{lead} {text}"
         name = str(number) if index is None else _text(index)
-        answer = None if label is None else _text(label)
+        answer = None if places.label is None else "" if label is None else _text(label)
         pair = pair if pair is None else pair.strip()
         rows.append(Raw(name, text.strip(), pair, answer, places.first, file, line))
     return rows, skipped

@@ -1,0 +1,173 @@
+"""Classification and regression from a file to a score: examples, units, predictions."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from bertree.errors import BertreeWarning, UserError
+from bertree.tasks.columns import TextExample
+from bertree.tasks.glue import make
+from bertree.tasks.text import TextTask, text_task
+from bertree.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(minilm: Path) -> Tokenizer:
+    loaded = Tokenizer.load(minilm)
+    assert loaded is not None
+    return loaded
+
+
+def test_own_files_of_every_kind(tmp_path: Path) -> None:
+    rows = [('good, "very"\ngood', "yes"), ("bad", "no"), ("so so", "")]
+    (tmp_path / "a.csv").write_text('body,kind\n"good, ""very""\ngood",yes\nbad,no\nso so,\n')
+    (tmp_path / "a.tsv").write_text('body\tkind\n"good, ""very""\ngood"\tyes\nbad\tno\nso so\t\n')
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": b, "kind": k or None}) + "\n" for b, k in rows))
+    table = pyarrow.table({"body": [b for b, _ in rows], "kind": [k or None for _, k in rows]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    task = text_task(text="body", label="kind")
+    for kind in ("csv", "tsv", "jsonl", "parquet"):
+        with pytest.warns(BertreeWarning, match="1 of 3 rows have no gold answer"):
+            found = task.read([tmp_path / f"a.{kind}"])
+        assert [(e.text, e.gold) for e in found] == [(b, k or None) for b, k in rows], kind
+        assert task.labels_in(found) == ("no", "yes")
+    assert task.settings() == {"text": "body", "pair": None, "label": "kind"}
+    assert text_task(**task.settings()) == task
+
+
+def labelled(*labels: str) -> list[TextExample]:
+    return [TextExample(str(n), "x", None, label, "f.tsv", n) for n, label in enumerate(labels, 2)]
+
+
+def test_labels_are_discovered_in_order() -> None:
+    task = text_task()
+    assert task.labels_in(labelled("10", "9", "-1", "9")) == ("-1", "9", "10")
+    assert task.labels_in(labelled("b", "10", "9")) == ("10", "9", "b")
+    assert text_task("regression").classes == 1
+    assert task.with_labels(["a", "b"]).classes == 2
+    with pytest.raises(UserError, match=r"f.tsv: all rows have the same label 'a'"):
+        task.labels_in(labelled("a", "a"))
+
+
+def test_a_training_file_without_labels_says_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("text,lable\nx,1\n")
+    for kind in ("classification", "regression"):
+        task = text_task(kind)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"has no column 'label'; there are: text, lable; did you mean 'lable'\?"):
+            task.labels_in(task.read([path]))
+    path.write_text("text,label\nx,\n")
+    with pytest.raises(UserError, match=r"no row has a gold answer"):
+        task.labels_in(task.read([path]))
+
+
+def test_a_label_that_training_did_not_have(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "dev.csv"
+    path.write_text("text,label\nx,a\ny,c\n")
+    task = text_task().with_labels(["a", "b"])
+    message = r"dev.csv: line 3: label 'c' is not among those of the training set \(a, b\)"
+    with pytest.raises(UserError, match=message):
+        task.read([path])
+    with pytest.raises(UserError, match=message):  # read before the labels were known
+        task.units(text_task().read([path]), tokenizer, 16)
+
+
+def test_what_is_not_text_or_not_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "x", "label": 1}\n{"text": 5, "label": 1}\n')
+    with pytest.raises(UserError, match=r"a.jsonl: line 2: the text column holds int 5, not text"):
+        text_task().read([path])
+    path.write_text('{"text": "x", "label": 1.5}\n{"text": "y", "label": Infinity}\n')
+    with pytest.raises(UserError, match=r"a.jsonl: line 2: the score 'inf' is not a number"):
+        text_task("regression").read([path])
+    with pytest.raises(UserError, match=r"task 'regresion': unknown; did you mean 'regression'"):
+        text_task("regresion")  # type: ignore[arg-type]
+
+
+def test_units_are_cut_and_counted(tokenizer: Tokenizer) -> None:
+    task = text_task(pair="other").with_labels(["a", "b"])
+    examples = [
+        TextExample("0", "one two", "three", "b"),
+        TextExample("1", "one " * 30, "two " * 5, None),
+        TextExample("2", "one " * 30, "two " * 30, "a"),
+    ]
+    units, cut = task.units(examples, tokenizer, 16)
+    assert [unit.example for unit in units] == [0, 1, 2]
+    assert [unit.answer for unit in units] == [1, None, 0]
+    assert [len(unit.sequences[0].ids) for unit in units] == [6, 16, 16]
+    assert units[1].sequences[0].segments == [0] * 10 + [1] * 6
+    assert units[2].sequences[0].segments == [0] * 8 + [1] * 8
+    assert cut == (2, (30 + 5 - 13) + (60 - 13))
+    (single,), none = text_task().units([TextExample("0", "one")], tokenizer, 16)
+    assert (single.sequences[0].segments, single.answer, none) == (None, None, (0, 0))
+    (score,), _ = text_task("regression").units([TextExample("0", "one", None, 2.5)], tokenizer, 16)
+    assert score.answer == 2.5
+
+
+def test_many_examples_keep_their_order(tokenizer: Tokenizer) -> None:
+    examples = [TextExample(str(n), f"number {n}") for n in range(5000)]
+    units, _ = text_task().units(examples, tokenizer, 16)
+    for n in (0, 2047, 2048, 4999):
+        assert units[n].example == n
+        assert units[n].sequences[0] == tokenizer.encode([f"number {n}"])[0]
+
+
+def test_predictions_and_scores(tokenizer: Tokenizer) -> None:
+    task = make("mrpc")
+    examples = [
+        TextExample("0", "a", "b", "1"),
+        TextExample("1", "c", "d", "0"),
+        TextExample("2", "e", "f", "1"),
+        TextExample("3", "g", "h"),
+    ]
+    units, _ = task.units(examples, tokenizer, 16)
+    rows = np.array([[0, np.log(3)], [1, 1000], [2, 1], [1, 0]], np.float32)
+    found = task.predict(examples, units, list(rows))
+    assert found[0]["probabilities"] == pytest.approx({"0": 0.25, "1": 0.75})
+    assert found[0]["score"] == pytest.approx(0.75)
+    assert {key: found[0][key] for key in ("text", "pair", "gold", "predicted")} == {
+        "text": "a",
+        "pair": "b",
+        "gold": "1",
+        "predicted": "1",
+    }
+    assert "gold" not in found[3]
+    assert [line["predicted"] for line in found] == ["1", "1", "0", "0"]
+    assert task.score(examples, found) == {"accuracy": pytest.approx(1 / 3), "f1": pytest.approx(0.5)}
+    json.dumps(found)
+    with pytest.raises(UserError, match="no gold answers"):
+        task.score(examples[3:], found[3:])
+
+
+def test_a_regression_predicts_numbers(tokenizer: Tokenizer) -> None:
+    task = make("sts-b")
+    examples = [TextExample(str(n), "a", "b", float(n)) for n in range(4)]
+    units, _ = task.units(examples, tokenizer, 16)
+    found = task.predict(examples, units, [np.array([value], np.float32) for value in (0.5, 1, 9, 4)])
+    assert [line["predicted"] for line in found] == [0.5, 1, 9, 4]
+    assert "probabilities" not in found[0]
+    assert task.score(examples, found)["spearman"] == pytest.approx(0.8)
+
+
+def parsed(task: TextTask, record: str | dict[str, str]) -> tuple[str, str | None]:
+    example = task.parse(record)
+    assert example.gold is None
+    return example.text, example.pair
+
+
+def test_what_predict_is_given() -> None:
+    single, pair = make("sst-2"), make("mnli")
+    assert parsed(single, " a\tb ") == ("a\tb", None)
+    assert parsed(single, {"text": "a"}) == parsed(single, {"sentence": "a", "label": "1"}) == ("a", None)
+    assert parsed(pair, "a\tb") == parsed(pair, {"text": "a", "pair": "b"}) == ("a", "b")
+    assert parsed(pair, {"premise": "a", "hypothesis": "b"}) == ("a", "b")
+    assert parsed(make("imdb"), "a<br />b") == ("a b", None)
+    for line in ("a", "a\tb\tc"):
+        with pytest.raises(UserError, match="mnli needs two texts with one tab between them"):
+            pair.parse(line)
+    with pytest.raises(UserError, match=r"needs 'pair' as text \(or sentence2, hypothesis\); there is: text"):
+        pair.parse({"text": "a"})
