@@ -1,329 +1,20 @@
-"""SQuAD: files that are right and wrong, windows that lose nothing, answers read back to the character."""
+"""SQuAD: the best span of all, the choice of no answer, and what the task says of itself."""
 
-import gzip
 import json
-import lzma
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer as Backend
 
-from bertree.errors import BertreeWarning, UserError
+from bertree.errors import UserError
 from bertree.files import Json
 from bertree.tasks import squad_spans
 from bertree.tasks.squad import SquadTask
 from bertree.tasks.squad_read import Answer, SquadExample
-from bertree.tasks.squad_windows import windows
 from bertree.tasks.task import Unit
-from bertree.text import training
 from bertree.text.tokenizer import Tokenizer
-
-HARBOUR = (
-    "The harbour of Ålsund was dug in 1868–71 by the engineer Ida Vennström’s company.  It froze every\n"
-    "winter until the (warm-water) outlet of the paper mill kept it open; 42 ships a day, 9 of them ferries, "
-    "now call there. Its lighthouse, the “Old Lady”, is 31 m high and was painted red in 1903."
-)
-QUESTIONS = [
-    ("Who dug the harbour?", "Ida Vennström"),
-    ("When was it dug?", "1868–71"),
-    ("How high is the lighthouse?", "31 m"),
-    ("What is the lighthouse called?", "Old Lady"),
-    ("What kept it open?", "(warm-water) outlet of the paper mill"),
-    ("How many ships are ferries?", "9"),
-]
-SQUAD, SQUAD2 = SquadTask("squad"), SquadTask("squad2")
-
-
-def example(question: str, text: str | None, context: str = HARBOUR, identity: str = "q") -> SquadExample:
-    answers = () if text is None else (Answer(text, context.index(text)),)
-    return SquadExample(identity, question, context, answers)
-
-
-def harbour(text: str = HARBOUR) -> list[SquadExample]:
-    return [example(question, answer, text, f"q{n}") for n, (question, answer) in enumerate(QUESTIONS)]
-
-
-def question(identity: str = "q1", text: str = "1868–71", **more: object) -> Json:
-    answer = {"text": text, "answer_start": HARBOUR.find(text)}
-    return {"id": identity, "question": "When was it dug?", "answers": [answer]} | more
-
-
-def layout(*questions: Json) -> Json:
-    paragraph = {"context": HARBOUR, "qas": list(questions)}
-    return {"version": "1.1", "data": [{"title": "Ålsund", "paragraphs": [paragraph]}]}
-
-
-def written(folder: Path, data: object, name: str = "train.json") -> Path:
-    raw = json.dumps(data).encode()
-    packed = {".gz": gzip.compress, ".xz": lzma.compress}.get(Path(name).suffix, bytes)(raw)
-    (folder / name).write_bytes(packed)
-    return folder / name
-
-
-@pytest.fixture(scope="session", params=["minilm", "wordpiece", "bpe", "untrimmed", "unigram"])
-def tokenizer(request: pytest.FixtureRequest, minilm: Path) -> Tokenizer:
-    """The real BERT vocabulary and small ones of all kinds; "untrimmed" offsets include a space before a word."""
-    if request.param == "minilm":
-        return Tokenizer.load(minilm)  # type: ignore[return-value]
-    books = (Path(__file__).parent.parent.parent / "corpus" / "books.txt").read_text().split("\n\n")[:40]
-    found = training.train(lambda: [*books, HARBOUR], request.param.replace("untrimmed", "bpe"), 700)
-    if request.param == "untrimmed":
-        data = json.loads(found.backend.to_str())
-        assert data["post_processor"]["trim_offsets"]
-        data["post_processor"]["trim_offsets"] = data["pre_tokenizer"]["trim_offsets"] = False
-        return Tokenizer(Backend.from_str(json.dumps(data)), found.config)
-    return found
-
-
-def perfect(units: list[Unit]) -> list[np.ndarray]:
-    """Logits of a head that has learned the units by heart."""
-    made = []
-    for unit in units:
-        rows = np.zeros((len(unit.chosen or ()), 2), np.float32)
-        rows[unit.answer[0], 0] = rows[unit.answer[1], 1] = 9
-        made.append(rows)
-    return made
-
-
-# Files
-
-
-@pytest.mark.parametrize("name", ["train.json", "train.json.gz", "train.json.xz"])
-def test_reads_the_official_layout(tmp_path: Path, name: str) -> None:
-    path = written(tmp_path, layout(question(), question("q2", "Old Lady")), name)
-    first, second = SQUAD.read([path])
-    assert first == SquadExample("q1", "When was it dug?", HARBOUR, (Answer("1868–71", HARBOUR.index("1868–71")),))
-    assert second.answers == (Answer("Old Lady", HARBOUR.index("Old Lady")),)
-    assert [e.id for e in SQUAD2.read([path, path])] == ["q1", "q2", "q1", "q2"]
-
-
-def test_a_file_without_a_version_or_without_answers(tmp_path: Path) -> None:
-    data = layout(question(), {"id": "q2", "question": "Why?"})
-    del data["version"]
-    known, unknown = SQUAD.read([written(tmp_path, data)])
-    assert known.answers
-    assert unknown.answers is None
-    with pytest.raises(UserError, match=r"question q2: has no gold answers"):
-        SQUAD.score([known, unknown], [{"predicted": "x"}] * 2)
-
-
-def test_questions_without_an_answer(tmp_path: Path) -> None:
-    impossible = question(is_impossible=True, answers=[], plausible_answers=[{"text": "1903", "answer_start": 1}])
-    path = written(tmp_path, layout(question("q0", is_impossible=False), impossible))
-    assert [bool(e.answers) for e in SQUAD2.read([path])] == [True, False]
-    with pytest.raises(UserError, match=r"train.json: question q1: is marked .* 'squad2'$"):
-        SQUAD.read([path])
-    with pytest.raises(UserError, match=r"question q1: has no answer; .* 'squad2'$"):
-        SQUAD.read([written(tmp_path, layout(question(answers=[])))])
-    with pytest.raises(UserError, match=r"question q1: is marked as one without an answer but has answers"):
-        SQUAD2.read([written(tmp_path, layout(question(is_impossible=True)))])
-
-
-@pytest.mark.parametrize(
-    ("text", "start", "found"),
-    [
-        ("1868–71", HARBOUR.index("1868") - 4, "1868–71"),
-        (" 1868–71 ", HARBOUR.index("1868") + 3, "1868–71"),
-        ("company. It froze every winter", HARBOUR.index("company"), "company.  It froze every\nwinter"),
-        ("the", HARBOUR.index("the paper") + 2, "the"),  # the nearest of several
-    ],
-)
-def test_an_answer_beside_its_place_is_put_right(tmp_path: Path, text: str, start: int, found: str) -> None:
-    path = written(tmp_path, layout(question(answers=[{"text": text, "answer_start": start}])))
-    with pytest.warns(BertreeWarning, match="train.json: 1 answers .* put right"):
-        (read,) = SQUAD.read([path])
-    assert read.answers is not None
-    assert read.answers[0].text == found
-    assert read.answers[0].start is not None
-    assert HARBOUR.startswith(found, read.answers[0].start)
-    assert abs(read.answers[0].start - start) <= 10
-
-
-def test_an_answer_that_is_not_there(tmp_path: Path) -> None:
-    data = layout(question(answers=[{"text": "in 1999", "answer_start": 5}]))
-    with pytest.raises(UserError, match=r"train.json: question q1: an answer text that does not stand in its context"):
-        SQUAD.read([written(tmp_path, data)])
-    far = layout(question(answers=[{"text": "1868–71", "answer_start": 100}]))
-    with pytest.raises(UserError, match="does not stand in its context"):
-        SQUAD.read([written(tmp_path, far)])
-    # For scoring the text is enough.
-    (read,) = SQUAD.read([written(tmp_path, data, "my-dev.json")])
-    assert read.answers == (Answer("in 1999", None),)
-
-
-@pytest.mark.parametrize(
-    ("data", "line"),
-    [
-        ([], "must hold a JSON object"),
-        ({}, "the file: has no 'data'"),
-        ({"data": {}}, "'data' must be a list"),
-        ({"data": []}, "holds no questions"),
-        ({"data": [{"paragraphs": []}]}, "holds no questions"),
-        ({"data": [3]}, "article 1: must be an object"),
-        ({"data": [{"title": "x"}]}, "article 1: has no 'paragraphs'; there are: title"),
-        ({"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}, "paragraph 1: 'context' must be a text"),
-        ({"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}, "paragraph 1: its context is empty"),
-        (layout({"question": "Why?"}), "question 1: has no 'id'"),
-        (layout(question(identity=7)), "question 1: 'id' must be a text"),  # type: ignore[arg-type]
-        (layout(question(question=None)), "question q1: 'question' must be a text"),
-        (layout(question(answers="x")), "question q1: 'answers' must be a list"),
-        (layout(question(answers=[{"text": "x"}])), "question q1: has no 'answer_start'; there are: text"),
-        (layout(question(answers=[{"text": "T", "answer_start": True}])), "'answer_start' must be a whole number"),
-        (layout(question(answers=[{"text": "T", "answer_start": -1}])), "answer_start -1 lies outside"),
-        (layout(question(answers=[{"text": "T", "answer_start": 9999}])), "answer_start 9999 lies outside"),
-        (layout(question(answers=[{"text": " ", "answer_start": 0}])), "an answer text that is empty"),
-        (layout(question(is_impossible="no")), "'is_impossible' must be true or false"),
-    ],
-)
-def test_wrong_files(tmp_path: Path, data: object, line: str) -> None:
-    with pytest.raises(UserError, match=line) as caught:
-        SQUAD.read([written(tmp_path, data)])
-    assert str(caught.value).startswith(str(tmp_path / "train.json"))
-    assert "\n" not in str(caught.value)
-
-
-def test_damaged_files(tmp_path: Path) -> None:
-    for suffix in (".gz", ".xz"):
-        path = written(tmp_path, layout(question()), f"train.json{suffix}")
-        path.write_bytes(path.read_bytes()[:-20])
-        with pytest.raises(UserError, match="is damaged or cut off"):
-            SQUAD.read([path])
-        path.write_bytes(b"{}")
-        with pytest.raises(UserError, match="is damaged or cut off"):
-            SQUAD.read([path])
-    (tmp_path / "a.json").write_bytes(b"{\xff}")
-    with pytest.raises(UserError, match="is not UTF-8"):
-        SQUAD.read([tmp_path / "a.json"])
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(UserError, match="is not valid JSON"):
-        SQUAD.read([tmp_path / "a.json"])
-    with pytest.raises(UserError, match="cannot be read"):
-        SQUAD.read([tmp_path / "none.json"])
-
-
-def names(folder: Path, task: SquadTask, *files: str) -> dict[str, str]:
-    folder.mkdir()
-    for name in files:
-        (folder / name).write_text("")
-    return {split: " ".join(path.name for path in paths) for split, paths in task.splits(folder).items()}
-
-
-def test_splits_by_name(tmp_path: Path) -> None:
-    both = ("train-v1.1.json", "squad-v1.1-dev.json.xz", "dev-v2.0.json", "squad-v2.0-train-part.json.xz")
-    extra = ("squadshifts-new_wiki.json.xz", "notes-dev.txt", ".dev.json", "development.json")
-    one = names(tmp_path / "a", SQUAD, *both, *extra)
-    assert one == {"train": "train-v1.1.json", "dev": "squad-v1.1-dev.json.xz"}
-    two = names(tmp_path / "b", SQUAD2, *both, *extra)
-    assert two == {"train": "squad-v2.0-train-part.json.xz", "dev": "dev-v2.0.json"}
-    assert names(tmp_path / "c", SQUAD, "my_dev.json", "my_test.json.gz") == {
-        "dev": "my_dev.json",
-        "test": "my_test.json.gz",
-    }
-    with pytest.raises(UserError, match=r"several files for dev \(dev-v1.1.json, dev2-v1.1.json\); give the file"):
-        names(tmp_path / "d", SQUAD, "dev-v1.1.json", "dev2-v1.1.json", "train.json")
-    with pytest.raises(UserError, match="no SQuAD files"):
-        names(tmp_path / "e", SQUAD, *extra)
-    assert SQUAD.splits(tmp_path / "a" / "train-v1.1.json") == {"train": (tmp_path / "a" / "train-v1.1.json",)}
-
-
-# Windows
-
-
-def test_windows_hold_every_token_and_every_answer() -> None:
-    for tokens in (0, 1, 5, 99, 100, 101, 228, 229, 1000):
-        for room, stride, answer in ((100, 128, 30), (100, 20, 30), (3, 128, 30), (1, 1, 1), (317, 128, 30)):
-            found = windows(tokens, room, stride, answer)
-            assert {token for begin, end in found for token in range(begin, end)} == set(range(tokens))
-            assert all(end - begin <= room for begin, end in found)
-            assert len(found) == 1 or found[-2][1] < tokens, "none is there for nothing"
-            length = min(answer, room // 2)
-            for first in range(tokens - length + 1):
-                assert any(begin <= first and first + length <= end for begin, end in found)
-    assert windows(300, 200, 64, 30) == [(0, 200), (64, 264), (128, 300)]
-
-
-def test_one_window_is_the_tokenizers_own_pair(tokenizer: Tokenizer) -> None:
-    examples = [*harbour(), example("", None), example("Why  so\nlate?", None, " ( leading and trailing )\n")]
-    units, cut = SQUAD2.units(examples, tokenizer, 512)
-    assert cut == (0, 0)
-    for number, (unit, one) in enumerate(zip(units, examples, strict=True)):
-        pair = tokenizer.backend.encode(one.question, one.context)
-        assert unit.example == number
-        assert unit.sequences[0].ids == pair.ids
-        assert (unit.sequences[0].segments or [0] * len(pair.ids)) == pair.type_ids
-        assert unit.chosen is not None
-        assert unit.chosen[0] == 0
-        assert list(unit.chosen[1:]) == [n for n, part in enumerate(pair.sequence_ids) if part == 1]
-
-
-def test_several_windows_are_the_tokenizers_own(tokenizer: Tokenizer) -> None:
-    # The library overlaps by so many tokens, we step by so many: the same windows if both are told the same.
-    (one,) = [example("How high is it?", "31 m", HARBOUR * 3)]
-    special = tokenizer.backend.num_special_tokens_to_add(True)
-    room = 64 - special - len(tokenizer.backend.encode(one.question, add_special_tokens=False).ids)
-    units, _ = replace(SQUAD, stride=10, max_answer=5).units([one], tokenizer, 64)
-    try:
-        tokenizer.backend.enable_truncation(64, stride=room - 10, strategy="only_second")
-        whole = tokenizer.backend.encode(one.question, one.context)
-    finally:
-        tokenizer.backend.no_truncation()
-    assert len(units) > 5
-    assert [unit.sequences[0].ids for unit in units] == [part.ids for part in (whole, *whole.overflowing)]
-
-
-def test_answers_come_back_to_the_character(tokenizer: Tokenizer) -> None:
-    for text in (HARBOUR, HARBOUR.upper() + "\n\n" + HARBOUR):
-        examples = [
-            SquadExample(e.id, e.question, text, tuple(Answer(a.text, text.index(a.text)) for a in e.answers or ()))
-            for e in harbour()
-        ]
-        for max_length in (64, 512):
-            task = replace(SQUAD, max_answer=60)
-            units, _ = task.units(examples, tokenizer, max_length)
-            lines = task.predict(examples, units, perfect(units))
-            assert [line["gold"] for line in lines] == [[answer] for _, answer in QUESTIONS]
-            for line in lines:
-                assert text[line["start"] : line["end"]] == line["predicted"]
-                # A piece may reach beyond an answer that ends within it, never into white space.
-                assert line["gold"][0] in line["predicted"]
-                assert len(line["predicted"]) <= len(line["gold"][0]) + 4
-                assert line["predicted"] == line["predicted"].strip()
-            if tokenizer.size > 10_000:
-                assert task.score(examples, lines) == {"exact": 1.0, "f1": 1.0}
-
-
-def test_training_uses_the_first_answer_and_marks_windows_without_it(minilm: Path) -> None:
-    tokenizer = Tokenizer.load(minilm)
-    assert tokenizer is not None
-    context = "one two three four five six seven eight nine ten eleven twelve"
-    first = SquadExample("q", "which ?", context, (Answer("nine ten", 40), Answer("one", 0)))
-    task = replace(SQUAD2, stride=4, max_answer=2)
-    units, _ = task.units([first, replace(first, answers=()), replace(first, answers=None)], tokenizer, 13)
-    # Room for 8 tokens of context beside [CLS] which ? [SEP] ... [SEP].
-    assert [unit.answer for unit in units] == [(0, 0), (5, 6), (0, 0), (0, 0), None, None]
-    assert [unit.source.begin for unit in units] == [0, 4, 0, 4, 0, 4]
-    assert units[1].chosen == [0, 4, 5, 6, 7, 8, 9, 10, 11]
-    assert [tokenizer.token(units[1].sequences[0].ids[units[1].chosen[n]]) for n in (5, 6)] == ["nine", "ten"]
-    part, _ = task.units([replace(first, answers=(Answer("ine t", 41),))], tokenizer, 64)
-    assert part[0].answer == (9, 10), "tokens that the answer touches"
-
-
-def test_only_long_questions_are_cut(tokenizer: Tokenizer) -> None:
-    long = example("why " * 100, "31 m")
-    size = len(tokenizer.backend.encode(long.question, add_special_tokens=False).ids)
-    units, cut = SQUAD.units([*harbour(), long], tokenizer, 384)
-    assert cut == (1, size - 64)
-    assert units[-1].sequences[0].dropped == size - 64
-    assert units[-1].chosen is not None
-    special = tokenizer.backend.num_special_tokens_to_add(True)
-    assert len(units[-1].sequences[0].ids) == special + 64 + len(units[-1].chosen) - 1
-    with pytest.raises(UserError, match="max_length 4: leaves no room"):
-        SQUAD.units([long], tokenizer, 4)
-
-
-# Answers
+from tests.tasks.squad_samples import HARBOUR, SQUAD, SQUAD2, example, harbour
 
 
 def slow_best(units: list[Unit], logits: list[np.ndarray], max_answer: int) -> float:
@@ -378,6 +69,15 @@ def test_the_limit_and_the_order_of_tokens_hold(minilm: Path) -> None:
     assert said(size - 1) == "beta gamma delta"
     rows[words[2], 0], rows[-1, 0] = 0, 1
     assert said(1) == "delta"  # 1 + 9 rather than alpha's 5 + at most 3
+
+
+def test_most_around_a_token() -> None:
+    # Token 3 has one token on its narrow side in both windows; the second window is longer.
+    first, second = squad_spans.widest([(0, 5), (2, 8)])
+    assert first.tolist() == [True, True, True, False, False]
+    assert second.tolist() == [False, True, True, True, True, True]
+    # The same on both sides: the first window.
+    assert [own.tolist() for own in squad_spans.widest([(0, 3), (1, 4)])] == [[True, True, False], [False, True, True]]
 
 
 def line_of(task: SquadTask, minilm: Path, null: float, span: float) -> Json:
