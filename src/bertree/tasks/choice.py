@@ -88,7 +88,9 @@ class ChoiceTask(Task[ChoiceExample]):
             for text in texts:
                 second = ids[text]
                 kept = second[-room:]  # its end, where the option mostly is
-                fitting = first[: room - len(kept)]
+                left = room - len(kept)
+                # A continuation hangs on what stands last before it; a passage is read from its beginning.
+                fitting = first[:left] if self.name in ("race", "choice") else first[max(0, len(first) - left) :]
                 dropped = len(first) - len(fitting) + len(second) - len(kept)
                 sequences.append(frame.around(fitting, kept, dropped=dropped))
             lost = sum(sequence.dropped for sequence in sequences)

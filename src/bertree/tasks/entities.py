@@ -8,6 +8,7 @@ with one wrong word is both missed and invented; that is harder than counting ta
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 SHAPE = re.compile(r"O|[BIESLU](?:-.+)?", re.DOTALL)
@@ -32,6 +33,7 @@ class Found(NamedTuple):
     f1: float
 
 
+@lru_cache(4096)
 def parts(tag: str) -> tuple[str, str]:
     """The place in an entity and its type; a tag without a type ("B") has the type "_"."""
     return tag[:1], tag[1:].split("-", 1)[-1] or "_"
@@ -73,12 +75,15 @@ def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
     Sequences that are both IOB1 and IOB2 (no entity at all) are IOB2. Where a few tags break every scheme, the one
     with fewer broken tags is meant."""
     places: set[str] = set()
+    shaped: set[str] = set()
     inside_first = needless = 0  # entities begun by I-, and by B- where no entity of the type ended just before
     for tags in sequences:
         before, kind_before = "O", "_"
         for tag in tags:
-            if not SHAPE.fullmatch(tag):
-                return PLAIN
+            if tag not in shaped:
+                if not SHAPE.fullmatch(tag):
+                    return PLAIN
+                shaped.add(tag)
             place, kind = parts(tag)
             places.add(place)
             apart = before == "O" or kind != kind_before
