@@ -205,6 +205,9 @@ class Model:
             raise UserError(
                 f"a mask stands beyond the first {self.max_length} tokens and was cut off; shorten the text"
             )
+        if self.architecture.attention == "causal":
+            line = "this model sees only what stands before a mask; trained on next tokens, it says what follows it"
+            warnings.warn(line, BertreeWarning, stacklevel=2)
         batch = self._packed([encoded]).to(self.device)
         logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
         best = logits.float()[:, : self.tokenizer.size].softmax(-1).topk(min(k, self.tokenizer.size))

@@ -69,6 +69,11 @@ def model(recipe: Recipe, store: Store) -> Contents:
             f"{recipe.name}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
             f"{store.vocab_size} tokens of {store.folder}"
         )
+    if masking(recipe.data).unit == "next" and contents.architecture.attention != "causal":
+        raise UserError(
+            f"{recipe.name}: data.masking: next: with full attention every token sees the one it is to predict; "
+            "set model.attention=causal"
+        )
     return contents
 
 
@@ -99,7 +104,7 @@ def masking(data: Data, rate: float = 0.0) -> Masking:
     """How tokens are masked, at the data's rate or another."""
     found = Masking.parse(data.masking)
     if found is None:
-        raise UserError("data.masking: pretraining needs masks: token, word or ngram, each also +static10")
+        raise UserError("data.masking: pretraining needs masks: token, word or ngram, each also +static10; or next")
     return replace(found, rate=rate or data.mask_rate)
 
 
@@ -112,13 +117,14 @@ def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architec
                 f"{recipe.name}: phases.{number}.max_length: {phase.max_length} is more than the model's "
                 f"{a.max_positions} positions"
             )
-        count = micro_batches(phase, recipe.run, machine, a)
+        asked = masking(recipe.data, phase.mask_rate)
+        count = micro_batches(phase, recipe.run, machine, a, asked.share)
         streams.append(
             [
                 Stream(
                     store,
                     format=recipe.data.format,
-                    masking=masking(recipe.data, phase.mask_rate),
+                    masking=asked,
                     batch_tokens=phase.batch_tokens,
                     max_length=phase.max_length,
                     seed=recipe.run.seed + 1000 * number,  # each phase in an order of its own

@@ -27,8 +27,8 @@ class Batch:
     cu_seqlens: Tensor  # s + 1, int32: sequence i is tokens cu_seqlens[i] : cu_seqlens[i + 1]
     max_seqlen: int  # length of the longest sequence, kept on the host so that kernels need not ask
     # What pretraining asks about the batch, where it asks:
-    masked: Tensor | None = None  # m, int64: tokens of the stream the MLM head predicts
-    targets: Tensor | None = None  # m, int64: the ids that stood there
+    masked: Tensor | None = None  # m, int64: tokens of the stream the MLM head reads
+    targets: Tensor | None = None  # m, int64: what it must say: the ids that stood there, or come next
     # s, int64: NSP or SOP label: 0 in order, 1 random next or swapped, -100 (ignored) where there is no pair
     pairs: Tensor | None = None
     # What a task asks about the batch, where it asks:

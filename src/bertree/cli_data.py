@@ -123,7 +123,7 @@ def store_show(
         ),
     ] = "full-sentences",
     masking: Annotated[
-        str, typer.Option("--masking", help="token, word, ngram (each also +static, +static4) or none.")
+        str, typer.Option("--masking", help="token, word, ngram (each also +static, +static4), next or none.")
     ] = "token",
     max_length: Annotated[
         int, typer.Option("--max-length", help="Tokens in an example at most, special ones counted.")

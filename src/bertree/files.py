@@ -54,9 +54,14 @@ def toml_text(tables: Json) -> str:
     lines = []
     for name, table in tables.items():
         lines.append(f"[{name}]")
-        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
         lines.append("")
     return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's spelling, but for infinity, which it has no word for."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,6 +11,7 @@ from bertree.api import DTYPES, Candidate, Model
 from bertree.errors import UserError, suggest
 from bertree.info import describe_architecture, print_json
 from bertree.interop import folder
+from bertree.interop.description import LAYOUTS
 
 
 def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> None:
@@ -34,8 +35,8 @@ def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> No
 
 def convert_folder(source: Path, target: Path, to: str, dtype: str, force: bool) -> None:
     """`bertree convert`: read a folder of either kind, write the kind asked for."""
-    if to not in folder.LAYOUTS:
-        raise UserError(f"--to {to}: {suggest(to, folder.LAYOUTS)}")
+    if to not in LAYOUTS:
+        raise UserError(f"--to {to}: {suggest(to, LAYOUTS)}")
     if dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: {suggest(dtype, DTYPES)}")
     if not source.exists():

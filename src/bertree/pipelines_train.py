@@ -89,7 +89,9 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> int:
         compiled=machine.compiled,
         bad_steps=recipe.run.bad_steps,
     )
-    samples = Samples(measured[0]) if recipe.objective.mlm else None
+    # Samples show masks being filled; there are none where every token predicts the next.
+    filled = recipe.objective.mlm and assembly.masking(recipe.data).unit != "next"
+    samples = Samples(measured[0]) if filled else None
     session = Session(
         out,
         settings.as_toml(recipe),
@@ -117,7 +119,7 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> int:
 
 
 def _rate(recipe: Recipe, phase: Phase) -> float:
-    return phase.mask_rate or recipe.data.mask_rate
+    return assembly.masking(recipe.data, phase.mask_rate).share
 
 
 def _resolved(recipe: Recipe) -> Recipe:

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -264,3 +265,38 @@ def test_names() -> None:
     for wrong in ({"rate": 0}, {"rate": 1.5}, {"mask": 0.8, "random": 0.3}, {"duplicates": -1}, {"ngram": 0}):
         with pytest.raises(UserError, match="masking"):
             Masking(**wrong)
+
+
+def test_next_tokens() -> None:
+    assert tiny(Masking("next")) == ([2, *range(10, 17), 3], {0: 10, 1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16, 7: 3})
+    assert Masking("next").share == 1.0
+    assert Masking("word", rate=0.2).share == 0.2
+    with pytest.raises(UserError, match="draws no masks"):
+        Masking.parse("next+static4")
+
+
+def test_special_tokens_but_the_separator_are_not_predicted() -> None:
+    unknown, mask = SPECIAL["unk"], SPECIAL["mask"]
+    store = Store.from_documents([[[10, unknown, 11, mask]]], vocab_size=20, special=SPECIAL)
+    batch = Stream(store, masking="next", batch_tokens=64, max_length=16).example(0)
+    assert batch.ids.tolist() == [2, 10, unknown, 11, mask, 3]
+    assert dict(zip(batch.masked.tolist(), batch.targets.tolist(), strict=True)) == {0: 10, 2: 11, 4: 3}
+    del store.special["mask"]  # nothing is masked, so none is needed
+    assert Stream(store, masking="next", batch_tokens=64, max_length=16).example(0).masked is not None
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=shapes, format=st.sampled_from(FORMATS), fixed=st.booleans(), step=st.integers(0, 9))
+def test_next_tokens_of_any_batch(shape: list[list[int]], format: str, fixed: bool, step: int) -> None:
+    store = corpus(shape).store
+    stream, plain = (
+        Stream(store, format=format, masking=masking, batch_tokens=64, max_length=16, fixed=fixed)
+        for masking in ("next", None)
+    )
+    batch, same_text = stream[step], plain[step]
+    assert torch.equal(batch.ids, same_text.ids)
+    expected = []
+    for low, high in itertools.pairwise(batch.cu_seqlens.tolist()):
+        ids = batch.ids[low:high].tolist()
+        expected += [(low + at, then) for at, then in enumerate(ids[1:]) if then == SPECIAL["sep"] or then >= FIRST]
+    assert list(zip(batch.masked.tolist(), batch.targets.tolist(), strict=True)) == expected

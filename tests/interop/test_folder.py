@@ -11,10 +11,13 @@ from safetensors.torch import load_file, save_file
 
 import bertree
 from bertree.api import fresh
+from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError
 from bertree.interop import folder
 from bertree.interop.config import family_for
+from bertree.model.network import build
 from bertree.model.presets import preset
+from bertree.model.top import Top
 from tests.parity import peer, ragged
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
@@ -293,3 +296,71 @@ def test_other_peoples_folders_are_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a file"):
         bertree.load(tmp_path / "file")
     assert (tmp_path / "photos" / "cat.jpg").exists()
+
+
+TASK = {"name": "ner", "scheme": "BIO", "threshold": -0.25, "limit": float("inf"), "longest": 30, "lower": False}
+
+
+@pytest.mark.parametrize(
+    "top", [Top("sum-all"), Top("concat-last-four", 5, 1, True), Top(frozen=True), Top(crf=True), Top(lstm=4, crf=True)]
+)
+def test_what_stands_on_top_survives(top: Top, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    a = preset("bert-base").architecture.with_values(SMALL | {"layers": 4, "init_std": 0.3})
+    network = build(a, {"token": 3}, top).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    folder.write(folder.Contents(a, network, labels=["O", "B", "I"], task=TASK), tmp_path / "m")
+    again = folder.read(tmp_path / "m")
+    assert (again.network.top, again.task, again.labels) == (top, TASK, ["O", "B", "I"])
+    batch = Batch.pack([[5, 6, 7], [8, 9]])
+    cells = torch.tensor([0, 1, 2, 3, 4])
+    one, two = (n.class_logits("token", n(batch), batch) for n in (network, again.network.eval()))
+    assert torch.equal(one, two)
+    assert {n: p.requires_grad for n, p in again.network.named_parameters()} == {
+        n: p.requires_grad for n, p in network.named_parameters()
+    }
+    if top.crf:
+        assert again.network.crf is not None
+        assert torch.equal(again.network.crf.decode(one, cells, 3), network.crf.decode(two, cells, 3))
+    with pytest.raises(UserError, match=r"Hugging Face has no model with this on top of its encoder: .* = "):
+        folder.write(again, tmp_path / "h", to="huggingface")
+    assert not (tmp_path / "h").exists()
+    path = tmp_path / "m" / folder.OURS
+    path.write_text(path.read_text().replace('layout = "bertree"', 'layout = "huggingface"'))
+    with pytest.raises(UserError, match="no place in the layout"):
+        folder.read(tmp_path / "m")
+
+
+def test_a_task_is_kept_in_either_layout_and_checked(tmp_path: Path) -> None:
+    model = tiny("bert-base", {"sequence": 2})
+    model._contents.task = {"name": "sst-2"}
+    model.save(tmp_path / "m")
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "bert"
+    path = tmp_path / "m" / folder.OURS
+    assert folder.read(tmp_path / "m").task == {"name": "sst-2"}
+    text = path.read_text()
+    assert "[top]" not in text
+    for wrong, reason in (
+        ('name = ["a"]', "task.name: must be a word"),
+        ("name = 3", "task.name: must be a word"),
+        ("list = [1]", "task.list: must be a single value"),
+        ("[top]\nlayer = 3", "top.layer: unknown key, did you mean 'layers'"),
+        ("[top]\nlstm = 5000000", "top.lstm: must lie between"),
+        ('[top]\nlayers = "concat-last-four"', "no place in the layout"),
+    ):
+        path.write_text(text.replace('name = "sst-2"', wrong))
+        with pytest.raises(UserError, match=reason) as said:
+            folder.read(tmp_path / "m")
+        assert "bertree.toml" in str(said.value)
+
+
+@pytest.mark.parametrize(("classes", "kind"), [(1, "regression"), (3, "single_label_classification")])
+def test_transformers_is_told_what_a_sequence_head_is_for(classes: int, kind: str, tmp_path: Path) -> None:
+    folder.write(tiny("bert-base", {"sequence": classes})._contents, tmp_path / "m", to="huggingface")
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "m")
+    assert theirs.config.problem_type == kind
+    assert theirs.num_labels == classes
+    folder.write(tiny("bert-base", {"token": 3})._contents, tmp_path / "t", to="huggingface")
+    assert "problem_type" not in json.loads((tmp_path / "t" / "config.json").read_text())

@@ -9,12 +9,15 @@ corpus and of the epoch: masks do not depend on how the corpus is cut into batch
 N-grams are laid out beforehand: the words between two special tokens are cut into runs of 1 to `ngram`
 words with p(n) = (1/n) / sum 1/k, and runs are masked. The last run may be cut short by the text's end.
 
+"next" masks nothing: every token predicts the one after it, for a model whose tokens do not see what follows.
+[SEP] is predicted like any other token, since texts end; [CLS], [PAD] and [UNK] never are.
+
 Letters: t tokens of the packed stream, m tokens that can be masked, w words, s sequences.
 """
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +27,7 @@ from bertree.data.draws import Bits, Ints
 from bertree.data.store import Store
 from bertree.errors import UserError, suggest
 
-UNITS = ("token", "word", "ngram")
+UNITS = ("token", "word", "ngram", "next")
 DUPLICATES = 10  # BERT's
 
 
@@ -48,10 +51,17 @@ class Masking:
             raise UserError(f"masking: mask {self.mask} and random {self.random} must be shares of at most 1")
         if self.duplicates < 0 or self.ngram < 1:
             raise UserError("masking: duplicates must be 0 or more and ngram 1 or more")
+        if self.unit == "next" and self.duplicates:
+            raise UserError("masking 'next': draws no masks, so none can repeat; leave out the '+static'")
+
+    @property
+    def share(self) -> float:
+        """Of the tokens, how many are predicted."""
+        return 1.0 if self.unit == "next" else self.rate
 
     @classmethod
     def parse(cls, text: "str | Masking | None") -> "Masking | None":
-        """From its name: "token", "word", "ngram", "none"; "word+static" has 10 duplicates, "+static4" 4."""
+        """From its name: "token", "word", "ngram", "next", "none"; "word+static" has 10 duplicates, "+static4" 4."""
         if text is None or isinstance(text, Masking):
             return text
         unit, plus, rest = text.partition("+")
@@ -68,6 +78,37 @@ class Masking:
         inverse: NDArray[np.float64] = 1 / np.arange(1, self.ngram + 1)
         chances: NDArray[np.float64] = inverse / inverse.sum()
         return chances
+
+
+class Questions(Protocol):
+    """What a packed stream is asked."""
+
+    def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
+        """Prepare a packed stream in place; the places that predict, and what each must say.
+
+        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their draws under the key."""
+
+
+def questions(masking: Masking, store: Store) -> Questions:
+    """The way of asking, for the vocabulary of a store."""
+    return Following(store) if masking.unit == "next" else Masker(masking, store)
+
+
+class Following:
+    """Every token predicts the one after it in its sequence."""
+
+    def __init__(self, store: Store) -> None:
+        self.predicted = np.ones(store.vocab_size, np.bool_)
+        self.predicted[list(store.special.values())] = False
+        self.predicted[store.special["sep"]] = True  # every format has one
+
+    def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
+        """Nothing is changed; the last token of a sequence predicts nothing."""
+        follows = self.predicted.take(ids)
+        first = bounds[:-1]
+        follows[first[first < ids.size]] = False
+        told = np.flatnonzero(follows)
+        return told - 1, ids[told]
 
 
 class Masker:

@@ -63,7 +63,8 @@ def show(
 def render(stream: Stream, example: Batch, at: int, name: Names) -> RenderableType:
     """A head line, the text segment by segment, and a table of what is masked."""
     parts: list[RenderableType] = [_head(stream, example, at), Text()]
-    targets = _targets(example)
+    follows = stream.masking is not None and stream.masking.unit == "next"  # the text itself says what is asked
+    targets = {} if follows else _targets(example)
     segments = example.segments.tolist()
     for segment in sorted(set(segments)):
         places = [place for place, kind in enumerate(segments) if kind == segment]
@@ -84,7 +85,8 @@ def _head(stream: Stream, example: Batch, at: int) -> Text:
     head = Text(f"example {at:,} of {stream.examples:,}", style="bold")
     head.append(f" · {stream.format.name} · {example.ids.numel()} of {stream.max_length} tokens", style="not bold")
     if masking is not None and example.masked is not None:
-        head.append(f" · {example.masked.numel()} masked by {masking.unit}", style="not bold")
+        how = "predict the next" if masking.unit == "next" else f"masked by {masking.unit}"
+        head.append(f" · {example.masked.numel()} {how}", style="not bold")
     if example.pairs is not None and stream.format.question is not None:
         label = LABELS[stream.format.question].get(int(example.pairs[0]), "none, there is no second segment")
         head.append(f" · {stream.format.question.upper()} label {label}", style="not bold")

@@ -35,7 +35,7 @@ from bertree.data.dealing import dealt
 from bertree.data.draws import Ints
 from bertree.data.formats import Format
 from bertree.data.index import Index
-from bertree.data.masking import Masker, Masking
+from bertree.data.masking import Masking, questions
 from bertree.data.store import Store
 from bertree.data.window import Slice, Window, build
 from bertree.errors import UserError
@@ -78,7 +78,7 @@ class Stream:
         self._slack = 0 if fixed else _slack(batch_tokens, max_length, waste)
         self._stride = batch_tokens - self._slack
         self._room = self.format.room(max_length)
-        self._masker = Masker(self.masking, store) if self.masking else None
+        self._asking = questions(self.masking, store) if self.masking else None
         self.index = Index.of(store, self.format, max_length, seed)
         self.examples = int(self.index.chunks[-1])
         if self.format.question and self.index.marks[-1] == 0:
@@ -262,8 +262,8 @@ class Stream:
     def _pack(self, slices: list[tuple[Window, Slice]]) -> Batch:
         masked, targets, bounds, base = [], [], [np.zeros(1, np.int64)], 0
         for window, piece in slices:
-            if self._masker:
-                places, there = self._masker.apply(piece.ids, piece.bounds, piece.counters, window.under)
+            if self._asking:
+                places, there = self._asking.apply(piece.ids, piece.bounds, piece.counters, window.under)
                 masked.append(places + base)
                 targets.append(there)
             bounds.append(piece.bounds[1:] + base)
@@ -276,8 +276,8 @@ class Stream:
             segments=torch.from_numpy(_joined([piece.segments for _, piece in slices])),
             cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
             max_seqlen=int(np.diff(edges).max(initial=0)),
-            masked=torch.from_numpy(_joined(masked)) if self._masker else None,
-            targets=torch.from_numpy(_joined(targets)) if self._masker else None,
+            masked=torch.from_numpy(_joined(masked)) if self._asking else None,
+            targets=torch.from_numpy(_joined(targets)) if self._asking else None,
             pairs=torch.from_numpy(_joined(labels)) if self.format.question else None,
         )
 

@@ -2,31 +2,31 @@
 
 Where Hugging Face knows the architecture the weights carry Hugging Face's names and `config.json` is
 theirs, so one folder serves both. Where it does not, the weights carry our names and only `bertree.toml`
-describes them.
+describes them; so it is where something other than heads stands on top of the encoder.
 """
 
 import json
 import re
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bertree.errors import BertreeWarning, UserError
-from bertree.files import Json, new_folder, read_json, read_toml, toml_text, write_text
+from bertree.files import Json, new_folder, read_json, write_text
 from bertree.interop import names, weights
 from bertree.interop.config import architecture_of, config_of, family_for, family_of
+from bertree.interop.description import Description, read_description
 from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
-from bertree.model.network import FIXED_CLASSES, HEADS, Network, build
+from bertree.model.network import FIXED_CLASSES, Network, build
+from bertree.model.top import Top
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
 CONFIG, OURS = "config.json", "bertree.toml"
-LAYOUTS = ("bertree", "huggingface")
 PADDED_VOCABULARY = 1024  # rows a model may have beyond its tokenizer: vocabularies are padded to round sizes
 
 
@@ -39,6 +39,7 @@ class Contents:
     tokenizer: Tokenizer | None = None
     labels: list[str] = field(default_factory=list)  # names of the classes of the task head
     max_length: int | None = None  # shorter than the positions allow, where the folder says so
+    task: Json = field(default_factory=dict)  # what it was trained for: a name and plain settings
 
 
 def heads_of(network: Network) -> dict[str, int]:
@@ -67,7 +68,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
 def describe(folder: Path) -> Architecture:
     """The architecture of a folder without loading its weights."""
     if (folder / OURS).is_file():
-        return _parse_ours(folder / OURS).architecture
+        return read_description(folder / OURS).architecture
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder}: holds neither {CONFIG} nor {OURS}, so it is not a model folder")
@@ -96,11 +97,11 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
 
-def _empty(a: Architecture, heads: dict[str, int], where: Path) -> Network:
+def _empty(a: Architecture, heads: dict[str, int], where: Path, top: Top | None = None) -> Network:
     """A network without storage, to be given its tensors."""
     try:
         with torch.device("meta"):
-            return build(a, heads)
+            return build(a, heads, top)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -180,46 +181,11 @@ def _max_length(folder: Path) -> int | None:
     return min(limits, default=None)
 
 
-@dataclass
-class _Ours:
-    architecture: Architecture
-    heads: dict[str, int]
-    layout: str
-    labels: list[str]
-    max_length: int | None
-
-
-def _parse_ours(path: Path) -> _Ours:
-    tables = read_toml(path)
-    if unknown := set(tables) - {"model", "architecture", "heads"}:
-        raise UserError(f"{path}: unknown table [{unknown.pop()}]; a newer bertree may have written it")
-
-    def table(name: str) -> Json:
-        if not isinstance(value := tables.get(name, {}), dict):
-            raise UserError(f"{path}: {name}: must be a table")
-        return value
-
-    model = table("model")
-    heads = table("heads")
-    for name, classes in heads.items():
-        if name not in HEADS or type(classes) is not int or not 0 <= classes < 2**20:
-            raise UserError(f"{path}: heads: {name} = {classes!r} is not a head and its number of classes")
-    labels, layout, longest = model.get("labels", []), model.get("layout"), model.get("max_length")
-    if layout not in LAYOUTS:
-        raise UserError(f"{path}: model.layout: must be one of {', '.join(LAYOUTS)}, not {layout!r}")
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise UserError(f"{path}: model.labels: must be a list of names")
-    if longest is not None and (type(longest) is not int or longest < 1):
-        raise UserError(f"{path}: model.max_length: must be a whole number of tokens, not {longest!r}")
-    a = Architecture.from_mapping(table("architecture"), str(path))
-    return _Ours(a, heads, layout, labels, longest)
-
-
 def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
-    ours = _parse_ours(folder / OURS)
-    network = _empty(ours.architecture, ours.heads, folder / OURS)
+    ours = read_description(folder / OURS)
+    network = _empty(ours.architecture, ours.heads, folder / OURS, ours.top)
     weights.load_into(network, Weights(folder), _table(ours.layout, ours.architecture, network), dtype)
-    return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length)
+    return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length, task=ours.task)
 
 
 def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
@@ -243,49 +209,45 @@ def _fit(contents: Contents, folder: Path) -> None:
 def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
     """Write a whole folder or nothing. `to` is "bertree" or "huggingface" (theirs alone, or refused)."""
     a, network = contents.architecture, contents.network
-    pad = contents.tokenizer.id_of("pad") if contents.tokenizer else None
+    config: Json = {"model_type": "bertree"}
+    layout = "bertree"
     try:
-        family = family_for(a)
-        class_name = family.class_name(network.heads)
-        if class_name is None:
-            raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
-        if family.model_type == "roberta" and pad is not None and pad != a.position_offset - 1:
-            raise UserError(
-                f"Hugging Face's Roberta counts positions from its padding id {a.position_offset - 1}, "
-                f"but the tokenizer pads with {pad}; use a tokenizer with RoBERTa's special tokens"
-            )
-        layout = "huggingface"
+        config, layout = _their_config(contents), "huggingface"
     except UserError:
         if to == "huggingface":
             raise
-        layout = "bertree"
     with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES)) as work:
-        config: Json = {"model_type": "bertree"}
-        if layout == "huggingface":
-            config = {
-                "architectures": [class_name],
-                **config_of(a, family, pad),
-                **_label_tables(contents),
-            }
-            if contents.tokenizer:
-                ends = {
-                    "bos_token_id": contents.tokenizer.id_of("cls"),
-                    "eos_token_id": contents.tokenizer.id_of("sep"),
-                }
-                config |= {key: value for key, value in ends.items() if key in config and value is not None}
         config["dtype"] = str(next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE)
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None)
         if to == "bertree":
-            model: dict[str, Any] = {"layout": layout, "labels": contents.labels}
-            if contents.max_length is not None:
-                model["max_length"] = contents.max_length
-            write_text(
-                work / OURS,
-                toml_text({"model": model, "heads": heads_of(network), "architecture": asdict(a)}),
-            )
+            labels, longest, task = contents.labels, contents.max_length, contents.task
+            ours = Description(a, heads_of(network), layout, labels, longest, network.top, task)
+            write_text(work / OURS, ours.as_toml())
+
+
+def _their_config(contents: Contents) -> Json:
+    """What Hugging Face's config.json says, or the reason why they have no such model."""
+    a, network, tokenizer = contents.architecture, contents.network, contents.tokenizer
+    pad = tokenizer.id_of("pad") if tokenizer else None
+    if not network.top.trivial:
+        raise UserError(f"Hugging Face has no model with this on top of its encoder: {network.top.differences()}")
+    family = family_for(a)
+    class_name = family.class_name(network.heads)
+    if class_name is None:
+        raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
+    if family.model_type == "roberta" and pad is not None and pad != a.position_offset - 1:
+        raise UserError(
+            f"Hugging Face's Roberta counts positions from its padding id {a.position_offset - 1}, "
+            f"but the tokenizer pads with {pad}; use a tokenizer with RoBERTa's special tokens"
+        )
+    config: Json = {"architectures": [class_name], **config_of(a, family, pad), **_label_tables(contents)}
+    if tokenizer:
+        ends = {"bos_token_id": tokenizer.id_of("cls"), "eos_token_id": tokenizer.id_of("sep")}
+        config |= {key: value for key, value in ends.items() if key in config and value is not None}
+    return config
 
 
 def _label_tables(contents: Contents) -> Json:
@@ -295,7 +257,13 @@ def _label_tables(contents: Contents) -> Json:
     labels = contents.labels or [f"LABEL_{i}" for i in range(count)]
     if not labels:
         return {}
-    return {"id2label": {str(i): n for i, n in enumerate(labels)}, "label2id": {n: i for i, n in enumerate(labels)}}
+    tables: Json = {
+        "id2label": {str(i): name for i, name in enumerate(labels)},
+        "label2id": {name: i for i, name in enumerate(labels)},
+    }
+    if "sequence" in heads:
+        tables["problem_type"] = "regression" if heads["sequence"] == 1 else "single_label_classification"
+    return tables
 
 
 def _warn(line: str) -> None:

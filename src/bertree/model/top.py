@@ -93,7 +93,7 @@ class Mix(nn.Module):
     def __init__(self, states: int) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(states))
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
         """n states (t x h) -> one."""

@@ -9,7 +9,7 @@ from bertree.objectives.losses import IGNORED, Loss, Objective, Term, cross_entr
 
 
 class MaskedTokens:
-    """MLM: which token stood here. Only the masked positions go through the head."""
+    """MLM: which token stood here; or, if the stream asks that, comes next. Only those asked go through the head."""
 
     def count(self, batch: Batch) -> int:
         """Masked tokens."""

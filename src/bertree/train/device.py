@@ -46,20 +46,19 @@ def be_deterministic(wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def micro_batches(phase: Phase, run: Run, machine: Machine, a: Architecture) -> int:
-    """Into how many micro-batches a batch is cut: as few as the memory allows."""
-    limit = run.micro_tokens or (_room(phase, a, run.recompute) if machine.device.type == "cuda" else CPU_TOKENS)
+def micro_batches(phase: Phase, run: Run, machine: Machine, a: Architecture, rate: float) -> int:
+    """Into how many micro-batches a batch is cut: as few as the memory allows; `rate` is the share predicted."""
+    limit = run.micro_tokens or (_room(phase, a, run.recompute, rate) if machine.device.type == "cuda" else CPU_TOKENS)
     tokens, least = phase.batch_tokens, phase.max_length * (1 if machine.compiled else 2)
     counts = [n for n in range(1, max(1, tokens // least) + 1) if tokens % n == 0 or not machine.compiled]
     return next((n for n in counts if tokens / n <= limit), counts[-1])
 
 
-def _room(phase: Phase, a: Architecture, recompute: bool) -> int:
+def _room(phase: Phase, a: Architecture, recompute: bool, rate: float) -> int:
     """Tokens whose training step fits into the GPU's memory."""
     if recompute:
         return GPU_TOKENS
     _, total = torch.cuda.mem_get_info()
-    rate = phase.mask_rate or cost.MASK_RATE
     tokens = GPU_TOKENS
     while tokens > phase.max_length:
         if cost.training_bytes(a, max(1, tokens // phase.max_length), phase.max_length, rate) < FILL * total:

@@ -102,7 +102,7 @@ class Fixed:
     def __init__(self, stream: Stream, tokens: int) -> None:
         self._longest = stream.max_length
         self._sequences = tokens * stream.examples / stream.epoch_tokens
-        self._masks = tokens * stream.masking.rate if stream.masking else 0.0
+        self._masks = tokens * stream.masking.share if stream.masking else 0.0
 
     def __call__(self, batch: Batch) -> Batch:
         """The same batch with room to spare."""

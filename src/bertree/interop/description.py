@@ -1,0 +1,80 @@
+"""`bertree.toml`: what a model folder says about itself, checked when it is read.
+
+[model]          how the weights are named (layout), labels, max_length
+[heads]          each head and its number of classes
+[architecture]   the point of the design space
+[top]            what stands between encoder and heads, where something does
+[task]           what the model was trained for: its name and plain settings
+"""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bertree.errors import UserError
+from bertree.files import Json, read_toml, toml_text
+from bertree.model.architecture import Architecture
+from bertree.model.network import HEADS
+from bertree.model.top import Top
+
+LAYOUTS = ("bertree", "huggingface")
+TABLES = ("model", "heads", "architecture", "top", "task")
+PLAIN = (str, int, float, bool)  # what the settings of a task may be
+
+
+@dataclass(frozen=True)
+class Description:
+    """Everything but the numbers."""
+
+    architecture: Architecture
+    heads: dict[str, int]
+    layout: str
+    labels: list[str] = field(default_factory=list)
+    max_length: int | None = None
+    top: Top = field(default_factory=Top)
+    task: Json = field(default_factory=dict)
+
+    def as_toml(self) -> str:
+        """The text of the file."""
+        assert all(type(value) in PLAIN for value in self.task.values()), "a task's settings are plain values"
+        model: Json = {"layout": self.layout, "labels": self.labels}
+        if self.max_length is not None:
+            model["max_length"] = self.max_length
+        tables: Json = {"model": model, "heads": self.heads, "architecture": asdict(self.architecture)}
+        if not self.top.trivial:
+            tables["top"] = asdict(self.top)
+        if self.task:
+            tables["task"] = self.task
+        return toml_text(tables)
+
+
+def read_description(path: Path) -> Description:
+    """What the file says; the first thing that is wrong with it is named."""
+    tables = read_toml(path)
+    if unknown := set(tables) - set(TABLES):
+        raise UserError(f"{path}: unknown table [{unknown.pop()}]; a newer bertree may have written it")
+
+    def table(name: str) -> Json:
+        if not isinstance(value := tables.get(name, {}), dict):
+            raise UserError(f"{path}: {name}: must be a table")
+        return value
+
+    model, heads, task = table("model"), table("heads"), table("task")
+    for name, classes in heads.items():
+        if name not in HEADS or type(classes) is not int or not 0 <= classes < 2**20:
+            raise UserError(f"{path}: heads: {name} = {classes!r} is not a head and its number of classes")
+    labels, layout, longest = model.get("labels", []), model.get("layout"), model.get("max_length")
+    if layout not in LAYOUTS:
+        raise UserError(f"{path}: model.layout: must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise UserError(f"{path}: model.labels: must be a list of names")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise UserError(f"{path}: model.max_length: must be a whole number of tokens, not {longest!r}")
+    for name, value in task.items():
+        if type(value) not in PLAIN or (name == "name" and not isinstance(value, str)):
+            wanted = "a word" if name == "name" else "a single value"
+            raise UserError(f"{path}: task.{name}: must be {wanted}, not {value!r}")
+    a = Architecture.from_mapping(table("architecture"), str(path))
+    top = Top.from_mapping(table("top"), str(path))
+    if layout == "huggingface" and not top.trivial:
+        raise UserError(f'{path}: top: has no place in the layout of Hugging Face; set model.layout = "bertree"')
+    return Description(a, heads, layout, labels, longest, top, task)
