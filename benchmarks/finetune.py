@@ -1,0 +1,247 @@
+"""Fine-tuning: scores and time of bertree and of transformers from the same weights, over several seeds, in one run.
+
+    python -m benchmarks.finetune --model FOLDER --data ROOT --tasks sst-2 mrpc rte --seeds 3 --out result.md
+
+Both sides get the same weights, the same tokens (bertree's: the tests show that they are transformers'), the same
+batch size, rate, schedule, weight decay, clipping and epochs, dropout 0.1 and attention dropout 0; heads are drawn
+and batches shuffled by each side's own generator. Both are measured on the dev split after every epoch by the same
+code, and the best epoch counts. Theirs is a plain loop around `AutoModelFor...`, batches padded to their longest
+sequence and made ahead by a thread, fused AdamW; on a GPU both are in bf16 autocast, theirs with whatever algorithms
+are fastest, ours deterministic. Time is wall-clock from the first step to the last evaluation, everything
+included: recording and the run's files on our side. Tokenising is left out on both.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import environment, synchronise, table
+from bertree.api import load
+from bertree.recipe import Optim, Run
+from bertree.tasks.batches import by_length, steps_an_epoch
+from bertree.tasks.config import FineTune, Train
+from bertree.tasks.registry import make
+from bertree.tasks.task import Logits, Task, Unit
+from bertree.tasks.tune import Split, Start, Tuner
+from bertree.train.device import Machine, be_deterministic
+from bertree.train.feed import Work, ahead
+
+# folder under the root, rate, epochs, tokens a sequence
+TASKS = {
+    "sst-2": ("glue/SST-2", 5e-5, 3, 128),
+    "mrpc": ("glue/MRPC", 1e-4, 5, 128),
+    "cola": ("glue/CoLA", 1e-4, 5, 64),
+    "rte": ("glue/RTE", 1e-4, 5, 256),
+    "sts-b": ("glue/STS-B", 1e-4, 5, 128),
+    "squad": ("squad", 1e-4, 3, 384),
+    "ner": ("conll2003", 1e-4, 3, 128),
+}
+CLASSES = {
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+}
+
+
+def padded(units: Sequence[Unit], head: str, regression: bool) -> dict[str, torch.Tensor]:
+    """The batch transformers reads."""
+    longest = max(len(unit.sequences[0].ids) for unit in units)
+    shape = len(units), longest
+    ids, kinds, mask = (torch.zeros(shape, dtype=torch.int64) for _ in range(3))
+    labels = torch.full(shape, -100)
+    for row, unit in enumerate(units):
+        (sequence,) = unit.sequences
+        size = len(sequence.ids)
+        ids[row, :size] = torch.tensor(sequence.ids)
+        mask[row, :size] = 1
+        if sequence.segments is not None:
+            kinds[row, :size] = torch.tensor(sequence.segments)
+        if head == "token":
+            labels[row, torch.tensor(unit.chosen)] = torch.tensor(unit.answer)
+    batch = {"input_ids": ids, "token_type_ids": kinds, "attention_mask": mask}
+    if head == "token":
+        return batch | {"labels": labels}
+    if head == "span":
+        places = torch.tensor([[unit.chosen[i] for i in unit.answer] for unit in units])  # type: ignore[index]
+        return batch | {"start_positions": places[:, 0], "end_positions": places[:, 1]}
+    kind = torch.float32 if regression else torch.int64
+    return batch | {"labels": torch.tensor([unit.answer for unit in units], dtype=kind)}
+
+
+def their_logits(model: Any, units: Sequence[Unit], head: str, device: str, autocast: Any) -> list[Logits]:
+    """As bertree's `logits`, from transformers' model: batches of similar lengths."""
+    found: dict[int, Logits] = {}
+    model.eval()
+    with torch.no_grad():
+        for rows in by_length(units, 65536 if device == "cuda" else 4096):
+            some = [units[row] for row in rows]
+            batch = padded([u._replace(answer=_none(u, head)) for u in some], head, False)
+            inputs = {k: batch[k].to(device) for k in ("input_ids", "token_type_ids", "attention_mask")}
+            with autocast():
+                out = model(**inputs)
+            scores = torch.stack([out.start_logits, out.end_logits], -1) if head == "span" else out.logits
+            for place, (row, unit) in enumerate(zip(rows, some, strict=True)):
+                chosen = scores[place][None] if head == "sequence" else scores[place, torch.tensor(unit.chosen)]
+                found[row] = chosen.float().cpu().numpy()
+    model.train()
+    return [found[row] for row in range(len(units))]
+
+
+def _none(unit: Unit, head: str) -> Any:
+    return (0, 0) if head == "span" else [-100] * len(unit.chosen or ()) if head == "token" else 0
+
+
+def theirs(
+    model: str, task: Task[Any], train: Split[Any], dev: Split[Any], config: FineTune, seed: int, device: str
+) -> tuple[float, float]:
+    """Best score and seconds of transformers."""
+    import transformers
+
+    torch.use_deterministic_algorithms(False)
+    torch.manual_seed(seed)
+    labels: dict[str, Any] = {} if task.head == "span" else {"num_labels": task.classes}
+    if task.regression:
+        labels["problem_type"] = "regression"
+    transformers.logging.set_verbosity_error()
+    network = getattr(transformers, CLASSES[task.head]).from_pretrained(
+        model, attention_probs_dropout_prob=0.0, **labels
+    )
+    network.to(device).train()
+    decayed = [p for p in network.parameters() if p.ndim >= 2]
+    others = [p for p in network.parameters() if p.ndim < 2]
+    optimiser = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
+        lr=config.optim.lr,
+        eps=config.optim.eps,
+        fused=True,
+    )
+    size, epochs = config.train.batch, int(config.train.epochs)
+    epoch = steps_an_epoch(len(train.units), size)
+    schedule = transformers.get_linear_schedule_with_warmup(optimiser, int(0.1 * epoch * epochs), epoch * epochs)
+
+    def autocast() -> Any:
+        return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
+
+    orders = [np.random.default_rng((seed, number)).permutation(len(train.units)) for number in range(epochs)]
+
+    def prepared(step: int) -> Work:
+        rows = orders[step // epoch][step % epoch * size :][:size]
+        batch = padded([train.units[row] for row in rows], task.head, task.regression)
+        pinned = {key: value.pin_memory() if device == "cuda" else value for key, value in batch.items()}
+        return pinned  # type: ignore[return-value]
+
+    best = -1.0
+    synchronise()
+    began = time.perf_counter()
+    steps: Iterator[Any] = ahead(prepared, 0, epoch * epochs)
+    for step, batch in enumerate(steps, 1):
+        with autocast():
+            loss = network(**{key: value.to(device, non_blocking=True) for key, value in batch.items()}).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        optimiser.zero_grad()
+        if step % epoch == 0:
+            logits = their_logits(network, dev.units, task.head, device, autocast)
+            predictions = task.predict(dev.examples, dev.units, logits)
+            best = max(best, task.score(dev.examples, predictions)[task.metric])
+    synchronise()
+    return best, time.perf_counter() - began
+
+
+def ours(tuner: Tuner, seed: int) -> tuple[float, float]:
+    """Best score and seconds of bertree."""
+    be_deterministic(True)
+    with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
+        synchronise()
+        began = time.perf_counter()
+        _, best, _ = tuner.run(Path(place), seed, False, [], print)
+        synchronise()
+        return best.score, time.perf_counter() - began
+
+
+def prepared(name: str, model: str, root: Path, device: str, limit: int) -> Tuner:
+    """A task's splits as both sides read them, and how they are trained on."""
+    folder, rate, epochs, longest = TASKS[name]
+    task = make(name)
+    start = load(model)
+    assert start.tokenizer is not None
+    paths = task.splits(root / folder)
+    examples = task.read(paths["train"])
+    task = task.with_labels(task.labels_in(examples))
+    dev_examples = task.read(paths["dev"])
+    if limit:
+        examples, dev_examples, epochs = examples[:limit], dev_examples[: limit // 4], 1
+    train, dev = (Split(some, task.units(some, start.tokenizer, longest)[0]) for some in (examples, dev_examples))
+    config = FineTune(
+        train=Train(epochs=epochs, batch=32, max_length=longest, patience=0),
+        optim=Optim(lr=rate, eps=1e-8),
+        run=Run(log_every=50, device=device),
+    )
+    machine = Machine.of(config.run)
+    return Tuner(task, Start(start.architecture, start.network, ()), train, dev, config, machine, name)
+
+
+def main() -> None:
+    """Run the tasks and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a BERT folder in Hugging Face's layout")
+    parser.add_argument("--data", type=Path, required=True, help="folder with glue/, squad/, conll2003/")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--limit", type=int, default=0, help="first so many examples, one epoch: for time alone")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    lines: list[dict[str, Any]] = []
+    rows = []
+    for name in options.tasks:
+        tuner = prepared(name, options.model, options.data, options.device, options.limit)
+        found: dict[str, list[tuple[float, float]]] = {"bertree": [], "transformers": []}
+        for seed in range(options.seeds):
+            found["bertree"].append(ours(tuner, seed))
+            found["transformers"].append(
+                theirs(options.model, tuner.task, tuner.train, tuner.dev, tuner.config, seed, options.device)
+            )
+            lines.append({"task": name, "seed": seed, **{side: values[-1] for side, values in found.items()}})
+            print(json.dumps(lines[-1]), flush=True)
+        rows.append(_row(tuner, found))
+    sizes = f"batch 32, {options.seeds} seeds; {environment('transformers', 'tokenizers')}"
+    head = ["task", "train / dev", "epochs", "metric", "bertree", "transformers", "s", "s", "faster"]
+    text = f"{sizes}\n\n{table(head, rows)}\n"
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n" + "\n".join(json.dumps(line) for line in lines) + "\n")
+
+
+def _row(tuner: Tuner, found: dict[str, list[tuple[float, float]]]) -> list[object]:
+    def spread(side: str) -> str:
+        values = [100 * score for score, _ in found[side]]
+        return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
+
+    seconds = {side: statistics.median(time for _, time in values) for side, values in found.items()}
+    return [
+        tuner.task.name,
+        f"{len(tuner.train.examples):,} / {len(tuner.dev.examples):,}",
+        f"{tuner.config.train.epochs:g}",
+        tuner.task.metric,
+        spread("bertree"),
+        spread("transformers"),
+        f"{seconds['bertree']:.1f}",
+        f"{seconds['transformers']:.1f}",
+        f"{seconds['transformers'] / seconds['bertree']:.2f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
