@@ -136,8 +136,7 @@ def theirs(
     def prepared(step: int) -> Work:
         rows = orders[step // epoch][step % epoch * size :][:size]
         batch = padded([train.units[row] for row in rows], task.head, task.regression)
-        pinned = {key: value.pin_memory() if device == "cuda" else value for key, value in batch.items()}
-        return pinned  # type: ignore[return-value]
+        return {key: t.pin_memory() if device == "cuda" else t for key, t in batch.items()}  # type: ignore[return-value]
 
     best = -1.0
     synchronise()
