@@ -181,7 +181,7 @@ def test_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
         split: [name] for split, name in zip(("train", "dev", "test"), names, strict=True)
     }
     (tmp_path / "train.iob").touch()
-    with pytest.raises(UserError, match="both look like train"):
+    with pytest.raises(UserError, match="several files could be train"):
         TAGGING["ner"].splits(tmp_path)
 
 
