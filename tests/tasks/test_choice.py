@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.tasks.choice import CHOICE, ChoiceTask
+from bertree.tasks.choice import FORMS, ChoiceTask
 from bertree.tasks.questions import ChoiceExample
 from bertree.text.tokenizer import Tokenizer
 
+CHOICE = {name: ChoiceTask(name) for name in FORMS}
 PASSAGE = {
     "id": "high7.txt",
     "article": "The ferry left at noon.\nNobody waved, \"except\" the cook.",

@@ -25,7 +25,7 @@ OBJECTS = (".jsonl", ".ndjson", ".parquet")
 
 
 class Form(NamedTuple):
-    """What files a task comes in, and how many tokens hold nearly all of its pairs."""
+    """Tokens a pair has unless told otherwise, and the files a task comes in."""
 
     max_length: int
     kinds: tuple[str, ...] = OBJECTS
@@ -57,8 +57,8 @@ class ChoiceTask(Task[ChoiceExample]):
     def splits(self, data: Path) -> Splits:
         if self.name == "race" and (found := _passages(data)):
             return found
-        form = FORMS[self.name]
-        return find_splits(data, (self.name,), ("hellaswag_", "swag_"), kinds=form.kinds, parts=LEVELS)
+        kinds = FORMS[self.name].kinds
+        return find_splits(data, (self.name,), ("hellaswag_", "swag_"), kinds=kinds, parts=LEVELS)
 
     def read(self, paths: Sequence[Path]) -> list[ChoiceExample]:
         found: list[ChoiceExample] = []
@@ -156,6 +156,3 @@ def _passages(data: Path) -> Splits:
         if files:
             found[split] = tuple(files)
     return found
-
-
-CHOICE = {name: ChoiceTask(name) for name in FORMS}

@@ -134,8 +134,7 @@ def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
         for name, cell in (("text", text), ("pair", pair)):
             if not isinstance(cell, str) and (name == "text" or places.pair is not None):
                 kind = "nothing" if cell is None else f"{type(cell).__name__} {cell!r:.40}"
-                at = TextExample("", "", file=file, line=line).where
-                raise UserError(f"{at}: the {name} column holds {kind}, not text")
+                raise UserError(f"{place(table.path, line)}: the {name} column holds {kind}, not text")
         if lead is not None:
             text = f"{lead} {text}"
         name = str(number) if index is None else _text(index)

@@ -1,8 +1,12 @@
-"""Questions with options from the files of SWAG, HellaSwag, RACE, and one's own."""
+"""Questions with options from the files of SWAG, HellaSwag, RACE, and one's own.
+
+Each release has its own names for the same four things, and its own way to say which option is right (an index, a
+letter); all become one kind of example here, so that nothing behind it knows where a question comes from.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +86,7 @@ def passage(record: Json, where: str, level: str = "") -> list[ChoiceExample]:
     found = []
     for question, options, answer in zip(questions, every, answers, strict=True):
         one = _example(article, question, texts_field({"options": options}, "options", where), answer, where)
-        found.append(ChoiceExample(one.context, one.question, one.options, one.answer, level))
+        found.append(replace(one, level=level))
     return found
 
 
@@ -97,7 +101,7 @@ def _example(
 ) -> ChoiceExample:
     if len(options) < 2:
         raise UserError(f"{where}: has {len(options)} options; a choice needs two or more")
-    return ChoiceExample(context, question, tuple(options), _answer(label, options, where, by_text), "")
+    return ChoiceExample(context, question, tuple(options), _answer(label, options, where, by_text))
 
 
 def _answer(label: Any, options: Sequence[str], where: str, by_text: bool) -> int | None:

@@ -1,4 +1,8 @@
-"""Tagged sentences from CoNLL column files, JSONL and Parquet."""
+"""Tagged sentences from CoNLL column files, JSONL and Parquet.
+
+What was read keeps its place, because tags can only be judged when all of them are known (their scheme, and later
+whether training had them), and an error must still name the line.
+"""
 
 import re
 from collections.abc import Iterator

@@ -41,7 +41,7 @@ def find_splits(
     parts: Sequence[str] = (),
     versions: Sequence[str] = (),
 ) -> Splits:
-    """The files of each split in the sub-folder that is named like the task, or else in the folder itself.
+    """The files of each split in the sub-folder that is named like the task (`names`), or else in the folder itself.
 
     A file belongs to a split if its name begins with one of `words`, ended by '_', '-', '.' or nothing; one that
     goes on with "mismatched" makes a split of its own (`dev-mismatched`). `train.tsv` wins over `train_10k.tsv`.
@@ -51,8 +51,7 @@ def find_splits(
     the word are one split together. With `versions` the word may stand anywhere in the name; the first version is
     the one wanted, and files of the others do not count where there is any of it.
     """
-    inner = inside(folder, names)
-    for place in dict.fromkeys((inner, folder)):  # the sub-folder may be something else, say a trained model
+    for place in _places(folder, names):
         fits = [_fit(path, prefixes, words, kinds, versions) for path in _listed(place) if path.is_file()]
         found = [fit for fit in fits if fit is not None]
         if any(fit.rank == 0 for fit in found) and versions:
@@ -60,25 +59,34 @@ def find_splits(
         if found:
             present = [split for split in ORDER if any(fit.split == split for fit in found)]
             return {split: _best(place, [fit for fit in found if fit.split == split], parts) for split in present}
-    there = ", ".join(path.name for path in _listed(inner)[:8]) or "nothing"
+    there = ", ".join(path.name for path in _listed(folder)[:8]) or "nothing"
     how = "has a word of" if versions else "begins with"
     line = f"holds no train, dev or test file: none whose name {how} {', '.join(words)} ({' '.join(kinds).strip()})"
-    raise UserError(f"{inner}: {line}; there is: {there}")
+    raise UserError(f"{folder}: {line}; there is: {there}")
 
 
 def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """Folders that are named like splits, for releases that have a file for each example."""
-    below = {path.name.casefold(): path for path in _listed(inside(folder, names)) if path.is_dir()}
-    return {split: below[word] for word, split in reversed(WORDS.items()) if word in below}
+    for place in _places(folder, names):
+        below = {path.name.casefold(): path for path in _listed(place) if path.is_dir()}
+        if found := {WORDS[word]: below[word] for word in reversed(WORDS) if word in below}:
+            return {split: found[split] for split in ORDER if split in found}
+    return {}
 
 
-def inside(folder: Path, names: Sequence[str]) -> Path:
-    """The sub-folder that is named like the task, if there is one; or else the folder itself."""
-    wanted = {plain(name) for name in names}
-    below = [path for path in _listed(folder) if plain(path.name) in wanted and path.is_dir()]
-    if len(below) > 1:
-        raise UserError(f"{folder}: holds {' and '.join(path.name for path in below)}; give one of them")
-    return below[0] if below else folder
+def _places(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Where to look: sub-folders of these names, first names first, and the folder itself.
+
+    All of them, because what is named like the task may be a model that was trained for it.
+    """
+    below = [path for path in _listed(folder) if path.is_dir()]
+    found: list[Path] = []
+    for wanted in dict.fromkeys(map(plain, names)):
+        same = [path for path in below if plain(path.name) == wanted]
+        if len(same) > 1:
+            raise UserError(f"{folder}: holds {' and '.join(path.name for path in same)}; give one of them")
+        found += same
+    return [*found, folder]
 
 
 def split_in(name: str, words: Mapping[str, str] = WORDS) -> str | None:

@@ -18,7 +18,7 @@ from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks import squad_metric, squad_spans, squad_windows
 from bertree.tasks.metrics import softmax
-from bertree.tasks.splits import find_splits, inside, split_in
+from bertree.tasks.splits import find_splits, split_in
 from bertree.tasks.squad_read import VERSIONS, SquadExample, read
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
 from bertree.text.hygiene import whole
@@ -61,9 +61,8 @@ class SquadTask(Task[SquadExample]):
             return {split_in(data.name) or "dev": (data,)}
         version = VERSIONS[self.name]
         others = [other for other in VERSIONS.values() if other != version]
-        # A folder `squad` may hold both versions.
-        own = inside(data, (self.name, f"squad{version}", f"squad-v{version}"))
-        return find_splits(own, ("squad",), kinds=(".json",), versions=(version, *others))
+        names = (self.name, f"squad{version}", f"squad-v{version}", "squad")  # the last may hold both versions
+        return find_splits(data, names, kinds=(".json",), versions=(version, *others))
 
     def read(self, paths: Sequence[Path]) -> list[SquadExample]:
         """The questions of files in the official layout, plain or compressed."""

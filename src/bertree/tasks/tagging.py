@@ -31,7 +31,7 @@ from bertree.text.tokenizer import Tokenizer
 
 ENTITIES = "entities"
 SCHEMES = ("auto", ENTITIES, PLAIN)
-FOLDERS = {"ner": ("ner", "conll2003", "conll03", "conll"), "tagging": ("tagging",)}
+FOLDERS = ("conll2003", "conll03", "conll")  # what a folder of this task goes by, beside its name
 LANGUAGES = ("eng", "deu", "esp", "ned")  # of the CoNLL files: eng.train, eng.testa, eng.testb
 SPLITS = WORDS | {"testa": "dev", "testb": "test"}
 SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split in SPLITS.items()}
@@ -64,18 +64,13 @@ class TaggingTask(Task[Sentence]):
         return self.scheme == ENTITIES or (self.scheme == "auto" and all(map(SHAPE.fullmatch, self.labels)))
 
     def splits(self, data: Path) -> Splits:
-        return find_splits(data, FOLDERS[self.name], words=SPLITS, kinds=(*sentences.COLUMNS, *sentences.TABLES, ""))
+        return find_splits(data, (self.name, *FOLDERS), words=SPLITS, kinds=(*sentences.COLUMNS, *sentences.TABLES, ""))
 
     def read(self, paths: Sequence[Path]) -> list[Sentence]:
         found = [sentence for path in paths for sentence in self._of(path)]
         tagged = [sentence.tags for sentence in found if sentence.tags is not None]
-        if not tagged:
-            return [Sentence(tuple(sentence.words)) for sentence in found]
         scheme = self._scheme(found, tagged)
-        if scheme == PLAIN:
-            self._check(found, tagged)
-            return [Sentence(tuple(s.words), tuple(s.tags) if s.tags is not None else None) for s in found]
-        converted = [to_iob2(tags, scheme) for tags in tagged]
+        converted = tagged if scheme == PLAIN else [to_iob2(tags, scheme) for tags in tagged]
         self._check(found, converted)
         self._say(scheme, tagged, converted)
         remaining = iter(converted)
@@ -110,10 +105,10 @@ class TaggingTask(Task[Sentence]):
             if not known.issuperset(tags):
                 at = next(at for at, tag in enumerate(tags) if tag not in known)
                 assert sentence.tags is not None
-                tag = sentence.tags[at]
-                raise UserError(
-                    f"{sentence.at(at)}: tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
-                )
+                raise UserError(f"{sentence.at(at)}: {self._unknown(sentence.tags[at])}")
+
+    def _unknown(self, tag: str) -> str:
+        return f"tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
 
     def _say(self, scheme: str, before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> None:
         # Without the file's name, so that the same line for dev and test is not shown again.
@@ -170,7 +165,7 @@ class TaggingTask(Task[Sentence]):
                 ids = [word[:room] for word in ids]
                 cut_examples, cut_tokens = cut_examples + 1, cut_tokens + dropped
             if unknown := next((tag for tag in example.tags or () if tag not in classes), None):
-                raise UserError(f"tag '{unknown}' is not one of the training's; known: {', '.join(self.labels)}")
+                raise UserError(self._unknown(unknown))
             answers = None if example.tags is None else [classes[tag] for tag in example.tags]
             found += self._windows(number, ids, answers, frame, room)
         return found, Cut(cut_examples, cut_tokens)
@@ -231,6 +226,3 @@ class TaggingTask(Task[Sentence]):
 
     def settings(self) -> Json:
         return {"crf": self.crf, "scheme": self.scheme}
-
-
-TAGGING = {name: TaggingTask(name) for name in ("ner", "tagging")}
