@@ -61,8 +61,8 @@ def find_splits(
             return {split: _best(place, [fit for fit in found if fit.split == split], parts) for split in present}
     there = ", ".join(path.name for path in _listed(folder)[:8]) or "nothing"
     how = "has a word of" if versions else "begins with"
-    line = f"holds no train, dev or test file: none whose name {how} {', '.join(words)} ({' '.join(kinds).strip()})"
-    raise UserError(f"{folder}: {line}; there is: {there}")
+    wanted = f"none whose name {how} {', '.join(list(words)[:8])} and ends with {' '.join(kinds).strip()}"
+    raise UserError(f"{folder}: holds no train, dev or test file, {wanted}; there is: {there}")
 
 
 def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:

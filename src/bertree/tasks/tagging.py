@@ -31,10 +31,11 @@ from bertree.text.tokenizer import Tokenizer
 
 ENTITIES = "entities"
 SCHEMES = ("auto", ENTITIES, PLAIN)
-FOLDERS = ("conll2003", "conll03", "conll")  # what a folder of this task goes by, beside its name
+FOLDERS = ("conll2003", "conll03", "conll")  # what a folder of `ner` goes by, beside its name
 LANGUAGES = ("eng", "deu", "esp", "ned")  # of the CoNLL files: eng.train, eng.testa, eng.testb
-SPLITS = WORDS | {"testa": "dev", "testb": "test"}
-SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split in SPLITS.items()}
+CONLL = {"train": "train", "testa": "dev", "testb": "test"}
+SPLITS = WORDS | CONLL
+SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split in CONLL.items()}
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class TaggingTask(Task[Sentence]):
         return self.scheme == ENTITIES or (self.scheme == "auto" and all(map(SHAPE.fullmatch, self.labels)))
 
     def splits(self, data: Path) -> Splits:
-        return find_splits(data, (self.name, *FOLDERS), words=SPLITS, kinds=(*sentences.COLUMNS, *sentences.TABLES, ""))
+        names = (self.name, *FOLDERS) if self.name == "ner" else (self.name,)
+        return find_splits(data, names, words=SPLITS, kinds=(*sentences.COLUMNS, *sentences.TABLES, ""))
 
     def read(self, paths: Sequence[Path]) -> list[Sentence]:
         found = [sentence for path in paths for sentence in self._of(path)]
