@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.tasks.choice import CHOICE, ChoiceTask
+from bertree.tasks.choice import FORMS, ChoiceTask
 from bertree.tasks.questions import ChoiceExample
 from bertree.text.tokenizer import Tokenizer
 
+CHOICE = {name: ChoiceTask(name) for name in FORMS}
 PASSAGE = {
     "id": "high7.txt",
     "article": "The ferry left at noon.\nNobody waved, \"except\" the cook.",
@@ -283,5 +284,6 @@ def test_lines_and_scores(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> N
 def test_what_the_head_is_told() -> None:
     for name, task in CHOICE.items():
         assert (task.head, task.classes, task.labels, task.metric) == ("choice", 1, (), "accuracy")
-        assert task.max_length == (512 if name == "race" else 128)
+        assert task.max_length == {"swag": 128, "hellaswag": 192, "race": 512, "choice": 512}[name]
+        assert ChoiceTask(name, max_length=64).max_length == 64
         assert task.with_labels(()).classes == 1

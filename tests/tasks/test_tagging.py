@@ -12,7 +12,7 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.tasks.sentences import Sentence
-from bertree.tasks.tagging import TAGGING, TaggingTask
+from bertree.tasks.tagging import TaggingTask
 from bertree.tasks.task import Unit
 from bertree.tasks.windows import windows
 from bertree.tasks.words import words
@@ -34,6 +34,7 @@ IOB1 = IOB2.replace("Ada NNP B-NP B-PER", "Ada NNP B-NP I-PER").replace(
 )
 GOLD = ("B-PER", "I-PER", "O", "B-LOC", "B-LOC")
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+TAGGING = {name: TaggingTask(name) for name in ("ner", "tagging")}
 NER = TAGGING["ner"].with_labels(LABELS)
 
 
@@ -181,7 +182,7 @@ def test_splits(tmp_path: Path, names: tuple[str, ...]) -> None:
         split: [name] for split, name in zip(("train", "dev", "test"), names, strict=True)
     }
     (tmp_path / "train.iob").touch()
-    with pytest.raises(UserError, match="both look like train"):
+    with pytest.raises(UserError, match="several files could be train"):
         TAGGING["ner"].splits(tmp_path)
 
 

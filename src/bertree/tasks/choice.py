@@ -9,25 +9,29 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import NamedTuple
 
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks import questions
 from bertree.tasks.frames import Frame, tokenised
+from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.questions import LAYOUTS, LEVELS, ChoiceExample
-from bertree.tasks.records import find_splits
+from bertree.tasks.splits import find_splits, split_folders
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
 from bertree.text.tokenizer import Tokenizer
 
-KINDS = {
-    "swag": (".csv", ".jsonl", ".ndjson", ".parquet"),
-    "hellaswag": (".jsonl", ".ndjson", ".parquet"),
-    "race": (".jsonl", ".ndjson", ".parquet"),
-    "choice": (".jsonl", ".ndjson", ".parquet"),
-}
-_FOLDERS = {"train": ("train",), "dev": ("dev", "valid", "validation", "val"), "test": ("test",)}
+OBJECTS = (".jsonl", ".ndjson", ".parquet")
+
+
+class Form(NamedTuple):
+    """Tokens a pair has unless told otherwise, and the files a task comes in."""
+
+    max_length: int
+    kinds: tuple[str, ...] = OBJECTS
+
+
+FORMS = {"swag": Form(128, (".csv", *OBJECTS)), "hellaswag": Form(192), "race": Form(512), "choice": Form(512)}
 _BLANK = re.compile(r"_+")
 _BLANK_ALONE = re.compile(r"(?<![^\W_])_+(?![^\W_])")  # in one's own questions a name may hold an underscore
 
@@ -36,21 +40,25 @@ _BLANK_ALONE = re.compile(r"(?<![^\W_])_+(?![^\W_])")  # in one's own questions 
 class ChoiceTask(Task[ChoiceExample]):
     """`swag`, `hellaswag`, `race` or `choice` (one's own)."""
 
+    max_length: int = 0  # 0: what suits the task
+
     head = "choice"
 
     def __post_init__(self) -> None:
-        if self.name not in KINDS:
-            raise UserError(f"task '{self.name}': unknown; {suggest(self.name, KINDS)}")
+        if self.name not in FORMS:
+            raise UserError(f"task '{self.name}': unknown; {suggest(self.name, FORMS)}")
+        if not self.max_length:
+            object.__setattr__(self, "max_length", FORMS[self.name].max_length)
 
     @property
     def classes(self) -> int:
         return 1
 
     def splits(self, data: Path) -> Splits:
-        found = (self.name == "race" and _folders(data)) or find_splits(data, KINDS[self.name])
-        if not found:
-            raise UserError(f"{data}: holds no train, dev or test file ({', '.join(KINDS[self.name])}, also .gz, .xz)")
-        return found
+        if self.name == "race" and (found := _passages(data)):
+            return found
+        kinds = FORMS[self.name].kinds
+        return find_splits(data, (self.name,), ("hellaswag_", "swag_"), kinds=kinds, parts=LEVELS)
 
     def read(self, paths: Sequence[Path]) -> list[ChoiceExample]:
         found: list[ChoiceExample] = []
@@ -110,10 +118,9 @@ class ChoiceTask(Task[ChoiceExample]):
         lines = []
         for unit, scores in zip(units, logits, strict=True):
             example = examples[unit.example]
-            flat = scores.reshape(-1).astype(np.float64)
+            flat = scores.reshape(-1)
             assert len(flat) == len(example.options), "a score for each option"
-            weights = np.exp(flat - flat.max())
-            shares = weights / weights.sum()
+            shares = softmax(flat)
             best = int(flat.argmax())
             line: Json = {"context": example.context, "question": example.question, "options": list(example.options)}
             if example.answer is not None:
@@ -124,17 +131,16 @@ class ChoiceTask(Task[ChoiceExample]):
 
     def score(self, examples: Sequence[ChoiceExample], predictions: Sequence[Json]) -> dict[str, float]:
         """The share of right answers; for RACE also of each level that is there."""
-        pairs = zip(examples, predictions, strict=True)
-        right = [(e.level, e.answer == p["predicted"]) for e, p in pairs if e.answer is not None]
-        found = {"accuracy": _share([is_right for _, is_right in right])}
+        known = [pair for pair in zip(examples, predictions, strict=True) if pair[0].answer is not None]
+        found = {"accuracy": _accuracy(known)}
         for level in LEVELS:
-            if of_level := [is_right for its, is_right in right if its == level]:
-                found[f"accuracy-{level}"] = _share(of_level)
+            if of_level := [pair for pair in known if pair[0].level == level]:
+                found[f"accuracy-{level}"] = _accuracy(of_level)
         return found
 
 
-def _share(right: Sequence[bool]) -> float:
-    return sum(right) / len(right) if right else 0.0
+def _accuracy(known: Sequence[tuple[ChoiceExample, Json]]) -> float:
+    return accuracy([example.answer for example, _ in known], [line["predicted"] for _, line in known])
 
 
 def _spaced(texts: Sequence[str]) -> dict[str, str]:
@@ -142,16 +148,11 @@ def _spaced(texts: Sequence[str]) -> dict[str, str]:
     return {text: " ".join(text.split()) for text in dict.fromkeys(texts)}
 
 
-def _folders(data: Path) -> Splits:
+def _passages(data: Path) -> Splits:
     """RACE as it is handed out: a folder a split, in it a folder a level, in it a file a passage."""
     found: Splits = {}
-    for root in (data, data / "RACE"):
-        for split, names in _FOLDERS.items():
-            for folder in (root / name for name in names):
-                files = sorted(p for level in LEVELS for p in (folder / level).glob("*.txt") if p.name[0] != ".")
-                if files and split not in found:
-                    found[split] = tuple(files)
+    for split, folder in split_folders(data, ("race",)).items():
+        files = sorted(path for level in LEVELS for path in (folder / level).glob("*.txt") if path.name[0] != ".")
+        if files:
+            found[split] = tuple(files)
     return found
-
-
-CHOICE = {name: ChoiceTask(name, max_length=512 if name == "race" else 128) for name in KINDS}

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.tasks.tables import Quoting, Table, read_table
-from bertree.text.sources import format_of
+from bertree.tasks.delimited import Quoting
+from bertree.tasks.records import place
+from bertree.tasks.tables import Table, read_table
 
 
 class TextExample(NamedTuple):
@@ -31,7 +32,7 @@ class TextExample(NamedTuple):
         """The beginning of an error line."""
         if not self.file:
             return f"example {self.id}"
-        return f"{self.file}: {'row' if format_of(self.file) == 'parquet' else 'line'} {self.line}"
+        return place(Path(self.file), self.line)
 
 
 class Raw(NamedTuple):
@@ -133,8 +134,7 @@ def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
         for name, cell in (("text", text), ("pair", pair)):
             if not isinstance(cell, str) and (name == "text" or places.pair is not None):
                 kind = "nothing" if cell is None else f"{type(cell).__name__} {cell!r:.40}"
-                at = TextExample("", "", file=file, line=line).where
-                raise UserError(f"{at}: the {name} column holds {kind}, not text")
+                raise UserError(f"{place(table.path, line)}: the {name} column holds {kind}, not text")
         if lead is not None:
             text = f"{lead} {text}"
         name = str(number) if index is None else _text(index)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 SHAPE = re.compile(r"O|[BIESLU](?:-.+)?", re.DOTALL)
-ENTITY_SCHEMES = ("iob1", "iob2", "iobes", "bilou")
 PLAIN = "plain"
 _AS_IOBES = {"L": "E", "U": "S"}
 

@@ -1,13 +1,17 @@
 """A tokenizer's special tokens around ids that are already there.
 
 Texts that repeat (a passage under each of its questions, the words of a language) are tokenised once; what stands
-around them is learned once by letting the tokenizer's own template frame a probe.
+around them is learned once by letting the tokenizer's own template frame a probe. That rests on a pair being its
+two texts side by side, which holds for every tokenizer of the family.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tokenizers import Encoding
+
 from bertree.errors import UserError
+from bertree.text.hygiene import whole
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Ids = Sequence[int]
@@ -38,17 +42,22 @@ class Frame:
                 self._pieces.append(last)
             if text is None:
                 last.ids.append(token)
+        if [piece.text for piece in self._pieces if piece.text is not None] != [0, 1][: 1 + pair]:
+            raise UserError("the tokenizer does not encode a pair of texts one after the other; this task needs that")
         self._pair = pair
         self._shared: dict[tuple[int, ...], list[int]] = {}
-        self.special = sum(len(piece.ids) for piece in self._pieces)
-        texts = [piece.text for piece in self._pieces]
-        self.before = sum(len(piece.ids) for piece in self._pieces[: texts.index(0)])  # tokens before the first text
+        self._special = sum(len(piece.ids) for piece in self._pieces)
 
-    def room(self, max_length: int) -> int:
-        """Tokens of text that fit."""
-        if max_length <= self.special:
+    def room(self, max_length: int, least: int = 1) -> int:
+        """Tokens of text that fit; `least` must."""
+        if max_length - self._special < least:
             raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
-        return max_length - self.special
+        return max_length - self._special
+
+    def start(self, *before: int) -> int:
+        """Where a text begins, behind texts of these lengths: the first, or the second behind the first."""
+        own = next(at for at, piece in enumerate(self._pieces) if piece.text == len(before))
+        return sum(before) + sum(len(piece.ids) for piece in self._pieces[:own])
 
     def around(self, *texts: Ids, dropped: int = 0) -> Encoded:
         """The framed sequence; its segments are given for a pair only."""
@@ -66,12 +75,15 @@ class Frame:
         return self._shared[lengths]
 
 
-def tokenised(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
-    """The ids of each distinct text, without special tokens."""
+def encodings(texts: Iterable[str], tokenizer: Tokenizer, offsets: bool = False) -> Iterator[tuple[str, Encoding]]:
+    """Each distinct text and what the tokenizer makes of it, without special tokens; offsets cost time."""
     distinct = list(dict.fromkeys(texts))
-    found: dict[str, list[int]] = {}
+    encode = tokenizer.backend.encode_batch if offsets else tokenizer.backend.encode_batch_fast
     for start in range(0, len(distinct), _AT_ONCE):
         some = distinct[start : start + _AT_ONCE]
-        encodings = tokenizer.backend.encode_batch_fast(some, add_special_tokens=False)
-        found.update((text, encoding.ids) for text, encoding in zip(some, encodings, strict=True))
-    return found
+        yield from zip(some, encode([whole(text) for text in some], add_special_tokens=False), strict=True)
+
+
+def tokenised(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
+    """The ids of each distinct text, without special tokens."""
+    return {text: encoding.ids for text, encoding in encodings(texts, tokenizer)}

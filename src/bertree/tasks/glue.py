@@ -10,12 +10,12 @@ from pathlib import Path
 
 from bertree.errors import UserError, suggest
 from bertree.files import Json
-from bertree.tasks.averages import GLUE_AVERAGES, Average, Convention
+from bertree.tasks.averages import GLUE_AVERAGES
 from bertree.tasks.columns import Columns, Headless, TextExample
 from bertree.tasks.splits import WORDS, plain
 from bertree.tasks.text import TextTask
 
-__all__ = ["GLUE_AVERAGES", "TEXT_TASKS", "Average", "Convention", "GlueTask", "make"]
+__all__ = ["GLUE_AVERAGES", "TEXT_TASKS", "GlueTask", "make"]
 
 
 @dataclass(frozen=True)

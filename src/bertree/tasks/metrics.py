@@ -1,4 +1,4 @@
-"""The figures tasks are scored by, in numpy, as scikit-learn and scipy define them.
+"""The figures tasks are scored by, and the probabilities they show, in numpy, as scikit-learn and scipy define them.
 
 By hand, because each is a few lines and neither library is otherwise needed at run time. Where a figure is undefined
 it is 0.0, so that a model that says the same for everything scores as one that knows nothing, and a comparison
@@ -7,15 +7,16 @@ too; for the correlations scipy gives nan.
 """
 
 from collections.abc import Sequence
+from operator import eq
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 
-def accuracy(gold: Sequence[str], predicted: Sequence[str]) -> float:
+def accuracy(gold: Sequence[object], predicted: Sequence[object]) -> float:
     """Share that agree."""
     assert len(gold) == len(predicted)
-    return sum(map(str.__eq__, gold, predicted)) / len(gold) if gold else 0.0
+    return sum(map(eq, gold, predicted)) / len(gold) if gold else 0.0
 
 
 def f1(gold: Sequence[str], predicted: Sequence[str], positive: str = "1") -> float:
@@ -69,3 +70,11 @@ def ranks(values: ArrayLike) -> NDArray[np.float64]:
     last = sizes.cumsum()
     middle: NDArray[np.float64] = last - (sizes - 1) / 2
     return middle[group]
+
+
+def softmax(scores: ArrayLike) -> NDArray[np.float64]:
+    """Probabilities of scores that compete along the last axis."""
+    values = np.asarray(scores, np.float64)
+    powers = np.exp(values - values.max(-1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
+    return shares

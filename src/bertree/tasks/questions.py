@@ -1,14 +1,18 @@
-"""Questions with options from the files of SWAG, HellaSwag, RACE, and one's own."""
+"""Questions with options from the files of SWAG, HellaSwag, RACE, and one's own.
+
+Each release has its own names for the same four things, and its own way to say which option is right (an index, a
+letter); all become one kind of example here, so that nothing behind it knows where a question comes from.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertree.errors import UserError, suggest
-from bertree.files import Json, read_text
-from bertree.tasks.records import json_object, kind_of, place, records, whole
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.tasks.records import content, json_object, kind_of, list_field, place, records, text_field, texts_field
 
 LEVELS = ("middle", "high")
 _LEVEL = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")
@@ -28,7 +32,7 @@ class ChoiceExample:
 def read(path: Path, task: str) -> Iterator[ChoiceExample]:
     """The questions of one file, in the layout of this task."""
     if task == "race" and kind_of(path) in (".txt", ".json"):
-        yield from passage(json_object(read_text(path), place(path, 1)), place(path, 1), level_in(path))
+        yield from passage(json_object(content(path), place(path, 1)), place(path, 1), level_in(path))
         return
     level = level_in(path) if task == "race" else ""
     for number, record in records(path):
@@ -42,35 +46,37 @@ def read(path: Path, task: str) -> Iterator[ChoiceExample]:
 def swag(record: Json, where: str) -> ChoiceExample:
     """A row of SWAG's CSV: two sentences' beginning and its endings."""
     names = [name for name in record if re.fullmatch(r"ending\d+", str(name))]
-    options = [_text(record, name, where) for name in sorted(names, key=lambda name: int(name[6:]))]
+    options = [text_field(record, name, where) for name in sorted(names, key=lambda name: int(name[6:]))]
     if not options:
         raise UserError(f"{where}: has no field 'ending0'; a row of SWAG has sent1, sent2, ending0 to ending3, label")
-    return _example(_text(record, "sent1", where), _text(record, "sent2", where), options, record.get("label"), where)
+    context, begun = text_field(record, "sent1", where), text_field(record, "sent2", where)
+    return _example(context, begun, options, record.get("label"), where)
 
 
 def hellaswag(record: Json, where: str) -> ChoiceExample:
     """An object of HellaSwag; ctx_b, how the endings begin, may be empty."""
-    options = _texts(record, "endings", where)
-    return _example(_text(record, "ctx_a", where), _text(record, "ctx_b", where), options, record.get("label"), where)
+    options = texts_field(record, "endings", where)
+    context, begun = text_field(record, "ctx_a", where), text_field(record, "ctx_b", where)
+    return _example(context, begun, options, record.get("label"), where)
 
 
 def own(record: Json, where: str) -> ChoiceExample:
     """One's own: `context`, `options`, and `question` and `label` where there are any."""
-    question = _text(record, "question", where) if record.get("question") is not None else ""
-    options = _texts(record, "options", where)
-    context = _text(record, "context", where)
+    question = text_field(record, "question", where) if record.get("question") is not None else ""
+    options = texts_field(record, "options", where)
+    context = text_field(record, "context", where)
     return _example(context, question, options, record.get("label"), where, by_text=True)
 
 
 def passage(record: Json, where: str, level: str = "") -> list[ChoiceExample]:
     """A passage of RACE with all its questions, or with one (`question`, `options`, `answer`)."""
-    article = _text(record, "article", where)
+    article = text_field(record, "article", where)
     if "questions" not in record and "question" in record:
         record = record | {"questions": [record["question"]], "options": [record.get("options")]}
         record |= {"answers": [record["answer"]]} if "answer" in record else {}
-    questions = _texts(record, "questions", where)
-    every = _list(record, "options", where)
-    answers = _list(record, "answers", where) if "answers" in record else [None] * len(questions)
+    questions = texts_field(record, "questions", where)
+    every = list_field(record, "options", where)
+    answers = list_field(record, "answers", where) if "answers" in record else [None] * len(questions)
     if not len(questions) == len(every) == len(answers):
         counts = f"{len(questions)} questions, {len(every)} lists of options and {len(answers)} answers"
         raise UserError(f"{where}: has {counts}; one of each is needed for every question")
@@ -79,8 +85,8 @@ def passage(record: Json, where: str, level: str = "") -> list[ChoiceExample]:
         level = told[1] if told else ""
     found = []
     for question, options, answer in zip(questions, every, answers, strict=True):
-        one = _example(article, question, _texts({"options": options}, "options", where), answer, where)
-        found.append(ChoiceExample(one.context, one.question, one.options, one.answer, level))
+        one = _example(article, question, texts_field({"options": options}, "options", where), answer, where)
+        found.append(replace(one, level=level))
     return found
 
 
@@ -95,7 +101,7 @@ def _example(
 ) -> ChoiceExample:
     if len(options) < 2:
         raise UserError(f"{where}: has {len(options)} options; a choice needs two or more")
-    return ChoiceExample(context, question, tuple(options), _answer(label, options, where, by_text), "")
+    return ChoiceExample(context, question, tuple(options), _answer(label, options, where, by_text))
 
 
 def _answer(label: Any, options: Sequence[str], where: str, by_text: bool) -> int | None:
@@ -117,29 +123,6 @@ def _answer(label: Any, options: Sequence[str], where: str, by_text: bool) -> in
         forms = f"0 to {last}, A to {chr(ord('A') + min(last, 25))}" + (", or an option's text" if by_text else "")
         raise UserError(f"{where}: label {str(label)[:80]!r} is none of the {len(options)} options; it can be {forms}")
     return index
-
-
-def _text(record: Json, name: str, where: str) -> str:
-    if name not in record:
-        raise UserError(f"{where}: has no field '{name}'; {suggest(name, map(str, record))}")
-    if not isinstance(value := record[name], str):
-        raise UserError(f"{where}: '{name}' must be a text")
-    return whole(value)
-
-
-def _list(record: Json, name: str, where: str) -> list[Any]:
-    if name not in record:
-        raise UserError(f"{where}: has no field '{name}'; {suggest(name, map(str, record))}")
-    if not isinstance(value := record[name], list):
-        raise UserError(f"{where}: '{name}' must be a list")
-    return value
-
-
-def _texts(record: Json, name: str, where: str) -> list[str]:
-    found = _list(record, name, where)
-    if not all(isinstance(item, str) for item in found):
-        raise UserError(f"{where}: '{name}' must be a list of texts")
-    return [whole(item) for item in found]
 
 
 LAYOUTS = {"swag": swag, "hellaswag": hellaswag, "choice": own}

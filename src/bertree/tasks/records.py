@@ -1,29 +1,20 @@
-"""Lines and records of task files with their places, and which file of a folder is which split.
+"""Lines and records of task files, plain or compressed, with their places.
 
 A task's file is small beside a corpus and every row of it counts, so nothing is skipped or repaired here: what
 cannot be read stops the work with its file and line.
 """
 
-import csv
-import gzip
 import json
-import lzma
-import re
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from bertree.errors import UserError
+from bertree.errors import UserError, suggest
 from bertree.files import Json
-from bertree.tasks.task import Splits
-
-PACKED = (".gz", ".xz")
-_SPLIT = re.compile(
-    r"(?:[a-z]{2,3}\.|(?:hella)?swag[-_])?"  # eng.train, hellaswag_val: the names the files come with
-    r"(?:(?P<train>train)|(?P<dev>dev|valid|validation|val|testa)|(?P<test>test|testb))"
-    r"(?P<part>-\d+-of-\d+|[-_.](?:middle|high))?"  # parts of one split: the shards of a table, RACE's levels
-)
+from bertree.tasks import delimited
+from bertree.text.hygiene import whole
+from bertree.text.readers import parquet
+from bertree.text.sources import PACKED, Source, opened
 
 
 def kind_of(path: Path) -> str:
@@ -34,70 +25,45 @@ def kind_of(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def place(path: Path, line: int) -> str:
+def place(path: Path, number: int) -> str:
     """How an error line begins."""
-    return f"{path}: line {line}"
+    return f"{path}: {'row' if kind_of(path) == '.parquet' else 'line'} {number}"
 
 
-def find_splits(data: Path, kinds: Sequence[str]) -> Splits:
-    """The files directly in a folder whose names are those of splits."""
-    if not data.is_dir():
-        raise UserError(f"{data}: no such folder; give the folder that holds the train, dev and test files")
-    found: dict[str, list[tuple[Path, bool]]] = {}
+def content(path: Path) -> str:
+    """All of a text file, for what cannot be read line by line."""
+    with opened(_source(path)) as (stream, _):
+        data = stream.read()
     try:
-        names = sorted(path for path in data.iterdir() if path.is_file() and not path.name.startswith("."))
-    except OSError as error:
-        raise UserError(f"{data}: cannot be read ({error.strerror})") from None
-    for path in names:
-        stem = path.name.lower()
-        for ending in (*PACKED, *kinds):
-            stem = stem.removesuffix(ending)
-        kind = kind_of(path)
-        known = kind in kinds or kind in (".train", ".testa", ".testb", "")
-        if known and (match := _SPLIT.fullmatch(stem)):
-            split = next(name for name in ("train", "dev", "test") if match[name])
-            found.setdefault(split, []).append((path, match["part"] is not None))
-    for split, files in found.items():
-        if len(files) > 1 and not all(part for _, part in files):
-            raise UserError(f"{data}: {files[0][0].name} and {files[1][0].name} both look like {split}; keep one")
-    return {split: tuple(path for path, _ in found[split]) for split in ("train", "dev", "test") if split in found}
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; convert the file first") from None
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a text file, without their ends."""
+    """The numbered lines of a text file. Only \\n and \\r\\n end one: reviews hold \\x85 as a character."""
     number = 0
     try:
-        with _opened(path) as file:
-            for number, data in enumerate(file, 1):
+        with opened(_source(path)) as (stream, _):
+            for number, data in enumerate(stream, 1):
                 text = data.decode("utf-8")
                 yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
     except UnicodeDecodeError:
         raise UserError(f"{place(path, number)}: is not UTF-8 text; convert the file first") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-        raise UserError(f"{path}: is damaged or cut off ({error}); fetch or pack it again") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile | lzma.LZMAFile:
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        return gzip.open(path, "rb")
-    return lzma.open(path, "rb") if suffix == ".xz" else path.open("rb")
 
 
 def records(path: Path) -> Iterator[tuple[int, Json]]:
-    """The numbered records of a JSONL, CSV or Parquet file; one of Parquet by its row."""
+    """The numbered records of a table with a header (.csv, .tsv), of a parquet file, or else of JSON lines."""
     kind = kind_of(path)
-    if kind == ".csv":
-        return _csv(path)
+    if kind in (".csv", ".tsv"):
+        return _delimited(path)
     if kind == ".parquet":
         return _parquet(path)
     return ((number, json_object(text, place(path, number))) for number, text in lines(path) if text.strip())
 
 
 def json_object(text: str, where: str) -> Json:
-    """The object a line holds."""
+    """The object a text spells."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -107,42 +73,53 @@ def json_object(text: str, where: str) -> Json:
     return value
 
 
-def whole(text: str) -> str:
-    """Lone surrogates, which JSON can spell and nothing can write, become the replacement character."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
+def field(record: Json, name: str, where: str) -> Any:
+    """What a record has under a name."""
+    if name not in record:
+        raise UserError(f"{where}: has no field '{name}'; {suggest(name, map(str, record))}")
+    return record[name]
 
 
-def _csv(path: Path) -> Iterator[tuple[int, Json]]:
-    csv.field_size_limit(1 << 25)
-    rows = csv.reader((f"{text}\n" for _, text in lines(path)), strict=True)
-    try:
-        header = [name.strip() for name in next(rows, [])]
-        for row in rows:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise UserError(f"{place(path, rows.line_num)}: has {len(row)} columns, the header {len(header)}")
-            yield rows.line_num, dict(zip(header, row, strict=True))
-    except csv.Error as error:
-        raise UserError(f"{place(path, rows.line_num)}: is not valid CSV ({error})") from None
+def text_field(record: Json, name: str, where: str) -> str:
+    """A field that holds a text."""
+    if not isinstance(value := field(record, name, where), str):
+        raise UserError(f"{where}: '{name}' must be a text")
+    return whole(value)
+
+
+def list_field(record: Json, name: str, where: str) -> list[Any]:
+    """A field that holds a list."""
+    if not isinstance(value := field(record, name, where), list):
+        raise UserError(f"{where}: '{name}' must be a list")
+    return value
+
+
+def texts_field(record: Json, name: str, where: str) -> list[str]:
+    """A field that holds a list of texts."""
+    found = field(record, name, where)
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise UserError(f"{where}: '{name}' must be a list of texts")
+    return [whole(item) for item in found]
+
+
+def _source(path: Path) -> Source:
+    return Source(str(path), kind_of(path), 0, 0)
+
+
+def _delimited(path: Path) -> Iterator[tuple[int, Json]]:
+    rows = delimited.rows(path, lines(path), kind_of(path) == ".csv")
+    header = [name.strip() for name in next(rows, (1, []))[1]]
+    for number, cells in rows:
+        if len(cells) != len(header):
+            raise UserError(f"{place(path, number)}: has {len(cells)} columns, the header {len(header)}")
+        yield number, dict(zip(header, cells, strict=True))
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Json]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'") from None
     number = 0
-    try:
-        table: Any = pyarrow.parquet.ParquetFile(path)
-        for batch in table.iter_batches(batch_size=1024, use_threads=False):
+    with opened(source := _source(path)) as (stream, _), parquet(source, stream) as file:
+        for batch in file.iter_batches(batch_size=1024, use_threads=False):
+            batch.validate(full=True)  # text that is not UTF-8 would fail far from here
             for record in batch.to_pylist():
                 number += 1
                 yield number, record
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not a readable parquet file ({' '.join(str(error).split())})") from None

@@ -1,4 +1,8 @@
-"""Tagged sentences from CoNLL column files, JSONL and Parquet."""
+"""Tagged sentences from CoNLL column files, JSONL and Parquet.
+
+What was read keeps its place, because tags can only be judged when all of them are known (their scheme, and later
+whether training had them), and an error must still name the line.
+"""
 
 import re
 from collections.abc import Iterator
@@ -6,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bertree.errors import UserError, suggest
-from bertree.files import Json
-from bertree.tasks.records import kind_of, lines, place, records, whole
+from bertree.errors import UserError
+from bertree.tasks.records import kind_of, lines, place, records, texts_field
 
 TABLES = (".jsonl", ".ndjson", ".parquet")
 COLUMNS = (".txt", ".conll", ".iob", ".bio", ".tsv")
@@ -102,22 +105,12 @@ def _table(path: Path, text: str, label: str | None) -> Iterator[Read]:
     name = label or "tags"
     for number, record in records(path):
         where = place(path, number)
-        words = texts(record, text, where)
+        words = texts_field(record, text, where)
         if tagged is None:
             tagged = label is not None or name in record
-        tags = texts(record, name, where) if tagged or name in record else None
+        tags = texts_field(record, name, where) if tagged or name in record else None
         if tags is not None and not tagged:
             raise UserError(f"{where}: has '{name}' where the records before have none")
         if tags is not None and len(tags) != len(words):
             raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; one tag a word is needed")
         yield Read(path, number, False, words, tags)
-
-
-def texts(record: Json, name: str, where: str) -> list[str]:
-    """A field that holds a list of texts."""
-    if name not in record:
-        raise UserError(f"{where}: has no field '{name}'; {suggest(name, map(str, record))}")
-    found = record[name]
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
-        raise UserError(f"{where}: '{name}' must be a list of texts")
-    return [whole(item) for item in found]

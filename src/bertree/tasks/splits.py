@@ -1,13 +1,14 @@
 """Which file of a folder is the training set, which dev, which test.
 
 By name, because every release names them so: `train.tsv`, `dev_matched.tsv`, `validation_10k.tsv`,
-`train.half.tsv.xz`. A wrong guess here would be silent and would spoil every figure after it, so where two files
-fit equally well nothing is guessed.
+`train.half.tsv.xz`, `eng.testa`, `squad-v1.1-dev.json`. A wrong guess here would be silent and would spoil every
+figure after it, so where two files fit equally well nothing is guessed.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bertree.errors import UserError
 from bertree.tasks.task import Splits
@@ -15,7 +16,15 @@ from bertree.text.sources import FORMATS, PACKED, format_of
 
 WORDS = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "test": "test"}
 BEHIND_PREFIX = 3
-SHARD = re.compile(r"-\d{5}-of-0*([1-9]\d*)(?=\.)")  # train-00000-of-00003.parquet: one file in three pieces
+SHARD = re.compile(r"-\d+-of-0*([1-9]\d*)")  # train-00000-of-00003.parquet: one file in three pieces
+ORDER = ("train", "dev", "dev-mismatched", "test", "test-mismatched")
+
+
+class _Fit(NamedTuple):
+    path: Path
+    split: str
+    rank: int  # how well the name fits, 0 best
+    rest: str  # of the name, behind the split's word
 
 
 def plain(name: str) -> str:
@@ -24,80 +33,114 @@ def plain(name: str) -> str:
 
 
 def find_splits(
-    folder: Path, names: Sequence[str] = (), prefixes: Sequence[str] = (), words: dict[str, str] = WORDS
+    folder: Path,
+    names: Sequence[str] = (),
+    prefixes: Sequence[str] = (),
+    words: Mapping[str, str] = WORDS,
+    kinds: Sequence[str] = tuple(FORMATS),
+    parts: Sequence[str] = (),
+    versions: Sequence[str] = (),
 ) -> Splits:
-    """The file of each split in a folder, or in the sub-folder of it that is named like the task.
+    """The files of each split in the sub-folder that is named like the task (`names`), or else in the folder itself.
 
     A file belongs to a split if its name begins with one of `words`, ended by '_', '-', '.' or nothing; one that
     goes on with "mismatched" makes a split of its own (`dev-mismatched`). `train.tsv` wins over `train_10k.tsv`.
     `prefixes` are what released files carry before that word (`snli_1.0_`); they come last, and where such a release
-    has a split in two formats, they are the same examples and JSON is taken.
+    has a split in two formats, they are the same examples and JSON is taken. `kinds` are endings; an empty one among
+    them lets a file in that is named like a split and nothing else. Files that differ only in one of `parts` behind
+    the word are one split together. With `versions` the word may stand anywhere in the name; the first version is
+    the one wanted, and files of the others do not count where there is any of it.
     """
-    folder = inside(folder, names)
-    found: dict[str, list[tuple[int, Path]]] = {}
-    for path in files_in(folder):
-        if place := _place(path.name, prefixes, words):
-            split, rank = place
-            found.setdefault(split, []).append((rank, path))
-    if not found:
-        kinds = ", ".join(words)
-        there = ", ".join(path.name for path in sorted(folder.iterdir())[:8]) or "nothing"
-        raise UserError(f"{folder}: no file whose name begins with {kinds} ({' '.join(FORMATS)}); there is: {there}")
-    return {split: _best(folder, split, found[split]) for split in sorted(found, key=_order)}
+    for place in _places(folder, names):
+        fits = [_fit(path, prefixes, words, kinds, versions) for path in _listed(place) if path.is_file()]
+        found = [fit for fit in fits if fit is not None]
+        if any(fit.rank == 0 for fit in found) and versions:
+            found = [fit for fit in found if not any(_has(fit.path, version) for version in versions[1:])]
+        if found:
+            present = [split for split in ORDER if any(fit.split == split for fit in found)]
+            return {split: _best(place, [fit for fit in found if fit.split == split], parts) for split in present}
+    there = ", ".join(path.name for path in _listed(folder)[:8]) or "nothing"
+    how = "has a word of" if versions else "begins with"
+    wanted = f"none whose name {how} {', '.join(list(words)[:8])} and ends with {' '.join(kinds).strip()}"
+    raise UserError(f"{folder}: holds no train, dev or test file, {wanted}; there is: {there}")
 
 
-def inside(folder: Path, names: Sequence[str]) -> Path:
-    """The sub-folder that is named like the task, if there is one; or else the folder itself."""
+def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Folders that are named like splits, for releases that have a file for each example."""
+    for place in _places(folder, names):
+        below = {path.name.casefold(): path for path in _listed(place) if path.is_dir()}
+        if found := {WORDS[word]: below[word] for word in reversed(WORDS) if word in below}:
+            return {split: found[split] for split in ORDER if split in found}
+    return {}
+
+
+def _places(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Where to look: sub-folders of these names, first names first, and the folder itself.
+
+    All of them, because what is named like the task may be a model that was trained for it.
+    """
+    below = [path for path in _listed(folder) if path.is_dir()]
+    found: list[Path] = []
+    for wanted in dict.fromkeys(map(plain, names)):
+        same = [path for path in below if plain(path.name) == wanted]
+        if len(same) > 1:
+            raise UserError(f"{folder}: holds {' and '.join(path.name for path in same)}; give one of them")
+        found += same
+    return [*found, folder]
+
+
+def split_in(name: str, words: Mapping[str, str] = WORDS) -> str | None:
+    """The split of which a name has a word, anywhere in it."""
+    return next((words[word] for word in re.findall("[a-z]+", name.casefold()) if word in words), None)
+
+
+def _listed(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
-    wanted = {plain(name) for name in names}
     try:
-        below = sorted(path for path in folder.iterdir() if plain(path.name) in wanted and path.is_dir())
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be read ({error.strerror})") from None
-    if len(below) > 1:
-        raise UserError(f"{folder}: holds {' and '.join(path.name for path in below)}; give one of them")
-    return below[0] if below else folder
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The data files of a folder, hidden ones left out."""
-    try:
-        return sorted(p for p in folder.iterdir() if p.name[0] != "." and format_of(p.name) and p.is_file())
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
         raise UserError(f"{folder}: cannot be read ({error.strerror})") from None
 
 
-def _place(name: str, prefixes: Sequence[str], words: dict[str, str]) -> tuple[str, int] | None:
-    """The split a file is of and how well its name fits, 0 best."""
-    stem = name.casefold()
+def _fit(
+    path: Path, prefixes: Sequence[str], words: Mapping[str, str], kinds: Sequence[str], versions: Sequence[str]
+) -> _Fit | None:
+    stem = path.name.casefold()
     for suffix in PACKED:
         stem = stem.removesuffix(suffix)
-    stem = stem.rpartition(".")[0]
-    prefix = next((p for p in prefixes if stem.startswith(p.casefold())), "")
-    stem = stem[len(prefix) :]
+    ending = next((kind for kind in kinds if kind and stem.endswith(kind)), "")
+    if not ending:
+        return _Fit(path, words[stem], 0, "") if "" in kinds and stem in words else None
+    stem = stem.removesuffix(ending)
+    if versions:
+        split = split_in(stem, words)
+        return _Fit(path, split, 0 if _has(path, versions[0]) else 1, "") if split else None
+    prefix = next((prefix for prefix in prefixes if stem.startswith(prefix.casefold())), "")
     alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    if not (match := re.match(rf"({alternatives})(?=$|[_.-])(.*)", stem)):
+    if not (match := re.match(rf"({alternatives})(?=$|[_.-])(.*)", stem[len(prefix) :])):
         return None
     rest = match[2]
     split = words[match[1]] + ("-mismatched" if "mismatched" in rest else "")
     if prefix:
-        return split, BEHIND_PREFIX
-    return split, 0 if not rest else 1 if rest[1:] in ("matched", "mismatched") else 2
+        return _Fit(path, split, BEHIND_PREFIX, rest)
+    whole = not rest or SHARD.fullmatch(rest)
+    return _Fit(path, split, 0 if whole else 1 if rest[1:] in ("matched", "mismatched") else 2, rest)
 
 
-def _best(folder: Path, split: str, found: list[tuple[int, Path]]) -> tuple[Path, ...]:
-    rank = min(rank for rank, _ in found)
-    equals = [path for r, path in found if r == rank]
+def _has(path: Path, version: str) -> bool:
+    return re.search(rf"(?<![0-9.]){re.escape(version)}(?![0-9])", path.name) is not None
+
+
+def _best(folder: Path, found: Sequence[_Fit], parts: Sequence[str]) -> tuple[Path, ...]:
+    rank = min(fit.rank for fit in found)
+    equals = [fit for fit in found if fit.rank == rank]
     if rank == BEHIND_PREFIX and len(equals) > 1:
-        equals = [path for path in equals if format_of(path.name) == "jsonl"] or equals
-    shards = {match[1] if (match := SHARD.search(path.name)) else path.name for path in equals}
-    if len(equals) > 1 and shards != {str(len(equals))}:
-        those = ", ".join(path.name for path in equals)
-        raise UserError(f"{folder}: several files could be {split}: {those}; give the file itself")
-    return tuple(equals)
-
-
-def _order(split: str) -> int:
-    known = ["train", "dev", "dev-mismatched", "test", "test-mismatched"]
-    return known.index(split) if split in known else len(known)
+        equals = [fit for fit in equals if format_of(fit.path.name) == "jsonl"] or equals
+    rests = {fit.rest for fit in equals}
+    shards = {match[1] if (match := SHARD.fullmatch(rest)) else "" for rest in rests}
+    together = shards == {str(len(equals))} or all(rest[1:] in parts for rest in rests)
+    if len(equals) > 1 and not (together and len(rests) == len(equals)):
+        those = ", ".join(fit.path.name for fit in equals)
+        raise UserError(f"{folder}: several files could be {equals[0].split}: {those}; give the file itself")
+    return tuple(fit.path for fit in equals)

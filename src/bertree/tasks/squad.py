@@ -6,7 +6,6 @@ predictions say alone, so that nothing is run twice.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -18,12 +17,12 @@ import numpy as np
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks import squad_metric, squad_spans, squad_windows
-from bertree.tasks.squad_read import VERSIONS, SquadExample, read, whole, words
+from bertree.tasks.metrics import softmax
+from bertree.tasks.splits import find_splits, split_in
+from bertree.tasks.squad_read import VERSIONS, SquadExample, read
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.hygiene import whole
 from bertree.text.tokenizer import Tokenizer
-
-FILES = (".json", ".json.gz", ".json.xz")
-SPLITS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
@@ -59,31 +58,14 @@ class SquadTask(Task[SquadExample]):
     def splits(self, data: Path) -> Splits:
         """The files with train, dev or test in their names; a version in the names picks between 1.1 and 2.0."""
         if data.is_file():
-            return {next((split for split in SPLITS if split in words(data)), "dev"): (data,)}
-        try:
-            files = sorted(path for path in data.iterdir() if path.is_file() and path.name.lower().endswith(FILES))
-        except OSError as error:
-            raise UserError(f"{data}: cannot be read ({error.strerror})") from None
-        named = [path for path in files if not path.name.startswith(".") and set(words(path)) & set(SPLITS)]
-        ours = VERSIONS[self.name]
-        if any(_version(path) == ours for path in named):
-            named = [path for path in named if _version(path) in (ours, None)]
-        found: Splits = {}
-        for split in SPLITS:
-            fitting = [path for path in named if split in words(path)]
-            own = [path for path in fitting if _version(path) == ours]
-            if len(paths := own or fitting) > 1:
-                several = ", ".join(path.name for path in paths)
-                raise UserError(f"{data}: several files for {split} ({several}); give the file itself")
-            if paths:
-                found[split] = tuple(paths)
-        if not found:
-            known = ", ".join(FILES)
-            raise UserError(f"{data}: no SQuAD files ({known}) with train or dev in their names; give the file itself")
-        return found
+            return {split_in(data.name) or "dev": (data,)}
+        version = VERSIONS[self.name]
+        others = [other for other in VERSIONS.values() if other != version]
+        names = (self.name, f"squad{version}", f"squad-v{version}", "squad")  # the last may hold both versions
+        return find_splits(data, names, kinds=(".json",), versions=(version, *others))
 
     def read(self, paths: Sequence[Path]) -> list[SquadExample]:
-        """The questions of files in the official layout, plain, .gz or .xz."""
+        """The questions of files in the official layout, plain or compressed."""
         return read(paths, self.impossible)
 
     def parse(self, record: str | Json) -> SquadExample:
@@ -166,7 +148,7 @@ class SquadTask(Task[SquadExample]):
             line["gold"] = [answer.text for answer in example.answers]
         spans = found.spans
         scores = [span.score for span in spans] + ([found.null] if self.impossible or not spans else [])
-        shares = squad_spans.softmax(scores)
+        shares = softmax(scores).tolist()
         answer: Json = {"predicted": "", "start": None, "end": None, "score": shares[0]}
         if spans:
             text = example.context[spans[0].start : spans[0].end]
@@ -182,12 +164,6 @@ class SquadTask(Task[SquadExample]):
         if line["null_odds"] < -self.threshold:  # s_best > s_null + threshold
             return line | line["best"]
         return line | {"predicted": "", "start": None, "end": None, "score": line["null_score"]}
-
-
-def _version(path: Path) -> str | None:
-    """1.1 or 2.0, where a file's name says so."""
-    found = re.search(r"(?<![0-9.])(1\.1|2\.0)(?![0-9])", path.name)
-    return found.group() if found else None
 
 
 def _golds(examples: Sequence[SquadExample]) -> list[list[str]]:

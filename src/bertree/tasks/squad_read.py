@@ -1,29 +1,26 @@
 """SQuAD files -> questions with their contexts, everything checked.
 
-The layout of both official versions: articles of paragraphs, each a context with its questions; plain, .gz or .xz.
+The layout of both official versions: articles of paragraphs, each a context with its questions; plain or compressed.
 An answer must stand in its context where the file says. One that is off by a few characters or in its white space
 is put right; one that is not there cannot be learned from and is refused. In a file that is only for scoring (dev
 or test in its name) it may stay: its text still counts.
 """
 
-import gzip
-import json
-import lzma
 import re
 import warnings
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json
+from bertree.tasks.records import content, json_object
+from bertree.tasks.splits import split_in
+from bertree.text.hygiene import whole
 
 VERSIONS = {"squad": "1.1", "squad2": "2.0"}
-OPENERS: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".xz": lzma.open}
 NEAR = 10  # characters an answer may be away from where the file says
-_LONE = re.compile("[\ud800-\udfff]")
 _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
 
 
@@ -114,9 +111,9 @@ def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
     found: list[SquadExample] = []
     repaired = 0
     for path in paths:
-        reader = _Reader(path, impossible, bool({"dev", "test"} & set(words(path))))
+        reader = _Reader(path, impossible, split_in(path.name) in ("dev", "test"))
         before = len(found)
-        found += reader.examples(_load(path))
+        found += reader.examples(json_object(content(path), str(path)))
         if len(found) == before:
             raise UserError(f"{path}: holds no questions")
         repaired += reader.repaired
@@ -126,36 +123,9 @@ def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
     return found
 
 
-def words(path: Path) -> list[str]:
-    """The words of a file's name: what says which split it is."""
-    return re.findall("[a-z]+", path.name.lower())
-
-
-def whole(text: str) -> str:
-    """Lone surrogates, which are not text, become the replacement character; offsets stay."""
-    return _LONE.sub("\ufffd", text)
-
-
 def _nearest(context: str, text: str, start: int) -> re.Match[str] | None:
     pattern = re.compile(r"\s+".join(map(re.escape, text.split())))
     # White space in the context may be longer than in the answer, so the end is left some room.
     first, last = max(start - NEAR, 0), start + 2 * len(text) + 2 * NEAR
     near = [found for found in pattern.finditer(context, first, last) if abs(found.start() - start) <= NEAR]
     return min(near, key=lambda found: abs(found.start() - start), default=None)
-
-
-def _load(path: Path) -> Json:
-    try:
-        with OPENERS.get(path.suffix.lower(), open)(path, "rb") as file:
-            value = json.loads(file.read().decode("utf-8-sig"))
-    except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as error:
-        raise UserError(f"{path}: is damaged or cut off ({error}); fetch or pack it again") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text") from None
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: must hold a JSON object with 'data', the layout of SQuAD")
-    return value

@@ -65,12 +65,6 @@ def widest(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
     return [winner[begin:end] == number for number, (begin, end) in enumerate(extents)]
 
 
-def softmax(scores: Sequence[float]) -> list[float]:
-    """Probabilities of scores that compete."""
-    powers = np.exp(np.asarray(scores, np.float64) - max(scores))
-    return (powers / powers.sum()).tolist()
-
-
 def _best(
     scores: NDArray[np.float64],
     starts: NDArray[np.int64],

@@ -1,9 +1,7 @@
 """Questions and their contexts as an encoder reads them: overlapping windows, no token of a context lost.
 
 Every context and every question is tokenised once, however often it is asked about, and the pairs are put together
-from ids: what the tokenizer places around and between two texts is learned from one pair it encodes itself. That
-saves most of the tokenising (a context has some five questions, and some have several windows) and rests on a pair
-being its two texts side by side, which holds for every tokenizer of the family.
+from ids: that saves most of the tokenising, for a context has some five questions, and some have several windows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,13 +11,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.errors import UserError
-from bertree.tasks.squad_read import SquadExample, whole
+from bertree.tasks.frames import Frame, encodings, tokenised
+from bertree.tasks.squad_read import SquadExample
 from bertree.tasks.task import Cut, Unit
-from bertree.text.tokenizer import Encoded, Tokenizer
+from bertree.text.tokenizer import Tokenizer
 
 QUESTION = 64  # tokens of a question that are read, as BERT does
-AT_ONCE = 1000  # texts tokenised together
 NOWHERE = (0, 0)  # start and end on the first of the chosen tokens: no answer in this window
 Positions = NDArray[np.int64]
 
@@ -47,52 +44,14 @@ class Window(NamedTuple):
     begin: int
 
 
-@dataclass(frozen=True)
-class Frame:
-    """What a tokenizer puts around a pair of texts, and the segments it gives to all parts."""
-
-    before: list[int]
-    between: list[int]
-    after: list[int]
-    kinds: tuple[list[int], int, list[int], int, list[int]]  # segments: before, question, between, context, after
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Frame":
-        """Learned from one pair that the tokenizer encodes."""
-        pair = tokenizer.backend.encode("a", "a")
-        parts = [number for number, part in enumerate(pair.sequence_ids) if part == 0]
-        others = [number for number, part in enumerate(pair.sequence_ids) if part == 1]
-        if not parts or not others or parts[-1] > others[0]:
-            raise UserError("the tokenizer does not encode a pair of texts one after the other; spans need that")
-        cuts = slice(0, parts[0]), slice(parts[-1] + 1, others[0]), slice(others[-1] + 1, None)
-        before, between, after = (pair.ids[cut] for cut in cuts)
-        kinds = [pair.type_ids[cut] for cut in cuts]
-        question, context = pair.type_ids[parts[0]], pair.type_ids[others[0]]
-        return cls(before, between, after, (kinds[0], question, kinds[1], context, kinds[2]))
-
-    @property
-    def special(self) -> int:
-        """How many tokens it adds."""
-        return len(self.before) + len(self.between) + len(self.after)
-
-    def put(self, question: list[int], context: list[int], dropped: int) -> Encoded:
-        """One input of the encoder."""
-        before, first, between, second, after = self.kinds
-        segments = [*before, *[first] * len(question), *between, *[second] * len(context), *after]
-        ids = [*self.before, *question, *self.between, *context, *self.after]
-        return Encoded(ids, segments if any(segments) else None, dropped)
-
-
 def units(
     examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int, stride: int, max_answer: int
 ) -> tuple[list[Unit], Cut]:
     """The windows of all questions, in order; only questions beyond `QUESTION` tokens are cut."""
-    frame = Frame.of(tokenizer)
-    room = max_length - frame.special
-    if room < 2:
-        raise UserError(f"max_length {max_length}: leaves no room for a question and its context")
-    contexts = _contexts({example.context for example in examples}, tokenizer)
-    questions = _questions({example.question for example in examples}, tokenizer)
+    frame = Frame(tokenizer, pair=True)
+    room = frame.room(max_length, least=2)
+    contexts = _contexts((example.context for example in examples), tokenizer)
+    questions = tokenised((example.question for example in examples), tokenizer)
     longest = min(QUESTION, room // 2)
     made: list[Unit] = []
     cut = [0, 0]
@@ -102,11 +61,11 @@ def units(
         cut = [cut[0] + (dropped > 0), cut[1] + dropped]
         question = ids[:longest]
         # Where the tokenizer puts nothing in front, the first special token stands behind the question.
-        null = 0 if frame.before else len(question)
-        first = len(frame.before) + len(question) + len(frame.between)
+        null = 0 if frame.start() else len(question)
+        first = frame.start(len(question))
         gold = _gold(example, context)
         for begin, end in windows(len(context.ids), room - len(question), stride, max_answer):
-            sequence = frame.put(question, context.ids[begin:end], dropped)
+            sequence = frame.around(question, context.ids[begin:end], dropped=dropped)
             chosen = [null, *range(first, first + end - begin)]
             answer = None if example.answers is None else _inside(gold, begin, end)
             made.append(Unit(number, (sequence,), chosen, answer, Window(context, begin)))
@@ -138,26 +97,11 @@ def _inside(gold: tuple[int, int] | None, begin: int, end: int) -> tuple[int, in
     return gold[0] - begin + 1, gold[1] - begin + 1
 
 
-def _batches(texts: Iterable[str]) -> Iterable[list[str]]:
-    ordered = sorted(texts)
-    return (ordered[start : start + AT_ONCE] for start in range(0, len(ordered), AT_ONCE))
-
-
-def _questions(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for batch in _batches(texts):
-        encoded = tokenizer.backend.encode_batch_fast([whole(text) for text in batch], add_special_tokens=False)
-        found.update((text, encoding.ids) for text, encoding in zip(batch, encoded, strict=True))
-    return found
-
-
 def _contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, Context]:
     found: dict[str, Context] = {}
-    for batch in _batches(texts):
-        encoded = tokenizer.backend.encode_batch([whole(text) for text in batch], add_special_tokens=False)
-        for text, encoding in zip(batch, encoded, strict=True):
-            offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
-            found[text] = Context(text, encoding.ids, *_trimmed(text, offsets))
+    for text, encoding in encodings(texts, tokenizer, offsets=True):
+        offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+        found[text] = Context(text, encoding.ids, *_trimmed(text, offsets))
     return found
 
 

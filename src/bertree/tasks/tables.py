@@ -5,24 +5,17 @@ line, and quoting can be decided by looking at all of it. Nothing is repaired in
 refused, or, where a released file is known to hold broken ones, left out and counted.
 """
 
-import csv
-import io
-import json
-import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
 from bertree.errors import UserError, suggest
-from bertree.text.readers import RECORD
-from bertree.text.sources import Source, format_of, opened
-
-# none: a quote is a character. standard: RFC 4180. cell: a cell of one line that is quoted as a whole loses its
-# quotes, in any other a quote is a character (released files that mix both). auto: standard if all of it is, or none.
-Quoting = Literal["none", "standard", "cell", "auto"]
-Row = tuple[int, list[str]]  # the line it starts on, its cells
+from bertree.tasks import delimited
+from bertree.tasks.delimited import Quoting, Row
+from bertree.tasks.records import lines, records
+from bertree.text.sources import format_of
 
 
 @dataclass(frozen=True)
@@ -74,71 +67,12 @@ def read_table(
         raise UserError(f"{path}: unknown kind of file; a table is .tsv, .csv, .txt, .jsonl or .parquet")
     if not path.is_file():
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
-    with opened(source := Source(str(path), kind, 0, 0)) as (stream, _):
-        if kind == "parquet":
-            return _parquet(path, stream, bool(source.packed))
-        data = stream.read()
-    text = _decoded(path, data)
-    if not text.strip():
+    if kind in ("jsonl", "parquet"):
+        return _objects(path)
+    rows = list(delimited.rows(path, lines(path), kind == "csv", quoting))
+    if not any(cell.strip() for _, cells in rows for cell in cells):
         raise UserError(f"{path}: is empty")
-    if kind == "jsonl":
-        return _jsonl(path, text)
-    rows = list(_rows(path, text, kind, quoting))
     return _delimited(path, rows, header, headless, skip, optional)
-
-
-def _decoded(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}: line {line}: is not UTF-8 text; convert the file") from None
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that hold something, without their ends. Only \\n and \\r\\n end one: reviews hold \\x85 as a character."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if line := line.removesuffix("\r"):
-            yield number, line
-
-
-def _rows(path: Path, text: str, kind: str, quoting: Quoting) -> Iterator[Row]:
-    # STS benchmark files are named .csv and are separated by tabs.
-    comma = kind == "csv" and "\t" not in text.split("\n", 1)[0]
-    if comma or quoting == "standard":
-        yield from _quoted(path, text, "," if comma else "\t")
-        return
-    if quoting == "auto" and '"' in text:
-        try:
-            rows = list(_quoted(path, text, "\t"))
-        except UserError:
-            rows = []
-        if len({len(cells) for _, cells in rows}) == 1:
-            yield from rows
-            return
-    for number, line in _lines(text):
-        cells = line.split("\t")
-        yield number, [_unquoted(cell) for cell in cells] if quoting == "cell" and '"' in line else cells
-
-
-def _unquoted(cell: str) -> str:
-    """A cell that was quoted when it was written, as it was before."""
-    if len(cell) < 2 or cell[0] != '"' or cell[-1] != '"' or '"' in (inner := cell[1:-1]).replace('""', ""):
-        return cell
-    return inner.replace('""', '"')
-
-
-def _quoted(path: Path, text: str, delimiter: str) -> Iterator[Row]:
-    csv.field_size_limit(RECORD)
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    line = 1
-    try:
-        for cells in rows:
-            if cells:
-                yield line, cells
-            line = rows.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{path}: line {line}: is not valid CSV ({error}); look for a quote left open") from None
 
 
 def _delimited(
@@ -178,42 +112,10 @@ def _delimited(
     return table
 
 
-def _jsonl(path: Path, text: str) -> Table:
-    records: list[dict[str, Any]] = []
-    lines: list[int] = []
-    for number, line in _lines(text):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict):
-            raise UserError(f"{path}: line {number}: is not a JSON object; one object a line is expected")
-        records.append(record)
-        lines.append(number)
-    names = tuple(dict.fromkeys(chain.from_iterable(records)))
-    return Table(path, names, lines, lambda column: [record.get(names[column]) for record in records])
-
-
-def _parquet(path: Path, stream: IO[bytes], packed: bool) -> Table:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'") from None
-    file: Any = stream
-    if packed:  # parquet is read from its end
-        file = io.BytesIO()
-        shutil.copyfileobj(stream, file, 1 << 20)
-        file.seek(0)
-    try:
-        table = pyarrow.parquet.read_table(file, use_threads=False)
-        if not table.num_rows:
-            raise UserError(f"{path}: has no rows")
-        table.validate(full=True)  # text that is not UTF-8 would fail far from here
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split()) or "damaged"
-        raise UserError(f"{path}: is not a readable parquet file ({reason})") from None
-    names = tuple(table.column_names)
-    return Table(path, names, range(1, table.num_rows + 1), lambda column: table.column(column).to_pylist())
+def _objects(path: Path) -> Table:
+    found = list(records(path))
+    if not found:
+        raise UserError(f"{path}: has no rows")
+    names = tuple(dict.fromkeys(chain.from_iterable(record for _, record in found)))
+    values = [record for _, record in found]
+    return Table(path, names, [n for n, _ in found], lambda column: [record.get(names[column]) for record in values])

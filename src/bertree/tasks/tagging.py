@@ -8,6 +8,7 @@ marked. A sentence that does not fit is read in overlapping windows, so every wo
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,21 +19,30 @@ from bertree.files import Json
 from bertree.tasks import sentences
 from bertree.tasks.entities import PLAIN, SHAPE, compare, entities, parts, scheme_of, tag_of, to_iob2
 from bertree.tasks.frames import Frame, tokenised
-from bertree.tasks.records import find_splits, whole
-from bertree.tasks.sentences import Read, Sentence, texts
+from bertree.tasks.metrics import accuracy, softmax
+from bertree.tasks.records import texts_field
+from bertree.tasks.sentences import Read, Sentence
+from bertree.tasks.splits import WORDS, find_splits
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
 from bertree.tasks.windows import windows
 from bertree.tasks.words import words as words_of
+from bertree.text.hygiene import whole
 from bertree.text.tokenizer import Tokenizer
 
 ENTITIES = "entities"
 SCHEMES = ("auto", ENTITIES, PLAIN)
+FOLDERS = ("conll2003", "conll03", "conll")  # what a folder of `ner` goes by, beside its name
+LANGUAGES = ("eng", "deu", "esp", "ned")  # of the CoNLL files: eng.train, eng.testa, eng.testb
+CONLL = {"train": "train", "testa": "dev", "testb": "test"}
+SPLITS = WORDS | CONLL
+SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split in CONLL.items()}
 
 
 @dataclass(frozen=True)
 class TaggingTask(Task[Sentence]):
     """`ner` (CoNLL-2003; entities only) or `tagging` (one's own)."""
 
+    max_length: int = 256
     crf: bool = False  # the best whole sequence of tags instead of the best tag for each word
     scheme: str = "auto"  # whether tags are of entities or plain; told by the labels unless said
     text: str | None = None  # where the words are: a field's name (words), a column's number (0)
@@ -55,21 +65,14 @@ class TaggingTask(Task[Sentence]):
         return self.scheme == ENTITIES or (self.scheme == "auto" and all(map(SHAPE.fullmatch, self.labels)))
 
     def splits(self, data: Path) -> Splits:
-        found = find_splits(data, (*sentences.COLUMNS, *sentences.TABLES))
-        if not found:
-            raise UserError(f"{data}: holds no train, dev or test file (train.txt, valid.txt, eng.testb, dev.jsonl)")
-        return found
+        names = (self.name, *FOLDERS) if self.name == "ner" else (self.name,)
+        return find_splits(data, names, words=SPLITS, kinds=(*sentences.COLUMNS, *sentences.TABLES, ""))
 
     def read(self, paths: Sequence[Path]) -> list[Sentence]:
         found = [sentence for path in paths for sentence in self._of(path)]
         tagged = [sentence.tags for sentence in found if sentence.tags is not None]
-        if not tagged:
-            return [Sentence(tuple(sentence.words)) for sentence in found]
         scheme = self._scheme(found, tagged)
-        if scheme == PLAIN:
-            self._check(found, tagged)
-            return [Sentence(tuple(s.words), tuple(s.tags) if s.tags is not None else None) for s in found]
-        converted = [to_iob2(tags, scheme) for tags in tagged]
+        converted = tagged if scheme == PLAIN else [to_iob2(tags, scheme) for tags in tagged]
         self._check(found, converted)
         self._say(scheme, tagged, converted)
         remaining = iter(converted)
@@ -104,10 +107,10 @@ class TaggingTask(Task[Sentence]):
             if not known.issuperset(tags):
                 at = next(at for at, tag in enumerate(tags) if tag not in known)
                 assert sentence.tags is not None
-                tag = sentence.tags[at]
-                raise UserError(
-                    f"{sentence.at(at)}: tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
-                )
+                raise UserError(f"{sentence.at(at)}: {self._unknown(sentence.tags[at])}")
+
+    def _unknown(self, tag: str) -> str:
+        return f"tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
 
     def _say(self, scheme: str, before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> None:
         # Without the file's name, so that the same line for dev and test is not shown again.
@@ -124,7 +127,7 @@ class TaggingTask(Task[Sentence]):
         if isinstance(record, dict):
             field = self.text if self.text is not None and not self.text.lstrip("-").isdigit() else "words"
             if field in record:
-                return Sentence(tuple(texts(record, field, "record")))
+                return Sentence(tuple(texts_field(record, field, "record")))
             text = record.get("text")
             if not isinstance(text, str):
                 raise UserError(f"record: needs '{field}', a list of texts, or 'text', a text")
@@ -164,7 +167,7 @@ class TaggingTask(Task[Sentence]):
                 ids = [word[:room] for word in ids]
                 cut_examples, cut_tokens = cut_examples + 1, cut_tokens + dropped
             if unknown := next((tag for tag in example.tags or () if tag not in classes), None):
-                raise UserError(f"tag '{unknown}' is not one of the training's; known: {', '.join(self.labels)}")
+                raise UserError(self._unknown(unknown))
             answers = None if example.tags is None else [classes[tag] for tag in example.tags]
             found += self._windows(number, ids, answers, frame, room)
         return found, Cut(cut_examples, cut_tokens)
@@ -176,7 +179,7 @@ class TaggingTask(Task[Sentence]):
         starts = np.concatenate([[0], lengths.cumsum()])
         made = []
         for start, end, first, last in windows(lengths, room):
-            chosen = (starts[first:last] - starts[start] + frame.before).tolist()
+            chosen = (starts[first:last] - starts[start] + frame.start()).tolist()
             answer = None if answers is None else answers[first:last]
             made.append(Unit(number, (frame.around([i for word in ids[start:end] for i in word]),), chosen, answer))
         return made
@@ -192,8 +195,7 @@ class TaggingTask(Task[Sentence]):
         scores = np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, max(self.classes, 1)))
         assert len(scores) == len(example.words), "a row of scores for each word"
         best = scores.argmax(1)
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        sure = (weights / weights.sum(1, keepdims=True)).max(1)
+        sure = softmax(scores).max(1)
         predicted = [self.labels[i] for i in best]
         text, places = example.placed()
         line: dict[str, Any] = {"text": text, "words": list(example.words)}
@@ -217,17 +219,12 @@ class TaggingTask(Task[Sentence]):
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Json]) -> dict[str, float]:
         gold = [list(example.tags or ()) for example in examples]
         predicted = [p["predicted"] if e.tags is not None else [] for e, p in zip(examples, predictions, strict=True)]
-        words = sum(map(len, gold))
-        right = sum(a == b for old, new in zip(gold, predicted, strict=True) for a, b in zip(old, new, strict=True))
-        accuracy = right / words if words else 0.0
+        right = {"accuracy": accuracy([*chain.from_iterable(gold)], [*chain.from_iterable(predicted)])}
         if not self.of_entities:
-            return {"accuracy": accuracy}
+            return right
         total, kinds = compare(gold, predicted)
         by_type = {f"f1-{kind}": found.f1 for kind, found in kinds.items()}
-        return {**total._asdict(), "accuracy": accuracy, **by_type}
+        return {**total._asdict(), **right, **by_type}
 
     def settings(self) -> Json:
         return {"crf": self.crf, "scheme": self.scheme}
-
-
-TAGGING = {name: TaggingTask(name) for name in ("ner", "tagging")}

@@ -7,9 +7,10 @@ between tasks is in the fields here. A pair that is too long loses tokens from i
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +22,14 @@ from bertree.tasks.tables import read_table
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
 from bertree.text.tokenizer import Tokenizer
 
-CLASSES = {
+FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "accuracy": metrics.accuracy,
     "f1": metrics.f1,
     "macro_f1": metrics.macro_f1,
     "matthews": metrics.matthews,
+    "pearson": metrics.pearson,
+    "spearman": metrics.spearman,
 }
-SCORES = {"pearson": metrics.pearson, "spearman": metrics.spearman}
 TOGETHER = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
 
 
@@ -56,11 +58,11 @@ class TextTask(Task[TextExample]):
     def splits(self, data: Path) -> Splits:
         names = (self.name, *self.folders)
         if self.label_folders:
-            folder = splits.inside(data, names)
-            found: Splits = {s: (folder / s,) for s in ("train", "dev", "test") if self._holds_classes(folder / s)}
+            folders = splits.split_folders(data, names)
+            found: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
             if found:
                 return found
-        return splits.find_splits(data, names, self.prefixes, dict(self.words))
+        return splits.find_splits(data, names, self.prefixes, self.words)
 
     def _holds_classes(self, folder: Path) -> bool:
         return all((folder / label).is_dir() for label in self.labels)
@@ -168,8 +170,7 @@ class TextTask(Task[TextExample]):
             if self.regression:
                 line |= {"predicted": float(row[0]), "score": float(row[0])}
             else:
-                shares = np.exp(row - row.max())
-                shares /= shares.sum()
+                shares = metrics.softmax(row)
                 best = int(shares.argmax())
                 line |= {"predicted": self.labels[best], "score": float(shares[best])}
                 line["probabilities"] = dict(zip(self.labels, shares.tolist(), strict=True))
@@ -185,9 +186,7 @@ class TextTask(Task[TextExample]):
         if not known:
             raise UserError(f"{self.name}: no gold answers in these examples; there is nothing to score")
         gold, predicted = [g for g, _ in known], [p for _, p in known]
-        if self.regression:
-            return {name: SCORES[name](gold, predicted) for name in self.figures}
-        return {name: CLASSES[name](gold, predicted) for name in self.figures}  # type: ignore[arg-type]
+        return {name: FIGURES[name](gold, predicted) for name in self.figures}
 
     def labels_in(self, examples: Sequence[TextExample]) -> tuple[str, ...]:
         found = Counter(example.gold for example in examples)

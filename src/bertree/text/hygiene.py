@@ -33,6 +33,15 @@ class _Table(dict[int, str | None]):
 _TABLE = _Table()
 
 
+def whole(text: str) -> str:
+    """Lone surrogates, which JSON can spell and nothing can write, become the replacement character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 def clean(text: str, wrapped: bool = False) -> str:
     """Lines of words with single spaces between them, no empty line.
 

@@ -11,6 +11,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -165,7 +166,9 @@ def _csv(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Itera
         raise UserError(f"{source.path}: {where}: is not valid CSV ({error}); look for a quote left open") from None
 
 
-def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
+@contextmanager
+def parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
+    """An opened source as a parquet file; what is found wrong with it, then or later, is said in one line."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -177,25 +180,31 @@ def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> I
             shutil.copyfileobj(stream, copy, 1 << 20)
             file = copy
         try:
-            table = pyarrow.parquet.ParquetFile(file)
-            names = table.schema_arrow.names
-            if field not in names:
-                raise UserError(f"{source.path}: {_no_field(field, names)}")
-            kind = table.schema_arrow.field(field).type
-            if pyarrow.types.is_dictionary(kind):
-                kind = kind.value_type
-            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                raise UserError(f"{source.path}: column '{field}' holds {kind}, not text")
-            for batch in table.iter_batches(batch_size=64, columns=[field], use_threads=False):
-                column = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
-                for data in column.to_pylist():  # as bytes, because nobody has checked that it is UTF-8
-                    if data is None:
-                        counts.missing += 1
-                    else:
-                        yield _decode(data, counts)
-        except (pyarrow.ArrowException, OSError) as error:
+            yield pyarrow.parquet.ParquetFile(file)
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split()) or "damaged"
             raise UserError(f"{source.path}: is not a readable parquet file ({reason})") from None
+
+
+def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
+    with parquet(source, stream) as table:
+        import pyarrow
+
+        names = table.schema_arrow.names
+        if field not in names:
+            raise UserError(f"{source.path}: {_no_field(field, names)}")
+        kind = table.schema_arrow.field(field).type
+        if pyarrow.types.is_dictionary(kind):
+            kind = kind.value_type
+        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            raise UserError(f"{source.path}: column '{field}' holds {kind}, not text")
+        for batch in table.iter_batches(batch_size=64, columns=[field], use_threads=False):
+            column = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+            for data in column.to_pylist():  # as bytes, because nobody has checked that it is UTF-8
+                if data is None:
+                    counts.missing += 1
+                else:
+                    yield _decode(data, counts)
 
 
 def _no_field(field: str, names: list[str]) -> str:

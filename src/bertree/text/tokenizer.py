@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from bertree.errors import UserError
 from bertree.files import Json, read_json
 from bertree.text import vocabularies
+from bertree.text.hygiene import whole
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (
@@ -123,7 +124,7 @@ class Tokenizer:
             room = max_length - self.backend.num_special_tokens_to_add(any(isinstance(i, tuple) for i in inputs))
             if room < 1:
                 raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
-        cleaned = [_clean(given) for given in inputs]
+        cleaned = [(whole(i[0]), whole(i[1])) if isinstance(i, tuple) else whole(i) for i in inputs]
         return [
             self._cut(given, max_length)
             if max_length is not None and len(e.ids) > max_length
@@ -138,8 +139,8 @@ class Tokenizer:
         before = sum(len(part.ids) for part in parts)
         for part, kept in zip(parts, longest_first([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept)
-        whole = self.backend.post_process(parts[0], parts[1] if pair else None)
-        return Encoded(whole.ids, whole.type_ids if pair else None, before - room)
+        joined = self.backend.post_process(parts[0], parts[1] if pair else None)
+        return Encoded(joined.ids, joined.type_ids if pair else None, before - room)
 
 
 def longest_first(lengths: Sequence[int], room: int) -> list[int]:
@@ -152,18 +153,3 @@ def longest_first(lengths: Sequence[int], room: int) -> list[int]:
     first, second = lengths
     short = min(first, second, room // 2)
     return [short, room - short] if first <= second else [room - short, short]
-
-
-def _clean(text: str | tuple[str, str]) -> str | tuple[str, str]:
-    """Lone surrogates, which are not text, become the replacement character."""
-    if isinstance(text, tuple):
-        return _lone(text[0]), _lone(text[1])
-    return _lone(text)
-
-
-def _lone(text: str) -> str:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
