@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertree import assembly, recipe
 from bertree.batch import Batch
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -155,3 +156,28 @@ def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
     assert counter.frame_count == 1
     loop.step(work(reading[0][0], lr=0.0))
     assert counter.frame_count > 1, "what is not filled up is compiled anew"
+
+
+def test_where_every_token_predicts_the_next_a_fixed_batch_reads_them_all(token_store: Path) -> None:
+    stream = Stream(
+        Store.open(token_store), format="stream", masking="next", batch_tokens=512, max_length=32, fixed=True
+    )
+    shape = Fixed(stream, 512)
+    for step in range(5):
+        batch, filled = stream[step], shape(stream[step])
+        assert filled.masked.sort().values.tolist() == list(range(512))
+        assert torch.equal(filled.targets[: batch.targets.numel()], batch.targets)
+        assert bool((filled.targets[batch.targets.numel() :] == -100).all())
+
+
+def test_next_tokens_need_a_model_that_does_not_see_them(token_store: Path) -> None:
+    always = (f"data.store='{token_store}'", "data.masking=next", "data.format=stream", "objective.nsp=0")
+    for attention, refused in (("full", True), ("causal", False)):
+        given = recipe.load("bert-base-tiny", [*always, f"model.attention={attention}"])
+        if refused:
+            with pytest.raises(UserError, match=r"sees the one it is to predict; set model\.attention=causal"):
+                assembly.model(given, Store.open(token_store))
+        else:
+            assert assembly.model(given, Store.open(token_store)).architecture.attention == "causal"
+    masked = recipe.load("bert-base-tiny", [*always[:1], "model.attention=causal"])
+    assert assembly.model(masked, Store.open(token_store)).network.encoder.causal

@@ -1,8 +1,8 @@
 """A bidirectional LSTM over a packed batch, without padding.
 
 PyTorch's packed sequences lie step by step: the first tokens of all sequences, then all second ones, the longest
-sequence first. Our stream lies sequence by sequence, so a permutation leads from one to the other. A recurrence has
-no half precision worth having (errors add up along the text, and a CPU has none at all): it runs in the weights'.
+sequence first. Our stream lies sequence by sequence, so a permutation leads from one to the other. It runs in the
+precision of its weights whatever autocast says, since errors add up along a text; that costs speed on a GPU.
 
 Shape letters: t tokens, s sequences, w width of what goes in, u width of one direction.
 """
