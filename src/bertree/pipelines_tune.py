@@ -124,6 +124,8 @@ def _prepared(
     config = replace(config, optim=replace(config.optim, lr=rate), train=replace(config.train, max_length=longest))
     both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
     parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
+    if all(unit.answer is None for unit in parts["dev"].units):
+        raise UserError(f"{splits['dev'][0]}: has no gold answers to measure with; give a dev split with --dev FILE")
     asked = [unit for unit in parts["train"].units if unit.answer is not None]
     parts["train"] = Split(parts["train"].examples, asked)
     sizes = [f"{path}{path.stat().st_size}" for name in sorted(splits) for path in splits[name]]
@@ -216,10 +218,10 @@ def _judged(job: _Job, network: Network, autocast: Any) -> tuple[Task[Any], dict
     lines: dict[str, list[Json]] = {}
     for name in sorted(name for name in job.parts if name != "train"):
         lines[name], found = measured(task, network, job.parts[name], autocast)
-        tuned = task.tuned(job.parts[name].examples, lines[name]) if name == "dev" else task
-        if tuned is not task:
-            task = tuned
-            lines[name], found = measured(task, network, job.parts[name], autocast)
+        if name == "dev":
+            task = task.tuned(job.parts[name].examples, lines[name])
+            lines[name] = task.decided(lines[name])
+            found = task.score(job.parts[name].examples, lines[name])
         prefix = "" if name == "dev" else f"{name.partition('-')[2]}_"
         scores |= {f"{prefix}{key}": value for key, value in found.items()}
     return task, scores, lines

@@ -15,7 +15,6 @@ from bertree.tasks.task import Task
 from bertree.tasks.text import text_task
 
 OWN = ("classification", "regression", "tagging", "choice")
-LENGTHS = {"race": 512, "tagging": 256, "ner": 256, "choice": 512}
 
 
 def names() -> list[str]:
@@ -30,7 +29,7 @@ def make(name: str, text: str | None = None, pair: str | None = None, label: str
     if found == "classification" or found == "regression":
         return text_task(found, text or "text", pair, label or "label")
     if found in ("ner", "tagging"):
-        return TaggingTask(found, max_length=LENGTHS[found], text=text, label=label)
+        return TaggingTask(found, text=text, label=label)
     if given := next(
         (option for option, value in (("--text", text), ("--pair", pair), ("--label", label)) if value), None
     ):
@@ -38,7 +37,7 @@ def make(name: str, text: str | None = None, pair: str | None = None, label: str
     if found in ("squad", "squad2"):
         return SquadTask(found)
     if found in ("swag", "hellaswag", "race", "choice"):
-        return ChoiceTask(found, max_length=LENGTHS.get(found, 128))
+        return ChoiceTask(found)
     if found in glue.TEXT_TASKS:
         return glue.make(found)
     raise UserError(f"{name}: unknown task, {suggest(name, names())}")

@@ -100,6 +100,10 @@ class Task(ABC, Generic[Example]):
         """The same task with what is set by looking at a dev split: SQuAD 2.0's threshold."""
         return self
 
+    def decided(self, predictions: Sequence[Json]) -> list[Json]:
+        """Predictions of the task before it was tuned, as it makes them now."""
+        return list(predictions)
+
     def settings(self) -> Json:
         """Plain values a model folder must remember to predict as it was trained."""
         return {}
