@@ -29,6 +29,11 @@ step "What it learned"
 run bertree fill "$out/run/model" "“I do not [MASK] what you mean,” said the captain."
 run bertree fill "$out/run/model" "He looked at [MASK] with a smile."
 
+step "Fine-tuned: which book is a paragraph from? A quarter of a minute"
+run python demo/books.py corpus/books.txt "$out/books.csv"
+run bertree finetune "$out/run/model" --task classification --data "$out/books.csv" --label book --out "$out/books" epochs=4
+run bertree predict "$out/books/model" "The Tin Woodman and the Lion walked along the road of yellow brick."
+
 step "The run as a page: curves, samples through training, configuration"
 run ls "$out/run"
 echo "open $out/run/report.html in a browser"
