@@ -34,6 +34,8 @@ class Train:
 class FineTune:
     """A whole run."""
 
+    name: str = ""  # of the task
+    note: str = ""  # the model it begins with
     model: Json = field(default_factory=dict)  # dropouts
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: Train = Train()
