@@ -13,7 +13,7 @@ from bertree.errors import UserError
 from bertree.files import Json, new_folder
 from bertree.model.network import build
 from bertree.model.top import Top
-from bertree.pipelines_tasks import cut_line, device_of, encoded, fitting, half, note
+from bertree.pipelines_tasks import as_text, cut_line, device_of, encoded, fitting, half, note
 from bertree.tasks import registry
 from bertree.tasks.answering import logits, states
 from bertree.tasks.records import json_object, kind_of, lines
@@ -33,7 +33,7 @@ def records(texts: Sequence[str], file: Path | None, question: str | None) -> It
     if file is not None:
         given = read(file)
     elif texts and list(texts) != ["-"]:
-        given = texts
+        given = (_parsed(text, f"text {number}") for number, text in enumerate(texts, 1))
     else:
         if sys.stdin.isatty():
             note("reading standard input, a text a line; end with Ctrl-D")
@@ -70,7 +70,7 @@ def predict(
     """`bertree predict`: what a fine-tuned model says about lines, a thousand at a time."""
     loaded = load(model, device=device_of(device), tokenizer=tokenizer)
     task = registry.of_model(loaded.classes, loaded.labels, loaded.task)
-    longest = fitting(max_length or loaded.task.get("max_length") or loaded.max_length, loaded)
+    longest = fitting(max_length, loaded.task.get("max_length") or loaded.max_length, loaded)
     rest = iter(records)
     while some := list(islice(rest, CHUNK)):
         examples = [task.parse(record) for record in some]
@@ -80,7 +80,7 @@ def predict(
             note(cut_line("input", cut, len(some), longest))
         for line in task.predict(examples, part.units, found):
             line.pop("gold", None)
-            print(json.dumps(line, ensure_ascii=False) if as_json else readable(task.head, line))
+            print(as_text(line) if as_json else readable(task.head, line))
 
 
 def readable(head: str, line: Json) -> str:
@@ -115,7 +115,7 @@ def features(
         network.load_state_dict(loaded.network.state_dict(), strict=False)
         network.to(loaded.device)
     task = TaggingTask("tagging")
-    longest = fitting(max_length or loaded.max_length, loaded)
+    longest = fitting(max_length, loaded.max_length, loaded)
     rest = read(file)
     count = words = 0
     with (

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bertree.api import Model, load
@@ -32,6 +33,7 @@ from bertree.pipelines_tasks import (
     PREDICTIONS,
     SCORES,
     Files,
+    as_text,
     cut_line,
     encoded,
     file_of,
@@ -81,15 +83,17 @@ def finetune(
     top = {"top": {"layers": features, "frozen": True}} if features else {}
     config = configs.load(overrides, task, top)
     task = configs.configured(task, config.task)
-    config = replace(config, top=replace(config.top, crf=config.top.crf or getattr(task, "crf", False)))
+    config, task = _with_crf(config, task)
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
     splits = files.splits(task)
     if "train" not in splits:
-        raise UserError(f"{files.data}: has no training file; give one with --train FILE")
+        raise UserError(f"{files.data or files.dev}: has no training file; give one with --train FILE")
     _check_place(out, resume)
+    job = _prepared(load(model, tokenizer=tokenizer), model, task, splits, out, config, machine)
+    _make_place(out)
     with alone(out):
-        job = _prepared(load(model, tokenizer=tokenizer), model, task, splits, out, config, machine)
+        _check_place(out, resume)  # reading the examples takes a while, and another run may be quicker
         results: list[Json] = []
         for seed in range(config.run.seed, config.run.seed + seeds):
             code, result = _one_seed(job, seed, resume, results)
@@ -98,6 +102,15 @@ def finetune(
             results.append(result)
         _finish(job, results, model)
     return 0
+
+
+def _with_crf(config: FineTune, task: Task[Any]) -> tuple[FineTune, Task[Any]]:
+    """A CRF is both: a part of the network, and how a tagging task reads its answers."""
+    crf = config.top.crf or getattr(task, "crf", False)
+    if crf and not hasattr(task, "crf"):
+        raise UserError(f"crf: chooses the tags of words, but {task.name} has none; it is for ner and tagging")
+    task = replace(task, crf=crf) if hasattr(task, "crf") else task  # type: ignore[call-arg]
+    return replace(config, top=replace(config.top, crf=crf)), task
 
 
 def _prepared(
@@ -119,13 +132,17 @@ def _prepared(
     if "dev" not in examples:
         examples = _held_out(examples["train"], config)
         held = len(examples["dev"])
-    longest = fitting(config.train.max_length or task.max_length, start)
+    longest = fitting(config.train.max_length, task.max_length, start)
     rate = configs.learning_rate(config, start.architecture)
     config = replace(config, optim=replace(config.optim, lr=rate), train=replace(config.train, max_length=longest))
     both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
     parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
     asked = [unit for unit in parts["train"].units if unit.answer is not None]
     parts["train"] = Split(parts["train"].examples, asked)
+    for name, part in parts.items():
+        if not any(unit.answer is not None for unit in part.units):
+            where = ", ".join(map(str, splits.get(name, splits["train"])))
+            raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
     sizes = [f"{path}{path.stat().st_size}" for name in sorted(splits) for path in splits[name]]
     tuner = Tuner(
         task,
@@ -176,6 +193,12 @@ def _check_place(out: Path, resume: bool) -> None:
     begun = (out / MODEL).exists() or any(out.glob("seed-*"))
     if begun and not resume:
         raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; give the path of a folder to write")
+
+
+def _make_place(out: Path) -> None:
+    """Only when everything else is in order: a mistake leaves no folder behind."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -205,7 +228,7 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
             _write_model(job, task, loop.network)
             for name, some in lines.items():
                 write_lines(job.out / file_of(name), some)
-    write(done, json.dumps(result, indent=2) + "\n")
+    write(done, as_text(result, 2) + "\n")
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return 0, result
 
@@ -259,9 +282,10 @@ def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
     found["seeds"] = list(results)
     found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
     found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
-    write(job.out / SCORES, json.dumps(found, indent=2) + "\n")
+    write(job.out / SCORES, as_text(found, 2) + "\n")
     _print(task, results, found)
-    print(f"{job.out}: {MODEL}/, {SCORES}, {PREDICTIONS}, seed-{best['seed']}/report.html")
+    kept = (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
+    print(f"{job.out}: {', '.join(kept)}, seed-{best['seed']}/report.html")
     if not values:
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
 
@@ -269,10 +293,10 @@ def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
 def _print(task: Task[Any], results: Sequence[Json], found: Json) -> None:
     keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
     title = f"{task.name}, dev split, times 100"
-    table = Table("seed", *(key.replace("_", " ") for key in keys), "", box=None, pad_edge=False, title=title)
+    table = Table("seed", *(escape(key.replace("_", " ")) for key in keys), "", box=None, pad_edge=False, title=title)
     table.title_justify = "left"
     for result in results:
-        why = f"diverged: {result['diverged']}" if result["diverged"] else ""
+        why = escape(f"diverged: {result['diverged']}") if result["diverged"] else ""
         table.add_row(str(result["seed"]), *(shown(key, result.get(key)) for key in keys), why)
     if len(results) > 1 and found["mean"] is not None:
         spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""

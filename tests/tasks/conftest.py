@@ -6,6 +6,7 @@ import pytest
 
 from bertree.text import training
 from bertree.text.tokenizer import Tokenizer
+from tests.tasks.learnable import Command, Trained
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
@@ -19,3 +20,15 @@ def tokenizers() -> dict[str, Tokenizer]:
 @pytest.fixture(params=["wordpiece", "bpe", "unigram"])
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     return tokenizers[request.param]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Tiny models, fine-tuned on tasks that can be learned."""
+    return Trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process."""
+    return Command(monkeypatch, capsys)

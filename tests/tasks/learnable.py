@@ -1,10 +1,12 @@
 """Small tasks that a tiny model learns in seconds, as files; such a model; and the command line in this process."""
 
 import csv
+import io
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,30 +20,8 @@ from bertree.model.network import build
 from bertree.text import training
 from bertree.text.tokenizer import Tokenizer
 
-FILL = [
-    "the",
-    "a",
-    "of",
-    "to",
-    "and",
-    "in",
-    "on",
-    "with",
-    "by",
-    "for",
-    "at",
-    "from",
-    "boat",
-    "tree",
-    "road",
-    "lamp",
-    "stone",
-    "river",
-    "cloud",
-    "garden",
-    "window",
-    "table",
-]
+_FILL = "the a of to and in on with by for at from boat tree road lamp stone river cloud garden window table"
+FILL = _FILL.split(" ")
 GOOD, BAD = ["fine", "happy", "bright", "sweet", "glad"], ["gloomy", "awful", "bitter", "broken", "stale"]
 PEOPLE, PLACES = ["Ada", "Ida", "Otto", "Emil", "Greta"], ["Turin", "Oslo", "Lyon", "Riga", "Porto"]
 COLOURS = ["red", "green", "blue", "yellow", "purple"]
@@ -62,6 +42,17 @@ def model(path: Path, words: Tokenizer, layers: int = 2, heads: dict[str, int] |
     torch.manual_seed(0)
     folder.write(Contents(a, build(a, heads if heads is not None else {"mask": 0}), words), path)
     return path
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products this small take longer with two, and much longer beside other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Said(NamedTuple):
@@ -91,7 +82,7 @@ class Command:
 
         self._patch.setattr(sys, "argv", ["bertree", *map(str, arguments)])
         self._capture.readouterr()
-        with pytest.raises(SystemExit) as stopped:
+        with pytest.raises(SystemExit) as stopped, one_thread():
             main()
         said = self._capture.readouterr()
         assert "Traceback" not in said.err
@@ -196,15 +187,13 @@ def write(path: Path, rows: Sequence[Row] | Row) -> Path:
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix == ".parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+        table = pytest.importorskip("pyarrow").Table.from_pylist(list(rows))
+        pytest.importorskip("pyarrow.parquet").write_table(table, path)
     elif path.suffix in (".csv", ".tsv"):
         with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, list(rows[0]), delimiter="," if path.suffix == ".csv" else "\t")
-            table.writeheader()
-            table.writerows(rows)
+            lines = csv.DictWriter(file, list(rows[0]), delimiter="," if path.suffix == ".csv" else "\t")
+            lines.writeheader()
+            lines.writerows(rows)
     else:
         both = (zip(row["words"], row["tags"], strict=True) for row in rows)  # type: ignore[call-overload]
         path.write_text("\n".join("".join(f"{word} {tag}\n" for word, tag in row) for row in both))
@@ -223,7 +212,8 @@ class Kind(NamedTuple):
 
 KINDS = {
     "classification": Kind(
-        {"train.csv": feelings(240), "dev.csv": feelings(60, 1)}, ("--task", "classification"), ("epochs=8",), "accuracy", 0.95
+        {"train.csv": feelings(240), "dev.csv": feelings(60, 1)},
+        ("--task", "classification"), ("epochs=8",), "accuracy", 0.95,
     ),
     "pair": Kind(
         {"train.jsonl": pairs(240), "dev.jsonl": pairs(60, 1)},
@@ -247,7 +237,8 @@ KINDS = {
         ("--task", "squad2"), ("epochs=6",), "f1", 0.9,
     ),
     "choice": Kind(
-        {"train.jsonl": choices(200), "dev.jsonl": choices(60, 1)}, ("--task", "choice"), ("epochs=4",), "accuracy", 0.95
+        {"train.jsonl": choices(200), "dev.jsonl": choices(60, 1)},
+        ("--task", "choice"), ("epochs=4",), "accuracy", 0.95,
     ),
 }  # fmt: skip
 
@@ -257,3 +248,31 @@ def prepared(kind: Kind, path: Path) -> Path:
     for name, rows in kind.files.items():
         write(path / name, rows)
     return path
+
+
+class Trained:
+    """A model for each kind, fine-tuned when it is first asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.words = tokenizer()
+        self.start = model(root / "start", self.words)
+        self._done: set[str] = set()
+
+    def __call__(self, name: str) -> Path:
+        """The folder of its run; beside it lies `data`."""
+        out = self.root / name / "out"
+        if name not in self._done:
+            prepared(KINDS[name], self.root / name / "data")
+            with one_thread(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                from bertree.cli import app
+
+                app(list(map(str, self.command(name, out))), standalone_mode=False)
+            self._done.add(name)
+        return out
+
+    def command(self, name: str, out: Path) -> list[object]:
+        """The arguments that fine-tune it."""
+        kind = KINDS[name]
+        given = ["finetune", self.start, *kind.options, "--data", self.root / name / "data", "--out", out]
+        return [*given, *SETTINGS, "batch=16", *kind.settings]

@@ -100,6 +100,9 @@ def configured(task: Task[Any], given: Json) -> Task[Any]:
             known = options(task)
             raise UserError(f"task.{key}: is not a setting of {task.name}, {suggest(key, known)}")
         task = replace(task, **{key: settings.read(hints[key], value, "settings", f"task.{key}")})
+        figures = getattr(task, "figures", ())
+        if key == "metric" and value not in figures:
+            raise UserError(f"metric '{value}': is not a figure of {task.name}, {suggest(str(value), figures)}")
     return task
 
 

@@ -72,7 +72,8 @@ class Tuner:
             torch.manual_seed(seed)
             made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
         known = made.state_dict()
-        kept = ("encoder.", "heads.") if tuple(self.start.labels) == self.task.labels else ("encoder.",)
+        same = tuple(self.start.labels) == self.task.labels and self._reads_the_same
+        kept = ("encoder.", "heads.", "features.", "crf.") if same else ("encoder.",)
         there = {
             name: tensor
             for name, tensor in self.start.network.state_dict().items()
@@ -80,6 +81,12 @@ class Tuner:
         }
         made.load_state_dict(there, strict=False)
         return made.to(self.machine.device)
+
+    @property
+    def _reads_the_same(self) -> bool:
+        """Whether the heads stand on what those of the start stand on."""
+        mine, its = self.config.top, self.start.network.top
+        return (mine.layers, mine.lstm, mine.lstm_layers) == (its.layers, its.lstm, its.lstm_layers)
 
     @property
     def steps_an_epoch(self) -> int:
@@ -93,13 +100,13 @@ class Tuner:
 
     def _parts(self, seed: int) -> tuple[Loop, UnitFeed]:
         task, config, size = self.task, self.config, self.config.train.batch
-        network = self.network(seed)
+        network, gpu = self.network(seed), self.machine.device.type == "cuda"
         longest = max(len(sequence.ids) for unit in self.train.units for sequence in unit.sequences)
         options = max(len(unit.sequences) for unit in self.train.units)
-        limit = config.run.micro_tokens or (GPU_TOKENS if self.machine.device.type == "cuda" else CPU_TOKENS)
+        limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         micro = min(size, math.ceil(size * options * longest / limit))
         crf = network.crf is not None
-        replayed = self.machine.compiled and micro == 1 and not crf and config.optim.name == "adamw"
+        replayed = gpu and self.machine.compiled and micro == 1 and not crf and config.optim.name == "adamw"
         kind = Replay if replayed else Loop
         loop = kind(
             network,
