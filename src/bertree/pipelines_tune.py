@@ -15,14 +15,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from bertree.api import Model, load
-from bertree.data import draws
 from bertree.errors import UserError
 from bertree.files import Json, alone, read_json
 from bertree.info import describe_architecture
@@ -46,9 +44,11 @@ from bertree.pipelines_tasks import (
 from bertree.tasks import config as configs
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Cut, Task
-from bertree.tasks.tune import Split, Start, Tuner, measured
+from bertree.tasks.tune import Split, Start, Tuner, held_out, measured
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.loop import Diverged
+from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
+from bertree.train.report import REPORT
 from bertree.train.session import CHECKPOINTS, MODEL
 
 ALIKE = 10  # predictions at least, to call a run degenerate when all are the same
@@ -83,7 +83,7 @@ def finetune(
     top = {"top": {"layers": features, "frozen": True}} if features else {}
     config = configs.load(overrides, task, top)
     task = configs.configured(task, config.task)
-    config, task = _with_crf(config, task)
+    config, task = configs.with_crf(config, task)
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
     splits = files.splits(task)
@@ -94,6 +94,7 @@ def finetune(
     _make_place(out)
     with alone(out):
         _check_place(out, resume)  # reading the examples takes a while, and another run may be quicker
+        _tidy(out)
         results: list[Json] = []
         for seed in range(config.run.seed, config.run.seed + seeds):
             code, result = _one_seed(job, seed, resume, results)
@@ -102,15 +103,6 @@ def finetune(
             results.append(result)
         _finish(job, results, model)
     return 0
-
-
-def _with_crf(config: FineTune, task: Task[Any]) -> tuple[FineTune, Task[Any]]:
-    """A CRF is both: a part of the network, and how a tagging task reads its answers."""
-    crf = config.top.crf or getattr(task, "crf", False)
-    if crf and not hasattr(task, "crf"):
-        raise UserError(f"crf: chooses the tags of words, but {task.name} has none; it is for ner and tagging")
-    task = replace(task, crf=crf) if hasattr(task, "crf") else task  # type: ignore[call-arg]
-    return replace(config, top=replace(config.top, crf=crf)), task
 
 
 def _prepared(
@@ -130,7 +122,7 @@ def _prepared(
     examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
     held = 0
     if "dev" not in examples:
-        examples = _held_out(examples["train"], config)
+        examples = held_out(examples["train"], config.train.held_out)
         held = len(examples["dev"])
     longest = fitting(config.train.max_length, task.max_length, start)
     rate = configs.learning_rate(config, start.architecture)
@@ -156,19 +148,6 @@ def _prepared(
     intro = _intro(tuner, held)
     intro += [cut_line(name, cut, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
     return _Job(tuner, start, parts, cuts, out, intro)
-
-
-def _held_out(examples: Sequence[Any], config: FineTune) -> dict[str, list[Any]]:
-    """A share of the training examples as the dev split, the same for every seed."""
-    count = len(examples)
-    order = np.argsort(draws.bits(draws.key(0, "held out"), np.arange(count)), kind="stable")
-    held = set(order[: max(1, round(config.train.held_out * count))].tolist())
-    if len(held) >= count:
-        raise UserError("there are too few examples to hold some of them out; give a dev split with --dev FILE")
-    found: dict[str, list[Any]] = {"train": [], "dev": []}
-    for number, example in enumerate(examples):
-        found["dev" if number in held else "train"].append(example)
-    return found
 
 
 def _intro(tuner: Tuner, held: int) -> list[str]:
@@ -203,6 +182,14 @@ def _make_place(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def _tidy(out: Path) -> None:
+    """Away with what a run that was killed left half written."""
+    names = (MODEL, SCORES, PREDICTIONS, METRICS, RECIPE, ENVIRONMENT, REPORT)
+    places = [place for place in (out, *out.glob("seed-*")) if place.is_dir()]
+    for leftover in [path for place in places for name in names for path in place.glob(f".{name}.*")]:
+        shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
 
 
 def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:

@@ -106,6 +106,15 @@ def configured(task: Task[Any], given: Json) -> Task[Any]:
     return task
 
 
+def with_crf(config: FineTune, task: Task[Any]) -> tuple[FineTune, Task[Any]]:
+    """A CRF is both: a part of the network, and how a tagging task reads its answers."""
+    crf = config.top.crf or getattr(task, "crf", False)
+    if crf and not hasattr(task, "crf"):
+        raise UserError(f"crf: chooses the tags of words, but {task.name} has none; it is for ner and tagging")
+    task = replace(task, crf=crf) if hasattr(task, "crf") else task  # type: ignore[call-arg]
+    return replace(config, top=replace(config.top, crf=crf)), task
+
+
 def learning_rate(config: FineTune, a: Architecture) -> float:
     """The rate asked for, or what suits the width: small models want larger steps, heads alone the largest."""
     if config.optim.lr:

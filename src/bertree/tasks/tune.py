@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
+import numpy as np
 import torch
 
 from bertree import settings
+from bertree.data import draws
+from bertree.errors import UserError
 from bertree.files import Json
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
@@ -151,6 +154,19 @@ class Tuner:
         )
         code, best = tuning.run(resume, intro, note)
         return code, best, loop
+
+
+def held_out(examples: Sequence[Example], share: float) -> dict[str, list[Example]]:
+    """A share of the training examples as the dev split, the same for every seed."""
+    count = len(examples)
+    order = np.argsort(draws.bits(draws.key(0, "held out"), np.arange(count)), kind="stable")
+    held = set(order[: max(1, round(share * count))].tolist())
+    if len(held) >= count:
+        raise UserError("there are too few examples to hold some of them out; give a dev split with --dev FILE")
+    found: dict[str, list[Example]] = {"train": [], "dev": []}
+    for number, example in enumerate(examples):
+        found["dev" if number in held else "train"].append(example)
+    return found
 
 
 def measured(
