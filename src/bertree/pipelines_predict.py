@@ -18,6 +18,7 @@ from bertree.tasks import registry
 from bertree.tasks.answering import logits, states
 from bertree.tasks.records import json_object, kind_of, lines
 from bertree.tasks.records import records as rows_of
+from bertree.tasks.tables import read_table
 from bertree.tasks.tagging import TaggingTask
 
 CHUNK = 1024  # lines taken at once
@@ -47,7 +48,11 @@ def records(texts: Sequence[str], file: Path | None, question: str | None) -> It
 
 def read(path: Path) -> Iterator[str | Json]:
     """A file's records, or its lines."""
-    if kind_of(path) in TABLES:
+    if kind_of(path) == ".tsv":
+        table = read_table(path)
+        columns = [table.values(number) for number in range(len(table.names))]
+        yield from (dict(zip(table.names, row, strict=True)) for row in zip(*columns, strict=True))
+    elif kind_of(path) in TABLES:
         yield from (row for _, row in rows_of(path))
     else:
         yield from (_parsed(text, f"{path}: line {number}") for number, text in lines(path))
@@ -112,7 +117,10 @@ def features(
     network = loaded.network
     if network.top.layers != layers or network.top.lstm:
         network = build(loaded.architecture, {}, Top(layers=layers, frozen=True))
-        network.load_state_dict(loaded.network.state_dict(), strict=False)
+        # Weights of a sum are learned for its own layers and say nothing about others.
+        kept = ("encoder.", "features.join.") if loaded.network.top.layers == layers else ("encoder.",)
+        known = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
+        network.load_state_dict(known, strict=False)
         network.to(loaded.device)
     task = TaggingTask("tagging")
     longest = fitting(max_length, loaded.max_length, loaded)
