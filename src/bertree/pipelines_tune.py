@@ -145,6 +145,7 @@ def _prepared(
         machine,
         identity="\n".join([str(Path(model).resolve()), task.name, *sizes]),
     )
+    tuner.check()
     intro = _intro(tuner, held)
     intro += [cut_line(name, cut, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
     return _Job(tuner, start, parts, cuts, out, intro)

@@ -144,9 +144,7 @@ def test_nothing_to_predict(
         assert command.well("predict", model, "--file", tmp_path / "empty.txt", "--json").out == ""
 
 
-def test_more_lines_than_are_taken_at_once(
-    trained: Trained, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_lines_than_are_taken_at_once(trained: Trained, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = learnable.feelings(50, 7)
     model = trained("classification") / "model"
     whole = command.well("predict", model, *(row["text"] for row in rows), "--json").out

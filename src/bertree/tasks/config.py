@@ -65,7 +65,8 @@ def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) ->
     for key in config.model:
         if key not in DROPOUTS:
             raise UserError(f"settings: model.{key}: only {', '.join(DROPOUTS)} can be changed in a trained model")
-    return config
+    dropouts = {key: settings.read(float, value, "settings", f"model.{key}") for key, value in config.model.items()}
+    return replace(config, model=dropouts)
 
 
 def _full(override: str, task: Task[Any]) -> str:

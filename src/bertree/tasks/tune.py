@@ -85,6 +85,11 @@ class Tuner:
         made.load_state_dict(there, strict=False)
         return made.to(self.machine.device)
 
+    def check(self) -> None:
+        """Refuse what cannot be built, before anything is written."""
+        with torch.device("meta"):
+            build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
+
     @property
     def _reads_the_same(self) -> bool:
         """Whether the heads stand on what those of the start stand on."""
