@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from bertree.api import Model, load
 from bertree.errors import UserError
-from bertree.files import Json, alone, read_json
+from bertree.files import Json, alone, read_json, read_text
 from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
@@ -52,6 +53,7 @@ from bertree.train.report import REPORT
 from bertree.train.session import CHECKPOINTS, MODEL
 
 ALIKE = 10  # predictions at least, to call a run degenerate when all are the same
+SPREAD = 0.01  # of predicted scores, as a share of the gold ones', below which they count as the same
 BESIDE = ("seed", "best_step", "diverged")  # in a seed's result, what is not a score
 
 
@@ -198,6 +200,8 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
     place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
     done = place / SCORES
     if resume and done.is_file():
+        if read_text(place / RECIPE) != job.tuner.recipe(seed):
+            raise UserError(f"{place}: was done with other settings; put them back, or start a new run")
         return 0, read_json(done)
     place.mkdir(parents=True, exist_ok=True)
     intro = [*(job.intro if not before else ()), f"seed {seed}"]
@@ -252,14 +256,17 @@ def _value(result: Json, metric: str) -> float:
 
 def _degenerate(lines: Sequence[Json]) -> str | bool:
     """Why a run that came to its end has learned nothing, or False."""
-    said = {json.dumps(round(p, 1) if isinstance(p := line["predicted"], float) else p) for line in lines}
-    asked = {json.dumps(line.get("gold")) for line in lines}
-    return "every prediction is the same" if len(lines) >= ALIKE and len(said) == 1 and len(asked) > 1 else False
+    said, asked = [line["predicted"] for line in lines], [line["gold"] for line in lines if "gold" in line]
+    if len(lines) < ALIKE or len(set(map(json.dumps, asked))) < 2:
+        return False
+    close = isinstance(said[0], float) and not np.ptp(said) > SPREAD * np.ptp(asked)
+    alike = close or len(set(map(json.dumps, said))) == 1
+    return "every prediction is the same" if alike else False
 
 
 def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
     """metrics.json, and a table for people."""
-    task = job.tuner.task
+    task, kept = job.tuner.task, (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
     best = max(results, key=lambda result: _value(result, task.metric))
     values = [_value(result, task.metric) for result in results if not result["diverged"]]
     found: Json = {key: value for key, value in best.items() if key not in BESIDE}
@@ -272,7 +279,6 @@ def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
     found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
     write(job.out / SCORES, as_text(found, 2) + "\n")
     _print(task, results, found)
-    kept = (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
     print(f"{job.out}: {', '.join(kept)}, seed-{best['seed']}/report.html")
     if not values:
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")

@@ -11,6 +11,11 @@ import transformers
 
 import bertree
 from bertree.batch import Batch
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model.network import build
+from bertree.model.presets import preset
+from bertree.text import training
 from tests.tasks import learnable
 from tests.tasks.learnable import KINDS, SETTINGS, Command, Trained
 
@@ -60,7 +65,7 @@ def test_the_saved_model_scores_the_same(name: str, trained: Trained, command: C
     figures = [key for key, value in said.items() if isinstance(value, float)]
     assert kind.metric in figures
     assert {key: said[key] for key in figures} == pytest.approx({key: wanted[key] for key in figures}, abs=1e-6)
-    for one, other in zip(*(predictions(folder) for folder in (out, tmp_path / "again")), strict=True):
+    for one, other in zip(predictions(out), predictions(tmp_path / "again"), strict=True):
         near = name == "regression"
         assert one["predicted"] == (pytest.approx(other["predicted"], abs=1e-5) if near else other["predicted"])
     assert scores_of(tmp_path / "again" / "metrics.json")["task"] == kind.options[1]
@@ -170,6 +175,38 @@ def test_a_degenerate_seed_does_not_stand_for_the_others(
     assert found["seeds"][1]["diverged"] == "every prediction is the same"
     assert found["mean"] == found["best"] == found["seeds"][0]["accuracy"]
     assert found["std"] is None
+
+
+def test_scores_that_lie_close_together_are_not_alike() -> None:
+    """What counts is the spread of the gold scores: some scales are small."""
+    from bertree.pipelines_tune import _degenerate
+
+    def lines(said: list[float], asked: list[float]) -> list[dict[str, object]]:
+        return [{"predicted": p, "gold": g} for p, g in zip(said, asked, strict=True)]
+
+    scale = [0.5 + n / 1000 for n in range(20)]
+    assert _degenerate(lines(scale, scale)) is False
+    assert _degenerate(lines(scale, [10 * n for n in range(20)]))
+    assert _degenerate(lines([math.nan] * 20, scale))
+    assert _degenerate(lines([1.0] * 20, [1.0] * 20)) is False, "there is nothing else to say"
+    assert _degenerate(lines([1.0] * 9, scale[:9])) is False, "too few to tell"
+
+
+def test_a_roberta_without_pooler_learns_to_choose(trained: Trained, command: Command, tmp_path: Path) -> None:
+    """Its choice head reads a pooler, in transformers too, which a model with an MLM head alone does not have."""
+    trained("choice")
+    words = training.train(lambda: [" ".join(learnable.WORDS)] * 4, "bpe", 300)
+    values = {"vocab_size": words.size, "layers": 1, "width": 32, "embedding_width": 32, "heads": 2}
+    a = preset("roberta-base").architecture.with_values(values | {"max_positions": 64, "pooler": False})
+    folder.write(Contents(a, build(a, {"mask": 0}), words), tmp_path / "start")
+    data = trained.root / "choice" / "data"
+    given = ("--task", "choice", "--data", data, *SETTINGS, "epochs=1", "--out", tmp_path / "out")
+    command.well("finetune", tmp_path / "start", *given)
+    _, info = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path / "out/model", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    said = command.well("evaluate", tmp_path / "out" / "model", "--task", "choice", "--data", data, "--json").json
+    assert said["accuracy"] == pytest.approx(scores_of(tmp_path / "out/metrics.json")["accuracy"])
 
 
 def test_it_stops_early(trained: Trained, command: Command, tmp_path: Path) -> None:

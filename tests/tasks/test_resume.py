@@ -129,5 +129,8 @@ def test_a_seed_that_is_done_is_not_done_again(whole: dict[str, Path], trained: 
     assert runs.finish(*arguments(trained, "classification", undisturbed, "--seeds", "2"), said=said) == 0
     same(out, undisturbed)
     stamp = (out / "model" / "model.safetensors").stat().st_mtime_ns
+    other = [word if not word.startswith("lr=") else "lr=1e-3" for word in given]
+    assert runs.finish(*other, "--resume", said=said) == 2
+    assert "seed-0: was done with other settings" in said.read_text()
     assert runs.finish(*given, "--resume", said=said) == 0, "of a run that is done, the table"
     assert (out / "model" / "model.safetensors").stat().st_mtime_ns == stamp

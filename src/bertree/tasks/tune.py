@@ -30,6 +30,8 @@ from bertree.train.plan import Plan
 from bertree.train.replay import Replay
 from bertree.train.tuning import Best, Tuning
 
+# Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
+POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
@@ -66,8 +68,8 @@ class Tuner:
     def architecture(self) -> Architecture:
         """The point of the design space that is trained: that of the start, with a pooler where the head reads one."""
         a = self.start.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
-        reads_pooler = self.task.head in ("sequence", "choice") and a.sequence_head == "pooler"
-        return a.with_values({"pooler": True}) if reads_pooler and not self.config.top.reads_states else a
+        reads_pooler = a.sequence_head in POOLED.get(self.task.head, ()) and not self.config.top.reads_states
+        return a.with_values({"pooler": True}) if reads_pooler else a
 
     def network(self, seed: int) -> Network:
         """The trained encoder under the model's own head, where it is the same one, or under a fresh one."""
@@ -138,12 +140,16 @@ class Tuner:
         )
         return loop, feed
 
+    def recipe(self, seed: int) -> str:
+        """Every setting of a run with this seed, as TOML."""
+        return settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
+
     def run(
         self, out: Path, seed: int, resume: bool, intro: Sequence[str], note: Callable[[str], None]
     ) -> tuple[int, Best, Loop]:
         """Learn it. The exit code, the best evaluation, and the loop with the weights of that moment in it."""
         loop, feed = self._parts(seed)
-        recipe = settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
+        recipe = self.recipe(seed)
         steps, every = len(feed.plan), self.steps_an_epoch / self.config.train.evaluations
         tuning = Tuning(
             out,
