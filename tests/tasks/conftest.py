@@ -1,12 +1,13 @@
 """A tokenizer of each kind, small but trained on real text."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bertree.text import training
 from bertree.text.tokenizer import Tokenizer
-from tests.tasks.learnable import Command, Trained
+from tests.tasks.learnable import Command, Trained, one_thread
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
@@ -20,6 +21,13 @@ def tokenizers() -> dict[str, Tokenizer]:
 @pytest.fixture(params=["wordpiece", "bpe", "unigram"])
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     return tokenizers[request.param]
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Everything here is small."""
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ GOOD, BAD = ["fine", "happy", "bright", "sweet", "glad"], ["gloomy", "awful", "b
 PEOPLE, PLACES = ["Ada", "Ida", "Otto", "Emil", "Greta"], ["Turin", "Oslo", "Lyon", "Riga", "Porto"]
 COLOURS = ["red", "green", "blue", "yellow", "purple"]
 WORDS = [*FILL, *GOOD, *BAD, *PEOPLE, *PLACES, *COLOURS, "which", "colour", "?", "is", "it"]
-SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0", "classifier_dropout=0", "warmup=0.1", "save_every=1")
+SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0", "classifier_dropout=0", "warmup=0.1")
 
 
 def tokenizer() -> Tokenizer:
@@ -82,7 +82,7 @@ class Command:
 
         self._patch.setattr(sys, "argv", ["bertree", *map(str, arguments)])
         self._capture.readouterr()
-        with pytest.raises(SystemExit) as stopped, one_thread():
+        with pytest.raises(SystemExit) as stopped:
             main()
         said = self._capture.readouterr()
         assert "Traceback" not in said.err
@@ -264,7 +264,7 @@ class Trained:
         out = self.root / name / "out"
         if name not in self._done:
             prepared(KINDS[name], self.root / name / "data")
-            with one_thread(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 from bertree.cli import app
 
                 app(list(map(str, self.command(name, out))), standalone_mode=False)

@@ -30,6 +30,10 @@ class Train:
     held_out: float = 0.1  # share of the training examples that is the dev split where there is none
 
 
+# What differs from pretraining. Rate 0: by the model's width. How often it saves is a matter of time alone.
+_OWN: dict[str, Json] = {"optim": {"lr": 0.0, "eps": 1e-8}, "run": {"log_every": 25, "save_every": 1}}
+
+
 @dataclass(frozen=True)
 class FineTune:
     """A whole run."""
@@ -38,8 +42,8 @@ class FineTune:
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: Train = Train()
     top: Top = field(default_factory=Top)
-    optim: Optim = field(default_factory=lambda: Optim(lr=0.0, eps=1e-8))  # rate 0: by the model's width
-    run: Run = field(default_factory=lambda: Run(log_every=25))
+    optim: Optim = field(default_factory=lambda: Optim(**_OWN["optim"]))
+    run: Run = field(default_factory=lambda: Run(**_OWN["run"]))
 
 
 _LIMITS = Limits(
@@ -57,7 +61,7 @@ DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 
 def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTune:
     """The configuration of a run of `task`, checked."""
-    tree: Json = {"model": {}, "task": {}} | (base or {})
+    tree: Json = {"model": {}, "task": {}} | {name: dict(section) for name, section in _OWN.items()} | (base or {})
     for override in overrides:
         settings.override(tree, _full(override, task))
     config: FineTune = settings.read(FineTune, tree, "settings")
