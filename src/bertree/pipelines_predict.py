@@ -13,11 +13,12 @@ from bertree.errors import UserError
 from bertree.files import Json, new_folder
 from bertree.model.network import build
 from bertree.model.top import Top
-from bertree.pipelines_tasks import cut_line, device_of, encoded, fitting, half, note
+from bertree.pipelines_tasks import as_text, cut_line, device_of, encoded, fitting, half, note
 from bertree.tasks import registry
 from bertree.tasks.answering import logits, states
 from bertree.tasks.records import json_object, kind_of, lines
 from bertree.tasks.records import records as rows_of
+from bertree.tasks.tables import read_table
 from bertree.tasks.tagging import TaggingTask
 
 CHUNK = 1024  # lines taken at once
@@ -33,7 +34,7 @@ def records(texts: Sequence[str], file: Path | None, question: str | None) -> It
     if file is not None:
         given = read(file)
     elif texts and list(texts) != ["-"]:
-        given = texts
+        given = (_parsed(text, f"text {number}") for number, text in enumerate(texts, 1))
     else:
         if sys.stdin.isatty():
             note("reading standard input, a text a line; end with Ctrl-D")
@@ -47,7 +48,11 @@ def records(texts: Sequence[str], file: Path | None, question: str | None) -> It
 
 def read(path: Path) -> Iterator[str | Json]:
     """A file's records, or its lines."""
-    if kind_of(path) in TABLES:
+    if kind_of(path) == ".tsv":
+        table = read_table(path)
+        columns = [table.values(number) for number in range(len(table.names))]
+        yield from (dict(zip(table.names, row, strict=True)) for row in zip(*columns, strict=True))
+    elif kind_of(path) in TABLES:
         yield from (row for _, row in rows_of(path))
     else:
         yield from (_parsed(text, f"{path}: line {number}") for number, text in lines(path))
@@ -70,7 +75,7 @@ def predict(
     """`bertree predict`: what a fine-tuned model says about lines, a thousand at a time."""
     loaded = load(model, device=device_of(device), tokenizer=tokenizer)
     task = registry.of_model(loaded.classes, loaded.labels, loaded.task)
-    longest = fitting(max_length or loaded.task.get("max_length") or loaded.max_length, loaded)
+    longest = fitting(max_length, loaded.task.get("max_length") or loaded.max_length, loaded)
     rest = iter(records)
     while some := list(islice(rest, CHUNK)):
         examples = [task.parse(record) for record in some]
@@ -80,7 +85,7 @@ def predict(
             note(cut_line("input", cut, len(some), longest))
         for line in task.predict(examples, part.units, found):
             line.pop("gold", None)
-            print(json.dumps(line, ensure_ascii=False) if as_json else readable(task.head, line))
+            print(as_text(line) if as_json else readable(task.head, line))
 
 
 def readable(head: str, line: Json) -> str:
@@ -112,10 +117,13 @@ def features(
     network = loaded.network
     if network.top.layers != layers or network.top.lstm:
         network = build(loaded.architecture, {}, Top(layers=layers, frozen=True))
-        network.load_state_dict(loaded.network.state_dict(), strict=False)
+        # Weights of a sum are learned for its own layers and say nothing about others.
+        kept = ("encoder.", "features.join.") if loaded.network.top.layers == layers else ("encoder.",)
+        known = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
+        network.load_state_dict(known, strict=False)
         network.to(loaded.device)
     task = TaggingTask("tagging")
-    longest = fitting(max_length or loaded.max_length, loaded)
+    longest = fitting(max_length, loaded.max_length, loaded)
     rest = read(file)
     count = words = 0
     with (

@@ -1,6 +1,7 @@
 """The work behind `bertree evaluate` and `glue`: files through a head, and what its answers are worth."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -68,9 +70,12 @@ def encoded(task: Task[Any], examples: Sequence[Any], model: Model, longest: int
     return Split(examples, units), cut
 
 
-def fitting(longest: int, model: Model) -> int:
-    """A length the model can read."""
-    return min(longest, model.architecture.max_positions)
+def fitting(asked: int, usual: Any, model: Model) -> int:
+    """The length asked for, which the model must be able to read; where none is, the usual one or the model's."""
+    most = model.architecture.max_positions
+    if asked > most:
+        raise UserError(f"max_length {asked}: the model has only {most} positions")
+    return asked or (min(usual, most) if type(usual) is int and usual > 0 else most)
 
 
 def cut_line(name: str, cut: Cut, count: int, longest: int) -> str:
@@ -103,7 +108,7 @@ def evaluate(
     wanted = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
     if not wanted:
         raise UserError(f"{files.data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
-    longest = fitting(max_length or loaded.task.get("max_length") or task.max_length, loaded)
+    longest = fitting(max_length, loaded.task.get("max_length") or task.max_length, loaded)
     found: Json = {}
     for name in wanted:
         examples = task.read(splits[name])
@@ -120,10 +125,11 @@ def evaluate(
         if submission is not None:
             file, text = task.submission(examples, lines)
             write(submission / file, text)
+    known = {"task": task.name, "split": wanted[0], "model": model}
     if out is not None:
-        write(out / SCORES, json.dumps(found, indent=2) + "\n")
+        write(out / SCORES, as_text(found | known, 2) + "\n")
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(as_text(found | known, 2))
     else:
         print_scores(task.name, ", ".join(wanted), found)
 
@@ -132,7 +138,7 @@ def print_scores(task: str, split: str, found: Json) -> None:
     """Scores times 100, and counts as they are."""
     table = Table(task, split, box=None, pad_edge=False)
     for key, value in found.items():
-        table.add_row(key.replace("_", " "), shown(key, value))
+        table.add_row(escape(key.replace("_", " ")), shown(key, value))
     Console().print(table)
 
 
@@ -148,14 +154,16 @@ def glue(runs: Sequence[Path]) -> None:
     found: dict[str, Json] = {}
     for run in runs:
         scores = read_json(run / SCORES if run.is_dir() else run)
-        name = str(scores.get("task", ""))
+        if not isinstance(name := scores.get("task"), str):
+            raise UserError(f"{run}: does not say of which task its scores are; give a folder of finetune or evaluate")
         if name in found:
             raise UserError(f"{run}: is a second run of {name}; name one of each task")
         found[name] = scores
     table = Table("task", "", box=None, pad_edge=False)
     for name, scores in found.items():
         shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
-        table.add_row(name, ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f}" for key, value in shown.items()))
+        figures = ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f}" for key, value in shown.items())
+        table.add_row(escape(name), escape(figures))
     table.add_row("", "")
     if mnli := found.get("mnli"):
         other = mnli.get("mismatched_accuracy")
@@ -184,7 +192,23 @@ def file_of(split: str) -> str:
 
 def write_lines(path: Path, lines: Iterable[Json]) -> None:
     """One object a line."""
-    write(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    write(path, "".join(as_text(line) + "\n" for line in lines))
+
+
+def as_text(value: Json, indent: int | None = None) -> str:
+    """JSON; a number that is not finite, which a model that has diverged may say, is null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write(path: Path, text: str) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bertree.api import Model, load
-from bertree.data import draws
 from bertree.errors import UserError
-from bertree.files import Json, alone, read_json
+from bertree.files import Json, alone, read_json, read_text
 from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
@@ -32,6 +32,7 @@ from bertree.pipelines_tasks import (
     PREDICTIONS,
     SCORES,
     Files,
+    as_text,
     cut_line,
     encoded,
     file_of,
@@ -44,12 +45,15 @@ from bertree.pipelines_tasks import (
 from bertree.tasks import config as configs
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Cut, Task
-from bertree.tasks.tune import Split, Start, Tuner, measured
+from bertree.tasks.tune import Split, Start, Tuner, held_out, measured
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.loop import Diverged
+from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
+from bertree.train.report import REPORT
 from bertree.train.session import CHECKPOINTS, MODEL
 
 ALIKE = 10  # predictions at least, to call a run degenerate when all are the same
+SPREAD = 0.01  # of predicted scores, as a share of the gold ones', below which they count as the same
 BESIDE = ("seed", "best_step", "diverged")  # in a seed's result, what is not a score
 
 
@@ -81,15 +85,18 @@ def finetune(
     top = {"top": {"layers": features, "frozen": True}} if features else {}
     config = configs.load(overrides, task, top)
     task = configs.configured(task, config.task)
-    config = replace(config, top=replace(config.top, crf=config.top.crf or getattr(task, "crf", False)))
+    config, task = configs.with_crf(config, task)
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
     splits = files.splits(task)
     if "train" not in splits:
-        raise UserError(f"{files.data}: has no training file; give one with --train FILE")
+        raise UserError(f"{files.data or files.dev}: has no training file; give one with --train FILE")
     _check_place(out, resume)
+    job = _prepared(load(model, tokenizer=tokenizer), model, task, splits, out, config, machine)
+    _make_place(out)
     with alone(out):
-        job = _prepared(load(model, tokenizer=tokenizer), model, task, splits, out, config, machine)
+        _check_place(out, resume)  # reading the examples takes a while, and another run may be quicker
+        _tidy(out)
         results: list[Json] = []
         for seed in range(config.run.seed, config.run.seed + seeds):
             code, result = _one_seed(job, seed, resume, results)
@@ -117,9 +124,9 @@ def _prepared(
     examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
     held = 0
     if "dev" not in examples:
-        examples = _held_out(examples["train"], config)
+        examples = held_out(examples["train"], config.train.held_out)
         held = len(examples["dev"])
-    longest = fitting(config.train.max_length or task.max_length, start)
+    longest = fitting(config.train.max_length, task.max_length, start)
     rate = configs.learning_rate(config, start.architecture)
     config = replace(config, optim=replace(config.optim, lr=rate), train=replace(config.train, max_length=longest))
     both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
@@ -128,6 +135,10 @@ def _prepared(
         raise UserError(f"{splits['dev'][0]}: has no gold answers to measure with; give a dev split with --dev FILE")
     asked = [unit for unit in parts["train"].units if unit.answer is not None]
     parts["train"] = Split(parts["train"].examples, asked)
+    for name, part in parts.items():
+        if not any(unit.answer is not None for unit in part.units):
+            where = ", ".join(map(str, splits.get(name, splits["train"])))
+            raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
     sizes = [f"{path}{path.stat().st_size}" for name in sorted(splits) for path in splits[name]]
     tuner = Tuner(
         task,
@@ -138,22 +149,10 @@ def _prepared(
         machine,
         identity="\n".join([str(Path(model).resolve()), task.name, *sizes]),
     )
+    tuner.check()
     intro = _intro(tuner, held)
     intro += [cut_line(name, cut, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
     return _Job(tuner, start, parts, cuts, out, intro)
-
-
-def _held_out(examples: Sequence[Any], config: FineTune) -> dict[str, list[Any]]:
-    """A share of the training examples as the dev split, the same for every seed."""
-    count = len(examples)
-    order = np.argsort(draws.bits(draws.key(0, "held out"), np.arange(count)), kind="stable")
-    held = set(order[: max(1, round(config.train.held_out * count))].tolist())
-    if len(held) >= count:
-        raise UserError("there are too few examples to hold some of them out; give a dev split with --dev FILE")
-    found: dict[str, list[Any]] = {"train": [], "dev": []}
-    for number, example in enumerate(examples):
-        found["dev" if number in held else "train"].append(example)
-    return found
 
 
 def _intro(tuner: Tuner, held: int) -> list[str]:
@@ -178,10 +177,24 @@ def _check_place(out: Path, resume: bool) -> None:
     begun = (out / MODEL).exists() or any(out.glob("seed-*"))
     if begun and not resume:
         raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; give the path of a folder to write")
+
+
+def _make_place(out: Path) -> None:
+    """Only when everything else is in order: a mistake leaves no folder behind."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def _tidy(out: Path) -> None:
+    """Away with what a run that was killed left half written."""
+    names = (MODEL, SCORES, PREDICTIONS, METRICS, RECIPE, ENVIRONMENT, REPORT)
+    places = [place for place in (out, *out.glob("seed-*")) if place.is_dir()]
+    for leftover in [path for place in places for name in names for path in place.glob(f".{name}.*")]:
+        shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
 
 
 def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:
@@ -189,6 +202,8 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
     place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
     done = place / SCORES
     if resume and done.is_file():
+        if read_text(place / RECIPE) != job.tuner.recipe(seed):
+            raise UserError(f"{place}: was done with other settings; put them back, or start a new run")
         return 0, read_json(done)
     place.mkdir(parents=True, exist_ok=True)
     intro = [*(job.intro if not before else ()), f"seed {seed}"]
@@ -207,7 +222,7 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
             _write_model(job, task, loop.network)
             for name, some in lines.items():
                 write_lines(job.out / file_of(name), some)
-    write(done, json.dumps(result, indent=2) + "\n")
+    write(done, as_text(result, 2) + "\n")
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return 0, result
 
@@ -243,14 +258,17 @@ def _value(result: Json, metric: str) -> float:
 
 def _degenerate(lines: Sequence[Json]) -> str | bool:
     """Why a run that came to its end has learned nothing, or False."""
-    said = {json.dumps(round(p, 1) if isinstance(p := line["predicted"], float) else p) for line in lines}
-    asked = {json.dumps(line.get("gold")) for line in lines}
-    return "every prediction is the same" if len(lines) >= ALIKE and len(said) == 1 and len(asked) > 1 else False
+    said, asked = [line["predicted"] for line in lines], [line["gold"] for line in lines if "gold" in line]
+    if len(lines) < ALIKE or len(set(map(json.dumps, asked))) < 2:
+        return False
+    close = isinstance(said[0], float) and not np.ptp(said) > SPREAD * np.ptp(asked)
+    alike = close or len(set(map(json.dumps, said))) == 1
+    return "every prediction is the same" if alike else False
 
 
 def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
     """metrics.json, and a table for people."""
-    task = job.tuner.task
+    task, kept = job.tuner.task, (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
     best = max(results, key=lambda result: _value(result, task.metric))
     values = [_value(result, task.metric) for result in results if not result["diverged"]]
     found: Json = {key: value for key, value in best.items() if key not in BESIDE}
@@ -261,9 +279,9 @@ def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
     found["seeds"] = list(results)
     found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
     found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
-    write(job.out / SCORES, json.dumps(found, indent=2) + "\n")
+    write(job.out / SCORES, as_text(found, 2) + "\n")
     _print(task, results, found)
-    print(f"{job.out}: {MODEL}/, {SCORES}, {PREDICTIONS}, seed-{best['seed']}/report.html")
+    print(f"{job.out}: {', '.join(kept)}, seed-{best['seed']}/report.html")
     if not values:
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
 
@@ -271,10 +289,10 @@ def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
 def _print(task: Task[Any], results: Sequence[Json], found: Json) -> None:
     keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
     title = f"{task.name}, dev split, times 100"
-    table = Table("seed", *(key.replace("_", " ") for key in keys), "", box=None, pad_edge=False, title=title)
+    table = Table("seed", *(escape(key.replace("_", " ")) for key in keys), "", box=None, pad_edge=False, title=title)
     table.title_justify = "left"
     for result in results:
-        why = f"diverged: {result['diverged']}" if result["diverged"] else ""
+        why = escape(f"diverged: {result['diverged']}") if result["diverged"] else ""
         table.add_row(str(result["seed"]), *(shown(key, result.get(key)) for key in keys), why)
     if len(results) > 1 and found["mean"] is not None:
         spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""

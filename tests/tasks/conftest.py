@@ -1,11 +1,13 @@
 """A tokenizer of each kind, small but trained on real text."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bertree.text import training
 from bertree.text.tokenizer import Tokenizer
+from tests.tasks.learnable import Command, Trained, one_thread
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
@@ -19,3 +21,22 @@ def tokenizers() -> dict[str, Tokenizer]:
 @pytest.fixture(params=["wordpiece", "bpe", "unigram"])
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     return tokenizers[request.param]
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """Everything here is small."""
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Tiny models, fine-tuned on tasks that can be learned."""
+    return Trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process."""
+    return Command(monkeypatch, capsys)

@@ -16,7 +16,9 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["bertree.cli", "bertree.pipelines_train", "tests.train.runs", "torch._inductor"])
+context.set_forkserver_preload(
+    ["bertree.cli", "bertree.pipelines_train", "bertree.pipelines_tune", "tests.train.runs", "torch._inductor"]
+)
 
 MODEL = """
 [model]
@@ -117,8 +119,8 @@ def _command(arguments: tuple[str, ...], said: Path | None, fault: str, where: s
     with open(said or os.devnull, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    if fault:
-        _plant(*fault.split(":"))
+    for one in filter(None, fault.split(",")):
+        _plant(*one.split(":"))
     sys.argv = ["bertree", *arguments]
     main()
 
@@ -135,6 +137,11 @@ def _plant(stage: str, count: str) -> None:
 
         step = Loop.step
         Loop.step = lambda *given: (time.sleep(int(count) / 1000), step(*given))[1]
+        return
+    if stage == "pause":
+        from bertree.train import tuning
+
+        tuning.PAUSE = float(count)
         return
     if stage == "room":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), int(count)))

@@ -85,7 +85,8 @@ class Shapes:
         ends = batch.cu_seqlens.numpy()
         bounds = np.concatenate([ends, np.repeat(ends[-1], empty), ends[-1] + sizes.cumsum()]).astype(np.int32)
         zeros = torch.zeros(spare, dtype=torch.int64)
-        positions = np.arange(spare) - (sizes.cumsum() - sizes).repeat(sizes)
+        # The rung may lie beyond the model's positions; the longest sequence does not.
+        positions = (np.arange(spare) - (sizes.cumsum() - sizes).repeat(sizes)) % batch.max_seqlen
         answers, chosen, cells = batch.answers, batch.chosen, batch.cells
         rows = len(bounds) - 1 if self._head == "sequence" else self._units + 1  # the last row takes what is spare
         if chosen is not None:

@@ -30,6 +30,10 @@ class Train:
     held_out: float = 0.1  # share of the training examples that is the dev split where there is none
 
 
+# What differs from pretraining. Rate 0: by the model's width. How often it saves is a matter of time alone.
+_OWN: dict[str, Json] = {"optim": {"lr": 0.0, "eps": 1e-8}, "run": {"log_every": 25, "save_every": 1}}
+
+
 @dataclass(frozen=True)
 class FineTune:
     """A whole run."""
@@ -40,8 +44,8 @@ class FineTune:
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: Train = Train()
     top: Top = field(default_factory=Top)
-    optim: Optim = field(default_factory=lambda: Optim(lr=0.0, eps=1e-8))  # rate 0: by the model's width
-    run: Run = field(default_factory=lambda: Run(log_every=25))
+    optim: Optim = field(default_factory=lambda: Optim(**_OWN["optim"]))
+    run: Run = field(default_factory=lambda: Run(**_OWN["run"]))
 
 
 _LIMITS = Limits(
@@ -59,7 +63,7 @@ DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 
 def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTune:
     """The configuration of a run of `task`, checked."""
-    tree: Json = {"model": {}, "task": {}} | (base or {})
+    tree: Json = {"model": {}, "task": {}} | {name: dict(section) for name, section in _OWN.items()} | (base or {})
     for override in overrides:
         settings.override(tree, _full(override, task))
     config: FineTune = settings.read(FineTune, tree, "settings")
@@ -67,7 +71,8 @@ def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) ->
     for key in config.model:
         if key not in DROPOUTS:
             raise UserError(f"settings: model.{key}: only {', '.join(DROPOUTS)} can be changed in a trained model")
-    return config
+    dropouts = {key: settings.read(float, value, "settings", f"model.{key}") for key, value in config.model.items()}
+    return replace(config, model=dropouts)
 
 
 def _full(override: str, task: Task[Any]) -> str:
@@ -102,7 +107,19 @@ def configured(task: Task[Any], given: Json) -> Task[Any]:
             known = options(task)
             raise UserError(f"task.{key}: is not a setting of {task.name}, {suggest(key, known)}")
         task = replace(task, **{key: settings.read(hints[key], value, "settings", f"task.{key}")})
+        figures = getattr(task, "figures", ())
+        if key == "metric" and value not in figures:
+            raise UserError(f"metric '{value}': is not a figure of {task.name}, {suggest(str(value), figures)}")
     return task
+
+
+def with_crf(config: FineTune, task: Task[Any]) -> tuple[FineTune, Task[Any]]:
+    """A CRF is both: a part of the network, and how a tagging task reads its answers."""
+    crf = config.top.crf or getattr(task, "crf", False)
+    if crf and not hasattr(task, "crf"):
+        raise UserError(f"crf: chooses the tags of words, but {task.name} has none; it is for ner and tagging")
+    task = replace(task, crf=crf) if hasattr(task, "crf") else task  # type: ignore[call-arg]
+    return replace(config, top=replace(config.top, crf=crf)), task
 
 
 def learning_rate(config: FineTune, a: Architecture) -> float:

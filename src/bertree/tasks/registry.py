@@ -77,7 +77,9 @@ def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequenc
             raise UserError(f"{model}: {task.name} needs one score, but the model's head has {classes} classes")
         return task
     if not task.labels:
-        return task.with_labels(labels)
+        # transformers does not write down the names of two classes that have none.
+        named = len(labels) == classes
+        return task.with_labels(labels if named else [f"LABEL_{number}" for number in range(classes)])
     spelled = {label.lower(): label for label in task.labels}
     if {label.lower() for label in labels} == set(spelled):
         return task.with_labels([spelled[label.lower()] for label in labels])

@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
+import numpy as np
 import torch
 
 from bertree import settings
+from bertree.data import draws
+from bertree.errors import UserError
 from bertree.files import Json
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
@@ -27,6 +30,8 @@ from bertree.train.plan import Plan
 from bertree.train.replay import Replay
 from bertree.train.tuning import Best, Tuning
 
+# Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
+POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
@@ -63,8 +68,8 @@ class Tuner:
     def architecture(self) -> Architecture:
         """The point of the design space that is trained: that of the start, with a pooler where the head reads one."""
         a = self.start.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
-        reads_pooler = self.task.head in ("sequence", "choice") and a.sequence_head == "pooler"
-        return a.with_values({"pooler": True}) if reads_pooler and not self.config.top.reads_states else a
+        reads_pooler = a.sequence_head in POOLED.get(self.task.head, ()) and not self.config.top.reads_states
+        return a.with_values({"pooler": True}) if reads_pooler else a
 
     def network(self, seed: int) -> Network:
         """The trained encoder under the model's own head, where it is the same one, or under a fresh one."""
@@ -72,7 +77,8 @@ class Tuner:
             torch.manual_seed(seed)
             made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
         known = made.state_dict()
-        kept = ("encoder.", "heads.") if tuple(self.start.labels) == self.task.labels else ("encoder.",)
+        same = tuple(self.start.labels) == self.task.labels and self._reads_the_same
+        kept = ("encoder.", "heads.", "features.", "crf.") if same else ("encoder.",)
         there = {
             name: tensor
             for name, tensor in self.start.network.state_dict().items()
@@ -80,6 +86,17 @@ class Tuner:
         }
         made.load_state_dict(there, strict=False)
         return made.to(self.machine.device)
+
+    def check(self) -> None:
+        """Refuse what cannot be built, before anything is written."""
+        with torch.device("meta"):
+            build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
+
+    @property
+    def _reads_the_same(self) -> bool:
+        """Whether the heads stand on what those of the start stand on."""
+        mine, its = self.config.top, self.start.network.top
+        return (mine.layers, mine.lstm, mine.lstm_layers) == (its.layers, its.lstm, its.lstm_layers)
 
     @property
     def steps_an_epoch(self) -> int:
@@ -93,13 +110,13 @@ class Tuner:
 
     def _parts(self, seed: int) -> tuple[Loop, UnitFeed]:
         task, config, size = self.task, self.config, self.config.train.batch
-        network = self.network(seed)
+        network, gpu = self.network(seed), self.machine.device.type == "cuda"
         longest = max(len(sequence.ids) for unit in self.train.units for sequence in unit.sequences)
         options = max(len(unit.sequences) for unit in self.train.units)
-        limit = config.run.micro_tokens or (GPU_TOKENS if self.machine.device.type == "cuda" else CPU_TOKENS)
+        limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         micro = min(size, math.ceil(size * options * longest / limit))
         crf = network.crf is not None
-        replayed = self.machine.compiled and micro == 1 and not crf and config.optim.name == "adamw"
+        replayed = gpu and self.machine.compiled and micro == 1 and not crf and config.optim.name == "adamw"
         kind = Replay if replayed else Loop
         loop = kind(
             network,
@@ -123,12 +140,16 @@ class Tuner:
         )
         return loop, feed
 
+    def recipe(self, seed: int) -> str:
+        """Every setting of a run with this seed, as TOML."""
+        return settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
+
     def run(
         self, out: Path, seed: int, resume: bool, intro: Sequence[str], note: Callable[[str], None]
     ) -> tuple[int, Best, Loop]:
         """Learn it. The exit code, the best evaluation, and the loop with the weights of that moment in it."""
         loop, feed = self._parts(seed)
-        recipe = settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
+        recipe = self.recipe(seed)
         steps, every = len(feed.plan), self.steps_an_epoch / self.config.train.evaluations
         tuning = Tuning(
             out,
@@ -144,6 +165,19 @@ class Tuner:
         )
         code, best = tuning.run(resume, intro, note)
         return code, best, loop
+
+
+def held_out(examples: Sequence[Example], share: float) -> dict[str, list[Example]]:
+    """A share of the training examples as the dev split, the same for every seed."""
+    count = len(examples)
+    order = np.argsort(draws.bits(draws.key(0, "held out"), np.arange(count)), kind="stable")
+    held = set(order[: max(1, round(share * count))].tolist())
+    if len(held) >= count:
+        raise UserError("there are too few examples to hold some of them out; give a dev split with --dev FILE")
+    found: dict[str, list[Example]] = {"train": [], "dev": []}
+    for number, example in enumerate(examples):
+        found["dev" if number in held else "train"].append(example)
+    return found
 
 
 def measured(

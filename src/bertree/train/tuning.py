@@ -159,7 +159,7 @@ class Tuning:
 
     def _best(self, found: Checkpoint | None) -> Best:
         before: Any = found.extra.get("best") if found else None
-        if found is None or not isinstance(before, dict) or not before.get("step"):
+        if found is None or not isinstance(before, dict):
             return Best()
         device = self.loop.device
         weights = {n.removeprefix(BEST): t.to(device) for n, t in found.tensors.items() if n.startswith(BEST)}
