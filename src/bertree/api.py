@@ -21,6 +21,8 @@ from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS, preset
+from bertree.tasks import registry
+from bertree.tasks.answering import fitting, half, logits
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Input = str | tuple[str, str] | Sequence[int] | Tensor
@@ -216,6 +218,23 @@ class Model:
             for ps, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
         return lists[0] if len(lists) == 1 else lists
+
+    def predict(self, inputs: Iterable[str | tuple[str, str] | Json], max_length: int = 0) -> list[Json]:
+        """What a fine-tuned model says about each input: `predicted`, `score`, and what belongs to its head.
+
+        An input is a text, a pair of texts, or an object with the parts by name (question and context; context,
+        question and options; words). `max_length`: tokens a sequence; 0: as it was fine-tuned.
+        """
+        task = registry.of_model(self.classes, self.labels, self.task)
+        if self.tokenizer is None:
+            raise UserError("this model has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
+        longest = fitting(max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions)
+        examples = [task.parse("\t".join(record) if isinstance(record, tuple) else record) for record in inputs]
+        units, cut = task.units(examples, self.tokenizer, longest)
+        if cut.examples:
+            warnings.warn(cut.line("input", len(examples), longest), BertreeWarning, stacklevel=2)
+        found = logits(self.network, task.head, units, lambda: half(self.device))
+        return task.predict(examples, units, found)
 
 
 def load(

@@ -13,12 +13,11 @@ from bertree.errors import UserError
 from bertree.files import Json, new_folder
 from bertree.model.network import build
 from bertree.model.top import Top
-from bertree.pipelines_tasks import as_text, cut_line, device_of, encoded, fitting, half, note
+from bertree.pipelines_tasks import as_text, device_of, encoded, note
 from bertree.tasks import registry
-from bertree.tasks.answering import logits, states
+from bertree.tasks.answering import fitting, half, states
 from bertree.tasks.records import json_object, kind_of, lines
 from bertree.tasks.records import records as rows_of
-from bertree.tasks.tables import read_table
 from bertree.tasks.tagging import TaggingTask
 
 CHUNK = 1024  # lines taken at once
@@ -48,11 +47,7 @@ def records(texts: Sequence[str], file: Path | None, question: str | None) -> It
 
 def read(path: Path) -> Iterator[str | Json]:
     """A file's records, or its lines."""
-    if kind_of(path) == ".tsv":
-        table = read_table(path)
-        columns = [table.values(number) for number in range(len(table.names))]
-        yield from (dict(zip(table.names, row, strict=True)) for row in zip(*columns, strict=True))
-    elif kind_of(path) in TABLES:
+    if kind_of(path) in TABLES:
         yield from (row for _, row in rows_of(path))
     else:
         yield from (_parsed(text, f"{path}: line {number}") for number, text in lines(path))
@@ -74,18 +69,11 @@ def predict(
 ) -> None:
     """`bertree predict`: what a fine-tuned model says about lines, a thousand at a time."""
     loaded = load(model, device=device_of(device), tokenizer=tokenizer)
-    task = registry.of_model(loaded.classes, loaded.labels, loaded.task)
-    longest = fitting(max_length, loaded.task.get("max_length") or loaded.max_length, loaded)
+    head = registry.of_model(loaded.classes, loaded.labels, loaded.task).head
     rest = iter(records)
     while some := list(islice(rest, CHUNK)):
-        examples = [task.parse(record) for record in some]
-        part, cut = encoded(task, examples, loaded, longest)
-        found = logits(loaded.network, task.head, part.units, lambda: half(loaded.device))
-        if cut.examples:
-            note(cut_line("input", cut, len(some), longest))
-        for line in task.predict(examples, part.units, found):
-            line.pop("gold", None)
-            print(as_text(line) if as_json else readable(task.head, line))
+        for line in loaded.predict(some, max_length):
+            print(as_text(line) if as_json else readable(head, line))
 
 
 def readable(head: str, line: Json) -> str:
@@ -123,7 +111,7 @@ def features(
         network.load_state_dict(known, strict=False)
         network.to(loaded.device)
     task = TaggingTask("tagging")
-    longest = fitting(max_length, loaded.max_length, loaded)
+    longest = fitting(max_length, loaded.max_length, loaded.architecture.max_positions)
     rest = read(file)
     count = words = 0
     with (
@@ -137,7 +125,7 @@ def features(
             examples = [task.parse(record) for record in some]
             part, cut = encoded(task, examples, loaded, longest)
             if cut.examples:
-                note(cut_line(str(file), cut, len(some), longest))
+                note(cut.line(str(file), len(some), longest))
             for block in states(network, part.units, lambda: half(loaded.device)):
                 width = block.shape[1]
                 rows.write(np.ascontiguousarray(block, "<f4").tobytes())

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bertree.api import Model, load
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
 from bertree.tasks import registry
+from bertree.tasks.answering import fitting, half
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.task import Cut, Task
 from bertree.tasks.tune import Split, measured
@@ -57,33 +58,12 @@ def device_of(name: str) -> str:
     return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def half(device: torch.device) -> AbstractContextManager[object]:
-    """The precision in which a trained model is asked: half where it is much faster."""
-    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
-
-
 def encoded(task: Task[Any], examples: Sequence[Any], model: Model, longest: int) -> tuple[Split[Any], Cut]:
     """What the encoder reads of examples."""
     if model.tokenizer is None:
         raise UserError("this model has no tokenizer; give one: --tokenizer FOLDER")
     units, cut = task.units(examples, model.tokenizer, longest)
     return Split(examples, units), cut
-
-
-def fitting(asked: int, usual: Any, model: Model) -> int:
-    """The length asked for, which the model must be able to read; where none is, the usual one or the model's."""
-    most = model.architecture.max_positions
-    if asked > most:
-        raise UserError(f"max_length {asked}: the model has only {most} positions")
-    return asked or (min(usual, most) if type(usual) is int and usual > 0 else most)
-
-
-def cut_line(name: str, cut: Cut, count: int, longest: int) -> str:
-    """What truncation dropped, for people."""
-    return (
-        f"{name}: {cut.examples:,} of {count:,} examples do not fit into {longest} tokens and lose {cut.tokens:,} of "
-        "theirs; max_length=... reads more"
-    )
 
 
 def evaluate(
@@ -108,7 +88,7 @@ def evaluate(
     wanted = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
     if not wanted:
         raise UserError(f"{files.data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
-    longest = fitting(max_length, loaded.task.get("max_length") or task.max_length, loaded)
+    longest = fitting(max_length, loaded.task.get("max_length") or task.max_length, loaded.architecture.max_positions)
     found: Json = {}
     for name in wanted:
         examples = task.read(splits[name])
@@ -119,7 +99,7 @@ def evaluate(
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
         found |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
         if cut.examples:
-            note(cut_line(name, cut, len(examples), longest))
+            note(cut.line(name, len(examples), longest))
         if out is not None:
             write_lines(out / file_of(name), lines)
         if submission is not None:

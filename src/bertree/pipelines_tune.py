@@ -33,16 +33,15 @@ from bertree.pipelines_tasks import (
     SCORES,
     Files,
     as_text,
-    cut_line,
     encoded,
     file_of,
-    fitting,
     note,
     shown,
     write,
     write_lines,
 )
 from bertree.tasks import config as configs
+from bertree.tasks.answering import fitting
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Cut, Task
 from bertree.tasks.tune import Split, Start, Tuner, held_out, measured
@@ -126,13 +125,12 @@ def _prepared(
     if "dev" not in examples:
         examples = held_out(examples["train"], config.train.held_out)
         held = len(examples["dev"])
-    longest = fitting(config.train.max_length, task.max_length, start)
+    longest = fitting(config.train.max_length, task.max_length, start.architecture.max_positions)
     rate = configs.learning_rate(config, start.architecture)
-    config = replace(config, optim=replace(config.optim, lr=rate), train=replace(config.train, max_length=longest))
+    train, optim = replace(config.train, max_length=longest), replace(config.optim, lr=rate)
+    config = replace(config, name=task.name, note=model, train=train, optim=optim)
     both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
     parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
-    if all(unit.answer is None for unit in parts["dev"].units):
-        raise UserError(f"{splits['dev'][0]}: has no gold answers to measure with; give a dev split with --dev FILE")
     asked = [unit for unit in parts["train"].units if unit.answer is not None]
     parts["train"] = Split(parts["train"].examples, asked)
     for name, part in parts.items():
@@ -151,7 +149,7 @@ def _prepared(
     )
     tuner.check()
     intro = _intro(tuner, held)
-    intro += [cut_line(name, cut, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
+    intro += [cut.line(name, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
     return _Job(tuner, start, parts, cuts, out, intro)
 
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
+from bertree.errors import UserError
 from bertree.model.network import TOKEN_HEADS, Network
 from bertree.tasks.batches import by_length, collate
 from bertree.tasks.task import Logits, Unit
@@ -16,6 +17,18 @@ from bertree.tasks.task import Logits, Unit
 TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
 Autocast = Callable[[], AbstractContextManager[object]]
 Advance = Callable[[int], None]  # hears how many units are done
+
+
+def half(device: torch.device) -> AbstractContextManager[object]:
+    """The precision in which a trained model is asked: half where it is much faster."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def fitting(asked: int, usual: object, most: int) -> int:
+    """The length asked for, which a model of `most` positions must be able to read; else the usual one, if it is."""
+    if asked > most:
+        raise UserError(f"max_length {asked}: the model has only {most} positions")
+    return asked or (min(usual, most) if type(usual) is int and usual > 0 else most)
 
 
 def logits(

@@ -43,6 +43,13 @@ class Cut(NamedTuple):
     examples: int = 0
     tokens: int = 0
 
+    def line(self, name: str, count: int, longest: int) -> str:
+        """For people, of a split of so many examples."""
+        return (
+            f"{name}: {self.examples:,} of {count:,} examples do not fit into {longest} tokens and lose "
+            f"{self.tokens:,} of theirs; max_length=... reads more"
+        )
+
 
 @dataclass(frozen=True)
 class Task(ABC, Generic[Example]):

@@ -116,7 +116,8 @@ class Tuner:
         limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         micro = min(size, math.ceil(size * options * longest / limit))
         crf = network.crf is not None
-        replayed = gpu and self.machine.compiled and micro == 1 and not crf and config.optim.name == "adamw"
+        on_host = crf or config.top.lstm > 0 or config.optim.name != "adamw"  # they ask for numbers on the way
+        replayed = gpu and self.machine.compiled and micro == 1 and not on_host
         kind = Replay if replayed else Loop
         loop = kind(
             network,
