@@ -13,8 +13,8 @@ import pytest
 from bertree import assembly, recipe
 from bertree.data.store import Store
 from bertree.errors import UserError
+from bertree.files import alone
 from bertree.interop import folder
-from bertree.pipelines_train import _alone
 from tests.train import runs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,9 +35,9 @@ def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path) ->
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    with _alone(tmp_path), pytest.raises(UserError, match="another run is writing here"), _alone(tmp_path):
+    with alone(tmp_path), pytest.raises(UserError, match="another run is writing here"), alone(tmp_path):
         pass
-    with _alone(tmp_path):
+    with alone(tmp_path):
         assert not list(tmp_path.iterdir())
 
 
