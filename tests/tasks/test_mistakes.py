@@ -242,5 +242,5 @@ def test_in_a_process_of_its_own(trained: Trained, tmp_path: Path) -> None:
         "finetune", str(trained.start), "--task", "classification", "--data", str(data), "--out", str(tmp_path / "out")
     )
     assert out.returncode == 2
-    assert out.stderr == f"bertree: {data / 'train.tsv'}: line 2: is not UTF-8 text; convert the file\n"
+    assert out.stderr == f"bertree: {data / 'train.tsv'}: line 2: is not UTF-8 text; convert the file first\n"
     assert not (tmp_path / "out").exists()

@@ -221,7 +221,7 @@ def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE)
         if contents.tokenizer:
-            contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None)
+            contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.segments > 1)
         if to == "bertree":
             labels, longest, task = contents.labels, contents.max_length, contents.task
             ours = Description(a, heads_of(network), layout, labels, longest, network.top, task)

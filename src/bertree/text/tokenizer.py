@@ -77,8 +77,10 @@ class Tokenizer:
             raise UserError(f"{folder}: the tokenizer files cannot be read ({error})") from None
         return cls(backend, config, files)
 
-    def save(self, folder: Path, max_length: int | None = None) -> None:
-        """Write the files it came from, and a `tokenizer.json` in any case; with `max_length`, say so to others."""
+    def save(self, folder: Path, max_length: int | None = None, segments: bool = True) -> None:
+        """Write the files it came from, and a `tokenizer.json` in any case; with `max_length`, say so to others.
+
+        `segments` says whether the model tells the two texts of a pair apart: transformers must be told."""
         files = dict(self.files)
         if max_length is not None and CONFIG in files:
             files[CONFIG] = json.dumps(self.config | {"model_max_length": max_length}, indent=2).encode()
@@ -86,7 +88,10 @@ class Tokenizer:
             files[JSON] = self.backend.to_str(pretty=True).encode()
         if CONFIG not in files:
             tokens = {f"{kind}_token": token for kind, token in self.special.items()}
-            files[CONFIG] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | tokens, indent=2).encode()
+            marked = segments and any(self.backend.encode("a", "a").type_ids)
+            inputs = ["input_ids", *(["token_type_ids"] if marked else []), "attention_mask"]
+            known = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+            files[CONFIG] = json.dumps(known | tokens, indent=2).encode()
         for name, data in files.items():
             (folder / name).write_bytes(data)
 
