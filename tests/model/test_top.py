@@ -135,7 +135,7 @@ def test_a_crf_learns_what_may_follow() -> None:
     cells, answers = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 1])
     mover = optim.build(made, Optim(lr=1e-2))
     losses = []
-    for _ in range(150):
+    for _ in range(40):
         scores = made.class_logits("token", made(batch), batch, batch.chosen)
         loss = made.crf.loss(scores, cells, batch.width, answers)
         losses.append(loss.item())
