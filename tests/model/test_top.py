@@ -130,12 +130,12 @@ def test_names_in_a_checkpoint() -> None:
 
 def test_a_crf_learns_what_may_follow() -> None:
     none = dict.fromkeys(("dropout", "attention_dropout", "classifier_dropout"), 0.0)
-    made = network(Top(crf=True), **none).train()
+    made = network(Top(crf=True), vocab_size=50, **none).train()
     batch = replace(Batch.pack([[5, 6, 7, 8], [9, 10]]), chosen=torch.tensor([1, 2, 3, 5]), width=3)
     cells, answers = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 1])
     mover = optim.build(made, Optim(lr=1e-2))
     losses = []
-    for _ in range(40):
+    for _ in range(150):
         scores = made.class_logits("token", made(batch), batch, batch.chosen)
         loss = made.crf.loss(scores, cells, batch.width, answers)
         losses.append(loss.item())
