@@ -16,7 +16,7 @@ from rich.table import Table
 from bertree.api import Model, load
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
-from bertree.tasks import registry
+from bertree.tasks import page, registry
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.task import Cut, Task
 from bertree.tasks.tune import Split, measured
@@ -122,6 +122,7 @@ def evaluate(
             write(submission / file, text)
     if out is not None:
         write(out / SCORES, json.dumps(found, indent=2) + "\n")
+        page.write(out, task, found | {"model": model}, {name: out / file_of(name) for name in wanted}, note)
     if as_json:
         print(json.dumps(found, indent=2))
     else:
