@@ -30,6 +30,7 @@ from bertree.train.scales import Axis
 
 CURVES = 16  # seeds drawn
 SCORES = 14  # columns of the table of seeds
+OTHERS = 2  # scores at the top, beside the one that counts
 COUNTS = ("seed", "best_step", "best_seed", "mean", "std", "best", "examples", "cut", "cut_tokens")
 
 
@@ -65,7 +66,8 @@ def render(out: Path, task: Task[Any], found: Json, splits: Mapping[str, Sequenc
     for name, lines in splits.items():
         body += [f'<h1 style="margin-top:34px">{safe(name)}</h1>'] if len(splits) > 1 else []
         body += _split(task, lines, found)
-    return page.document(f"{task.name} · {out.resolve().name}", body, STYLE, script="")
+    text = page.document(f"{task.name} · {out.resolve().name}", body, STYLE, script="")
+    return text.encode("utf-8", "replace").decode("utf-8")  # a path need not be Unicode
 
 
 def score(key: str, value: Any) -> str:
@@ -91,10 +93,11 @@ def _tiles(task: Task[Any], found: Json, splits: Mapping[str, Sequence[Json]]) -
     if len(seeds) > 1 and found.get("mean") is not None:
         spread = f" ± {100 * found['std']:.2f}" if found.get("std") is not None else ""
         learned = sum(not result.get("diverged") for result in seeds)
-        of = f"of {learned} seeds" + (f", {len(seeds) - learned} left out" if learned < len(seeds) else "")
+        left = f", {len(seeds) - learned} left out" if learned < len(seeds) else ""
+        of = f"of {learned} seed{'s' if learned != 1 else ''}{left}"
         made.append(("mean ± deviation", score("", found["mean"]) + spread, of))
     others = [key for key in _keys([found]) if key != task.metric and not key.endswith("threshold")]
-    made += [(label(key), score(key, found[key]), "times 100") for key in others[:2]]
+    made += [(label(key), score(key, found[key]), "times 100") for key in others[:OTHERS]]
     for name, lines in splits.items():
         made.append((f"examples, {name}", f"{len(lines):,}", _right(lines)))
     counts = found.get("examples")
@@ -130,8 +133,8 @@ def _scores(out: Path, task: Task[Any], found: Json, seeds: Sequence[Json]) -> l
     """Every score of every seed, the best one marked; the pages of their training."""
     rows, results = [], seeds or [found]
     keys = sorted(_keys(results), key=lambda key: key != task.metric)[:SCORES]
-    if not keys and not seeds:
-        return []
+    if len(keys) <= 1 + OTHERS and not seeds:
+        return []  # they stand at the top
     for result in results:
         cells = [score(key, result.get(key)) for key in keys]
         if seeds:

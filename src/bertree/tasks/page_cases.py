@@ -38,7 +38,7 @@ def errors(gold: Floats, predicted: Floats, show: Show) -> list[str]:
     off = np.abs(predicted - gold)
     order = np.argsort(-np.nan_to_num(off, nan=-np.inf), kind="stable")[:MISTAKES]
     rows = [[*show(int(number)), digits(float(off[number]))] for number in order if off[number] > 0]
-    return [_titled("Furthest off", html_table(["text", "gold", "predicted", "off by"], rows, [1, 2, 3], "cases"))]
+    return [_titled("Furthest off", html_table(["text", "gold", "predicted", "off by"], rows, [1, 2, 3], "cases off"))]
 
 
 def _part(title: str, picked: np.ndarray, scores: Floats, show: Show) -> str:

@@ -29,7 +29,7 @@ a{color:var(--accent)}
 .seeds td,.seeds th{white-space:nowrap}
 .seeds td:last-child:not(.number){white-space:normal;min-width:180px}
 .bars td.number{color:var(--soft)}
-.bars td:nth-child(2){width:60%}
+.bars td:nth-child(2){width:48%}
 .bar{min-width:110px}
 .bar div{display:flex;height:9px;margin:2px 0;background:var(--ground);border-radius:2px;overflow:hidden}
 .bar i{display:block;background:var(--accent)}
@@ -42,7 +42,7 @@ a{color:var(--accent)}
 .heat th{font-weight:600;color:var(--soft)}
 .heat tbody th{text-align:right;white-space:nowrap;position:sticky;left:0;background:var(--paper)}
 .heat thead th.up{writing-mode:vertical-rl;transform:rotate(180deg);text-align:left;white-space:nowrap}
-.heat td small{display:block;color:var(--soft);font-size:11.5px}
+.heat td small{display:block;opacity:.75;font-size:11.5px}
 .heat.dense td,.heat.dense th{padding:2px 4px;font-size:12px}
 .cases td{font-size:14px}
 .cases td:first-child{min-width:230px;overflow-wrap:anywhere}
@@ -51,6 +51,15 @@ a{color:var(--accent)}
 .cases mark.gold{border-color:var(--good)}.cases mark.wrong{border-color:var(--bad)}
 .dots circle{fill:currentColor;opacity:.45}
 .chart .ideal{stroke:currentColor;stroke-dasharray:5 4;opacity:.7}
+@media (max-width:640px){.bar{min-width:50px}.bars td:first-child{min-width:84px}.bars td,.bars th{padding:3px 5px}
+.bars td:nth-child(2){width:30%}
+.cases thead{display:none}.cases tbody,.cases table{display:block}
+.cases tr{display:grid;grid-template-columns:1fr 1fr auto;border-top:1px solid var(--edge);padding:4px 0}
+.cases tr:first-child,.cases td{border:0}.cases td{padding:3px 10px;min-width:0}
+.cases td:first-child{grid-column:1/-1}.cases td.number{text-align:left}
+.cases td:not(:first-child)::before{color:var(--soft);font-size:12px;display:block}
+.cases td:nth-child(2)::before{content:"gold"}.cases td:nth-child(3)::before{content:"predicted"}
+.cases td:nth-child(4)::before{content:"sure"}.cases.off td:nth-child(4)::before{content:"off by"}}
 """
 ALPHA = 0.62  # of the strongest colour of a heat map: the count on it stays readable
 POINTS = 2000  # of a scatter
@@ -95,7 +104,7 @@ def bars(title: str, rows: Sequence[Bar], under: str = "", names: Sequence[str] 
             f'<div><i class="b{number}" style="width:{100 * share:.1f}%"></i></div>'
             for number, share in enumerate(row.shares)
         )
-        cells.append([clipped(row.name), *_row("".join(drawn), row.beside)])
+        cells.append([clipped(row.name, 2 * NAME), *_row("".join(drawn), row.beside)])
     return caption(title, under, keys) + _bar_table(cells, head)
 
 
@@ -123,7 +132,7 @@ def _bar_table(cells: Sequence[Sequence[str]], head: Sequence[str]) -> str:
 
 
 def heat(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> str:
-    """Gold labels down, predicted ones across; a cell is as strong as its share of its row."""
+    """Gold labels down, predicted ones across; the larger its share of its row, the stronger a cell."""
     dense = len(labels) > 8
     upright = dense or sum(min(len(label), NAME) for label in labels) > 70
     kind = ' class="up"' if upright else ""
@@ -141,8 +150,9 @@ def heat(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> str:
 
 def _cell(gold: str, said: str, count: int, total: int, dense: bool) -> str:
     share = count / total if total else 0.0
-    tone = "10,143,106" if gold == said else "213,60,60"
-    shade = f' style="background:rgba({tone},{ALPHA * share:.3f})"' if count else ""
+    # Mistakes are mostly small shares: their root, so that they are seen.
+    tone, strength = ("10,143,106", share) if gold == said else ("213,60,60", share**0.5)
+    shade = f' style="background:rgba({tone},{ALPHA * strength:.3f})"' if count else ""
     hint = f"{gold[:80]} → {said[:80]}: {count:,}, {percent(share, 1)} of {total:,}"
     inside = f"{count:,}" if count else "·"
     if not dense and count:

@@ -72,7 +72,7 @@ def _confused(counts: Counter[tuple[str, str]]) -> str:
         Bar(f"{gold} → {said}", [count / most], [f"{count:,}", percent(count / total[gold])])
         for (gold, said), count in wrong
     ]
-    under = f"gold → predicted; the {len(rows)} most frequent of {len(total):,} labels"
+    under = f"gold → predicted; the first {len(rows)}, of {len(total):,} labels"
     return bars("Most frequent confusions", rows, under, head=("", "count", "of this gold"))
 
 
