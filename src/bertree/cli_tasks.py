@@ -90,7 +90,7 @@ def evaluate(
     task: TaskOption,
     data: Annotated[Path, typer.Option("--data", help="Folder with the task's files, or one file.")],
     split: Annotated[str | None, typer.Option(help="dev, test ...; without it, dev.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for metrics.json and predictions.jsonl.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for metrics.json, predictions.jsonl, report.html.")] = None,
     submission: Annotated[
         Path | None, typer.Option(help="Folder for the file that the task's server takes (GLUE, SQuAD).")
     ] = None,

@@ -18,7 +18,7 @@ from rich.table import Table
 from bertree.api import Model, load
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
-from bertree.tasks import registry
+from bertree.tasks import page, registry
 from bertree.tasks.answering import fitting, half
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.task import Cut, Task
@@ -108,6 +108,7 @@ def evaluate(
     known = {"task": task.name, "split": wanted[0], "model": model}
     if out is not None:
         write(out / SCORES, as_text(found | known, 2) + "\n")
+        page.write(out, task, found | {"model": model}, {name: out / file_of(name) for name in wanted}, note)
     if as_json:
         print(as_text(found | known, 2))
     else:

@@ -3,6 +3,7 @@
 OUT/model/                  the best model of the best seed, with its labels and settings
 OUT/metrics.json            its scores on the dev split, and those of every seed
 OUT/predictions.jsonl       what it says about every dev example
+OUT/report.html             both to look at
 OUT/seed-N/                 each run: metrics.jsonl, report.html, recipe.toml
 """
 
@@ -41,6 +42,7 @@ from bertree.pipelines_tasks import (
     write_lines,
 )
 from bertree.tasks import config as configs
+from bertree.tasks import page
 from bertree.tasks.answering import fitting
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Cut, Task
@@ -278,8 +280,9 @@ def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
     found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
     found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
     write(job.out / SCORES, as_text(found, 2) + "\n")
+    page.write(job.out, task, found, {name: job.out / file_of(name) for name in job.parts if name != "train"}, note)
     _print(task, results, found)
-    print(f"{job.out}: {', '.join(kept)}, seed-{best['seed']}/report.html")
+    print(f"{job.out}: {', '.join(kept)}, {REPORT}")
     if not values:
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
 

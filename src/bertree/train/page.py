@@ -9,14 +9,16 @@ from bertree.train.charts import CSS as CHARTS
 from bertree.train.style import SCRIPT, STYLE
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A whole page."""
+def document(title: str, body: Iterable[str], style: str = "", script: str = SCRIPT) -> str:
+    """A whole page; `style` is what it has beside the common look."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{CHARTS}{STYLE}</style></head>\n<body><main>\n"
+        f"<title>{escape(title)}</title><style>{CHARTS}{STYLE}{style}</style></head>\n<body><main>\n"
         + "\n".join(part for part in body if part)
-        + f"\n</main><script>{SCRIPT}</script></body></html>\n"
+        + "\n</main>"
+        + (f"<script>{script}</script>" if script else "")
+        + "</body></html>\n"
     )
 
 
