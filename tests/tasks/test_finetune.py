@@ -48,7 +48,13 @@ def test_what_can_be_learned_is_learned(name: str, trained: Trained) -> None:
     assert len(lines) == found["examples"]["dev"]
     assert all("gold" in line and "predicted" in line for line in lines)
     assert "<svg" in (out / "seed-0" / "report.html").read_text()
-    assert sorted(path.name for path in out.iterdir()) == ["metrics.json", "model", "predictions.jsonl", "report.html", "seed-0"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "metrics.json",
+        "model",
+        "predictions.jsonl",
+        "report.html",
+        "seed-0",
+    ]
     assert not (out / "seed-0" / "checkpoints").exists()
     history = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
     evaluations = {line["step"]: line[kind.metric] for line in history if line["kind"] == "eval"}
