@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from numbers import Integral
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS, preset
 from bertree.tasks import registry
 from bertree.tasks.answering import fitting, half, logits
+from bertree.tasks.task import Task
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Input = str | tuple[str, str] | Sequence[int] | Tensor
@@ -219,18 +220,35 @@ class Model:
         ]
         return lists[0] if len(lists) == 1 else lists
 
-    def predict(self, inputs: Iterable[str | tuple[str, str] | Json], max_length: int = 0) -> list[Json]:
+    def task_named(self, name: str | None = None, **columns: str | None) -> Task[Any]:
+        """The task it answers: the one of that name, or the one it was fine-tuned for."""
+        return registry.of_model(self.classes, self.labels, self.task, self.network.crf is not None, name, columns)
+
+    @property
+    def needed_tokenizer(self) -> Tokenizer:
+        """The tokenizer, where there must be one."""
+        if self.tokenizer is None:
+            raise UserError("this model has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
+        return self.tokenizer
+
+    def predict(
+        self, inputs: Iterable[str | tuple[str, str] | Json], max_length: int = 0, first: int = 1
+    ) -> list[Json]:
         """What a fine-tuned model says about each input: `predicted`, `score`, and what belongs to its head.
 
         An input is a text, a pair of texts, or an object with the parts by name (question and context; context,
-        question and options; words). `max_length`: tokens a sequence; 0: as it was fine-tuned.
+        question and options; words). `max_length`: tokens a sequence; 0: as it was fine-tuned. `first`: number of the
+        first input, for messages.
         """
-        task = registry.of_model(self.classes, self.labels, self.task)
-        if self.tokenizer is None:
-            raise UserError("this model has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
+        task = self.task_named()
         longest = fitting(max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions)
-        examples = [task.parse("\t".join(record) if isinstance(record, tuple) else record) for record in inputs]
-        units, cut = task.units(examples, self.tokenizer, longest)
+        examples: list[Any] = []
+        for number, record in enumerate(inputs, first):
+            try:
+                examples += task.parse_all(_record(record, task.head))
+            except UserError as error:
+                raise UserError(f"input {number}: {error}") from None
+        units, cut = task.units(examples, self.needed_tokenizer, longest)
         if cut.examples:
             warnings.warn(cut.line("input", len(examples), longest), BertreeWarning, stacklevel=2)
         found = logits(self.network, task.head, units, lambda: half(self.device))
@@ -315,6 +333,14 @@ def _dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f"dtype '{name}': unknown, {suggest(name, DTYPES)}")
     return DTYPES[name]
+
+
+def _record(record: str | tuple[str, str] | Json, head: str) -> str | Json:
+    """A pair by its names, so that no character in it can divide it."""
+    if not isinstance(record, tuple):
+        return record
+    names = ("question", "context") if head == "span" else ("text", "pair")
+    return dict(zip(names, record, strict=True))
 
 
 def _is_text(item: Input) -> bool:

@@ -57,8 +57,9 @@ def finetune(
     split counts; a file without a dev split gets a tenth of its examples held out.
 
     Settings: epochs=3 batch=32 lr=(by the model's width) max_length=(the task's) warmup=0.1 shape=linear
-    evaluations=1 (an epoch) patience=3 seed=0 weight_decay=0.01 clip=1 dropout=... lstm=0 crf=false;
-    SQuAD: stride=128 max_answer=30.
+    evaluations=1 (an epoch) patience=3 held_out=0.1 seed=0 weight_decay=0.01 clip=1 dropout=... attention_dropout=0
+    metric=... lstm=0 lstm_layers=2 device=auto precision=auto micro_tokens=0; SQuAD: stride=128 max_answer=30 best=20
+    threshold=0; tags: crf=false scheme=auto.
 
     [dim]bertree finetune my-bert --task sst-2 --data glue/SST-2 --out my-sst
     bertree finetune my-bert --task squad2 --data squad --out my-qa epochs=2 batch=16
@@ -110,13 +111,13 @@ def evaluate(
     """
     from bertree.pipelines_tasks import Files
     from bertree.pipelines_tasks import evaluate as work
-    from bertree.tasks.registry import make
 
     work(
         model,
-        make(task, text, pair, label),
+        task,
         Files(data),
         split,
+        columns={"text": text, "pair": pair, "label": label},
         as_json=as_json,
         out=out,
         submission=submission,

@@ -1,6 +1,7 @@
 """The work behind `bertree predict` and `features`: new texts through a trained model."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -14,13 +15,13 @@ from bertree.files import Json, new_folder
 from bertree.model.network import build
 from bertree.model.top import Top
 from bertree.pipelines_tasks import as_text, device_of, encoded, note
-from bertree.tasks import registry
 from bertree.tasks.answering import fitting, half, states
 from bertree.tasks.records import json_object, kind_of, lines
 from bertree.tasks.records import records as rows_of
 from bertree.tasks.tagging import TaggingTask
 
 CHUNK = 1024  # lines taken at once
+OBJECT = re.compile(r"\s*\{\s*[\"}]")
 FEATURES, WORDS = "features.npy", "words.jsonl"
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
@@ -38,11 +39,16 @@ def records(texts: Sequence[str], file: Path | None, question: str | None) -> It
         if sys.stdin.isatty():
             note("reading standard input, a text a line; end with Ctrl-D")
         given = (_parsed(line.rstrip("\r\n"), f"line {number}") for number, line in enumerate(sys.stdin, 1))
+    blank = 0
     for record in given:
-        if question is not None and isinstance(record, str):
-            record = {"question": question, "context": record}
-        if record != "":
-            yield record
+        if isinstance(record, str) and not record.strip():
+            blank += 1
+            continue
+        if question is not None:
+            record = {"question": question} | ({"context": record} if isinstance(record, str) else record)
+        yield record
+    if blank:
+        note(f"{blank:,} empty lines were left out")
 
 
 def read(path: Path) -> Iterator[str | Json]:
@@ -54,8 +60,8 @@ def read(path: Path) -> Iterator[str | Json]:
 
 
 def _parsed(text: str, where: str) -> str | Json:
-    """A line as it is; one that looks like a JSON object as that object."""
-    return json_object(text, where) if text.startswith("{") and text.rstrip().endswith("}") else text
+    """A line as it is; one that begins like a JSON object as that object."""
+    return json_object(text, where) if OBJECT.match(text) else text
 
 
 def predict(
@@ -69,11 +75,14 @@ def predict(
 ) -> None:
     """`bertree predict`: what a fine-tuned model says about lines, a thousand at a time."""
     loaded = load(model, device=device_of(device), tokenizer=tokenizer)
-    head = registry.of_model(loaded.classes, loaded.labels, loaded.task).head
-    rest = iter(records)
+    head = loaded.task_named().head
+    rest, done = iter(records), 0
     while some := list(islice(rest, CHUNK)):
-        for line in loaded.predict(some, max_length):
+        for line in loaded.predict(some, max_length, done + 1):
             print(as_text(line) if as_json else readable(head, line))
+        done += len(some)
+    if not done:
+        raise UserError("nothing to predict: the input is empty")
 
 
 def readable(head: str, line: Json) -> str:
@@ -85,11 +94,11 @@ def readable(head: str, line: Json) -> str:
         return "\n".join([str(line["text"]), *(found or ["  no entity"])])
     if head == "span":
         place = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
-        return f"{line['predicted'] or 'no answer'}\t{line['score']:.3f}\t{place}\t{line['question']}"
+        return f"{' '.join(line['predicted'].split()) or 'no answer'}\t{line['score']:.3f}\t{place}\t{line['question']}"
     if head == "choice":
         return f"{line['predicted']}\t{line['answer']}\t{line['score']:.3f}"
     said = line["predicted"]
-    text = "\t".join(str(line[key]) for key in ("text", "pair") if line.get(key) is not None)
+    text = "\t".join(" ".join(str(line[key]).split()) for key in ("text", "pair") if line.get(key) is not None)
     return f"{said:.3f}\t{text}" if isinstance(said, float) else f"{said}\t{line['score']:.3f}\t{text}"
 
 

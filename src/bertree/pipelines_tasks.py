@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.table import Table
 from bertree.api import Model, load
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
-from bertree.tasks import page, registry
+from bertree.tasks import page
 from bertree.tasks.answering import fitting, half
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.task import Cut, Task
@@ -42,7 +42,7 @@ class Files:
                 raise UserError(f"{path}: no such file or folder")
         found: dict[str, tuple[Path, ...]] = {}
         if self.data is not None:
-            found = dict(task.splits(self.data)) if self.data.is_dir() else {alone: (self.data,)}
+            found = dict(task.splits(self.data)) if self.data.is_dir() else {_named(self.data, alone): (self.data,)}
         if self.train is not None:
             found["train"] = (self.train,)
         if self.dev is not None:
@@ -53,6 +53,11 @@ class Files:
         return found
 
 
+def _named(file: Path, split: str) -> str:
+    """MNLI has a second half of its dev and test splits, told by the name alone."""
+    return f"{split}-mismatched" if "mismatched" in file.name and split != "train" else split
+
+
 def device_of(name: str) -> str:
     """The device asked for, or the best there is."""
     return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,18 +65,17 @@ def device_of(name: str) -> str:
 
 def encoded(task: Task[Any], examples: Sequence[Any], model: Model, longest: int) -> tuple[Split[Any], Cut]:
     """What the encoder reads of examples."""
-    if model.tokenizer is None:
-        raise UserError("this model has no tokenizer; give one: --tokenizer FOLDER")
-    units, cut = task.units(examples, model.tokenizer, longest)
+    units, cut = task.units(examples, model.needed_tokenizer, longest)
     return Split(examples, units), cut
 
 
 def evaluate(
     model: str,
-    task: Task[Any],
+    name: str,
     files: Files,
     split: str | None,
     *,
+    columns: Mapping[str, str | None] | None = None,
     as_json: bool = False,
     out: Path | None = None,
     submission: Path | None = None,
@@ -81,9 +85,12 @@ def evaluate(
 ) -> None:
     """`bertree evaluate`: the scores of a model on a task's files."""
     loaded = load(model, device=device_of(device), tokenizer=tokenizer)
-    if loaded.task.get("name") == task.name:
-        task = registry.remembered(task, loaded.task)
-    task = registry.with_model_labels(task, loaded.classes, loaded.labels, model)
+    try:
+        task = loaded.task_named(name, **(columns or {}))
+    except UserError as error:
+        raise UserError(f"{model}: {error}") from None
+    if submission is not None:
+        task.submission([], [])  # refused before the work, not after it
     splits = files.splits(task, alone=split or "dev")
     wanted = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
     if not wanted:
@@ -95,11 +102,17 @@ def evaluate(
         part, cut = encoded(task, examples, loaded, longest)
         with bar(len(part.units), as_json) as advance:
             lines, scores = measured(task, loaded.network, part, lambda: half(loaded.device), advance)
-        prefix = "" if name == wanted[0] else f"{name.partition('-')[2]}_"
+        prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
         found |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
         if cut.examples:
             note(cut.line(name, len(examples), longest))
+        if not scores and out is None and submission is None:
+            raise UserError(
+                f"{splits[name][0]}: has no gold answers to score; write what the model says with --out DIR"
+            )
+        if not scores:
+            note(f"{name}: has no gold answers, so nothing is scored")
         if out is not None:
             write_lines(out / file_of(name), lines)
         if submission is not None:

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from bertree.api import Model, load
 from bertree.errors import UserError
-from bertree.files import Json, alone, read_json, read_text
+from bertree.files import Json, alone, read_json
 from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
@@ -46,7 +46,7 @@ from bertree.tasks import page
 from bertree.tasks.answering import fitting
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Cut, Task
-from bertree.tasks.tune import Split, Start, Tuner, held_out, measured
+from bertree.tasks.tune import Split, Start, Tuner, digest, held_out, measured
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.loop import Diverged
 from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
@@ -55,7 +55,7 @@ from bertree.train.session import CHECKPOINTS, MODEL
 
 ALIKE = 10  # predictions at least, to call a run degenerate when all are the same
 SPREAD = 0.01  # of predicted scores, as a share of the gold ones', below which they count as the same
-BESIDE = ("seed", "best_step", "diverged")  # in a seed's result, what is not a score
+BESIDE = ("seed", "best_step", "diverged", "run")  # in a seed's result, what is not a score
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,19 @@ def finetune(
         _check_place(out, resume)  # reading the examples takes a while, and another run may be quicker
         _tidy(out)
         results: list[Json] = []
-        for seed in range(config.run.seed, config.run.seed + seeds):
+        wanted = set(range(config.run.seed, config.run.seed + seeds))
+        for seed in sorted(wanted | (_finished(out) if resume else set())):
             code, result = _one_seed(job, seed, resume, results)
             if code:
                 return code
             results.append(result)
-        _finish(job, results, model)
-    return 0
+        return _finish(job, results, model)
+
+
+def _finished(out: Path) -> set[int]:
+    """Seeds that are done: the best model is the best of them too."""
+    names = [path.parent.name.removeprefix("seed-") for path in out.glob(f"seed-*/{SCORES}")]
+    return {int(name) for name in names if name.isdecimal()}
 
 
 def _prepared(
@@ -122,10 +128,11 @@ def _prepared(
         note(f"{model}: is a preset with fresh weights, so everything is learned from this task alone")
     examples = {"train": task.read(splits["train"])}
     task = task.with_labels(task.labels_in(examples["train"]))
+    task.check_training(examples["train"])
     examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
     held = 0
     if "dev" not in examples:
-        examples = held_out(examples["train"], config.train.held_out)
+        examples = held_out(examples["train"], config.train.held_out, task.group)
         held = len(examples["dev"])
     longest = fitting(config.train.max_length, task.max_length, start.architecture.max_positions)
     rate = configs.learning_rate(config, start.architecture)
@@ -139,15 +146,15 @@ def _prepared(
         if not any(unit.answer is not None for unit in part.units):
             where = ", ".join(map(str, splits.get(name, splits["train"])))
             raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
-    sizes = [f"{path}{path.stat().st_size}" for name in sorted(splits) for path in splits[name]]
+    digests = [f"{name} {digest(path)}" for name in sorted(splits) for path in splits[name]]
     tuner = Tuner(
         task,
-        Start(start.architecture, start.network, start.labels),
+        Start(start.architecture, start.network, start.labels, str(start.task.get("name", ""))),
         parts["train"],
         parts["dev"],
         config,
         machine,
-        identity="\n".join([str(Path(model).resolve()), task.name, *sizes]),
+        identity="\n".join([str(Path(model).resolve()), task.name, *digests]),
     )
     tuner.check()
     intro = _intro(tuner, held)
@@ -168,7 +175,7 @@ def _intro(tuner: Tuner, held: int) -> list[str]:
         f"{describe_architecture(tuner.architecture)} on {where}{top}",
         f"{task.name}: {len(tuner.train.examples) + held:,} examples, {dev}; {kind}",
         f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
-        f"best by {task.metric}",
+        f"best by {task.metric}{'; going on with the head of the model' if tuner.goes_on else ''}",
     ]
 
 
@@ -202,15 +209,16 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
     place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
     done = place / SCORES
     if resume and done.is_file():
-        if read_text(place / RECIPE) != job.tuner.recipe(seed):
-            raise UserError(f"{place}: was done with other settings; put them back, or start a new run")
-        return 0, read_json(done)
+        result: Json = read_json(done)
+        if result.get("run") != job.tuner.identity_with(seed):
+            raise UserError(f"{place}: was done with other settings or data; put them back, or start a new run")
+        return 0, result
     place.mkdir(parents=True, exist_ok=True)
     intro = [*(job.intro if not before else ()), f"seed {seed}"]
     try:
         code, best, loop = job.tuner.run(place, seed, resume, intro, note)
     except Diverged as error:
-        result: Json = {"seed": seed, metric: None, "diverged": str(error)}
+        result = {"seed": seed, metric: None, "diverged": str(error)}
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
     else:
@@ -218,10 +226,11 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
             return code, {}
         task, scores, lines = _judged(job, loop.network, loop.autocast)
         result = {"seed": seed, **scores, "best_step": best.step, "diverged": _degenerate(lines["dev"])}
-        if all(_value(result, metric) > _value(other, metric) for other in before):
+        if all(_rank(result, metric) > _rank(other, metric) for other in before):
             _write_model(job, task, loop.network)
             for name, some in lines.items():
                 write_lines(job.out / file_of(name), some)
+    result["run"] = job.tuner.identity_with(seed)
     write(done, as_text(result, 2) + "\n")
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return 0, result
@@ -256,27 +265,34 @@ def _value(result: Json, metric: str) -> float:
     return float(value) if isinstance(value, int | float) else -math.inf
 
 
+def _rank(result: Json, metric: str) -> tuple[bool, float]:
+    """A seed that has learned nothing comes after every one that has, whatever its score."""
+    return not result["diverged"], _value(result, metric)
+
+
 def _degenerate(lines: Sequence[Json]) -> str | bool:
     """Why a run that came to its end has learned nothing, or False."""
     said, asked = [line["predicted"] for line in lines], [line["gold"] for line in lines if "gold" in line]
-    if len(lines) < ALIKE or len(set(map(json.dumps, asked))) < 2:
+    if said and isinstance(said[0], list):  # tags: those of all words
+        said, asked = [tag for tags in said for tag in tags], [tag for tags in asked for tag in tags]
+    if len(said) < ALIKE or len(set(map(json.dumps, asked))) < 2:
         return False
     close = isinstance(said[0], float) and not np.ptp(said) > SPREAD * np.ptp(asked)
     alike = close or len(set(map(json.dumps, said))) == 1
     return "every prediction is the same" if alike else False
 
 
-def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
-    """metrics.json, and a table for people."""
+def _finish(job: _Job, results: Sequence[Json], model: str) -> int:
+    """metrics.json, and a table for people. The exit code: 1 where no seed came to its end."""
     task, kept = job.tuner.task, (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
-    best = max(results, key=lambda result: _value(result, task.metric))
+    best = max(results, key=lambda result: _rank(result, task.metric))
     values = [_value(result, task.metric) for result in results if not result["diverged"]]
     found: Json = {key: value for key, value in best.items() if key not in BESIDE}
     found |= {"task": task.name, "metric": task.metric, "model": model, "best_seed": best["seed"]}
     if len(results) > 1:
         found |= {"mean": mean(values) if values else None, "std": stdev(values) if len(values) > 1 else None}
         found |= {"best": best.get(task.metric), "diverged": [r["seed"] for r in results if r["diverged"]]}
-    found["seeds"] = list(results)
+    found["seeds"] = [{key: value for key, value in result.items() if key != "run"} for result in results]
     found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
     found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
     write(job.out / SCORES, as_text(found, 2) + "\n")
@@ -285,18 +301,21 @@ def _finish(job: _Job, results: Sequence[Json], model: str) -> None:
     print(f"{job.out}: {', '.join(kept)}, {REPORT}")
     if not values:
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
+    return 0 if (job.out / MODEL).is_dir() else 1
 
 
 def _print(task: Task[Any], results: Sequence[Json], found: Json) -> None:
+    """A column for each seed, so that any number of scores fits."""
     keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
-    title = f"{task.name}, dev split, times 100"
-    table = Table("seed", *(escape(key.replace("_", " ")) for key in keys), "", box=None, pad_edge=False, title=title)
-    table.title_justify = "left"
-    for result in results:
-        why = escape(f"diverged: {result['diverged']}") if result["diverged"] else ""
-        table.add_row(str(result["seed"]), *(shown(key, result.get(key)) for key in keys), why)
-    if len(results) > 1 and found["mean"] is not None:
-        spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
-        cells = [f"{100 * found['mean']:.2f}{spread}" if key == task.metric else "" for key in keys]
-        table.add_row("mean", *cells, "")
+    several = len(results) > 1 and found["mean"] is not None
+    heads = [f"seed {result['seed']}" for result in results] + (["mean"] if several else [])
+    table = Table(f"{task.name}, dev, times 100", *heads, box=None, pad_edge=False)
+    for key in keys:
+        cells = [shown(key, result.get(key)) for result in results]
+        if several and key == task.metric:
+            spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
+            cells.append(f"{100 * found['mean']:.2f}{spread}")
+        table.add_row(escape(key.replace("_", " ")), *cells)
     Console().print(table)
+    for result in [result for result in results if result["diverged"]]:
+        note(f"seed {result['seed']} has diverged: {result['diverged']}")

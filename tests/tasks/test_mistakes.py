@@ -142,7 +142,7 @@ def test_places(trained: Trained, command: Command, tmp_path: Path) -> None:
         "nowhere: no such file or folder": (trained.start, *task, "--data", "nowhere"),
         "no data given": (trained.start, *task),
         "dev.csv: has no training file": (trained.start, *task, "--dev", data / "dev.csv"),
-        "no tokenizer; give one: --tokenizer": ("bert-tiny", *task, "--data", data),
+        "or give --tokenizer FOLDER": ("bert-tiny", *task, "--data", data),
         "unknown preset": ("bert-tny", *task, "--data", data),
         "./nowhere: no such folder": ("./nowhere", *task, "--data", data),
         "holds no tokenizer": (trained.start, *task, "--data", data, "--tokenizer", tmp_path),
@@ -158,9 +158,12 @@ def test_places(trained: Trained, command: Command, tmp_path: Path) -> None:
 
 
 EVALUATE: dict[str, tuple[str, str]] = {
-    "head": ("--task squad --data SQUAD", "squad needs a 'span' head, but its heads: sequence; fine-tune it first"),
+    "head": (
+        "--task squad --data SQUAD",
+        "squad needs a model with a 'span' head, but its heads: sequence; fine-tune it first",
+    ),
     "score": ("--task regression --data CSV", "needs one score, but the model's head has 2 classes"),
-    "labels": ("--task mnli --data CSV", "mnli has the 3 labels entailment, neutral, contradiction, but the model's"),
+    "labels": ("--task mnli --data CSV", "mnli has the labels entailment, neutral, contradiction, but the model's"),
     "split": ("--task classification --data CSV --split test", "has no split 'test'; there are: train, dev"),
     "submission": ("--task classification --data CSV --submission OUT", "there is no submission format"),
     "data": ("--task classification --data nowhere", "nowhere: no such file or folder"),
@@ -223,7 +226,7 @@ def test_what_a_folder_remembers_is_not_trusted(trained: Trained, command: Comma
         (
             broken(lambda t: t.replace('"classification"', '"ner"'), classes, tmp_path / "4"),
             "a",
-            "needs a 'token' head",
+            "needs a model with a 'token' head",
         ),
     ]
     for model, text, reason in wrong:

@@ -29,12 +29,17 @@ class Convention:
     def __call__(self, results: Mapping[str, Mapping[str, float]]) -> Average:
         """`results`: each task's figures by its name; MNLI on the mismatched split is `mnli-mm`."""
         missing = [
-            f"{task} {metric}" for term in self.terms for task, metric in term if metric not in results.get(task, {})
+            f"{task} {metric}" for term in self.terms for task, metric in term if not _is_score(results, task, metric)
         ]
         if missing:
             return Average(None, tuple(missing))
         means = [sum(results[task][metric] for task, metric in term) / len(term) for term in self.terms]
         return Average(sum(means) / len(means))
+
+
+def _is_score(results: Mapping[str, Mapping[str, float]], task: str, metric: str) -> bool:
+    """Whether a figure is there; a run that has diverged writes none."""
+    return isinstance(results.get(task, {}).get(metric), int | float)
 
 
 def _accuracy(*tasks: str) -> tuple[tuple[Figure, ...], ...]:

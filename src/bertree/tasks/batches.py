@@ -155,9 +155,11 @@ class UnitFeed:
         rows = self._order[1][place * self._size : (place + 1) * self._size]
         pieces = [piece for piece in np.array_split(rows, self._micro) if len(piece)]
         batches = [collate([self._units[i] for i in piece], self._head, self._regression) for piece in pieces]
+        asked = sum(batch.ids.numel() for batch in batches)
         if self._shapes is not None:
             batches = [self._shapes(batch) for batch in batches]
-        return Work(update, batches, (number + 1) / self.steps_an_epoch)
+        filling = sum(batch.ids.numel() for batch in batches) - asked
+        return Work(update, batches, (number + 1) / self.steps_an_epoch, filling)
 
     def since(self, first: int) -> Iterator[Work]:
         """Steps from `first` on, made ahead."""

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bertree.errors import UserError, suggest
@@ -15,6 +16,8 @@ from bertree.tasks.task import Task
 from bertree.tasks.text import text_task
 
 OWN = ("classification", "regression", "tagging", "choice")
+COLUMNS = ("text", "pair", "label")
+NAMELESS = re.compile(r"(LABEL_)?\d+")  # what stands for a label that has no name
 
 
 def names() -> list[str]:
@@ -43,49 +46,62 @@ def make(name: str, text: str | None = None, pair: str | None = None, label: str
     raise UserError(f"{name}: unknown task, {suggest(name, names())}")
 
 
-def remembered(task: Task[Any], known: Json) -> Task[Any]:
-    """The task with what a model folder remembers of it."""
-    mine = {key: value for key, value in known.items() if key in options(task) and key != "max_length"}
-    return configured(task, mine)
+def of_model(
+    heads: Mapping[str, int],
+    labels: Sequence[str],
+    known: Json,
+    crf: bool,
+    name: str | None = None,
+    columns: Mapping[str, str | None] | None = None,
+) -> Task[Any]:
+    """The task a model answers: the one of that name, or the one its folder or its head says.
 
-
-def of_model(heads: Mapping[str, int], labels: Sequence[str], known: Json) -> Task[Any]:
-    """The task a model was trained for, by what its folder says or by its head. `heads`: their classes."""
+    `heads` holds their classes, `known` what the folder remembers. Columns and settings that are not given are those
+    it was trained with; its classes are in the model's order. Refused where the two do not fit."""
     head = next((head for head in ("sequence", "token", "span", "choice") if head in heads), None)
-    if head is None:
+    if head is None and name is None:
         raise UserError("this model has no task head, so it predicts nothing; fine-tune it first (bertree finetune)")
-    text = "classification" if heads[head] > 1 else "regression"
-    name = str(known.get("name") or {"token": "tagging", "span": "squad", "choice": "choice"}.get(head, text))
-    if name in OWN:
-        columns = {key: str(known[key]) for key in ("text", "pair", "label") if known.get(key) is not None}
-        task = make(name, **columns)
-    else:
-        task = make(name)
-    return with_model_labels(remembered(task, known), heads, labels, "this model")
+    text = "classification" if heads.get("sequence") != 1 else "regression"
+    usual = {"token": "tagging", "span": "squad", "choice": "choice"}.get(head or "", text)
+    task = make(name or str(known.get("name") or usual))
+    mine = known if known.get("name") == task.name else {}
+    if task.name in OWN:
+        task = make(task.name, **{key: (columns or {}).get(key) or _text(mine.get(key)) for key in COLUMNS})
+    elif columns and any(columns.values()):
+        task = make(task.name, **columns)
+    task = configured(task, {key: value for key, value in mine.items() if key in options(task)})
+    if hasattr(task, "crf"):
+        task = replace(task, crf=crf)  # type: ignore[call-arg]
+    return _with_labels(task, heads, labels)
 
 
-def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str], model: str) -> Task[Any]:
-    """The task with its classes in the order of the model's; refused where they do not fit."""
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _with_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str]) -> Task[Any]:
     if task.head not in heads:
         there = f"its heads: {', '.join(heads)}" if heads else "it has none"
-        raise UserError(f"{model}: {task.name} needs a '{task.head}' head, but {there}; fine-tune it first")
+        raise UserError(f"{task.name} needs a model with a '{task.head}' head, but {there}; fine-tune it first")
+    classes = heads[task.head]
     if task.head in ("span", "choice"):
         return task
-    classes = heads[task.head]
     if task.regression:
         if classes != 1:
-            raise UserError(f"{model}: {task.name} needs one score, but the model's head has {classes} classes")
+            raise UserError(f"{task.name} needs one score, but the model's head has {classes} classes")
         return task
+    # transformers does not write down the names of two classes that have none.
+    named = list(labels) if len(labels) == classes else [f"LABEL_{number}" for number in range(classes)]
     if not task.labels:
-        # transformers does not write down the names of two classes that have none.
-        named = len(labels) == classes
-        return task.with_labels(labels if named else [f"LABEL_{number}" for number in range(classes)])
-    spelled = {label.lower(): label for label in task.labels}
-    if {label.lower() for label in labels} == set(spelled):
-        return task.with_labels([spelled[label.lower()] for label in labels])
-    if len(task.labels) != classes:
-        raise UserError(
-            f"{model}: {task.name} has the {len(task.labels)} labels {', '.join(task.labels)}, but the model's head "
-            f"has {classes}{': ' + ', '.join(labels) if labels else ''}"
-        )
-    return task
+        return task.with_labels(named)
+    aliases = {other.lower(): label for other, label in getattr(task, "aliases", {}).items()}
+    aliases |= {label.lower(): label for label in task.labels}
+    meant = [aliases.get(label.lower()) for label in named]
+    if set(meant) == set(task.labels):
+        return task.with_labels([label for label in meant if label is not None])
+    nameless = all(NAMELESS.fullmatch(label) for label in named) or all(label.isdecimal() for label in task.labels)
+    if nameless and classes == len(task.labels):
+        return task
+    raise UserError(
+        f"{task.name} has the labels {', '.join(task.labels)}, but the model's head has {', '.join(named[:20])}"
+    )

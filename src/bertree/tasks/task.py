@@ -47,7 +47,7 @@ class Cut(NamedTuple):
         """For people, of a split of so many examples."""
         return (
             f"{name}: {self.examples:,} of {count:,} examples do not fit into {longest} tokens and lose "
-            f"{self.tokens:,} of theirs; max_length=... reads more"
+            f"{self.tokens:,} of theirs; a larger max_length reads more"
         )
 
 
@@ -79,6 +79,17 @@ class Task(ABC, Generic[Example]):
     @abstractmethod
     def parse(self, record: str | Json) -> Example:
         """One example without a gold answer, from a line of text or an object: what `bertree predict` is given."""
+
+    def parse_all(self, record: str | Json) -> list[Example]:
+        """As `parse`, of a record that may hold several examples."""
+        return [self.parse(record)]
+
+    def group(self, example: Example) -> str | None:
+        """What examples share that must not be divided between training and dev; None: each stands alone."""
+        return None
+
+    def check_training(self, examples: Sequence[Example]) -> None:
+        """Refuse what cannot be learned from, before training."""
 
     @abstractmethod
     def units(self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:

@@ -14,7 +14,7 @@ import torch
 from bertree import settings
 from bertree.data import draws
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files import Json, file_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.objectives.supervised import supervised
@@ -50,6 +50,7 @@ class Start:
     architecture: Architecture
     network: Network
     labels: Sequence[str]
+    task: str = ""  # the one it was fine-tuned for
 
 
 @dataclass
@@ -77,8 +78,7 @@ class Tuner:
             torch.manual_seed(seed)
             made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
         known = made.state_dict()
-        same = tuple(self.start.labels) == self.task.labels and self._reads_the_same
-        kept = ("encoder.", "heads.", "features.", "crf.") if same else ("encoder.",)
+        kept = ("encoder.", "heads.", "features.", "crf.") if self.goes_on else ("encoder.",)
         there = {
             name: tensor
             for name, tensor in self.start.network.state_dict().items()
@@ -93,10 +93,14 @@ class Tuner:
             build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
 
     @property
-    def _reads_the_same(self) -> bool:
-        """Whether the heads stand on what those of the start stand on."""
+    def goes_on(self) -> bool:
+        """Whether the start has the very head that is trained: of this task or, where it names none, of these labels,
+        and standing on the same states."""
         mine, its = self.config.top, self.start.network.top
-        return (mine.layers, mine.lstm, mine.lstm_layers) == (its.layers, its.lstm, its.lstm_layers)
+        if (mine.layers, mine.lstm, mine.lstm_layers) != (its.layers, its.lstm, its.lstm_layers):
+            return False
+        same = self.start.task == self.task.name if self.start.task else bool(self.task.labels)
+        return same and self.task.head in self.start.network.heads and tuple(self.start.labels) == self.task.labels
 
     @property
     def steps_an_epoch(self) -> int:
@@ -145,6 +149,10 @@ class Tuner:
         """Every setting of a run with this seed, as TOML."""
         return settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
 
+    def identity_with(self, seed: int) -> str:
+        """What must be the same when a run with this seed is resumed: settings, model and data, as one hash."""
+        return hashlib.sha256((self.recipe(seed) + self.identity).encode()).hexdigest()
+
     def run(
         self, out: Path, seed: int, resume: bool, intro: Sequence[str], note: Callable[[str], None]
     ) -> tuple[int, Best, Loop]:
@@ -162,23 +170,36 @@ class Tuner:
             metric=self.task.metric,
             evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
             patience=self.config.train.patience,
-            identity={"run": hashlib.sha256((recipe + self.identity).encode()).hexdigest()},
+            identity={"run": self.identity_with(seed)},
         )
         code, best = tuning.run(resume, intro, note)
         return code, best, loop
 
 
-def held_out(examples: Sequence[Example], share: float) -> dict[str, list[Example]]:
-    """A share of the training examples as the dev split, the same for every seed."""
-    count = len(examples)
-    order = np.argsort(draws.bits(draws.key(0, "held out"), np.arange(count)), kind="stable")
-    held = set(order[: max(1, round(share * count))].tolist())
-    if len(held) >= count:
+def held_out(
+    examples: Sequence[Example], share: float, group: Callable[[Example], str | None] = lambda example: None
+) -> dict[str, list[Example]]:
+    """A share of the training examples as the dev split, the same for every seed. What belongs together (the
+    questions on one passage) stays together, or the dev split would be about text that was learned from."""
+    keys = [group(example) or number for number, example in enumerate(examples)]
+    groups = list(dict.fromkeys(keys))
+    order = np.argsort(draws.bits(draws.key(0, "held out"), np.arange(len(groups))), kind="stable")
+    held = {groups[place] for place in order[: max(1, round(share * len(groups)))].tolist()}
+    if len(held) >= len(groups):
         raise UserError("there are too few examples to hold some of them out; give a dev split with --dev FILE")
     found: dict[str, list[Example]] = {"train": [], "dev": []}
-    for number, example in enumerate(examples):
-        found["dev" if number in held else "train"].append(example)
+    for key, example in zip(keys, examples, strict=True):
+        found["dev" if key in held else "train"].append(example)
     return found
+
+
+def digest(path: Path) -> str:
+    """What tells a data file, or a folder of them, from another."""
+    if path.is_file():
+        return file_hash(path)
+    below = sorted(file for file in path.rglob("*") if file.is_file())
+    names = "\n".join(f"{file.relative_to(path)} {file.stat().st_size}" for file in below)
+    return hashlib.sha256(names.encode()).hexdigest()
 
 
 def measured(

@@ -23,6 +23,7 @@ class Work:
     update: Update
     batches: Sequence[Batch]
     epoch: float
+    filling: int = 0  # tokens among them that are there for the shape alone
 
 
 class Feed:

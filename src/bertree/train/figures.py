@@ -1,10 +1,12 @@
 """How the figures of a run are named and written, the same on the terminal and in the report."""
 
 import math
+import re
 from itertools import pairwise
 
 LABELS = {"mlm": "MLM loss", "nsp": "NSP loss", "sop": "SOP loss"}
 LABELS |= {f"{pair}_accuracy": "pair accuracy" for pair in ("nsp", "sop")}
+SHARES = {"accuracy", "f1", "precision", "recall", "exact"}
 SMALLER_IS_BETTER = ("loss", "perplexity", "error", "mse", "mae")
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
@@ -20,10 +22,10 @@ def smaller_is_better(field: str) -> bool:
 
 
 def figure(field: str, value: float) -> str:
-    """The value of a field: accuracies in per cent, losses with three decimals, others with four digits."""
+    """The value of a field: shares in per cent, losses with three decimals, others with four digits."""
     if not math.isfinite(value):
         return "not finite"
-    if field.endswith("accuracy"):
+    if SHARES & set(re.split(r"[_-]", field)) and not field.endswith("threshold"):
         return percent(value, 1)
     if label(field).endswith("loss") and 0.01 <= abs(value) < 1000:
         return f"{value:.3f}"

@@ -37,7 +37,7 @@ class Result:
         """`numbers` holds the norm of the gradient and the sum of each term, in the order of `counts`."""
         self.step = work.update.number + 1  # steps done, this one counted
         self.phase, self.lr, self.epoch = work.update.phase, work.update.lr, work.epoch
-        self.tokens = sum(batch.ids.numel() for batch in work.batches)
+        self.tokens = sum(batch.ids.numel() for batch in work.batches) - work.filling
         self.waited = 0.0  # seconds the loop stood still for its batches
         self._counts, self._weights = counts, weights
         self._numbers = numbers.to("cpu", non_blocking=True)
@@ -163,7 +163,7 @@ class Loop:
         if self.bad >= self._bad_steps:
             raise Diverged(
                 f"step {result.step}: the gradient was not finite for {self.bad} steps in a row; start a new run "
-                "with a lower optim.lr, a longer schedule.warmup or a smaller optim.clip"
+                "with a lower rate (lr), a longer warmup or a smaller clip"
             )
 
 
