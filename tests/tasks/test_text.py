@@ -81,6 +81,9 @@ def test_what_is_not_text_or_not_a_number(tmp_path: Path) -> None:
     path.write_text('{"text": "x", "label": 1}\n{"text": 5, "label": 1}\n')
     with pytest.raises(UserError, match=r"a.jsonl: line 2: the text column holds int 5, not text"):
         text_task().read([path])
+    path.write_text('{"text": "x", "label": 1}\n{"text": null, "label": 1}\n')
+    with pytest.raises(UserError, match=r"a.jsonl: line 2: the text column is empty; a text is needed"):
+        text_task().read([path])
     path.write_text('{"text": "x", "label": 1.5}\n{"text": "y", "label": Infinity}\n')
     with pytest.raises(UserError, match=r"a.jsonl: line 2: the score 'inf' is not a number"):
         text_task("regression").read([path])
@@ -171,3 +174,13 @@ def test_what_predict_is_given() -> None:
             pair.parse(line)
     with pytest.raises(UserError, match=r"needs 'pair' as text \(or sentence2, hypothesis\); there is: text"):
         pair.parse({"text": "a"})
+
+
+def test_predict_reads_the_column_of_the_training_first() -> None:
+    task = text_task(text="body", pair="other")
+    assert parsed(task, {"text": "no", "pair": "no", "body": "a", "other": "b"}) == ("a", "b")
+    assert parsed(task, {"text": "a", "pair": "b"}) == ("a", "b")
+    with pytest.raises(UserError, match=r"^'body' is empty; a text is needed$"):
+        task.parse({"body": None, "text": "a", "other": "b"})
+    with pytest.raises(UserError, match=r"^'other' holds int 3, not text$"):
+        task.parse({"body": "a", "other": 3})

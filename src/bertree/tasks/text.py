@@ -76,6 +76,7 @@ class TextTask(Task[TextExample]):
                 rows, skipped = self.columns.read(path)
             found = [self._example(row) for row in rows]
             if skipped:
+                found = [example._replace(left_out=skipped) for example in found]
                 warnings.warn(f"{path}: {skipped} broken rows left out", BertreeWarning, stacklevel=2)
             without = sum(e.gold is None and r.label is not None for e, r in zip(found, rows, strict=True))
             if 0 < without < len(found):
