@@ -184,3 +184,19 @@ def test_predict_reads_the_column_of_the_training_first() -> None:
         task.parse({"body": None, "text": "a", "other": "b"})
     with pytest.raises(UserError, match=r"^'other' holds int 3, not text$"):
         task.parse({"body": "a", "other": 3})
+
+
+def test_a_named_label_column_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "dev.csv"
+    path.write_text("text,kind\nx,1\n")
+    for task in (text_task(), text_task(label="label")):  # nobody named one: these have no answers
+        assert [(e.text, e.gold) for e in task.read([path])] == [("x", None)]
+    assert [e.gold for e in text_task(label="kind").read([path])] == ["1"]
+    for kind in ("classification", "regression"):
+        with pytest.raises(
+            UserError, match=r"dev.csv: has no column 'knd'; there are: text, kind; did you mean 'kind'"
+        ):
+            text_task(kind, label="knd").read([path])
+    named = text_task(label="knd")
+    assert named.parse({"text": "x"}).gold is None
+    assert text_task(**named.settings()) == named

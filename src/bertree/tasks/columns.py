@@ -74,12 +74,14 @@ class Columns:
     quoting: Quoting = "none"
     skip: bool = False  # the released file has broken rows: leave them out and count them
     optional: tuple[str, ...] = ()  # last columns that a row may lack
+    labelled: bool = False  # the label's column was named by the user: a file without it is a mistake
 
     def read(self, path: Path) -> tuple[list[Raw], int]:
         """The rows of a file, and how many broken ones were left out."""
         known = (*self.text, *self.pair) if self.headless else None
+        wanted = (*self.text, *self.pair, *self.label, *self.id, *(name for _, name in self.lead))
         forms = [(form.fewest, form.most) for form in self.headless]
-        table = read_table(path, known, forms, self.quoting, self.skip, self.optional)
+        table = read_table(path, known, forms, self.quoting, self.skip, self.optional, wanted)
         if table.headless is not None:
             form = self.headless[table.headless]
             places = _Places(form.text, form.pair, form.label, None, form.lead, form.first)
@@ -89,7 +91,7 @@ class Columns:
 
     def _places(self, table: Table) -> "_Places":
         text = table.column(self.text)
-        label = table.find(self.label)
+        label = table.column(self.label) if self.labelled else table.find(self.label)
         return _Places(
             text=text,
             pair=table.column(self.pair) if self.pair else None,

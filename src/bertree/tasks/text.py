@@ -30,6 +30,7 @@ FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "pearson": metrics.pearson,
     "spearman": metrics.spearman,
 }
+LABEL = "label"  # the column of one's own answers, unless named
 TOGETHER = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
 
 
@@ -231,10 +232,15 @@ def text_task(
     kind: str = "classification",
     text: str = "text",
     pair: str | None = None,
-    label: str = "label",
+    label: str | None = None,
 ) -> TextTask:
-    """One's own files, with a header (or JSON, or parquet) that names these columns."""
-    columns = Columns((text,), (pair,) if pair else (), (label,), quoting="auto")
+    """One's own files, with a header (or JSON, or parquet) that names these columns.
+
+    A file without the default label column, `label`, has no gold answers; one without a column that was named is
+    refused, since a misspelt name would look the same.
+    """
+    labelled = label not in (None, LABEL)
+    columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled)
     if kind == "regression":
         return TextTask(kind, columns=columns, regression=True, figures=("pearson", "spearman"), metric="spearman")
     if kind != "classification":
