@@ -102,6 +102,9 @@ def test_race_in_lines(tmp_path: Path) -> None:
     one = CHOICE["race"].read([put(tmp_path, "test.jsonl", PASSAGE, single)])
     assert [example.level for example in one] == ["high"] * 3 + ["middle"]
     assert one[3].answer == 1
+    for text in (json.dumps([PASSAGE, single]), f"{json.dumps(PASSAGE)}\n{json.dumps(single)}"):
+        assert CHOICE["race"].read([put(tmp_path, "test.json", text)]) == one
+    assert CHOICE["race"].read([put(tmp_path, "test.json", json.dumps(PASSAGE, indent=1))]) == one[:3]
 
 
 @pytest.mark.parametrize(

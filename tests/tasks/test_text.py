@@ -30,7 +30,8 @@ def test_own_files_of_every_kind(tmp_path: Path) -> None:
     table = pyarrow.table({"body": [b for b, _ in rows], "kind": [k or None for _, k in rows]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     task = text_task(text="body", label="kind")
-    for kind in ("csv", "tsv", "jsonl", "parquet"):
+    (tmp_path / "a.json").write_text(json.dumps([{"body": b, "kind": k or None} for b, k in rows]))
+    for kind in ("csv", "tsv", "jsonl", "json", "parquet"):
         with pytest.warns(BertreeWarning, match="1 of 3 rows have no gold answer"):
             found = task.read([tmp_path / f"a.{kind}"])
         assert [(e.text, e.gold) for e in found] == [(b, k or None) for b, k in rows], kind

@@ -17,12 +17,12 @@ from bertree.tasks import questions
 from bertree.tasks.frames import Frame, tokenised
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.questions import LAYOUTS, LEVELS, ChoiceExample
-from bertree.tasks.splits import find_splits, split_folders
+from bertree.tasks.splits import find_splits, own_split, split_folders
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
 from bertree.text.tokenizer import Tokenizer
 
 HIDDEN = ("label", "answer", "answers")  # what is not looked at where an answer is asked for
-OBJECTS = (".jsonl", ".ndjson", ".parquet")
+OBJECTS = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class Form(NamedTuple):
@@ -163,10 +163,12 @@ def _spaced(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _passages(data: Path) -> Splits:
-    """RACE as it is handed out: a folder a split, in it a folder a level, in it a file a passage."""
-    found: Splits = {}
-    for split, folder in split_folders(data, ("race",)).items():
-        files = sorted(path for level in LEVELS for path in (folder / level).glob("*.txt") if path.name[0] != ".")
-        if files:
-            found[split] = tuple(files)
-    return found
+    """RACE as it is handed out: a folder a split (or just one of them), in it a folder a level, a file a passage."""
+    if files := _of_levels(data):
+        return {own_split(data): files}
+    folders = split_folders(data, ("race",)).items()
+    return {split: files for split, folder in folders if (files := _of_levels(folder))}
+
+
+def _of_levels(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path for level in LEVELS for path in (folder / level).glob("*.txt") if path.name[0] != "."))

@@ -1,4 +1,4 @@
-"""Columns of .tsv, .csv, .txt (tabs), .jsonl and .parquet files, plain or compressed, checked line by line.
+"""Columns of .tsv, .csv, .txt (tabs), .jsonl, .json and .parquet files, plain or compressed, checked line by line.
 
 A file of labelled examples is small beside a corpus, so it is read whole; in return every mistake is said with its
 line, and quoting can be decided by looking at all of it. Nothing is repaired in silence: a line that does not fit is
@@ -14,7 +14,7 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.tasks import delimited
 from bertree.tasks.delimited import Quoting, Row
-from bertree.tasks.records import lines, records
+from bertree.tasks.records import kind_of, lines, records
 from bertree.text.sources import format_of
 
 
@@ -64,12 +64,12 @@ def read_table(
     last columns of a header that a line may lack. `wanted`: the columns of a text file with a header that are kept,
     since the others may be most of it (the parse trees of MNLI); None: all.
     """
-    kind = format_of(str(path))
+    kind = "json" if kind_of(path) == ".json" else format_of(str(path))
     if kind is None:
-        raise UserError(f"{path}: unknown kind of file; a table is .tsv, .csv, .txt, .jsonl or .parquet")
+        raise UserError(f"{path}: unknown kind of file; a table is .tsv, .csv, .txt, .jsonl, .json or .parquet")
     if not path.is_file():
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
-    if kind in ("jsonl", "parquet"):
+    if kind in ("jsonl", "json", "parquet"):
         return _objects(path)
     rows = delimited.rows(path, lines(path), kind == "csv", quoting)
     rows = dropwhile(lambda row: not any(cell.strip() for cell in row[1]), rows)

@@ -20,6 +20,7 @@ from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, Raw, TextExample
 from bertree.tasks.tables import read_table
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.sources import FORMATS
 from bertree.text.tokenizer import Tokenizer
 
 FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
@@ -59,11 +60,13 @@ class TextTask(Task[TextExample]):
     def splits(self, data: Path) -> Splits:
         names = (self.name, *self.folders)
         if self.label_folders:
+            if self._holds_classes(data):
+                return {splits.own_split(data): (data,)}
             folders = splits.split_folders(data, names)
             found: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
             if found:
                 return found
-        return splits.find_splits(data, names, self.prefixes, self.words)
+        return splits.find_splits(data, names, self.prefixes, self.words, (*FORMATS, ".json"))
 
     def _holds_classes(self, folder: Path) -> bool:
         return all((folder / label).is_dir() for label in self.labels)
