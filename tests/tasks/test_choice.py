@@ -102,6 +102,9 @@ def test_race_in_lines(tmp_path: Path) -> None:
     one = CHOICE["race"].read([put(tmp_path, "test.jsonl", PASSAGE, single)])
     assert [example.level for example in one] == ["high"] * 3 + ["middle"]
     assert one[3].answer == 1
+    for text in (json.dumps([PASSAGE, single]), f"{json.dumps(PASSAGE)}\n{json.dumps(single)}"):
+        assert CHOICE["race"].read([put(tmp_path, "test.json", text)]) == one
+    assert CHOICE["race"].read([put(tmp_path, "test.json", json.dumps(PASSAGE, indent=1))]) == one[:3]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +177,20 @@ def test_more_mistakes(tmp_path: Path) -> None:
         CHOICE["hellaswag"].splits(tmp_path)
 
 
+def test_a_passage_is_parsed_into_all_its_questions() -> None:
+    found = CHOICE["race"].parse_all(PASSAGE)
+    assert [example.question for example in found] == PASSAGE["questions"]
+    assert {example.answer for example in found} == {None}
+    assert {CHOICE["race"].group(example) for example in found} == {PASSAGE["article"]}
+    assert found[1].options == ("noon", "six", "dawn", "dusk")
+    one = {"article": "x", "question": "y", "options": ["a", "b"]}
+    for task, record in (("race", one), ("race", OWN), ("choice", OWN), ("hellaswag", HELLA)):
+        assert CHOICE[task].parse_all(record) == [CHOICE[task].parse(record)]
+    with pytest.raises(UserError, match="'questions' is empty"):
+        CHOICE["race"].parse_all(PASSAGE | {"questions": [], "options": []})
+    assert CHOICE["choice"].group(ChoiceExample("", "q", ("a", "b"))) is None
+
+
 def test_parse_has_no_gold() -> None:
     assert CHOICE["choice"].parse(OWN).answer is None
     assert CHOICE["hellaswag"].parse(HELLA).answer is None
@@ -228,9 +245,12 @@ def test_only_the_context_is_cut(tokenizer: Tokenizer) -> None:
             assert sequence.ids[-len(second) - 1 : -1] == second
             assert sequence.segments is not None
             assert len(sequence.segments) == 40
-        assert cut == (1, sum(len(full.ids) - 40 for full in whole))
+        assert cut == (1, max(len(full.ids) - 40 for full in whole))  # it is one context
     tight = special + 3  # less than the question and the option need: the option's end stays
-    (unit,), _ = CHOICE["race"].units([example], tokenizer, tight)
+    (unit,), cut = CHOICE["race"].units([example], tokenizer, tight)
+    asked = [len(tokenizer.backend.encode(f"Who? {o}", add_special_tokens=False).ids) for o in example.options]
+    of_context = len(first) - min(max(3 - length, 0) for length in asked)
+    assert cut == (1, of_context + sum(max(length - 3, 0) for length in asked))
     end = tokenizer.backend.encode("Who? they all, every one of them", add_special_tokens=False).ids[-3:]
     assert unit.sequences[1].ids[-4:-1] == end
     assert len(unit.sequences[1].ids) == tight

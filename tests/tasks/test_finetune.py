@@ -155,7 +155,7 @@ def test_a_seed_that_diverges_is_named(bad_steps: int, trained: Trained, command
         assert "model/" not in said.out
         assert found["best"] is None
     again = command(*trained.command("classification", out), *extra, "--resume")
-    assert again.out.count("diverged:") == 2
+    assert again.err.count("has diverged:") == 2
 
 
 def test_a_degenerate_seed_does_not_stand_for_the_others(

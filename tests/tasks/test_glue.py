@@ -165,9 +165,9 @@ def test_rows_without_gold_are_counted(tmp_path: Path) -> None:
 def test_broken_rows_of_qqp_are_left_out_and_counted(tmp_path: Path) -> None:
     header = spaced("id qid1 qid2 question1 question2 is_duplicate")
     text = tsv(header, "1|1|2|A?|B?|0", "2|3|4|cut", "|off?|D?|1", "3|5|6||E?|0", "4|7|8|F?|G?|", "5|9|10|H?|I?|1")
-    with pytest.warns(BertreeWarning, match="4 broken rows left out"):
+    with pytest.warns(BertreeWarning, match="3 broken rows left out"):
         found = read("qqp", tmp_path / "train.tsv", text)
-    assert [(row[0], row[3]) for row in found] == [("1", "0"), ("5", "1")]
+    assert found == [("1", "A?", "B?", "0"), ("3", "", "E?", "0"), ("5", "H?", "I?", "1")]
     with pytest.raises(UserError, match=r"dev.tsv: line 2: has 2 fields where 4 are expected"):
         read("rte", tmp_path / "dev.tsv", tsv("index|sentence1|sentence2|label", "1|A"))
 
@@ -244,6 +244,22 @@ def test_classes_are_in_the_order_of_the_glue_dataset() -> None:
     assert all(make(name).labels == ("0", "1") for name in ("cola", "sst-2", "mrpc", "qqp", "wnli"))
     assert (make("sts-b").labels, make("sts-b").classes) == ((), 1)
     assert all(task.metric in task.figures for task in TEXT_TASKS.values())
+
+
+def test_every_row_of_a_test_file_is_submitted(tmp_path: Path) -> None:
+    """An empty question is one to answer, with or without a label column; a broken row is not passed over."""
+    rows = [f"{n}|What?|{'' if n % 10 == 3 else 'Why?'}" for n in range(40)]
+    task, path = make("qqp"), tmp_path / "test.tsv"
+    for header, cells in (("id|question1|question2", rows), ("id|question1|question2|label", [f"{r}|" for r in rows])):
+        path.write_text(tsv(header, *cells))
+        examples = task.read([path])
+        _, sent = task.submission(examples, [{"predicted": "0"}] * len(examples))
+        assert [line.split("\t")[0] for line in sent.splitlines()[1:]] == [str(n) for n in range(40)]
+    path.write_text(tsv("id|question1|question2", *rows, "40|cut"))
+    with pytest.warns(BertreeWarning, match="1 broken rows left out"):
+        examples = task.read([path])
+    with pytest.raises(UserError, match=r"test.tsv: 1 broken rows were left out"):
+        task.submission(examples, [{"predicted": "0"}] * len(examples))
 
 
 def test_submissions() -> None:

@@ -357,7 +357,7 @@ def test_both_verbs_write_it(tmp_path: Path, small_folder: Path, capsys: pytest.
     assert f"accuracy {100 * scores['accuracy']:.2f}" in shown.text
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     again = tmp_path / "again"
-    evaluate(str(out / "model"), make("classification"), Files(table), None, out=again, device="cpu")
+    evaluate(str(out / "model"), "classification", Files(table), None, out=again, device="cpu")
     shown = Page((again / "report.html").read_text(encoding="utf-8"))
     assert f"accuracy {100 * json.loads((again / 'metrics.json').read_text())['accuracy']:.2f}" in shown.text
     assert "24" in shown.text

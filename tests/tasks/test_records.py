@@ -26,17 +26,27 @@ def written(kind: str) -> bytes:
         return '\ufefftext,label\r\n"she said ""no""",1\r\n\r\n"Grüße, 東京",0\r\n'.encode()
     if kind == ".tsv":
         return 'text\tlabel\nshe said "no"\t1\n\nGrüße, 東京\t0\n'.encode()
+    if kind == ".json":
+        return ("\ufeff \n" + json.dumps(ROWS, indent=1)).encode()
     return "\n\n".join(map(json.dumps, ROWS)).encode()
 
 
 @pytest.mark.parametrize("packed", PACK)
-@pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("kind", [".csv", ".tsv", ".jsonl", ".json", ".parquet"])
 def test_every_kind_gives_the_same_records(tmp_path: Path, kind: str, packed: str) -> None:
     path = tmp_path / f"a{kind}{packed}"
     path.write_bytes(PACK[packed](written(kind)))
-    numbers = {".jsonl": (1, 3), ".parquet": (1, 2)}.get(kind, (2, 4))
+    numbers = {".jsonl": (1, 3), ".json": (1, 2), ".parquet": (1, 2)}.get(kind, (2, 4))
     assert list(records(path)) == list(zip(numbers, ROWS, strict=True))
-    assert place(path, 7) == f"{path}: {'row' if kind == '.parquet' else 'line'} 7"
+    assert place(path, 7) == f"{path}: {'row' if kind in ('.parquet', '.json') else 'line'} 7"
+
+
+def test_lines_that_are_called_json(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("\n".join(map(json.dumps, ROWS)))
+    assert [record for _, record in records(path)] == ROWS
+    path.write_text(json.dumps(ROWS[0], indent=1))
+    assert [record for _, record in records(path)] == ROWS[:1]
 
 
 @pytest.mark.parametrize("packed", PACK)
@@ -59,6 +69,8 @@ def test_text_packed_or_not(tmp_path: Path, packed: str) -> None:
         ("a.csv", b'a,b\n"x,1\n', "line 2: is not valid CSV"),
         ("a.tsv", b"a\tb\n\xff\t1\n", "line 2: is not UTF-8 text"),
         ("a.jsonl", b'{"a": 1}\n3\n', "line 2: must hold a JSON object"),
+        ("a.json", b'[{"a": 1}, 3]', "row 2: must hold a JSON object"),
+        ("a.json", b'[{"a": 1}, ', "is not valid JSON"),
         ("a.parquet", b"PAR1", "is not a readable parquet file"),
     ],
 )

@@ -81,6 +81,24 @@ def test_folders_named_like_splits(tmp_path: Path) -> None:
     assert list(found) == list(expected)
 
 
+@pytest.mark.parametrize(("task", "below"), [("imdb", ("neg", "pos")), ("race", ("middle",))])
+@pytest.mark.parametrize(("name", "split"), [("test", "test"), ("train", "train"), ("Valid", "dev"), ("mine", "dev")])
+def test_a_folder_that_is_one_split(tmp_path: Path, task: str, below: tuple[str, ...], name: str, split: str) -> None:
+    for part in below:
+        touch(tmp_path / "data" / name / part, "1.txt")
+    folder = tmp_path / "data" / name
+    found = make(task).splits(folder)
+    assert found == {split: (folder,) if task == "imdb" else (folder / "middle" / "1.txt",)}
+    if name != "mine":
+        assert make(task).splits(tmp_path / "data") == found
+
+
+def test_lists_of_objects_are_found(tmp_path: Path) -> None:
+    touch(tmp_path, "train.json", "dev.json.gz")
+    for task in ("classification", "regression", "choice", "tagging", "sst-2"):
+        assert shown(make(task).splits(tmp_path), tmp_path) == {"train": ["train.json"], "dev": ["dev.json.gz"]}
+
+
 def test_words_of_a_name() -> None:
     assert split_in("squad-v1.1-Dev.json") == split_in("my_validation.json") == "dev"
     assert split_in("development.json") is None

@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import random
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,24 @@ def test_broken_rows_are_refused_or_counted(tmp_path: Path) -> None:
     found = table(path, raw.replace("\t3\n", "\n"), quoting="none", optional=["more"])
     assert found.values(1) == ["1", "0", "1"]
     assert "has no whole row" in refused(path, "text\tlabel\nx\n", skip=True)
+
+
+def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:
+    """Nineteen of twenty columns that nobody asks for must not stay in memory."""
+    path = tmp_path / "a.tsv"
+    header = "\t".join([*(f"parse{n}" for n in range(19)), "Text"])
+    line = "\t".join(["(NP x)" * 20] * 19)
+    raw = header + "\n" + "".join(f"{line}{n}\tword {n}\n" for n in range(500))
+    tracemalloc.start()
+    try:
+        found = table(path, raw, quoting="none", wanted=["text"])
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.values(found.column(["text"])) == [f"word {n}" for n in range(500)]
+    assert len(found.names) == 20
+    assert kept < len(raw) / 8
+    assert found.column(["parse3"]) == 3  # still known by name
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ def test_plain_tags_are_recognised(tmp_path: Path) -> None:
     task = task.with_labels(task.labels_in(found))
     assert task.labels == ("NN", "NNP", "RB", "VBD")
     assert task.metric == "accuracy"
-    assert task.settings() == {"crf": False, "scheme": "plain"}
+    assert task.settings() == {"crf": False, "scheme": "plain", "label": "1"}
+    assert TaggingTask("tagging").settings() == {"crf": False, "scheme": "auto"}
     predictions = [{"predicted": ["NNP"] * 5}, {"predicted": ["NN", "NN"]}]
     assert task.score(found, predictions) == {"accuracy": pytest.approx(5 / 7)}
     as_plain = TaggingTask("tagging", scheme="plain")
@@ -115,6 +116,58 @@ def test_remarks_and_odd_spaces(tmp_path: Path) -> None:
     text = "# id 7 source=x\nAda _ B-PER\n# _ O\n\n# _ O\n1\u00a0000  _\tO\n"
     found = TAGGING["ner"].read([put(tmp_path, "a.txt", text)])
     assert [sentence.words for sentence in found] == [("Ada", "#"), ("#", "1\u00a0000")]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.txt", "#ada O\nsaw O\n\n#Rome O\n", [("#ada", "saw"), ("#Rome",)]),
+        ("a.txt", "# O\n1 O\n", [("#", "1")]),
+        ("a.txt", "# O\n", [("#",)]),
+        ("a.tsv", "#\tO\n#1\tO\n", [("#", "#1")]),
+        ("a.tsv", "# two words\tO\nb\tO\n", [("# two words", "b")]),
+        ("a.txt", "#ada\nsaw\n", [("#ada", "saw")]),
+        ("a.txt", "# a remark here\n\n# one more of it\nAda O\n", [("Ada",)]),
+        ("a.tsv", "# sent_id = 1\nAda\tO\n\n# sent_id = 2\nRome\tO\n", [("Ada",), ("Rome",)]),
+        ("a.conll", "#begin document (x); part 0\nAda O\n\n#end document x\n", [("Ada",)]),
+    ],
+)
+def test_a_word_may_begin_with_the_sign_of_a_remark(
+    tmp_path: Path, name: str, text: str, words: list[tuple[str, ...]]
+) -> None:
+    assert [sentence.words for sentence in TAGGING["tagging"].read([put(tmp_path, name, text)])] == words
+
+
+def test_a_word_without_its_tag_is_no_remark(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.txt: line 3: has 1 columns where the lines before have 2"):
+        NER.read([put(tmp_path, "a.txt", "Ada O\n\n#Rome\n")])
+
+
+def test_tables_of_text(tmp_path: Path) -> None:
+    """Words and tags in cells, separated by spaces: always so in .csv, in .tsv where the columns have names."""
+    task = TaggingTask("tagging", text="sentence", label="kinds")
+    expected = [Sentence(("Ada,", "1\u00a0000"), ("B-PER", "O")), Sentence(("Rome",), ("B-LOC",))]
+    rows = [("id", "kinds", "sentence"), ("1", "B-PER O", "Ada,  1\u00a0000 "), ("2", "B-LOC", "Rome")]
+    for name, sign in (("train.csv", ","), ("dev.tsv", "\t")):
+        text = "\n".join(sign.join(f'"{cell}"' if sign in cell else cell for cell in row) for row in rows)
+        assert task.read([put(tmp_path, name, text)]) == expected
+    assert {split: paths[0].name for split, paths in task.splits(tmp_path).items()} == {
+        "train": "train.csv",
+        "dev": "dev.tsv",
+    }
+    assert task.parse({"id": "1", "sentence": "Ada,  1\u00a0000 "}) == Sentence(expected[0].words)
+    settings = task.settings()
+    assert (settings["text"], settings["label"]) == ("sentence", "kinds")
+    unnamed = put(tmp_path, "a.csv", "words,tags\nAda saw,B-PER O\n")
+    assert TAGGING["tagging"].read([unnamed]) == [Sentence(("Ada", "saw"), ("B-PER", "O"))]
+    columns = put(tmp_path, "b.tsv", "words\ttags\nAda saw\tB-PER\n")  # without names, columns as ever
+    assert TaggingTask("tagging", scheme="plain").read([columns])[0].words == ("words", "Ada saw")
+    with pytest.raises(UserError, match=r"c\.csv: line 3: has 2 words and 1 tags"):
+        task.read([put(tmp_path, "c.csv", "sentence,kinds\nAda,O\nAda saw,O\n")])
+    with pytest.raises(UserError, match=r"d\.csv: line 2: has no field 'kinds'"):
+        task.read([put(tmp_path, "d.csv", "sentence,tags\nAda,O\n")])
+    with pytest.raises(UserError, match=r"e\.tsv: line 2: has no field 'kinds'"):
+        TaggingTask("tagging", text="0", label="kinds").read([put(tmp_path, "e.tsv", "0\ttags\nAda\tO\n")])
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,8 @@ def test_own_files_of_every_kind(tmp_path: Path) -> None:
     table = pyarrow.table({"body": [b for b, _ in rows], "kind": [k or None for _, k in rows]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     task = text_task(text="body", label="kind")
-    for kind in ("csv", "tsv", "jsonl", "parquet"):
+    (tmp_path / "a.json").write_text(json.dumps([{"body": b, "kind": k or None} for b, k in rows]))
+    for kind in ("csv", "tsv", "jsonl", "json", "parquet"):
         with pytest.warns(BertreeWarning, match="1 of 3 rows have no gold answer"):
             found = task.read([tmp_path / f"a.{kind}"])
         assert [(e.text, e.gold) for e in found] == [(b, k or None) for b, k in rows], kind
@@ -80,6 +81,9 @@ def test_what_is_not_text_or_not_a_number(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "x", "label": 1}\n{"text": 5, "label": 1}\n')
     with pytest.raises(UserError, match=r"a.jsonl: line 2: the text column holds int 5, not text"):
+        text_task().read([path])
+    path.write_text('{"text": "x", "label": 1}\n{"text": null, "label": 1}\n')
+    with pytest.raises(UserError, match=r"a.jsonl: line 2: the text column is empty; a text is needed"):
         text_task().read([path])
     path.write_text('{"text": "x", "label": 1.5}\n{"text": "y", "label": Infinity}\n')
     with pytest.raises(UserError, match=r"a.jsonl: line 2: the score 'inf' is not a number"):
@@ -171,3 +175,29 @@ def test_what_predict_is_given() -> None:
             pair.parse(line)
     with pytest.raises(UserError, match=r"needs 'pair' as text \(or sentence2, hypothesis\); there is: text"):
         pair.parse({"text": "a"})
+
+
+def test_predict_reads_the_column_of_the_training_first() -> None:
+    task = text_task(text="body", pair="other")
+    assert parsed(task, {"text": "no", "pair": "no", "body": "a", "other": "b"}) == ("a", "b")
+    assert parsed(task, {"text": "a", "pair": "b"}) == ("a", "b")
+    with pytest.raises(UserError, match=r"^'body' is empty; a text is needed$"):
+        task.parse({"body": None, "text": "a", "other": "b"})
+    with pytest.raises(UserError, match=r"^'other' holds int 3, not text$"):
+        task.parse({"body": "a", "other": 3})
+
+
+def test_a_named_label_column_must_be_there(tmp_path: Path) -> None:
+    path = tmp_path / "dev.csv"
+    path.write_text("text,kind\nx,1\n")
+    for task in (text_task(), text_task(label="label")):  # nobody named one: these have no answers
+        assert [(e.text, e.gold) for e in task.read([path])] == [("x", None)]
+    assert [e.gold for e in text_task(label="kind").read([path])] == ["1"]
+    for kind in ("classification", "regression"):
+        with pytest.raises(
+            UserError, match=r"dev.csv: has no column 'knd'; there are: text, kind; did you mean 'kind'"
+        ):
+            text_task(kind, label="knd").read([path])
+    named = text_task(label="knd")
+    assert named.parse({"text": "x"}).gold is None
+    assert text_task(**named.settings()) == named

@@ -17,11 +17,12 @@ from bertree.tasks import questions
 from bertree.tasks.frames import Frame, tokenised
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.questions import LAYOUTS, LEVELS, ChoiceExample
-from bertree.tasks.splits import find_splits, split_folders
+from bertree.tasks.splits import find_splits, own_split, split_folders
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
 from bertree.text.tokenizer import Tokenizer
 
-OBJECTS = (".jsonl", ".ndjson", ".parquet")
+HIDDEN = ("label", "answer", "answers")  # what is not looked at where an answer is asked for
+OBJECTS = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class Form(NamedTuple):
@@ -72,7 +73,7 @@ class ChoiceTask(Task[ChoiceExample]):
     def parse(self, record: str | Json) -> ChoiceExample:
         if isinstance(record, str):
             raise UserError(f'{self.name}: a line must be an object: {{"context": ..., "options": [..., ...]}}')
-        asked = {key: value for key, value in record.items() if key not in ("label", "answer", "answers")}
+        asked = {key: value for key, value in record.items() if key not in HIDDEN}
         if "context" in asked or self.name == "choice":
             return questions.own(asked, "record")
         if self.name != "race":
@@ -81,6 +82,17 @@ class ChoiceTask(Task[ChoiceExample]):
         if len(found) != 1:
             raise UserError(f"record: holds {len(found)} questions; give one at a time (article, question, options)")
         return found[0]
+
+    def parse_all(self, record: str | Json) -> list[ChoiceExample]:
+        if self.name != "race" or isinstance(record, str) or "context" in record or "questions" not in record:
+            return [self.parse(record)]
+        asked = {key: value for key, value in record.items() if key not in HIDDEN}
+        if not (found := questions.passage(asked, "record")):
+            raise UserError("record: 'questions' is empty")
+        return found
+
+    def group(self, example: ChoiceExample) -> str | None:
+        return example.context or None
 
     def units(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
         frame = Frame(tokenizer, pair=True)
@@ -93,15 +105,17 @@ class ChoiceTask(Task[ChoiceExample]):
         for number, (example, texts) in enumerate(zip(examples, asked, strict=True)):
             first = ids[contexts[example.context]]
             sequences = []
+            lost_context = lost_asked = 0  # the context is one, however many options it is read with
             for text in texts:
                 second = ids[text]
                 kept = second[-room:]  # its end, where the option mostly is
                 left = room - len(kept)
                 # A continuation hangs on what stands last before it; a passage is read from its beginning.
                 fitting = first[:left] if self.name in ("race", "choice") else first[max(0, len(first) - left) :]
-                dropped = len(first) - len(fitting) + len(second) - len(kept)
-                sequences.append(frame.around(fitting, kept, dropped=dropped))
-            lost = sum(sequence.dropped for sequence in sequences)
+                of_context, of_asked = len(first) - len(fitting), len(second) - len(kept)
+                sequences.append(frame.around(fitting, kept, dropped=of_context + of_asked))
+                lost_context, lost_asked = max(lost_context, of_context), lost_asked + of_asked
+            lost = lost_context + lost_asked
             cut_examples, cut_tokens = cut_examples + (lost > 0), cut_tokens + lost
             found.append(Unit(number, tuple(sequences), answer=example.answer))
         return found, Cut(cut_examples, cut_tokens)
@@ -149,10 +163,12 @@ def _spaced(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _passages(data: Path) -> Splits:
-    """RACE as it is handed out: a folder a split, in it a folder a level, in it a file a passage."""
-    found: Splits = {}
-    for split, folder in split_folders(data, ("race",)).items():
-        files = sorted(path for level in LEVELS for path in (folder / level).glob("*.txt") if path.name[0] != ".")
-        if files:
-            found[split] = tuple(files)
-    return found
+    """RACE as it is handed out: a folder a split (or just one of them), in it a folder a level, a file a passage."""
+    if files := _of_levels(data):
+        return {own_split(data): files}
+    folders = split_folders(data, ("race",)).items()
+    return {split: files for split, folder in folders if (files := _of_levels(folder))}
+
+
+def _of_levels(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path for level in LEVELS for path in (folder / level).glob("*.txt") if path.name[0] != "."))

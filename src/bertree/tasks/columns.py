@@ -26,6 +26,7 @@ class TextExample(NamedTuple):
     gold: str | float | None = None
     file: str = ""
     line: int = 0
+    left_out: int = 0  # rows of its file that were broken and are not among the examples
 
     @property
     def where(self) -> str:
@@ -73,12 +74,14 @@ class Columns:
     quoting: Quoting = "none"
     skip: bool = False  # the released file has broken rows: leave them out and count them
     optional: tuple[str, ...] = ()  # last columns that a row may lack
+    labelled: bool = False  # the label's column was named by the user: a file without it is a mistake
 
     def read(self, path: Path) -> tuple[list[Raw], int]:
         """The rows of a file, and how many broken ones were left out."""
         known = (*self.text, *self.pair) if self.headless else None
+        wanted = (*self.text, *self.pair, *self.label, *self.id, *(name for _, name in self.lead))
         forms = [(form.fewest, form.most) for form in self.headless]
-        table = read_table(path, known, forms, self.quoting, self.skip, self.optional)
+        table = read_table(path, known, forms, self.quoting, self.skip, self.optional, wanted)
         if table.headless is not None:
             form = self.headless[table.headless]
             places = _Places(form.text, form.pair, form.label, None, form.lead, form.first)
@@ -88,7 +91,7 @@ class Columns:
 
     def _places(self, table: Table) -> "_Places":
         text = table.column(self.text)
-        label = table.find(self.label)
+        label = table.column(self.label) if self.labelled else table.find(self.label)
         return _Places(
             text=text,
             pair=table.column(self.pair) if self.pair else None,
@@ -99,12 +102,15 @@ class Columns:
         )
 
     def pick(self, record: Json, role: str) -> str:
-        """The text of a role in an object: under the role's own name, or a column's."""
-        alternatives: Sequence[str] = (role, *getattr(self, role))
-        found = next((record[name] for name in alternatives if name in record), None)
-        if not isinstance(found, str):
+        """The text of a role in an object: under a column's name as in training, or else the role's own."""
+        alternatives: Sequence[str] = tuple(dict.fromkeys((*getattr(self, role), role)))
+        name = next((name for name in alternatives if name in record), None)
+        if name is None:
             there = ", ".join(map(str, record)) or "nothing"
-            raise UserError(f"an object needs '{role}' as text (or {', '.join(alternatives[1:])}); there is: {there}")
+            others = ", ".join(name for name in alternatives if name != role)
+            raise UserError(f"an object needs '{role}' as text{others and f' (or {others})'}; there is: {there}")
+        if not isinstance(found := record[name], str):
+            raise UserError(f"'{name}' {_instead(found)}")
         return found.strip()
 
 
@@ -125,16 +131,16 @@ def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
     file = str(table.path)
     rows: list[Raw] = []
     skipped = table.skipped
-    wanted = [place is not None for place in places[:3]]
+    # A test file may have an empty label everywhere; where other rows have one, a row without is broken.
+    labelled = places.label is not None and any(label not in (None, "") for label in columns[2])
     for number, (line, cells) in enumerate(zip(table.lines, zip(*columns, strict=True), strict=True)):
         text, pair, label, index, lead = cells
-        if skip and any(want and cell in (None, "") for want, cell in zip(wanted, cells, strict=False)):
+        if skip and (None in (text, "" if places.pair is None else pair) or (labelled and label in (None, ""))):
             skipped += 1
             continue
         for name, cell in (("text", text), ("pair", pair)):
             if not isinstance(cell, str) and (name == "text" or places.pair is not None):
-                kind = "nothing" if cell is None else f"{type(cell).__name__} {cell!r:.40}"
-                raise UserError(f"{place(table.path, line)}: the {name} column holds {kind}, not text")
+                raise UserError(f"{place(table.path, line)}: the {name} column {_instead(cell)}")
         if lead is not None:
             text = f"{lead} {text}"
         name = str(number) if index is None else _text(index)
@@ -142,6 +148,11 @@ def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
         pair = pair if pair is None else pair.strip()
         rows.append(Raw(name, text.strip(), pair, answer, places.first, file, line))
     return rows, skipped
+
+
+def _instead(cell: Any) -> str:
+    """What is wrong with a cell that should hold text."""
+    return "is empty; a text is needed" if cell is None else f"holds {type(cell).__name__} {cell!r:.40}, not text"
 
 
 def _text(value: Any) -> str:

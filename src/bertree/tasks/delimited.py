@@ -30,15 +30,17 @@ def rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting = "aut
         return _standard(path, lines, ",")
     if quoting == "standard":
         return _standard(path, lines, "\t")
+    if quoting != "auto":
+        return _plain(lines, quoting == "cell")
     whole = list(lines)
-    if quoting == "auto" and any('"' in line for _, line in whole):
+    if any('"' in line for _, line in whole):
         try:
             found = list(_standard(path, whole, "\t"))
         except UserError:
             found = []
         if len({len(cells) for _, cells in found}) == 1:
             return iter(found)
-    return _plain(whole, quoting == "cell")
+    return _plain(whole, unquote=False)
 
 
 def _plain(lines: Iterable[Line], unquote: bool) -> Iterator[Row]:

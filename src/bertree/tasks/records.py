@@ -27,7 +27,7 @@ def kind_of(path: Path) -> str:
 
 def place(path: Path, number: int) -> str:
     """How an error line begins."""
-    return f"{path}: {'row' if kind_of(path) == '.parquet' else 'line'} {number}"
+    return f"{path}: {'row' if kind_of(path) in ('.parquet', '.json') else 'line'} {number}"
 
 
 def content(path: Path) -> str:
@@ -53,21 +53,31 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def records(path: Path) -> Iterator[tuple[int, Json]]:
-    """The numbered records of a table with a header (.csv, .tsv), of a parquet file, or else of JSON lines."""
+    """The numbered records of a table with a header (.csv, .tsv), of a parquet file, of a JSON list or object (.json), or
+    else of JSON lines, which some call .json too."""
     kind = kind_of(path)
     if kind in (".csv", ".tsv"):
         return _delimited(path)
     if kind == ".parquet":
         return _parquet(path)
+    if kind == ".json" and (values := _whole(path)) is not None:
+        return ((number, _object(value, place(path, number))) for number, value in enumerate(values, 1))
     return ((number, json_object(text, place(path, number))) for number, text in lines(path) if text.strip())
 
 
 def json_object(text: str, where: str) -> Json:
     """The object a text spells."""
+    return _object(_json(text, where), where)
+
+
+def _json(text: str, where: str) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not valid JSON ({error})") from None
+
+
+def _object(value: Any, where: str) -> Json:
     if not isinstance(value, dict):
         raise UserError(f"{where}: must hold a JSON object")
     return value
@@ -113,6 +123,19 @@ def _delimited(path: Path) -> Iterator[tuple[int, Json]]:
         if len(cells) != len(header):
             raise UserError(f"{place(path, number)}: has {len(cells)} columns, the header {len(header)}")
         yield number, dict(zip(header, cells, strict=True))
+
+
+def _whole(path: Path) -> list[Any] | None:
+    """What a JSON file lists, or the one value it is; None: it is JSON lines."""
+    text = content(path).strip()
+    several = text.startswith("{") and "\n" in text
+    try:
+        value = _json(text, str(path))
+    except UserError:
+        if several:
+            return None
+        raise
+    return value if isinstance(value, list) else [value]
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Json]]:

@@ -74,6 +74,11 @@ def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     return {}
 
 
+def own_split(folder: Path) -> str:
+    """The split a folder is by its own name, or dev: what is given alone is most often to be evaluated."""
+    return split_in(folder.resolve().name) or "dev"
+
+
 def _places(folder: Path, names: Sequence[str]) -> list[Path]:
     """Where to look: sub-folders of these names, first names first, and the folder itself.
 

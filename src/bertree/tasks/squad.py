@@ -86,6 +86,18 @@ class SquadTask(Task[SquadExample]):
         identity = record.get("id", "")
         return SquadExample(str(identity), whole(record["question"]), whole(record["context"]))
 
+    def check_training(self, examples: Sequence[SquadExample]) -> None:
+        """Every answer must stand in its context."""
+        for example in examples:
+            if absent := next((answer.text for answer in example.answers or () if answer.start is None), None):
+                shown = absent if len(absent) <= 40 else absent[:37] + "..."
+                where = f"{example.file}: question {example.id}" if example.file else f"question {example.id}"
+                line = f"{where}: an answer text that does not stand in its context where the file says: {shown!r}"
+                raise UserError(f"{line}; it cannot be learned from, mend it or leave the question out")
+
+    def group(self, example: SquadExample) -> str | None:
+        return example.context
+
     def units(self, examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
         """Question and context in windows that overlap; only a question beyond 64 tokens is cut."""
         return squad_windows.units(examples, tokenizer, max_length, self.stride, self.max_answer)

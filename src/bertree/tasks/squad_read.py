@@ -2,21 +2,20 @@
 
 The layout of both official versions: articles of paragraphs, each a context with its questions; plain or compressed.
 An answer must stand in its context where the file says. One that is off by a few characters or in its white space
-is put right; one that is not there cannot be learned from and is refused. In a file that is only for scoring (dev
-or test in its name) it may stay: its text still counts.
+is put right; one that is not there is kept without a place and counted: it cannot be learned from, but whether that
+is asked is not known here, and for scoring its text is enough.
 """
 
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json
 from bertree.tasks.records import content, json_object
-from bertree.tasks.splits import split_in
 from bertree.text.hygiene import whole
 
 VERSIONS = {"squad": "1.1", "squad2": "2.0"}
@@ -39,19 +38,20 @@ class SquadExample:
     question: str
     context: str
     answers: tuple[Answer, ...] | None = None  # none at all: the question has no answer; None: not known
+    file: str = field(default="", compare=False)  # it comes from, for errors
 
 
 @dataclass
 class _Reader:
     path: Path
     impossible: bool  # questions without an answer are part of the task
-    scoring: bool  # answers are compared with, never learned from
     repaired: int = 0
+    absent: int = 0  # answers that do not stand in their context
 
     def wrong(self, where: str, what: str) -> UserError:
         return UserError(f"{self.path}: {where}: {what}")
 
-    def field(self, record: Any, name: str, kind: type, where: str) -> Any:
+    def value(self, record: Any, name: str, kind: type, where: str) -> Any:
         if not isinstance(record, dict):
             raise self.wrong(where, "must be an object")
         if name not in record:
@@ -61,26 +61,27 @@ class _Reader:
         return record[name]
 
     def examples(self, data: Json) -> Iterator[SquadExample]:
-        for number, article in enumerate(self.field(data, "data", list, "the file"), start=1):
+        for number, article in enumerate(self.value(data, "data", list, "the file"), start=1):
             where = f"article {number}"
-            for position, paragraph in enumerate(self.field(article, "paragraphs", list, where), start=1):
+            for position, paragraph in enumerate(self.value(article, "paragraphs", list, where), start=1):
                 place = f"{where}, paragraph {position}"
-                context = whole(self.field(paragraph, "context", str, place))
+                context = whole(self.value(paragraph, "context", str, place))
                 if not context.strip():
                     raise self.wrong(place, "its context is empty")
-                for index, record in enumerate(self.field(paragraph, "qas", list, place), start=1):
-                    identity = self.field(record, "id", str, f"{place}, question {index}")
-                    question = whole(self.field(record, "question", str, f"question {identity}"))
-                    yield SquadExample(identity, question, context, self.answers(record, context, identity))
+                for index, record in enumerate(self.value(paragraph, "qas", list, place), start=1):
+                    identity = self.value(record, "id", str, f"{place}, question {index}")
+                    question = whole(self.value(record, "question", str, f"question {identity}"))
+                    answers = self.answers(record, context, identity)
+                    yield SquadExample(identity, question, context, answers, str(self.path))
 
     def answers(self, record: Json, context: str, identity: str) -> tuple[Answer, ...] | None:
         where = f"question {identity}"
-        impossible = "is_impossible" in record and self.field(record, "is_impossible", bool, where)
+        impossible = "is_impossible" in record and self.value(record, "is_impossible", bool, where)
         if impossible and not self.impossible:
             raise self.wrong(where, "is marked as one without an answer; the task for such files is 'squad2'")
         if "answers" not in record:
             return () if impossible else None
-        given = self.field(record, "answers", list, where)
+        given = self.value(record, "answers", list, where)
         if impossible and given:
             raise self.wrong(where, "is marked as one without an answer but has answers")
         if not given and not self.impossible:
@@ -88,8 +89,8 @@ class _Reader:
         return tuple(self.answer(answer, context, where) for answer in given)
 
     def answer(self, record: Any, context: str, where: str) -> Answer:
-        text = whole(self.field(record, "text", str, where))
-        start = self.field(record, "answer_start", int, where)
+        text = whole(self.value(record, "text", str, where))
+        start = self.value(record, "answer_start", int, where)
         if not text.strip():
             raise self.wrong(where, "an answer text that is empty")
         if 0 <= start < len(context):
@@ -98,28 +99,28 @@ class _Reader:
             if found := _nearest(context, text, start):
                 self.repaired += 1
                 return Answer(found.group(), found.start())
-        if self.scoring:
-            return Answer(text, None)
-        if not 0 <= start < len(context):
-            raise self.wrong(where, f"answer_start {start} lies outside its context of {len(context)} characters")
-        shown = text if len(text) <= 40 else text[:37] + "..."
-        raise self.wrong(where, f"an answer text that does not stand in its context at character {start}: {shown!r}")
+        self.absent += 1
+        return Answer(text, None)
 
 
 def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
     """All questions of some files; `impossible`: some may be without an answer."""
     found: list[SquadExample] = []
-    repaired = 0
+    repaired = absent = 0
     for path in paths:
-        reader = _Reader(path, impossible, split_in(path.name) in ("dev", "test"))
+        reader = _Reader(path, impossible)
         before = len(found)
         found += reader.examples(json_object(content(path), str(path)))
         if len(found) == before:
             raise UserError(f"{path}: holds no questions")
         repaired += reader.repaired
+        absent += reader.absent
     if repaired:
         line = f"{paths[0]}: {repaired} answers stood a few characters beside their place or differed in white space"
         warnings.warn(f"{line}; put right", BertreeWarning, stacklevel=2)
+    if absent:
+        line = f"{paths[0]}: {absent} answers do not stand in their contexts where the file says"
+        warnings.warn(f"{line}; they can be scored against but not learned from", BertreeWarning, stacklevel=2)
     return found
 
 

@@ -1,20 +1,20 @@
-"""Columns of .tsv, .csv, .txt (tabs), .jsonl and .parquet files, plain or compressed, checked line by line.
+"""Columns of .tsv, .csv, .txt (tabs), .jsonl, .json and .parquet files, plain or compressed, checked line by line.
 
 A file of labelled examples is small beside a corpus, so it is read whole; in return every mistake is said with its
 line, and quoting can be decided by looking at all of it. Nothing is repaired in silence: a line that does not fit is
 refused, or, where a released file is known to hold broken ones, left out and counted.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError, suggest
 from bertree.tasks import delimited
 from bertree.tasks.delimited import Quoting, Row
-from bertree.tasks.records import lines, records
+from bertree.tasks.records import kind_of, lines, records
 from bertree.text.sources import format_of
 
 
@@ -54,61 +54,73 @@ def read_table(
     quoting: Quoting = "auto",
     skip: bool = False,
     optional: Collection[str] = (),
+    wanted: Collection[str] | None = None,
 ) -> Table:
     """A file as columns.
 
     `header`: the first line is a header if it holds one of these names; None: it is one in any case. `headless`: the
     fewest and most fields of a line in files without, form by form. `quoting` is that of tabs; commas are always
     quoted as the standard says. `skip`: lines with the wrong number of fields are left out and counted. `optional`:
-    last columns of a header that a line may lack.
+    last columns of a header that a line may lack. `wanted`: the columns of a text file with a header that are kept,
+    since the others may be most of it (the parse trees of MNLI); None: all.
     """
-    kind = format_of(str(path))
+    kind = "json" if kind_of(path) == ".json" else format_of(str(path))
     if kind is None:
-        raise UserError(f"{path}: unknown kind of file; a table is .tsv, .csv, .txt, .jsonl or .parquet")
+        raise UserError(f"{path}: unknown kind of file; a table is .tsv, .csv, .txt, .jsonl, .json or .parquet")
     if not path.is_file():
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
-    if kind in ("jsonl", "parquet"):
+    if kind in ("jsonl", "json", "parquet"):
         return _objects(path)
-    rows = list(delimited.rows(path, lines(path), kind == "csv", quoting))
-    if not any(cell.strip() for _, cells in rows for cell in cells):
+    rows = delimited.rows(path, lines(path), kind == "csv", quoting)
+    rows = dropwhile(lambda row: not any(cell.strip() for cell in row[1]), rows)
+    if (first := next(rows, None)) is None:
         raise UserError(f"{path}: is empty")
-    return _delimited(path, rows, header, headless, skip, optional)
+    return _delimited(path, first, rows, header, headless, skip, optional, wanted)
 
 
 def _delimited(
     path: Path,
-    rows: list[Row],
+    top: Row,
+    rows: Iterator[Row],
     header: Collection[str] | None,
     headless: Sequence[tuple[int, int]],
     skip: bool,
     optional: Collection[str],
+    wanted: Collection[str] | None,
 ) -> Table:
-    first = [name.strip() for name in rows[0][1]]
+    first = [name.strip() for name in top[1]]
     named = header is None or any(name.casefold() in {h.casefold() for h in header} for name in first)
     form = None
     if not named:
         form = next((n for n, (fewest, most) in enumerate(headless) if fewest <= len(first) <= most), None)
     needed = max((number for number, name in enumerate(first, 1) if name not in optional), default=1)
     fewest, most = headless[form] if form is not None else (needed, len(first))
-    body = rows if form is not None else rows[1:]
-    kept: list[Row] = []
-    for number, cells in body:
+    keep = None if wanted is None or form is not None else {name.casefold() for name in wanted}
+    columns: dict[int, list[str]]
+    columns = {n: [] for n in range(most) if keep is None or first[n].casefold() in keep}
+    numbers: list[int] = []
+    skipped = 0
+    for number, cells in rows if form is None else chain([top], rows):
         if fewest <= len(cells) <= most:
-            kept.append((number, cells))
-        elif not skip:
-            wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-            raise UserError(f"{path}: line {number}: has {len(cells)} fields where {wanted} are expected")
+            numbers.append(number)
+            for n, column in columns.items():
+                column.append(cells[n] if n < len(cells) else "")
+        elif skip:
+            skipped += 1
+        else:
+            expected = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+            raise UserError(f"{path}: line {number}: has {len(cells)} fields where {expected} are expected")
     names = () if form is not None else tuple(first)
     table = Table(
         path=path,
         names=names,
-        lines=[number for number, _ in kept],
-        values=lambda column: [cells[column] for _, cells in kept],
+        lines=numbers,
+        values=columns.__getitem__,
         headless=form,
-        skipped=len(body) - len(kept),
+        skipped=skipped,
     )
-    if not kept and (named or form is not None):  # else the header is not what was expected: say that instead
-        raise UserError(f"{path}: has a header but no rows" if not body else f"{path}: has no whole row")
+    if not numbers and (named or form is not None):  # else the header is not what was expected: say that instead
+        raise UserError(f"{path}: has a header but no rows" if not skipped else f"{path}: has no whole row")
     return table
 
 

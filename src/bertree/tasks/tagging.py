@@ -126,6 +126,8 @@ class TaggingTask(Task[Sentence]):
     def parse(self, record: str | Json) -> Sentence:
         if isinstance(record, dict):
             field = self.text if self.text is not None and not self.text.lstrip("-").isdigit() else "words"
+            if isinstance(record.get(field), str):  # a cell of a table of text
+                return Sentence(tuple(sentences.apart(whole(record[field]))))
             if field in record:
                 return Sentence(tuple(texts_field(record, field, "record")))
             text = record.get("text")
@@ -227,4 +229,6 @@ class TaggingTask(Task[Sentence]):
         return {**total._asdict(), **right, **by_type}
 
     def settings(self) -> Json:
-        return {"crf": self.crf, "scheme": self.scheme}
+        columns = {"text": self.text, "label": self.label}
+        given = {name: column for name, column in columns.items() if column is not None}
+        return {"crf": self.crf, "scheme": self.scheme} | given

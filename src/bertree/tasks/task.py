@@ -81,15 +81,16 @@ class Task(ABC, Generic[Example]):
         """One example without a gold answer, from a line of text or an object: what `bertree predict` is given."""
 
     def parse_all(self, record: str | Json) -> list[Example]:
-        """As `parse`, of a record that may hold several examples."""
+        """As `parse`, for a record that may hold several examples: a passage with its questions."""
         return [self.parse(record)]
 
-    def group(self, example: Example) -> str | None:
-        """What examples share that must not be divided between training and dev; None: each stands alone."""
-        return None
-
     def check_training(self, examples: Sequence[Example]) -> None:
-        """Refuse what cannot be learned from, before training."""
+        """Refuse what cannot be learned from, before training. What is only scored may be less than perfect."""
+
+    def group(self, example: Example) -> str | None:
+        """What an example shares with others so that all of them belong on one side when a part is held out (the
+        passage that several questions are about); None: it stands alone."""
+        return None
 
     @abstractmethod
     def units(self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:

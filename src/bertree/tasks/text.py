@@ -20,6 +20,7 @@ from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, Raw, TextExample
 from bertree.tasks.tables import read_table
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.sources import FORMATS
 from bertree.text.tokenizer import Tokenizer
 
 FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
@@ -30,6 +31,7 @@ FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "pearson": metrics.pearson,
     "spearman": metrics.spearman,
 }
+LABEL = "label"  # the column of one's own answers, unless named
 TOGETHER = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
 
 
@@ -58,11 +60,13 @@ class TextTask(Task[TextExample]):
     def splits(self, data: Path) -> Splits:
         names = (self.name, *self.folders)
         if self.label_folders:
+            if self._holds_classes(data):
+                return {splits.own_split(data): (data,)}
             folders = splits.split_folders(data, names)
             found: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
             if found:
                 return found
-        return splits.find_splits(data, names, self.prefixes, self.words)
+        return splits.find_splits(data, names, self.prefixes, self.words, (*FORMATS, ".json"))
 
     def _holds_classes(self, folder: Path) -> bool:
         return all((folder / label).is_dir() for label in self.labels)
@@ -76,6 +80,7 @@ class TextTask(Task[TextExample]):
                 rows, skipped = self.columns.read(path)
             found = [self._example(row) for row in rows]
             if skipped:
+                found = [example._replace(left_out=skipped) for example in found]
                 warnings.warn(f"{path}: {skipped} broken rows left out", BertreeWarning, stacklevel=2)
             without = sum(e.gold is None and r.label is not None for e, r in zip(found, rows, strict=True))
             if 0 < without < len(found):
@@ -230,10 +235,15 @@ def text_task(
     kind: str = "classification",
     text: str = "text",
     pair: str | None = None,
-    label: str = "label",
+    label: str | None = None,
 ) -> TextTask:
-    """One's own files, with a header (or JSON, or parquet) that names these columns."""
-    columns = Columns((text,), (pair,) if pair else (), (label,), quoting="auto")
+    """One's own files, with a header (or JSON, or parquet) that names these columns.
+
+    A file without the default label column, `label`, has no gold answers; one without a column that was named is
+    refused, since a misspelt name would look the same.
+    """
+    labelled = label not in (None, LABEL)
+    columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled)
     if kind == "regression":
         return TextTask(kind, columns=columns, regression=True, figures=("pearson", "spearman"), metric="spearman")
     if kind != "classification":
