@@ -30,8 +30,8 @@ class GlueTask(TextTask):
         if not self.server:
             return super().submission(examples, predictions)
         if broken := next((example for example in examples if example.left_out), None):
-            line = f"{broken.file}: {broken.left_out} broken rows were left out, but the server wants an answer to each"
-            raise UserError(f"{line}; repair the file")
+            lost = f"{broken.file}: {broken.left_out} broken rows were left out"
+            raise UserError(f"{lost}, but the server wants an answer to each; repair the file")
         name = self.server
         if self.name == "mnli":
             mismatched = any("mismatched" in Path(example.file).name for example in examples)

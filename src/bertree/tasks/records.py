@@ -53,8 +53,8 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def records(path: Path) -> Iterator[tuple[int, Json]]:
-    """The numbered records of a table with a header (.csv, .tsv), of a parquet file, of a JSON list or object (.json), or
-    else of JSON lines, which some call .json too."""
+    """The numbered records of a table with a header (.csv, .tsv), of a parquet file, of a JSON list or object (.json),
+    or else of JSON lines, which some call .json too."""
     kind = kind_of(path)
     if kind in (".csv", ".tsv"):
         return _delimited(path)
