@@ -6,6 +6,7 @@ predictions say alone, so that nothing is run twice.
 """
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,7 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from bertree.errors import UserError, suggest
+from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json
 from bertree.tasks import squad_metric, squad_spans, squad_windows
 from bertree.tasks.metrics import softmax
@@ -100,6 +101,10 @@ class SquadTask(Task[SquadExample]):
 
     def units(self, examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
         """Question and context in windows that overlap; only a question beyond 64 tokens is cut."""
+        absent = sum(answer.start is None for example in examples for answer in example.answers or ())
+        if absent:
+            line = f"{absent} answers do not stand in their contexts where the file says; they are scored all the same"
+            warnings.warn(line, BertreeWarning, stacklevel=2)
         return squad_windows.units(examples, tokenizer, max_length, self.stride, self.max_answer)
 
     def predict(self, examples: Sequence[SquadExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:

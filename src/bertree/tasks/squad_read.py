@@ -2,8 +2,8 @@
 
 The layout of both official versions: articles of paragraphs, each a context with its questions; plain or compressed.
 An answer must stand in its context where the file says. One that is off by a few characters or in its white space
-is put right; one that is not there is kept without a place and counted: it cannot be learned from, but whether that
-is asked is not known here, and for scoring its text is enough.
+is put right; one that is not there is kept without a place: it cannot be learned from, but whether that is asked is
+not known here, and for scoring its text is enough.
 """
 
 import re
@@ -46,7 +46,6 @@ class _Reader:
     path: Path
     impossible: bool  # questions without an answer are part of the task
     repaired: int = 0
-    absent: int = 0  # answers that do not stand in their context
 
     def wrong(self, where: str, what: str) -> UserError:
         return UserError(f"{self.path}: {where}: {what}")
@@ -99,14 +98,13 @@ class _Reader:
             if found := _nearest(context, text, start):
                 self.repaired += 1
                 return Answer(found.group(), found.start())
-        self.absent += 1
         return Answer(text, None)
 
 
 def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
     """All questions of some files; `impossible`: some may be without an answer."""
     found: list[SquadExample] = []
-    repaired = absent = 0
+    repaired = 0
     for path in paths:
         reader = _Reader(path, impossible)
         before = len(found)
@@ -114,13 +112,9 @@ def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
         if len(found) == before:
             raise UserError(f"{path}: holds no questions")
         repaired += reader.repaired
-        absent += reader.absent
     if repaired:
         line = f"{paths[0]}: {repaired} answers stood a few characters beside their place or differed in white space"
         warnings.warn(f"{line}; put right", BertreeWarning, stacklevel=2)
-    if absent:
-        line = f"{paths[0]}: {absent} answers do not stand in their contexts where the file says"
-        warnings.warn(f"{line}; they can be scored against but not learned from", BertreeWarning, stacklevel=2)
     return found
 
 
