@@ -116,8 +116,8 @@ def evaluate(
         if out is not None:
             write_lines(out / file_of(name), lines)
         if submission is not None:
-            file, text = task.submission(examples, lines)
-            write(submission / file, text)
+            for file, text in task.submission(examples, lines).items():
+                write(submission / file, text)
     known = {"task": task.name, "split": wanted[0], "model": model}
     if out is not None:
         write(out / SCORES, as_text(found | known, 2) + "\n")

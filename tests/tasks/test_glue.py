@@ -253,7 +253,7 @@ def test_every_row_of_a_test_file_is_submitted(tmp_path: Path) -> None:
     for header, cells in (("id|question1|question2", rows), ("id|question1|question2|label", [f"{r}|" for r in rows])):
         path.write_text(tsv(header, *cells))
         examples = task.read([path])
-        _, sent = task.submission(examples, [{"predicted": "0"}] * len(examples))
+        (sent,) = task.submission(examples, [{"predicted": "0"}] * len(examples)).values()
         assert [line.split("\t")[0] for line in sent.splitlines()[1:]] == [str(n) for n in range(40)]
     path.write_text(tsv("id|question1|question2", *rows, "40|cut"))
     with pytest.warns(BertreeWarning, match="1 broken rows left out"):
@@ -267,7 +267,8 @@ def test_submissions() -> None:
 
     def sent(task: str, *answers: Any, file: str = "test.tsv") -> tuple[str, str]:
         given = [row._replace(file=file) for row in rows]
-        return make(task).submission(given, [{"predicted": answer} for answer in answers])
+        (found,) = make(task).submission(given, [{"predicted": answer} for answer in answers]).items()
+        return found
 
     assert sent("rte", "entailment", "not_entailment") == (
         "RTE.tsv",

@@ -162,14 +162,12 @@ def test_scores_of_version_1() -> None:
 
 def test_submission(minilm: Path) -> None:
     line = line_of(SQUAD2, minilm, 3, 5)
-    assert SQUAD2.submission([], [line]) == ("predictions.json", '{"q": "31 m"}')
-    name, text = SQUAD2.null_odds([line])
-    assert name == "null_odds.json"
-    assert json.loads(text) == {"q": pytest.approx(-2)}
+    files = SQUAD2.submission([], [line])
+    assert files["predictions.json"] == '{"q": "31 m"}'
+    assert json.loads(files["null_odds.json"]) == {"q": pytest.approx(-2)}
     with pytest.raises(UserError, match="same id"):
         SQUAD2.submission([], [line, line])
-    with pytest.raises(UserError, match="squad2"):
-        SQUAD.null_odds([line])
+    assert list(SQUAD.submission([], [line])) == ["predictions.json"]
 
 
 def test_what_predict_is_given(minilm: Path) -> None:

@@ -26,7 +26,7 @@ class GlueTask(TextTask):
     missing: tuple[str, ...] = ("", "-1")
     server: str = ""  # name of the file to submit
 
-    def submission(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> tuple[str, str]:
+    def submission(self, examples: Sequence[TextExample], predictions: Sequence[Json]) -> dict[str, str]:
         if not self.server:
             return super().submission(examples, predictions)
         if broken := next((example for example in examples if example.left_out), None):
@@ -41,7 +41,7 @@ class GlueTask(TextTask):
             low, high = self.bounds
             answer = f"{min(high, max(low, line['predicted'])):.3f}" if self.regression else line["predicted"]
             lines.append(f"{example.id}\t{answer}")
-        return name, "\n".join(lines) + "\n"
+        return {name: "\n".join(lines) + "\n"}
 
 
 BINARY = ("0", "1")

@@ -153,15 +153,10 @@ class SquadTask(Task[SquadExample]):
         """How windows are cut and answers chosen."""
         return {"stride": self.stride, "max_answer": self.max_answer, "threshold": self.threshold}
 
-    def submission(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> tuple[str, str]:
-        """The answers by question, as the official scripts read them."""
-        return "predictions.json", _by_id(predictions, "predicted")
-
-    def null_odds(self, predictions: Sequence[Json]) -> tuple[str, str]:
-        """Version 2.0: name and text of the file with the odds of "no answer" that its script can also read."""
-        if not self.impossible:
-            raise UserError("squad: has no null odds, every question has an answer; they are for squad2")
-        return "null_odds.json", _by_id(predictions, "null_odds")
+    def submission(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, str]:
+        """The answers by question, as the official scripts read them; for 2.0 also the odds of "no answer"."""
+        files = {"predictions.json": _by_id(predictions, "predicted")}
+        return files | ({"null_odds.json": _by_id(predictions, "null_odds")} if self.impossible else {})
 
     def _line(self, example: SquadExample, found: squad_spans.Found) -> Json:
         line: Json = {"id": example.id, "question": example.question, "context": example.context}

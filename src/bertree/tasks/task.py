@@ -127,6 +127,6 @@ class Task(ABC, Generic[Example]):
         """Plain values a model folder must remember to predict as it was trained."""
         return {}
 
-    def submission(self, examples: Sequence[Example], predictions: Sequence[Json]) -> tuple[str, str]:
-        """Name and text of the file the task's server takes."""
+    def submission(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, str]:
+        """Names and texts of the files the task's server takes."""
         raise UserError(f"{self.name}: there is no submission format for this task")
