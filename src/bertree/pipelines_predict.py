@@ -23,7 +23,7 @@ from bertree.tasks.tagging import TaggingTask
 CHUNK = 1024  # lines taken at once
 OBJECT = re.compile(r"\s*\{\s*[\"}]")
 FEATURES, WORDS = "features.npy", "words.jsonl"
-TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
 
 
 def records(texts: Sequence[str], file: Path | None, question: str | None) -> Iterator[str | Json]:

@@ -7,16 +7,13 @@ OUT/report.html             both to look at
 OUT/seed-N/                 each run: metrics.jsonl, report.html, recipe.toml
 """
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -42,7 +39,7 @@ from bertree.pipelines_tasks import (
     write_lines,
 )
 from bertree.tasks import config as configs
-from bertree.tasks import page
+from bertree.tasks import outcome, page
 from bertree.tasks.answering import fitting
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Cut, Task
@@ -52,10 +49,6 @@ from bertree.train.loop import Diverged
 from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
 from bertree.train.report import REPORT
 from bertree.train.session import CHECKPOINTS, MODEL
-
-ALIKE = 10  # predictions at least, to call a run degenerate when all are the same
-SPREAD = 0.01  # of predicted scores, as a share of the gold ones', below which they count as the same
-BESIDE = ("seed", "best_step", "diverged", "run")  # in a seed's result, what is not a score
 
 
 @dataclass(frozen=True)
@@ -225,8 +218,8 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
         if code:
             return code, {}
         task, scores, lines = _judged(job, loop.network, loop.autocast)
-        result = {"seed": seed, **scores, "best_step": best.step, "diverged": _degenerate(lines["dev"])}
-        if all(_rank(result, metric) > _rank(other, metric) for other in before):
+        result = {"seed": seed, **scores, "best_step": best.step, "diverged": outcome.degenerate(lines["dev"])}
+        if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
             _write_model(job, task, loop.network)
             for name, some in lines.items():
                 write_lines(job.out / file_of(name), some)
@@ -260,46 +253,17 @@ def _write_model(job: _Job, task: Task[Any], network: Network) -> None:
     folder.write(contents, job.out / MODEL)
 
 
-def _value(result: Json, metric: str) -> float:
-    value = result.get(metric)
-    return float(value) if isinstance(value, int | float) else -math.inf
-
-
-def _rank(result: Json, metric: str) -> tuple[bool, float]:
-    """A seed that has learned nothing comes after every one that has, whatever its score."""
-    return not result["diverged"], _value(result, metric)
-
-
-def _degenerate(lines: Sequence[Json]) -> str | bool:
-    """Why a run that came to its end has learned nothing, or False."""
-    said, asked = [line["predicted"] for line in lines], [line["gold"] for line in lines if "gold" in line]
-    if said and isinstance(said[0], list):  # tags: those of all words
-        said, asked = [tag for tags in said for tag in tags], [tag for tags in asked for tag in tags]
-    if len(said) < ALIKE or len(set(map(json.dumps, asked))) < 2:
-        return False
-    close = isinstance(said[0], float) and not np.ptp(said) > SPREAD * np.ptp(asked)
-    alike = close or len(set(map(json.dumps, said))) == 1
-    return "every prediction is the same" if alike else False
-
-
 def _finish(job: _Job, results: Sequence[Json], model: str) -> int:
     """metrics.json, and a table for people. The exit code: 1 where no seed came to its end."""
     task, kept = job.tuner.task, (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
-    best = max(results, key=lambda result: _rank(result, task.metric))
-    values = [_value(result, task.metric) for result in results if not result["diverged"]]
-    found: Json = {key: value for key, value in best.items() if key not in BESIDE}
-    found |= {"task": task.name, "metric": task.metric, "model": model, "best_seed": best["seed"]}
-    if len(results) > 1:
-        found |= {"mean": mean(values) if values else None, "std": stdev(values) if len(values) > 1 else None}
-        found |= {"best": best.get(task.metric), "diverged": [r["seed"] for r in results if r["diverged"]]}
-    found["seeds"] = [{key: value for key, value in result.items() if key != "run"} for result in results]
+    found = outcome.summary(results, task.metric) | {"task": task.name, "model": model}
     found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
     found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
     write(job.out / SCORES, as_text(found, 2) + "\n")
     page.write(job.out, task, found, {name: job.out / file_of(name) for name in job.parts if name != "train"}, note)
     _print(task, results, found)
     print(f"{job.out}: {', '.join(kept)}, {REPORT}")
-    if not values:
+    if all(result["diverged"] for result in results):
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
     return 0 if (job.out / MODEL).is_dir() else 1
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import bertree
-from bertree import pipelines_tune
 from bertree.errors import UserError
-from bertree.tasks import registry
+from bertree.tasks import outcome, registry
 from bertree.tasks.tune import held_out
 from tests.tasks.learnable import Command, Trained, feelings, pairs
 
@@ -54,14 +53,14 @@ def test_a_crf_is_known_from_the_network(trained: Trained, command: Command, tmp
 def test_a_seed_that_learned_nothing_never_wins() -> None:
     good = {"diverged": False, "f1": 0.2}
     same = {"diverged": "every prediction is the same", "f1": 0.9}
-    assert pipelines_tune._rank(good, "f1") > pipelines_tune._rank(same, "f1")
+    assert outcome.rank(good, "f1") > outcome.rank(same, "f1")
 
 
 def test_a_tagger_that_says_the_same_of_every_word_is_named() -> None:
     lines = [{"predicted": ["O"] * n, "gold": ["B-X", *["O"] * (n - 1)]} for n in range(2, 30)]
-    assert pipelines_tune._degenerate(lines)
+    assert outcome.degenerate(lines)
     lines[3]["predicted"][0] = "B-X"
-    assert not pipelines_tune._degenerate(lines)
+    assert not outcome.degenerate(lines)
 
 
 def test_fewer_seeds_on_resume_do_not_contradict_the_model(trained: Trained, command: Command, tmp_path: Path) -> None:

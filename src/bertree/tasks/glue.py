@@ -121,7 +121,7 @@ TASKS = (
         server="MNLI-m.tsv",
     ),
     GlueTask("qnli", ENTAILMENT, columns=Columns(("question",), ("sentence",)), figures=ACCURACY, server="QNLI.tsv"),
-    GlueTask("rte", ENTAILMENT, columns=SENTENCES, figures=ACCURACY, server="RTE.tsv"),
+    GlueTask("rte", ENTAILMENT, max_length=256, columns=SENTENCES, figures=ACCURACY, server="RTE.tsv"),
     GlueTask("wnli", BINARY, columns=SENTENCES, figures=ACCURACY, server="WNLI.tsv"),
     GlueTask(
         "ax",

@@ -32,6 +32,7 @@ FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "spearman": metrics.spearman,
 }
 LABEL = "label"  # the column of one's own answers, unless named
+LONG = 512  # tokens of one's own texts: a limit that is not reached costs nothing
 TOGETHER = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
 
 
@@ -245,7 +246,8 @@ def text_task(
     labelled = label not in (None, LABEL)
     columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled)
     if kind == "regression":
-        return TextTask(kind, columns=columns, regression=True, figures=("pearson", "spearman"), metric="spearman")
+        figures = ("pearson", "spearman")
+        return TextTask(kind, max_length=LONG, columns=columns, regression=True, figures=figures, metric="spearman")
     if kind != "classification":
         raise UserError(f"task '{kind}': unknown; {suggest(kind, ('classification', 'regression'))}")
-    return TextTask(kind, columns=columns)
+    return TextTask(kind, max_length=LONG, columns=columns)
