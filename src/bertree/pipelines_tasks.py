@@ -147,7 +147,10 @@ def glue(runs: Sequence[Path]) -> None:
     """`bertree glue`: scores of several runs in one table, and the averages people mean by "the" GLUE score."""
     found: dict[str, Json] = {}
     for run in runs:
-        scores = read_json(run / SCORES if run.is_dir() else run)
+        file = run / SCORES if run.is_dir() else run
+        if not file.is_file():
+            raise UserError(f"{file}: no such file; give folders that finetune or evaluate --out has written")
+        scores = read_json(file)
         if not isinstance(name := scores.get("task"), str):
             raise UserError(f"{run}: does not say of which task its scores are; give a folder of finetune or evaluate")
         if name in found:

@@ -146,7 +146,9 @@ def build_features(a: Architecture, top: Top) -> tuple[Features | None, int]:
     chosen = DEPTHS[top.layers] or tuple(range(1, a.layers + 1))
     depths = [depth if depth >= 0 else a.layers + 1 + depth for depth in chosen]
     if top.layers not in ("last", "embeddings") and min(depths) < 1:
-        raise UserError(f"top.layers: {top.layers} needs {-min(chosen)} layers, but the encoder has {a.layers}")
+        raise UserError(
+            f"top.layers: {top.layers} needs {-min(chosen)} layers, but the encoder has {a.layers}; try sum-all"
+        )
     summed = top.layers.startswith("sum-")
     width = a.width if summed else a.width * len(depths)
     lstm = BiLstm(width, top.lstm, top.lstm_layers, a.classifier_dropout) if top.lstm else None

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bertree.errors import UserError
 from bertree.files import Json, write_atomically
 from bertree.recipe import Run
@@ -22,6 +24,26 @@ from bertree.train.progress import Progress
 from bertree.train.record import ENVIRONMENT, RECIPE, Record, environment
 
 CHECKPOINTS, MODEL, BEST_MODEL = "checkpoints", "model", "model-best"
+
+
+def begin(
+    out: Path, recipe: str, device: torch.device, settings: Run, found: Checkpoint | None
+) -> tuple[Record, Tally]:
+    """Write down what is run and where; the log and the totals go on from the checkpoint, where there is one."""
+    first = found.step if found else 0
+    record = Record(out, first, settings.tensorboard)
+    write_atomically(out / RECIPE, recipe)
+    write_atomically(out / ENVIRONMENT, json.dumps(environment(device), indent=2) + "\n")
+    record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
+    return record, Tally(record, found.extra if found else None)
+
+
+def write_report(out: Path, note: Callable[[str], None]) -> None:
+    """The page, if it can be written: a run does not end for want of it."""
+    try:
+        report.write(out)
+    except (UserError, OSError) as error:
+        note(str(error))
 
 
 @dataclass(frozen=True)
@@ -47,11 +69,7 @@ class Session:
         if first == last and (self.out / MODEL).is_dir():
             note(f"{self.out}: the run is complete, nothing is left to do")
             return 0
-        record = Record(self.out, first, self.settings.tensorboard)
-        write_atomically(self.out / RECIPE, self.recipe)
-        write_atomically(self.out / ENVIRONMENT, json.dumps(environment(self.loop.device), indent=2) + "\n")
-        record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
-        tally = Tally(record, found.extra if found else None)
+        record, tally = begin(self.out, self.recipe, self.loop.device, self.settings, found)
         try:
             caught = self._train(first, checkpoints, record, tally, intro, note)
             if caught is None:
@@ -61,7 +79,7 @@ class Session:
             raise
         finally:
             record.close()
-            self._report(note)
+            write_report(self.out, note)
         return 0 if caught is None else 128 + caught
 
     def _train(
@@ -88,7 +106,7 @@ class Session:
                 checkpoints.save(result.step, self.loop.network, self.loop.optimiser, extra)
                 if evaluation.newest and evaluation.newest[0] == result.step:
                     checkpoints.offer_best(*evaluation.newest, result.phase)
-                self._report(note)
+                write_report(self.out, note)
 
             save = Save(self.settings.save_every, last, write, log)
             interrupts = Interrupts(save)
@@ -109,13 +127,6 @@ class Session:
             self.finish(BEST_MODEL)
         parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
         record.write("end", last, tally.as_dict() | {"parameters": parameters})
-
-    def _report(self, note: Callable[[str], None]) -> None:
-        """The page, if it can be written: a run does not end for want of it."""
-        try:
-            report.write(self.out)
-        except (UserError, OSError) as error:
-            note(str(error))
 
     def _restored(self, checkpoints: Checkpoints, note: Callable[[str], None]) -> Checkpoint | None:
         found = checkpoints.newest(note)

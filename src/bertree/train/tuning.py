@@ -5,7 +5,6 @@ The weights of the best evaluation are kept in memory and put back at the end. A
 ends in the same bytes as one that was not.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +15,16 @@ import torch
 from torch import Tensor
 
 from bertree.errors import UserError
-from bertree.files import Json, write_atomically
+from bertree.files import Json
 from bertree.recipe import Run
-from bertree.train import report
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.feed import Work
 from bertree.train.hooks import Interrupts, Log, Save, Tally
 from bertree.train.loop import Loop, Result, Stop
 from bertree.train.plan import Plan
 from bertree.train.progress import Progress
-from bertree.train.record import ENVIRONMENT, RECIPE, Record, environment
-from bertree.train.session import CHECKPOINTS
+from bertree.train.record import Record
+from bertree.train.session import CHECKPOINTS, begin, write_report
 
 BEST = "best/"  # what the names of the best weights begin with in a checkpoint
 PAUSE = 60.0  # seconds between two checkpoints, at least
@@ -71,11 +69,7 @@ class Tuning:
         checkpoints = Checkpoints(self.out / CHECKPOINTS, 1)
         found = self._restored(checkpoints, note) if resume else None
         first = found.step if found else 0
-        record = Record(self.out, first, self.settings.tensorboard)
-        write_atomically(self.out / RECIPE, self.recipe)
-        write_atomically(self.out / ENVIRONMENT, json.dumps(environment(self.loop.device), indent=2) + "\n")
-        record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
-        tally = Tally(record, found.extra if found else None)
+        record, tally = begin(self.out, self.recipe, self.loop.device, self.settings, found)
         best = self._best(found)
         try:
             caught = self._train(first, best, checkpoints, record, tally, intro)
@@ -85,7 +79,7 @@ class Tuning:
                 record.write("end", len(self.feed.plan), tally.as_dict() | {"parameters": parameters})
         finally:
             record.close()
-            self._report(note)
+            write_report(self.out, note)
         return (0 if caught is None else 128 + caught), best
 
     def _train(
@@ -173,9 +167,3 @@ class Tuning:
             raise UserError(f"{self.out}: was started with other data or settings; put them back, or start a new run")
         restore(found, self.loop.network, self.loop.optimiser)
         return found
-
-    def _report(self, note: Callable[[str], None]) -> None:
-        try:
-            report.write(self.out)
-        except (UserError, OSError) as error:
-            note(str(error))
