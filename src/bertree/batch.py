@@ -40,6 +40,10 @@ class Batch:
     # The true classes or scores: s for `sequence` (float: regression), m for `token`; for `span` questions x 2, the
     # columns of start and end; for `choice`, each question's column. -100: ignored.
     answers: Tensor | None = None
+    # What a teacher says about the batch, where it was asked beforehand. For a task: its scores, a row for each row of
+    # the student's. In pretraining (m x k): log-probabilities of its k likeliest tokens, and which tokens they are.
+    soft: Tensor | None = None
+    soft_ids: Tensor | None = None
 
     @classmethod
     def pack(

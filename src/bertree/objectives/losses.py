@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.network import Network
@@ -49,8 +49,9 @@ class Objective:
         """Questions a batch (on the host) asks, by term."""
         return {name: term.count(batch) for name, term in self.terms.items()}
 
-    def __call__(self, network: Network, batch: Batch) -> dict[str, Loss]:
+    def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
         """Every term's loss on a batch."""
+        assert isinstance(network, Network)
         hidden_th = network(batch)
         return {name: term.loss(network, hidden_th, batch) for name, term in self.terms.items()}
 

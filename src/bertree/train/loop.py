@@ -13,17 +13,16 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bertree.batch import Batch
 from bertree.data import draws
 from bertree.errors import UserError
-from bertree.model.network import Network
 from bertree.objectives.losses import Loss, Objective
 from bertree.train.feed import Work
 
-Compute = Callable[[Network, Batch], dict[str, Loss]]
+Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
 
 
 class Result:
@@ -89,7 +88,7 @@ class Loop:
 
     def __init__(
         self,
-        network: Network,
+        network: nn.Module,
         objective: Objective,
         optimiser: Optimizer,
         *,
