@@ -96,9 +96,13 @@ class PostNorm(Joined):
     (Xiong et al. 2020).
     """
 
+    def reads(self, x_th: Tensor) -> Tensor:
+        """What its part is given of the residual stream."""
+        return x_th
+
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Residual stream in, residual stream out, in the precision it came in."""
-        out: Tensor = self.norm(x_th + self.dropout(self.part(x_th, batch))).to(x_th.dtype)
+        out: Tensor = self.norm(x_th + self.dropout(self.part(self.reads(x_th), batch))).to(x_th.dtype)
         return out
 
 
@@ -109,7 +113,12 @@ class PreNorm(Joined):
     the stream is never normed and grows with depth, so the encoder norms it once, at the end.
     """
 
+    def reads(self, x_th: Tensor) -> Tensor:
+        """What its part is given of the residual stream."""
+        normed: Tensor = self.norm(x_th)
+        return normed
+
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Residual stream in, residual stream out, in the precision it came in."""
-        out: Tensor = x_th + self.dropout(self.part(self.norm(x_th), batch))
+        out: Tensor = x_th + self.dropout(self.part(self.reads(x_th), batch))
         return out

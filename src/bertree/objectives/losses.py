@@ -38,6 +38,20 @@ class Term(Protocol):
         """The sum of the losses over them."""
 
 
+class Asks(Protocol):
+    """What the loop minimises: a weighted sum of terms."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Of the terms, by name."""
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Questions a batch (on the host) asks, by term."""
+
+    def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
+        """Every term's loss on a batch."""
+
+
 @dataclass(frozen=True)
 class Objective:
     """A weighted sum of terms that share one pass through the encoder."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch.optim import Optimizer
 from bertree.batch import Batch
 from bertree.data import draws
 from bertree.errors import UserError
-from bertree.objectives.losses import Loss, Objective
+from bertree.objectives.losses import Asks, Loss
 from bertree.train.feed import Work
 
 Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
@@ -89,7 +90,7 @@ class Loop:
     def __init__(
         self,
         network: nn.Module,
-        objective: Objective,
+        objective: Asks,
         optimiser: Optimizer,
         *,
         clip: float = 0.0,
@@ -98,7 +99,8 @@ class Loop:
         compiled: bool = False,
         bad_steps: int = 20,
     ) -> None:
-        self.network, self.objective, self.optimiser = network, objective, optimiser
+        self.network: Any = network  # whatever the objective computes
+        self.objective, self.optimiser = objective, optimiser
         self.device = next(network.parameters()).device
         self.learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._limit = clip or math.inf  # of the gradient's norm
@@ -141,7 +143,7 @@ class Loop:
     def gradients(self, work: Work) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Backward passes of all micro-batches: the sum of each term, and how much it was divided by."""
         self.network.train()
-        counts = dict.fromkeys(self.objective.terms, 0)
+        counts = dict.fromkeys(self.objective.weights, 0)
         for batch in work.batches:
             for name, count in self.objective.counts(batch).items():
                 counts[name] += count
@@ -166,7 +168,7 @@ class Loop:
             )
 
 
-def _compiled(objective: Objective) -> Compute:
+def _compiled(objective: Asks) -> Compute:
     import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # PyTorch's dropout kernel draws four numbers at a time, Triton's one

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from bertree.batch import Batch
 from bertree.data import draws
 from bertree.model.network import Network
-from bertree.objectives.losses import Objective
+from bertree.objectives.losses import Asks
 from bertree.train.feed import Work
 from bertree.train.loop import Loop, Result
 
@@ -32,7 +32,7 @@ class _Recording:
 class Replay(Loop):
     """A loop on a GPU whose steps have one micro-batch each."""
 
-    def __init__(self, network: Network, objective: Objective, optimiser: Optimizer, **options: Any) -> None:
+    def __init__(self, network: Network, objective: Asks, optimiser: Optimizer, **options: Any) -> None:
         super().__init__(network, objective, optimiser, **options)
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -60,7 +60,7 @@ class Replay(Loop):
     def _record(self, batch: Batch) -> _Recording:
         self.network.train()
         place = batch.to(self.device)
-        scales = torch.ones(len(self.objective.terms), device=self.device)
+        scales = torch.ones(len(self.objective.weights), device=self.device)
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
