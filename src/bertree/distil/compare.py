@@ -23,7 +23,7 @@ from bertree.model.network import Network
 from bertree.tasks.task import Task
 from bertree.train.versus import Comparison, Figures, Speed
 
-MOST_TEXTS = 2000  # that are drawn from those given
+MOST_TEXTS = 1000  # that are drawn from those given
 SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
 
 

@@ -2,8 +2,8 @@
 
 Timings are noisy, and noise comes in waves: another process, a warmer chip. So the models take turns (A, B, A, B
 ...) on the same texts, and what is told are medians; all of them meet the same waves. A turn holds several texts and
-begins with one that is not counted, so that a model that fits the caches finds itself there, as it would where it
-works alone. The price is that few texts are timed where models are slow: the time allowed is shared by all of them.
+begins with a short one that is not counted, so that a model that fits the caches finds itself there, as it would
+where it works alone. The price is that few texts are timed where models are slow: the time allowed is shared by all.
 """
 
 import copy
@@ -57,7 +57,7 @@ class Runner:
         most = model.architecture.max_positions
         usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
         self._longest = fitting(0, usual, most)
-        self._read = [self._encoded([text]) for text in texts]
+        self._read = self._apart(self._encoded(texts), len(texts))
         self.lengths = [sum(map(_tokens, units)) for units in self._read]
 
     def _encoded(self, texts: Sequence[Any]) -> list[Any]:
@@ -65,6 +65,15 @@ class Runner:
         if self._task is not None:
             return list(self._task.units(texts, self._tokenizer, self._longest)[0])
         return list(self._tokenizer.encode(texts, self._longest))
+
+    def _apart(self, units: Sequence[Any], count: int) -> list[list[Any]]:
+        """By text: a task may read one as several units."""
+        if self._task is None:
+            return [[unit] for unit in units]
+        found: list[list[Any]] = [[] for _ in range(count)]
+        for unit in units:
+            found[unit.example].append(unit)
+        return found
 
     def _answer(self, units: Sequence[Any]) -> None:
         if self._task is not None:
@@ -138,14 +147,15 @@ def timed(runners: Sequence[Runner], seconds: float, clock: Clock = time.perf_co
 def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[list[tuple[float, float]]]:
     """What each model took for each text, alone; (from ids, from the text)."""
     count = len(runners[0].lengths)
+    began = clock()
     expected = sum([runner.one(row % count)[1] for row in range(WARM)][-1] for runner in runners)
     turn = max(1, min(TURN, int(seconds / max(LEAST_ROUNDS * expected, 1e-9)) - 1))
+    shortest = int(np.argmin(runners[0].lengths))
     taken: list[list[tuple[float, float]]] = [[] for _ in runners]
-    began = clock()
     for number in range(1, ROUNDS + 1):
         start = (number - 1) * turn
         for runner, found in zip(runners, taken, strict=True):
-            runner.one((start - 1) % count)  # its weights back into the caches: not counted
+            runner.one(shortest)  # its weights back into the caches: not counted
             found += [runner.one(row % count) for row in range(start, start + turn)]
         if number >= LEAST_ROUNDS and (clock() - began) * (number + 1) / number > seconds:
             break

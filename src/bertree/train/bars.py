@@ -65,6 +65,11 @@ def _drawn(bar: Bar, y: float, scale: float) -> str:
     return "".join(made)
 
 
+def printable(text: str) -> str:
+    """A text of someone else's without what has no place in a page."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+
+
 def safe(text: str) -> str:
     """A text of someone else's as HTML that says just this."""
-    return escape("".join(sign if sign.isprintable() else "\ufffd" for sign in text))
+    return escape(printable(text))

@@ -119,7 +119,7 @@ class Comparison:
             against.append(found)
         return {
             "version": VERSION,
-            "models": [asdict(model) for model in self.models],
+            "models": [asdict(model) | {"speeds": list(map(asdict, model.speeds))} for model in self.models],
             "scores": {name: list(values) for name, values in self.scores.items()},
             "measured_on": self.measured_on,
             "against_the_first": against,

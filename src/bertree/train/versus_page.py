@@ -4,11 +4,12 @@ from pathlib import Path
 
 from bertree.errors import UserError
 from bertree.train import page
-from bertree.train.bars import Bar, bars_svg, safe
+from bertree.train.bars import Bar, bars_svg, printable, safe
 from bertree.train.figures import digits, label, quantity, smaller_is_better
 from bertree.train.versus import COMPARISON, Comparison, read, times, verdict, where_timed
-from bertree.train.versus_rows import how, rows, shown, size
+from bertree.train.versus_rows import how, rate, rows, shown, size
 
+NAME = 28  # letters of a model's name in the head of the table
 SCORES = 4  # with tiles and bars; the table has all of them
 
 
@@ -25,23 +26,21 @@ def of_folder(out: Path) -> list[str]:
 def document(comparison: Comparison) -> str:
     """A page of its own."""
     first, *others = (model.name for model in comparison.models)
-    title = f"{', '.join(others)} against {first}"
+    what = others[0] if len(others) == 1 else f"{len(others)} models"
+    title = printable(f"{what} against {first}")
     return page.document(title, [page.heading(title, "measured by bertree compare"), *section(comparison)])
 
 
 def section(comparison: Comparison) -> list[str]:
     """Everything under the heading."""
-    parts = []
-    for place in range(1, len(comparison.models)):
-        name = f"{comparison.models[place].name}: " if len(comparison.models) > 2 else ""
-        parts.append(f'<p class="verdict">{safe(name + verdict(comparison, place))}</p>')
-        if len(comparison.models) == 2:
-            parts.append(page.tiles(_tiles(comparison, place)))
-    parts.append('<div style="height:14px"></div>')
-    parts.append(page.cards(_charts(comparison)))
-    parts.append('<div style="height:14px"></div>')
-    parts += [_table(comparison), f'<p class="small">{safe(how(comparison))}</p>']
-    return parts
+    parts, two = [], len(comparison.models) == 2
+    for place, model in enumerate(comparison.models[1:], 1):
+        parts += [] if two else [f'<p class="sub" style="margin:14px 0 0">{safe(model.name)}</p>']
+        parts.append(f'<p class="verdict">{safe(verdict(comparison, place))}</p>')
+    gap = '<div style="height:14px"></div>'
+    parts += [page.tiles(_tiles(comparison, 1)), gap] if two else []
+    parts += [page.cards(_charts(comparison)), gap, _table(comparison)]
+    return [*parts, f'<p class="small">{safe(how(comparison))}</p>']
 
 
 def _tiles(comparison: Comparison, place: int) -> list[tuple[str, str, str]]:
@@ -68,31 +67,29 @@ def _tiles(comparison: Comparison, place: int) -> list[tuple[str, str, str]]:
         on = where_timed(one)
         ms = [f"{digits(speed.latency_ms)} ms" for speed in (one, two)]
         made.append(tile(f"{on}, one text", comparison.times_faster(device, place), ("faster", "slower"), *ms))
-        rates = [quantity(one.texts_per_s), f"{quantity(two.texts_per_s)} texts/s"]
+        rates = [rate(one.texts_per_s), f"{rate(two.texts_per_s)} texts/s"]
         ratio = comparison.times_more_texts(device, place)
         made.append(tile(f"{on}, many texts", ratio, ("faster", "slower"), *rates))
     return made
 
 
 def _charts(comparison: Comparison) -> list[str]:
+    """Two a row: size and what it is worth; then how fast, a row for each device."""
     models = comparison.models
-    sizes = [
-        Bar(m.name, f"{quantity(m.parameters)} · {size(m.weight_bytes)}", (m.encoder, m.embeddings, m.head))
-        for m in models
-    ]
-    charts = [bars_svg("Parameters", sizes, "dark: layers, lighter: embeddings, lightest: what stands above")]
+    parts = [Bar(m.name, quantity(m.parameters), (m.encoder, m.embeddings, m.head)) for m in models]
+    charts = [bars_svg("Parameters", parts, "dark: layers, lighter: embeddings, lightest: what stands above")]
+    scores = [_score(name, comparison) for name in list(comparison.scores)[:SCORES]]
+    bytes_ = [Bar(model.name, size(model.weight_bytes), (model.weight_bytes,)) for model in models]
+    charts.append(scores[0] if scores else bars_svg("Weights", bytes_, "shorter is better"))
     for device in comparison.devices:
         speeds = [(model.name, model.speed(device)) for model in models]
         on = where_timed(speeds[0][1])
         waits = [Bar(name, f"{digits(s.latency_ms)} ms", (s.latency_ms,), s.latency_p90_ms) for name, s in speeds]
-        charts.append(
-            bars_svg(f"One text at a time, {on}", waits, "median; thin line: 90th percentile. Shorter is better")
-        )
-        rates = [Bar(name, f"{quantity(s.texts_per_s)} texts/s", (s.texts_per_s,)) for name, s in speeds]
-        charts.append(bars_svg(f"Many texts, packed, {on}", rates, "texts a second. Longer is better"))
-    for name in list(comparison.scores)[:SCORES]:
-        charts.append(_score(name, comparison))
-    return charts
+        under = "median; thin line: 90th percentile; shorter is better"
+        charts.append(bars_svg(f"One text at a time, {on}", waits, under))
+        rates = [Bar(name, f"{rate(s.texts_per_s)} texts/s", (s.texts_per_s,)) for name, s in speeds]
+        charts.append(bars_svg(f"Many texts, packed, {on}", rates, "longer is better"))
+    return [*charts, *scores[1:]]
 
 
 def _score(name: str, comparison: Comparison) -> str:
@@ -105,30 +102,31 @@ def _score(name: str, comparison: Comparison) -> str:
     if smaller_is_better(name):
         return bars_svg(label(name), made, "lower is better")
     shares = all(value is None or abs(value) <= 1 for value in values)
-    return bars_svg(label(name), made, "times 100. Longer is better" if shares else "", top=1.0 if shares else 0.0)
+    return bars_svg(label(name), made, "times 100; longer is better" if shares else "", top=1.0 if shares else 0.0)
 
 
 def _table(comparison: Comparison) -> str:
-    names = [model.name for model in comparison.models]
+    names = [_end(model.name) for model in comparison.models]
     head = ["", safe(names[0])]
     for name in names[1:]:
         head += [safe(name), "" if len(names) == 2 else "against the first"]
     lines = []
     for row in rows(comparison):
-        inside = row.name.startswith(" ")
-        cells = [
-            f'<span style="padding-left:18px" class="small">{safe(row.name.strip())}</span>'
-            if inside
-            else safe(row.name)
-        ]
-        cells.append(safe(row.values[0]))
+        name = safe(row.name.strip())
+        inside = f'<span class="small" style="display:block;padding-left:16px">{name}</span>'
+        cells = [inside if row.name.startswith(" ") else name, safe(row.values[0])]
         for value, against in zip(row.values[1:], row.against, strict=True):
             cells += [safe(value), _coloured(against)]
         lines.append(cells)
     return page.html_table(head, lines, range(1, len(head)))
 
 
+def _end(name: str) -> str:
+    """Of a long path the end, which tells it from others."""
+    return name if len(name) <= NAME else "…" + name[1 - NAME :]
+
+
 def _coloured(text: str) -> str:
     worse = text.endswith(("larger", "slower", "fewer"))
-    kind = "bad" if worse else "good" if "x " in text else ""
+    kind = "bad" if worse else "good" if text and text != "the same" else ""
     return f'<span class="{kind}">{safe(text)}</span>' if kind else safe(text)

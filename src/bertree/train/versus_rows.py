@@ -32,6 +32,11 @@ def size(count: int) -> str:
     return f"{digits(count / 1e6)} MB" if count < 1e9 else f"{digits(count / 1e9)} GB"
 
 
+def rate(value: float) -> str:
+    """So many a second."""
+    return quantity(value) if value >= 1e4 else digits(value)
+
+
 def _scores(comparison: Comparison) -> list[Row]:
     found = []
     for name, values in comparison.scores.items():
@@ -64,12 +69,12 @@ def _speeds(comparison: Comparison) -> list[Row]:
             return lambda model: read(model.speed(device))
 
         found += [
-            _row(f"{on}, one text, ms", models, of(lambda s: s.latency_ms), digits, *faster, inverse=False),
-            _row("  90th percentile", models, of(lambda s: s.latency_p90_ms), digits, *faster, inverse=False),
-            _row("  with tokenising", models, of(lambda s: s.text_latency_ms), digits, *faster, inverse=False),
-            _row("  90th percentile", models, of(lambda s: s.text_latency_p90_ms), digits, *faster, inverse=False),
-            _row(f"{on}, packed, texts/s", models, of(lambda s: s.texts_per_s), quantity, *more, inverse=True),
-            _row("  tokens/s", models, of(lambda s: s.tokens_per_s), quantity, *more, inverse=True),
+            _row(f"{on}, one text, ms", models, of(lambda s: s.latency_ms), digits, *faster),
+            _row("  90th percentile", models, of(lambda s: s.latency_p90_ms), digits, *faster),
+            _row("  with tokenising", models, of(lambda s: s.text_latency_ms), digits, *faster),
+            _row("  with tokenising, 90th percentile", models, of(lambda s: s.text_latency_p90_ms), digits, *faster),
+            _row(f"{on}, packed, texts/s", models, of(lambda s: s.texts_per_s), rate, *more, inverse=True),
+            _row("  tokens/s", models, of(lambda s: s.tokens_per_s), rate, *more, inverse=True),
         ]
     return found
 
