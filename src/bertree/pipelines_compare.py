@@ -1,6 +1,7 @@
 """The work behind `bertree compare`: load models, score them where a task is given, time them, show what came out."""
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,7 @@ from bertree.tasks.task import Task
 from bertree.tasks.tune import measured
 from bertree.text.tokenizer import Tokenizer
 from bertree.train import versus_page
+from bertree.train.bars import printable
 from bertree.train.report import REPORT
 from bertree.train.versus import COMPARISON, Comparison, verdict
 from bertree.train.versus_rows import how, rows
@@ -63,8 +65,11 @@ def compare(
 ) -> None:
     """`bertree compare`: every model against the first."""
     asked.check()
-    if out is not None and out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file; give the path of a folder to write")
+    if not math.isfinite(seconds):
+        raise UserError(f"--seconds {seconds}: must be a number of seconds")
+    above = next((path for path in (out, *out.parents) if path.exists()), None) if out is not None else None
+    if above is not None and not above.is_dir():
+        raise UserError(f"{above}: is a file; give the path of a folder to write")
     devices = _devices(device)
     subjects = [
         _subject(name, given, asked, device, tokenizer) for name, given in zip(_names(models), models, strict=True)
@@ -123,11 +128,11 @@ def _lend(given: str, model: Model, path: Path | None) -> None:
 
 def _names(given: Sequence[str]) -> list[str]:
     """Short names: a folder's own, or of a run's model the run's; as given where two would be alike."""
-    paths = [Path(model) for model in given]
-    short = [path.parent.name if path.name in MODEL_FOLDERS and path.parent.name else path.name for path in paths]
-    if len(set(short)) == len(short):
+    paths, given = [Path(model) for model in given], [printable(model) for model in given]
+    short = [printable(path.parent.name if path.name in MODEL_FOLDERS else path.name) for path in paths]
+    if len(set(short)) == len(short) and all(short):
         return short
-    return list(given) if len(set(given)) == len(given) else [f"{name} ({n})" for n, name in enumerate(given, 1)]
+    return given if len(set(given)) == len(given) else [f"{name} ({n})" for n, name in enumerate(given, 1)]
 
 
 def _inputs(

@@ -343,7 +343,7 @@ def test_page_and_table_hold_the_figures(tmp_path: Path) -> None:
     widths = [float(bar.get("width")) for bar in found.svgs[2].iter("{http://www.w3.org/2000/svg}rect")]
     assert widths[1] / widths[0] == pytest.approx(6.6 / 60, rel=0.01)
     table = {row.name: row for row in rows(FOUND)}
-    assert table["of them in the layers"].values == ["85M", "10M"]
+    assert table["  in the layers"].values == ["85M", "10M"]
     assert table["perplexity"].against == [""]
     assert table["accuracy"].against == ["keeps 96.8 %"]
 
@@ -418,7 +418,11 @@ WRONG = {
     "empty": (["ONE", "ONE", "--texts", "EMPTY"], "holds no text"),
     "device": (["ONE", "ONE", "--device", "warp"], "--device warp"),
     "seconds": (["ONE", "ONE", "--seconds", "0"], "--seconds"),
+    "no number of seconds": (["ONE", "ONE", "--seconds", "nan"], "--seconds"),
+    "a folder of texts": (["ONE", "ONE", "--texts", "ONE"], "one"),
+    "no text in it": (["ONE", "ONE", "--texts", "DATA"], "dev.csv: record 1: has no 'text'"),
     "out": (["ONE", "ONE", "--out", "EMPTY"], "is a file"),
+    "inside a file": (["ONE", "ONE", "--out", "INSIDE"], "empty.txt: is a file"),
 }
 
 
@@ -428,8 +432,9 @@ def test_wrong_input_is_one_line(case: str, words: Tokenizer, tmp_path: Path, co
     (tmp_path / "empty.txt").write_text("\n")
     places = {
         "ONE": learnable.model(tmp_path / "one", words, 1),
-        "DATA": learnable.write(tmp_path / "dev.csv", learnable.feelings(4)),
+        "DATA": learnable.write(tmp_path / "dev.csv", [{"body": "a boat", "label": "good"}]),
         "EMPTY": tmp_path / "empty.txt",
+        "INSIDE": tmp_path / "empty.txt" / "out",
     }
     said = command("compare", *(places.get(word, word) for word in arguments))
     assert said.code == 2

@@ -8,6 +8,7 @@ that an answer needs: a student's figure is not to be spoiled, nor helped, by a 
 import random
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ def compare(
     texts: Sequence[Any] = (),
     *,
     task: Task[Any] | None = None,
+    folders: tuple[Path | None, Path | None] = (None, None),
     scores: Mapping[str, tuple[float, float]] | None = None,
     seconds: float = 20.0,
     devices: Sequence[str] | None = None,
@@ -40,10 +42,11 @@ def compare(
 ) -> Comparison:
     """A student beside its teacher; `texts` are texts, pairs, or with a task its examples.
 
-    `scores` holds the teacher's and the student's by name; `devices` are all there are, unless told."""
+    `folders` hold their weights, to be weighed there; `scores` are the teacher's and the student's by name; `devices`
+    are all there are, unless told."""
     subjects = [
-        given if isinstance(given, Subject) else Subject(name, given, task=task)
-        for name, given in (("teacher", teacher), ("student", student))
+        given if isinstance(given, Subject) else Subject(name, given, folder, task)
+        for name, given, folder in (("teacher", teacher, folders[0]), ("student", student, folders[1]))
     ]
     return compare_all(subjects, texts, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on)
 

@@ -53,8 +53,8 @@ def _sizes(comparison: Comparison) -> list[Row]:
     disk = "weights on disk" if all(model.on_disk for model in models) else "weights"
     return [
         _row("parameters", models, lambda m: m.parameters, quantity, *smaller),
-        _row("of them in the layers", models, lambda m: m.encoder, quantity, *smaller),
-        _row("of them in embeddings", models, lambda m: m.embeddings, quantity, *smaller),
+        _row("  in the layers", models, lambda m: m.encoder, quantity, *smaller),
+        _row("  in the embeddings", models, lambda m: m.embeddings, quantity, *smaller),
         _row(disk, models, lambda m: m.weight_bytes, lambda v: size(int(v)), *smaller),
     ]
 
