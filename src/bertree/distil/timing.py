@@ -26,8 +26,9 @@ from bertree.train.versus import Speed
 
 Clock = Callable[[], float]
 WARM = 3  # answers before the first that counts
-TURN, ROUNDS, LEAST_ROUNDS = 8, 40, 4  # texts a turn, rounds of turns
-PASSES, LEAST_PASSES = 7, 3  # over many texts
+TURN, TURN_SECONDS = 8, 0.1  # a turn ends after so many texts, or about so long: the next model meets the same noise
+ANSWERS, LEAST_ROUNDS = 320, 4  # of each model
+PASSES, LEAST_PASSES = 15, 5  # over many texts
 PROBE = {"cpu": 512, "cuda": 16384}  # tokens that say how many fit into the time
 MOST_TOKENS = {"cpu": 16384, "cuda": 524288}  # of a pass
 
@@ -148,11 +149,12 @@ def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[
     """What each model took for each text, alone; (from ids, from the text)."""
     count = len(runners[0].lengths)
     began = clock()
-    expected = sum([runner.one(row % count)[1] for row in range(WARM)][-1] for runner in runners)
-    turn = max(1, min(TURN, int(seconds / max(LEAST_ROUNDS * expected, 1e-9)) - 1))
+    expected = [max([runner.one(row % count)[1] for row in range(WARM)][-1], 1e-9) for runner in runners]
+    fits = min(TURN_SECONDS / min(expected), seconds / (LEAST_ROUNDS * sum(expected)) - 1)
+    turn = max(1, min(TURN, int(fits)))
     shortest = int(np.argmin(runners[0].lengths))
     taken: list[list[tuple[float, float]]] = [[] for _ in runners]
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, ANSWERS // turn + 1):
         start = (number - 1) * turn
         for runner, found in zip(runners, taken, strict=True):
             runner.one(shortest)  # its weights back into the caches: not counted

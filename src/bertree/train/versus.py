@@ -200,9 +200,8 @@ def _scores(values: Any, count: int, where: str) -> tuple[float | None, ...]:
 
 def times(ratio: float, more: str, less: str, count: int = 3) -> str:
     """A ratio to the first model: 6.6x smaller, or 1.2x larger."""
-    if digits(ratio, count) == "1":
-        return "the same"
-    return f"{digits(ratio, count)}x {more}" if ratio > 1 else f"{digits(1 / ratio, count)}x {less}"
+    size = digits(max(ratio, 1 / ratio), count)
+    return "the same" if size == "1" else f"{size}x {more if ratio > 1 else less}"
 
 
 def where_timed(speed: Speed) -> str:
