@@ -19,6 +19,7 @@ ROOMS = [
     "pipelines_teach",
     "pipelines_compare",
     "pipelines_tune",
+    "pipelines_job",
     "pipelines_predict",
     "pipelines_tasks",
     "assembly",

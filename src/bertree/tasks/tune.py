@@ -17,6 +17,7 @@ from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
+from bertree.objectives.losses import Objective
 from bertree.objectives.supervised import supervised
 from bertree.recipe import Phase, Schedule
 from bertree.tasks.answering import logits
@@ -64,6 +65,7 @@ class Tuner:
     config: FineTune
     machine: Machine
     identity: str  # of model and data
+    objective: Objective | None = None  # where it is not the head's own
 
     @property
     def architecture(self) -> Architecture:
@@ -125,7 +127,7 @@ class Tuner:
         kind = Replay if replayed else Loop
         loop = kind(
             network,
-            supervised(task.head, task.regression, crf),
+            self.objective or supervised(task.head, task.regression, crf),
             optim.build(network, config.optim, recorded=replayed),
             clip=config.optim.clip,
             seed=seed,

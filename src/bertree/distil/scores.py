@@ -1,0 +1,101 @@
+"""What a teacher said about a task's training units, kept in the folder of the run: asked once, however often the run
+is resumed and however many seeds it has.
+
+One safetensors file: the scores of all units below each other, and in its header what they are of. A file that is of
+something else or damaged is not used; the teacher is asked again.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from bertree.errors import UserError
+from bertree.files import Json, sync
+from bertree.tasks.task import Logits
+
+FILE = "teacher.safetensors"
+ROWS = "scores"
+
+
+@dataclass(frozen=True)
+class Said:
+    """A teacher's scores of training units, and its figures on the dev splits."""
+
+    rows: Sequence[Logits]  # one array a unit
+    figures: dict[str, float]
+
+    @property
+    def bytes(self) -> int:
+        """What they take on the disk, but for the header."""
+        return sum(rows.nbytes for rows in self.rows)
+
+
+def identity(parts: Iterable[object]) -> str:
+    """One hash of everything the scores depend on."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def write(out: Path, said: Said, of: str, classes: int) -> None:
+    """Keep them, whole or not at all; `of` is the identity."""
+    together = np.concatenate([np.zeros((0, classes), np.float32), *said.rows]).astype(np.float32)
+    header = {"identity": of, "sha256": _digest(together), "figures": json.dumps(said.figures)}
+    work = None
+    try:
+        for leftover in out.glob(f".{FILE}.*"):  # of a run that was killed
+            leftover.unlink()
+        handle, work = tempfile.mkstemp(prefix=f".{FILE}.", dir=out)
+        os.close(handle)
+        save_file({ROWS: together}, work, metadata=header)
+        sync(Path(work))
+        os.chmod(work, 0o644)
+        os.replace(work, out / FILE)
+        sync(out)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{out / FILE}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+    finally:
+        if work is not None:
+            Path(work).unlink(missing_ok=True)
+
+
+def read(out: Path, of: str, sizes: Sequence[int], classes: int, note: Callable[[str], None]) -> Said | None:
+    """What was kept, if it is of this identity and whole: `sizes` rows of `classes` for each unit."""
+    path = out / FILE
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            header = file.metadata() or {}
+            if header.get("identity") != of:
+                return None
+            found = file.get_tensor(ROWS) if ROWS in file.keys() else None  # noqa: SIM118  # it is no mapping
+    except (SafetensorError, OSError) as error:
+        note(f"{path}: cannot be read ({error}); the teacher is asked again")
+        return None
+    figures = _figures(header.get("figures", ""))
+    fits = found is not None and found.dtype == np.float32 and found.shape == (sum(sizes), classes)
+    if figures is None or found is None or not fits or _digest(found) != header.get("sha256"):
+        note(f"{path}: is damaged; the teacher is asked again")
+        return None
+    ends = np.cumsum(np.asarray(sizes, np.int64))
+    return Said(np.split(found, ends[:-1]) if len(sizes) else [], figures)
+
+
+def _digest(rows: Logits) -> str:
+    return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
+
+
+def _figures(text: str) -> dict[str, float] | None:
+    try:
+        found: Json = json.loads(text)
+    except ValueError:
+        return None
+    good = isinstance(found, dict) and all(isinstance(value, int | float) for value in found.values())
+    return found if good else None
