@@ -56,11 +56,15 @@ def model(recipe: Recipe, store: Store) -> Contents:
             store.require_tokenizer(tokenizer_hash(contents.tokenizer), str(start))
     elif name:
         a = preset(str(name)).architecture.with_values({"vocab_size": store.vocab_size} | axes)
-        contents = _fresh(a, heads, recipe.run.seed)
-        contents.max_length = 1  # nothing is learned yet; the phases raise it below
+        contents = untrained(a, heads, recipe.run.seed)
     else:
         raise UserError(f"{recipe.name}: model.preset: is not set; give a preset's name (see `bertree info`)")
     contents.tokenizer = contents.tokenizer or tokenizer
+    return fitted(contents, recipe, store)
+
+
+def fitted(contents: Contents, recipe: Recipe, store: Store) -> Contents:
+    """A model that can learn what the recipe asks from the store, and knows how long its texts may be."""
     if contents.max_length is not None:  # positions beyond the longest sequence learn nothing
         longest = max(contents.max_length, *(phase.max_length for phase in recipe.phases))
         contents.max_length = longest if longest < contents.architecture.max_positions else None
@@ -77,9 +81,9 @@ def model(recipe: Recipe, store: Store) -> Contents:
     return contents
 
 
-def _fresh(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
-    made = fresh(a, heads, seed)
-    return Contents(a, made.network)
+def untrained(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
+    """A fresh point of the design space. Nothing is learned yet, so not a position is known; the phases raise that."""
+    return Contents(a, fresh(a, heads, seed).network, max_length=1)
 
 
 def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int) -> Contents:
@@ -92,7 +96,7 @@ def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int)
         line = f"model.{axis}: stays {there[axis]}, as in {path} (the recipe's {axes[axis]} is for a fresh model)"
         warnings.warn(line, BertreeWarning, stacklevel=2)
     dropouts = {axis: value for axis, value in axes.items() if axis in ALLOWED}
-    contents = _fresh(before.architecture.with_values(dropouts), heads, seed)
+    contents = untrained(before.architecture.with_values(dropouts), heads, seed)
     contents.network.load_state_dict(before.network.state_dict(), strict=False)
     for head in set(heads) - set(before.network.heads):
         warnings.warn(f"{path}: has no head '{head}'; a fresh one is trained", BertreeWarning, stacklevel=2)
@@ -108,8 +112,9 @@ def masking(data: Data, rate: float = 0.0) -> Masking:
     return replace(found, rate=rate or data.mask_rate)
 
 
-def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architecture) -> Feed:
-    """The batches of every phase, cut into micro-batches that fit the machine."""
+def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architecture, scored: float = 0.0) -> Feed:
+    """The batches of every phase, cut into micro-batches that fit the machine; `scored` is the share of tokens whose
+    scores over the vocabulary take memory, where it is not that of the masked ones."""
     streams = []
     for number, phase in enumerate(recipe.phases):
         if phase.max_length > a.max_positions:
@@ -118,7 +123,7 @@ def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architec
                 f"{a.max_positions} positions"
             )
         asked = masking(recipe.data, phase.mask_rate)
-        count = micro_batches(phase, recipe.run, machine, a, asked.share)
+        count = micro_batches(phase, recipe.run, machine, a, scored or asked.share)
         streams.append(
             [
                 Stream(

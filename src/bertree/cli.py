@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import bertree
-from bertree import cli_data, cli_tasks, cli_train
+from bertree import cli_data, cli_distill, cli_tasks, cli_train
 from bertree.errors import BertreeWarning, UserError
 
 app = typer.Typer(
@@ -112,6 +112,7 @@ app.command()(cli_data.prepare)
 app.add_typer(cli_data.store, name="store")
 app.command()(cli_train.pretrain)
 app.command()(cli_train.config)
+app.command()(cli_distill.distill)
 for verb in (cli_tasks.finetune, cli_tasks.evaluate, cli_tasks.predict, cli_tasks.features, cli_tasks.glue):
     app.command()(verb)
 

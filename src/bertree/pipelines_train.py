@@ -8,24 +8,27 @@ OUT/model/                            the final model
 
 import shutil
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from bertree import assembly, settings
 from bertree import recipe as recipes
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import alone
+from bertree.files import Json, alone
 from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
+from bertree.objectives.losses import Asks, Objective
 from bertree.objectives.pretraining import pretraining
-from bertree.recipe import Phase, Recipe
+from bertree.recipe import DistilRecipe, Phase, Recipe
 from bertree.train import optim, report
 from bertree.train.checkpoint import BEST, Checkpoints
 from bertree.train.device import Machine, be_deterministic
@@ -60,69 +63,110 @@ def list_recipes() -> None:
 
 def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     """`bertree pretrain`: train, or go on training. Returns the exit code: 0 when the run is complete."""
-    recipe = _resolved(recipes.load(name, overrides))
-    _check_place(recipe, out, resume)
+    recipe = resolved(recipes.load(name, overrides))
+    if isinstance(recipe, DistilRecipe):
+        raise UserError(f"{name}: is a recipe for a student; use it with: bertree distill TEACHER --student {name} ...")
+    check_place(recipe, out, resume)
     with alone(out):
-        _sweep(out)
-        return _pretrain(recipe, out, resume)
+        sweep(out)
+        be_deterministic(recipe.run.deterministic)
+        machine = Machine.of(recipe.run)
+        train, held = assembly.stores(recipe.data)
+        contents = assembly.model(recipe, train)
+        contents.network.to(machine.device)
+        plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
+        a, objective = contents.architecture, pretraining(**asdict(recipe.objective))
+        training = Training(
+            recipe,
+            machine,
+            held,
+            contents,
+            assembly.feed(recipe, plan, train, machine, a),
+            contents.network,
+            objective,
+            objective,
+            [cost.training_flops(a, phase.max_length, rate(recipe, phase)) for phase in recipe.phases],
+            {"text in data.store": train.fingerprint, "held-out text": held.fingerprint},
+        )
+        return training.run(out, resume)
 
 
-def _pretrain(recipe: Recipe, out: Path, resume: bool) -> int:
-    """Build the parts and run them."""
-    be_deterministic(recipe.run.deterministic)
-    machine = Machine.of(recipe.run)
-    train, held = assembly.stores(recipe.data)
-    contents = assembly.model(recipe, train)
-    contents.network.to(machine.device)
-    contents.network.encoder.stack.recompute = recipe.run.recompute
-    plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
-    feed = assembly.feed(recipe, plan, train, machine, contents.architecture)
-    measured = [assembly.held_out(recipe, held, phase) for phase in recipe.phases]
-    objective = pretraining(**asdict(recipe.objective))
-    loop = Loop(
-        contents.network,
-        objective,
-        optim.build(contents.network, recipe.optim),
-        clip=recipe.optim.clip,
-        seed=recipe.run.seed,
-        half=machine.half,
-        compiled=machine.compiled,
-        bad_steps=recipe.run.bad_steps,
-    )
-    # Samples show masks being filled; there are none where every token predicts the next.
-    filled = recipe.objective.mlm and assembly.masking(recipe.data).unit != "next"
-    samples = Samples(measured[0]) if filled else None
-    session = Session(
-        out,
-        settings.as_toml(recipe),
-        loop,
-        feed,
-        recipe.run,
-        measure=lambda step: evaluate(
-            loop.network, objective, measured[step.phase], recipe.run.eval_tokens, loop.autocast
-        ),
-        samples=lambda: samples(loop.network) if samples else [],
-        flops=[cost.training_flops(contents.architecture, p.max_length, _rate(recipe, p)) for p in recipe.phases],
-        identity={"text in data.store": train.fingerprint, "held-out text": held.fingerprint},
-        finish=lambda name: folder.write(contents, out / name),
-    )
-    try:
-        code = session.run(resume, _intro(contents, feed, held, machine), _note)
-    except torch.OutOfMemoryError:
-        raise UserError(
-            "the GPU's memory is full; compute less at once (run.micro_tokens=...) or recompute activations "
-            "(run.recompute=true)"
-        ) from None
-    if code == 0:
-        print(f"{out}: {MODEL}/, {report.REPORT}, {METRICS}, {CHECKPOINTS}/")
-    return code
+@dataclass(frozen=True)
+class Training:
+    """A run over a token store, built: what learns, from what, and how it is judged."""
+
+    recipe: Recipe
+    machine: Machine
+    held: Store
+    contents: Contents  # the model that is kept
+    feed: Feed
+    learner: nn.Module  # the network of that model, alone or within something that is thrown away
+    objective: Asks  # what the learner minimises
+    asked: Objective  # what the network is asked about held-out text
+    flops: Sequence[float]  # a token, in each phase
+    identity: Json  # what must be the same when the run is resumed
+
+    def run(self, out: Path, resume: bool, intro: Sequence[str] = ()) -> int:
+        """Train, or go on training, and write the model. The exit code."""
+        recipe, network = self.recipe, self.contents.network
+        network.encoder.stack.recompute = recipe.run.recompute
+        measured = [assembly.held_out(recipe, self.held, phase) for phase in recipe.phases]
+        loop = Loop(
+            self.learner,
+            self.objective,
+            optim.build(self.learner, recipe.optim),
+            clip=recipe.optim.clip,
+            seed=recipe.run.seed,
+            half=self.machine.half,
+            compiled=self.machine.compiled,
+            bad_steps=recipe.run.bad_steps,
+        )
+        # Samples show masks being filled; there are none where every token predicts the next.
+        filled = "mlm" in self.asked.terms and assembly.masking(recipe.data).unit != "next"
+        samples = Samples(measured[0]) if filled else None
+        session = Session(
+            out,
+            settings.as_toml(recipe),
+            loop,
+            self.feed,
+            recipe.run,
+            measure=lambda step: evaluate(
+                network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast
+            ),
+            samples=lambda: samples(network) if samples else [],
+            flops=self.flops,
+            identity=self.identity,
+            finish=lambda name: folder.write(self.contents, out / name),
+        )
+        try:
+            code = session.run(resume, [*self._intro(), *intro], note)
+        except torch.OutOfMemoryError:
+            raise UserError(
+                "the GPU's memory is full; compute less at once (run.micro_tokens=...) or recompute activations "
+                "(run.recompute=true)"
+            ) from None
+        if code == 0:
+            print(f"{out}: {MODEL}/, {report.REPORT}, {METRICS}, {CHECKPOINTS}/")
+        return code
+
+    def _intro(self) -> list[str]:
+        """What is about to happen, in two lines."""
+        machine, streams = self.machine, self.feed.streams[0]
+        where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}{', compiled' if machine.compiled else ''}"
+        cut = f" in {len(streams)} micro-batches" if len(streams) > 1 else ""
+        return [
+            f"{describe_architecture(self.contents.architecture)} on {where}",
+            f"{streams[0].store.tokens:,} tokens to learn from, {self.held.tokens:,} held out; {len(self.feed.plan):,} "
+            f"steps, the first of {streams[0].batch_tokens:,} tokens{cut}, sequences of up to {streams[0].max_length}",
+        ]
 
 
-def _rate(recipe: Recipe, phase: Phase) -> float:
+def rate(recipe: Recipe, phase: Phase) -> float:
+    """Share of the tokens that are asked about."""
     return assembly.masking(recipe.data, phase.mask_rate).share
 
 
-def _resolved(recipe: Recipe) -> Recipe:
+def resolved(recipe: Recipe) -> Recipe:
     """Paths as they are found from anywhere."""
     store, held_out = (path and str(Path(path).resolve()) for path in (recipe.data.store, recipe.data.held_out))
     start = recipe.model.get("start")
@@ -130,14 +174,14 @@ def _resolved(recipe: Recipe) -> Recipe:
     return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
 
 
-def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
+def check_place(recipe: Recipe, out: Path, resume: bool) -> None:
     """A run is not written over, and not resumed as another one. One that never saved anything may begin anew."""
     if not recipe.data.store:
         raise UserError("data.store: is not set; give the folder of a token store: --store my-store")
     there, checkpoints = out / RECIPE, Checkpoints(out / CHECKPOINTS)
     begun = bool(checkpoints.steps()) or (out / MODEL).exists()
     if resume and there.is_file() and begun:
-        before = _resolved(recipes.load(str(there)))
+        before = resolved(recipes.load(str(there)))
         changed = [key for key in settings.differences(before, recipe) if key not in WATCHING]
         if changed:
             raise UserError(
@@ -153,7 +197,7 @@ def _check_place(recipe: Recipe, out: Path, resume: bool) -> None:
         raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
 
 
-def _sweep(out: Path) -> None:
+def sweep(out: Path) -> None:
     """Remove what a run that was killed left half written; checkpoints look after their own."""
     for name in (RECIPE, ENVIRONMENT, METRICS, report.REPORT, MODEL, BEST_MODEL, f"{CHECKPOINTS}/{BEST}"):
         target = out / name
@@ -161,17 +205,6 @@ def _sweep(out: Path) -> None:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
-def _intro(contents: Contents, feed: Feed, held: Store, machine: Machine) -> list[str]:
-    """What is about to happen, in two lines."""
-    streams = feed.streams[0]
-    where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}{', compiled' if machine.compiled else ''}"
-    cut = f" in {len(streams)} micro-batches" if len(streams) > 1 else ""
-    return [
-        f"{describe_architecture(contents.architecture)} on {where}",
-        f"{streams[0].store.tokens:,} tokens to learn from, {held.tokens:,} held out; {len(feed.plan):,} steps, the "
-        f"first of {streams[0].batch_tokens:,} tokens{cut}, sequences of up to {streams[0].max_length}",
-    ]
-
-
-def _note(line: str) -> None:
+def note(line: str) -> None:
+    """Something a person should know, beside what the verb prints."""
     print(f"bertree: note: {line}", file=sys.stderr)

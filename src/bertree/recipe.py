@@ -109,21 +109,52 @@ class Recipe:
     run: Run = Run()
 
 
+@dataclass(frozen=True)
+class Distil:
+    """What is learned from a teacher. Weights of terms: 0 leaves one out; that of the true tokens is objective.mlm."""
+
+    teacher: str = ""  # folder of a model with an MLM head
+    ce: float = 5.0  # its distribution at the masked tokens
+    cos: float = 1.0  # the direction of its last states
+    hidden: float = 0.0  # its states between, layer by layer
+    relation: float = 0.0  # how its queries, keys and values relate tokens (MiniLM)
+    temperature: float = 2.0
+    everywhere: bool = False  # ce at every token instead of the masked ones
+    start: str = "teacher"  # the student's first weights: teacher (some of its layers), random
+    layers: str = ""  # which of the teacher's layers those are, from 1: "1,3,5"; none: evenly spread from the first
+    match: str = ""  # which of its layers each of the student's is compared with; none: evenly spread up to the last
+    relation_layer: int = 0  # of the teacher; 0: the last
+    relation_heads: int = 0  # 0: the teacher's attention heads
+    cache: str = ""  # folder to keep the teacher's likeliest tokens in, so that it need not be asked again
+    top_k: int = 32  # how many of them
+
+
+@dataclass(frozen=True)
+class DistilRecipe(Recipe):
+    """A whole run of a student. model.preset may be "half": half of the teacher."""
+
+    distil: Distil = Distil()
+
+
 LIMITS = settings.Limits(
     options={
         "optim.name": ("adamw", "lamb"),
         "schedule.shape": ("linear", "cosine", "constant"),
         "run.precision": ("auto", "bf16", "fp32"),
         "run.compile": ("auto", "yes", "no"),
+        "distil.start": ("teacher", "random"),
     },
-    above_zero=("optim.lr", "optim.eps", "data.mask_rate"),
+    above_zero=("optim.lr", "optim.eps", "data.mask_rate", "distil.temperature"),
     at_least_one=(
         *("phases.steps", "phases.max_length", "phases.batch_tokens", "schedule.growth"),
         *("run.log_every", "run.eval_every", "run.eval_tokens", "run.save_every", "run.keep", "run.bad_steps"),
+        "distil.top_k",
     ),
     not_negative=(
         *("optim.weight_decay", "optim.clip", "schedule.warmup", "schedule.final", "run.micro_tokens", "run.seed"),
         *("objective.mlm", "objective.nsp", "objective.sop"),
+        *("distil.ce", "distil.cos", "distil.hidden", "distil.relation"),
+        *("distil.relation_layer", "distil.relation_heads"),
     ),
     shares=("optim.betas", "schedule.final", "data.held_out_share", "phases.mask_rate"),
 )
@@ -144,7 +175,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
 
 def from_tree(tree: Json, where: str) -> Recipe:
     """A checked recipe from plain values."""
-    recipe: Recipe = settings.read(Recipe, tree, where)
+    recipe: Recipe = settings.read(DistilRecipe if "distil" in tree else Recipe, tree, where)
     _check(recipe, where)
     return recipe
 
@@ -180,7 +211,10 @@ def _check(recipe: Recipe, where: str) -> None:
     if not recipe.phases:
         raise UserError(f"{where}: phases: there is none; add [[phases]] with steps, max_length and batch_tokens")
     terms = asdict(recipe.objective)
-    if not any(terms.values()):
+    taught = isinstance(recipe, DistilRecipe) and any(
+        (recipe.distil.ce, recipe.distil.cos, recipe.distil.hidden, recipe.distil.relation)
+    )
+    if not any(terms.values()) and not taught:
         raise UserError(f"{where}: objective: every term is 0, so there is nothing to learn")
     if terms["nsp"] and terms["sop"]:
         raise UserError(f"{where}: objective: nsp and sop ask about the same pair; set one of them to 0")
