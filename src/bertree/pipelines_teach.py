@@ -16,7 +16,7 @@ from bertree.distil import scores
 from bertree.distil.scores import Said
 from bertree.distil.student import chosen, halved, spread, warm
 from bertree.distil.teacher import Teacher
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
@@ -75,7 +75,7 @@ def teach(
     shared = guide.check(gathered.task, student, reader, config.train.max_length)
     gathered, mask = _with_copies(gathered, config.distil, reader)
     distil, head = config.distil, gathered.task.head
-    known = [student if student == HALF or student in PRESETS else str(Path(student).resolve()), layers, guide.digest]
+    known = [str(Path(student).resolve()) if Path(student).exists() else student, layers, guide.digest]
     objective = taught(head, gathered.task.regression, distil.kind, distil.alpha, distil.temperature)
     unanswered = distil.alpha < 1
     job = prepared(start, student, gathered, out, config, machine, objective, unanswered=unanswered, identity=known)
@@ -89,16 +89,14 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
         if tokenizer is not None:
             raise UserError("--tokenizer: half of a teacher reads with its tokenizer; name a preset to choose another")
         return _warm(halved(its.architecture), guide, task, layers)
-    if Path(name).exists():
+    if name not in PRESETS or Path(name).exists():
         if layers:
             raise UserError(f"--layers: {name} has weights of its own; layers are for half and for presets")
         return load(name, tokenizer=tokenizer)
-    if name not in PRESETS:
-        raise UserError(f"--student {name}: no such preset and no such folder, {suggest(name, [HALF, *PRESETS])}")
-    if tokenizer is not None and not layers:
-        return load(name, tokenizer=tokenizer)
-    if tokenizer is not None:
+    if tokenizer is not None and layers:
         raise UserError("--layers: a teacher's layers know its own tokenizer only; leave out --tokenizer")
+    if tokenizer is not None:
+        return load(name, tokenizer=tokenizer)
     a = preset(name).architecture.with_values({"vocab_size": its.architecture.vocab_size})
     if layers:
         return _warm(a, guide, task, layers)

@@ -7,18 +7,15 @@ something else or damaged is not used; the teacher is asked again.
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
-from bertree.errors import UserError
-from bertree.files import Json, sync
+from bertree.files import Json, write_atomically
 from bertree.tasks.task import Logits
 
 FILE = "teacher.safetensors"
@@ -47,22 +44,9 @@ def write(out: Path, said: Said, of: str, classes: int) -> None:
     """Keep them, whole or not at all; `of` is the identity."""
     together = np.concatenate([np.zeros((0, classes), np.float32), *said.rows]).astype(np.float32)
     header = {"identity": of, "sha256": _digest(together), "figures": json.dumps(said.figures)}
-    work = None
-    try:
-        for leftover in out.glob(f".{FILE}.*"):  # of a run that was killed
-            leftover.unlink()
-        handle, work = tempfile.mkstemp(prefix=f".{FILE}.", dir=out)
-        os.close(handle)
-        save_file({ROWS: together}, work, metadata=header)
-        sync(Path(work))
-        os.chmod(work, 0o644)
-        os.replace(work, out / FILE)
-        sync(out)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{out / FILE}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-    finally:
-        if work is not None:
-            Path(work).unlink(missing_ok=True)
+    for leftover in out.glob(f".{FILE}.*"):  # of a run that was killed
+        leftover.unlink()
+    write_atomically(out / FILE, save({ROWS: together}, metadata=header))
 
 
 def read(out: Path, of: str, sizes: Sequence[int], classes: int, note: Callable[[str], None]) -> Said | None:
