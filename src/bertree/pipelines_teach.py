@@ -59,9 +59,7 @@ def teach(
     if config.top.crf:
         raise UserError("crf: scores whole sequences of tags, of which a teacher says nothing; leave it out")
     if config.distil.copies and not isinstance(task, TextTask):
-        raise UserError(
-            f"copies: rewrites texts and pairs of texts, but {task.name} asks about parts of them; leave it"
-        )
+        raise UserError(f"copies: rewrites texts and pairs, but {task.name} asks about parts of them; leave it out")
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
     splits = splits_of(files, task)

@@ -19,7 +19,7 @@ from bertree.files import Json, write_atomically
 from bertree.tasks.task import Logits
 
 FILE = "teacher.safetensors"
-ROWS = "scores"
+ROWS, ABOUT = "scores", "about"  # one key in the header: of several, the library does not keep the order
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ def identity(parts: Iterable[object]) -> str:
 def write(out: Path, said: Said, of: str, classes: int) -> None:
     """Keep them, whole or not at all; `of` is the identity."""
     together = np.concatenate([np.zeros((0, classes), np.float32), *said.rows]).astype(np.float32)
-    header = {"identity": of, "sha256": _digest(together), "figures": json.dumps(said.figures)}
+    about = json.dumps({"identity": of, "sha256": _digest(together), "figures": said.figures})
     for leftover in out.glob(f".{FILE}.*"):  # of a run that was killed
         leftover.unlink()
-    write_atomically(out / FILE, save({ROWS: together}, metadata=header))
+    write_atomically(out / FILE, save({ROWS: together}, metadata={ABOUT: about}))
 
 
 def read(out: Path, of: str, sizes: Sequence[int], classes: int, note: Callable[[str], None]) -> Said | None:
@@ -56,30 +56,30 @@ def read(out: Path, of: str, sizes: Sequence[int], classes: int, note: Callable[
         return None
     try:
         with safe_open(path, "numpy") as file:
-            header = file.metadata() or {}
+            header = _header((file.metadata() or {}).get(ABOUT, ""))
             if header.get("identity") != of:
                 return None
             found = file.get_tensor(ROWS) if ROWS in file.keys() else None  # noqa: SIM118  # it is no mapping
     except (SafetensorError, OSError) as error:
         note(f"{path}: cannot be read ({error}); the teacher is asked again")
         return None
-    figures = _figures(header.get("figures", ""))
+    figures = header.get("figures")
+    good = isinstance(figures, dict) and all(isinstance(value, int | float) for value in figures.values())
     fits = found is not None and found.dtype == np.float32 and found.shape == (sum(sizes), classes)
-    if figures is None or found is None or not fits or _digest(found) != header.get("sha256"):
+    if not good or found is None or not fits or _digest(found) != header.get("sha256"):
         note(f"{path}: is damaged; the teacher is asked again")
         return None
     ends = np.cumsum(np.asarray(sizes, np.int64))
-    return Said(np.split(found, ends[:-1]) if len(sizes) else [], figures)
+    return Said(np.split(found, ends[:-1]) if len(sizes) else [], dict(header["figures"]))
 
 
 def _digest(rows: Logits) -> str:
     return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
 
 
-def _figures(text: str) -> dict[str, float] | None:
+def _header(text: str) -> Json:
     try:
-        found: Json = json.loads(text)
-    except ValueError:
-        return None
-    good = isinstance(found, dict) and all(isinstance(value, int | float) for value in found.values())
-    return found if good else None
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
