@@ -65,6 +65,8 @@ def teach(
     splits = splits_of(files, task)
     check_place(out, resume)
     guide = Teacher.of(teacher, task)
+    if (other := guide.model.task.get("name", task.name)) != task.name:
+        note(f"{teacher}: was fine-tuned for {other}, not for {task.name}")
     start = _student(student, guide, task, layers, tokenizer)
     gathered = gather(task, splits, config.train.held_out, guide.labels_for)
     _in_order(start, guide, gathered.task)
@@ -77,6 +79,7 @@ def teach(
     objective = taught(head, gathered.task.regression, distil.kind, distil.alpha, distil.temperature)
     unanswered = distil.alpha < 1
     job = prepared(start, student, gathered, out, config, machine, objective, unanswered=unanswered, identity=known)
+    job = replace(job, tuner=replace(job.tuner, start=replace(job.tuner.start, anew=not start.trained)))
     return run(job, seeds, resume, lambda job: _taught(job, guide, config, shared, mask))
 
 

@@ -210,12 +210,18 @@ def test_another_tokenizer(name: str, command: Command, trained: Trained, strang
 
 
 def test_a_preset_reads_with_its_teachers_tokenizer(command: Command, trained: Trained, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    said = taught(command, trained, "classification", out, "epochs=1", student="bert-tiny")
-    assert said.code == 0, said.err
-    made = bertree.load(out / "model")
-    assert made.tokenizer.size == trained.words.size
-    assert made.architecture.width == 128
+    """And every seed begins with weights of its own."""
+    weights = []
+    for seed in (0, 1):
+        out = tmp_path / str(seed)
+        settings = ("epochs=0.1", "lr=1e-9", f"seed={seed}")
+        said = taught(command, trained, "classification", out, *settings, student="bert-tiny")
+        assert said.code == 0, said.err
+        made = bertree.load(out / "model")
+        assert made.tokenizer.size == trained.words.size
+        assert made.architecture.width == 128
+        weights.append(made.network.encoder.embeddings.tokens.weight)
+    assert not torch.allclose(*weights, atol=1e-3)
 
 
 def test_layers_that_are_asked_for(command: Command, trained: Trained, tmp_path: Path) -> None:
@@ -316,6 +322,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "alpha": ("ner", {"settings": ("alpha=1.5",)}, "distil.alpha: must lie between 0 and 1, not 1.5"),
     "kind": ("ner", {"settings": ("kind=sofd",)}, "distil.kind: unknown value 'sofd'"),
     "temperature": ("ner", {"settings": ("temperature=0",)}, "distil.temperature: must be above 0"),
+    "words": ("ner", {"settings": ("masking=0.7", "replacing=0.7")}, "are shares of the same words, not 1.4"),
     "name": ("ner", {"settings": ("temprature=3",)}, "temperature"),
     "sectioned name": ("ner", {"settings": ("distil.alfa=1",)}, "distil.alfa: unknown key, did you mean 'alpha'"),
     "tokenizer of half": ("ner", {"more": ("--tokenizer", "x")}, "half of a teacher reads with its tokenizer"),

@@ -98,6 +98,8 @@ def load_teaching(overrides: Iterable[str], task: Task[Any]) -> Teaching:
     for key in ("alpha", "ngram"):
         if not 0 <= (value := getattr(config.distil, key)) <= 1:
             raise UserError(f"settings: distil.{key}: must lie between 0 and 1, not {value}")
+    if (both := config.distil.masking + config.distil.replacing) > 1:
+        raise UserError(f"settings: distil.masking and distil.replacing: are shares of the same words, not {both:g}")
     return config
 
 

@@ -52,6 +52,7 @@ class Start:
     network: Network
     labels: Sequence[str]
     task: str = ""  # the one it was fine-tuned for
+    anew: bool = False  # it is untrained, and every seed draws weights of its own
 
 
 @dataclass
@@ -79,6 +80,8 @@ class Tuner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
+        if self.start.anew:
+            return made.to(self.machine.device)
         known = made.state_dict()
         kept = ("encoder.", "heads.", "features.", "crf.") if self.goes_on else ("encoder.",)
         there = {
