@@ -19,6 +19,7 @@ ROOMS = [
     "pipelines_compare",
     "pipelines_train",
     "pipelines_tune",
+    "pipelines_job",
     "pipelines_predict",
     "pipelines_tasks",
     "assembly",

@@ -7,10 +7,8 @@ OUT/report.html             both to look at
 OUT/seed-N/                 each run: metrics.jsonl, report.html, recipe.toml
 """
 
-import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +17,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bertree.api import Model, load
+from bertree.api import load
 from bertree.errors import UserError
 from bertree.files import Json, alone, read_json
-from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.network import Network
+from bertree.pipelines_job import Job, gather, prepared, splits_of
 from bertree.pipelines_tasks import (
     PREDICTIONS,
     SCORES,
     Files,
     as_text,
-    encoded,
     file_of,
     note,
     shown,
@@ -40,27 +37,13 @@ from bertree.pipelines_tasks import (
 )
 from bertree.tasks import config as configs
 from bertree.tasks import outcome, page
-from bertree.tasks.answering import fitting
-from bertree.tasks.config import FineTune
-from bertree.tasks.task import Cut, Task
-from bertree.tasks.tune import Split, Start, Tuner, digest, held_out, measured
+from bertree.tasks.task import Task
+from bertree.tasks.tune import Split, measured
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.loop import Diverged
 from bertree.train.record import ENVIRONMENT, METRICS, RECIPE
 from bertree.train.report import REPORT
 from bertree.train.session import CHECKPOINTS, MODEL
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A task prepared: everything but the seed."""
-
-    tuner: Tuner
-    start: Model
-    parts: Mapping[str, Split[Any]]
-    cuts: Mapping[str, Cut]
-    out: Path
-    intro: Sequence[str]
 
 
 def finetune(
@@ -82,23 +65,32 @@ def finetune(
     config, task = configs.with_crf(config, task)
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
-    splits = files.splits(task)
-    if "train" not in splits:
-        raise UserError(f"{files.data or files.dev}: has no training file; give one with --train FILE")
-    _check_place(out, resume)
-    job = _prepared(load(model, tokenizer=tokenizer), model, task, splits, out, config, machine)
-    _make_place(out)
-    with alone(out):
-        _check_place(out, resume)  # reading the examples takes a while, and another run may be quicker
-        _tidy(out)
+    splits = splits_of(files, task)
+    check_place(out, resume)
+    start = load(model, tokenizer=tokenizer)
+    if not start.trained:
+        note(f"{model}: is a preset with fresh weights, so everything is learned from this task alone")
+    gathered = gather(task, splits, config.train.held_out)
+    identity = [str(Path(model).resolve())]
+    return run(prepared(start, model, gathered, out, config, machine, identity=identity), seeds, resume)
+
+
+def run(job: Job, seeds: int, resume: bool, ready: Callable[[Job], Job] = lambda job: job) -> int:
+    """Every seed, in a folder that is nobody else's. `ready` does what is left to do before the first."""
+    _make_place(job.out)
+    with alone(job.out):
+        check_place(job.out, resume)  # reading the examples takes a while, and another run may be quicker
+        _tidy(job.out)
+        job = ready(job)
         results: list[Json] = []
-        wanted = set(range(config.run.seed, config.run.seed + seeds))
-        for seed in sorted(wanted | (_finished(out) if resume else set())):
+        first = job.tuner.config.run.seed
+        wanted = set(range(first, first + seeds))
+        for seed in sorted(wanted | (_finished(job.out) if resume else set())):
             code, result = _one_seed(job, seed, resume, results)
             if code:
                 return code
             results.append(result)
-        return _finish(job, results, model)
+        return _finish(job, results)
 
 
 def _finished(out: Path) -> set[int]:
@@ -107,72 +99,7 @@ def _finished(out: Path) -> set[int]:
     return {int(name) for name in names if name.isdecimal()}
 
 
-def _prepared(
-    start: Model,
-    model: str,
-    task: Task[Any],
-    splits: Mapping[str, tuple[Path, ...]],
-    out: Path,
-    config: FineTune,
-    machine: Machine,
-) -> _Job:
-    """Read and encode the examples."""
-    if not start.trained:
-        note(f"{model}: is a preset with fresh weights, so everything is learned from this task alone")
-    examples = {"train": task.read(splits["train"])}
-    task = task.with_labels(task.labels_in(examples["train"]))
-    task.check_training(examples["train"])
-    examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
-    held = 0
-    if "dev" not in examples:
-        examples = held_out(examples["train"], config.train.held_out, task.group)
-        held = len(examples["dev"])
-    longest = fitting(config.train.max_length, task.max_length, start.architecture.max_positions)
-    rate = configs.learning_rate(config, start.architecture)
-    train, optim = replace(config.train, max_length=longest), replace(config.optim, lr=rate)
-    config = replace(config, name=task.name, note=model, train=train, optim=optim)
-    both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
-    parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
-    asked = [unit for unit in parts["train"].units if unit.answer is not None]
-    parts["train"] = Split(parts["train"].examples, asked)
-    for name, part in parts.items():
-        if not any(unit.answer is not None for unit in part.units):
-            where = ", ".join(map(str, splits.get(name, splits["train"])))
-            raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
-    digests = [f"{name} {digest(path)}" for name in sorted(splits) for path in splits[name]]
-    tuner = Tuner(
-        task,
-        Start(start.architecture, start.network, start.labels, str(start.task.get("name", ""))),
-        parts["train"],
-        parts["dev"],
-        config,
-        machine,
-        identity="\n".join([str(Path(model).resolve()), task.name, *digests]),
-    )
-    tuner.check()
-    intro = _intro(tuner, held)
-    intro += [cut.line(name, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
-    return _Job(tuner, start, parts, cuts, out, intro)
-
-
-def _intro(tuner: Tuner, held: int) -> list[str]:
-    """What is about to happen."""
-    task, config, machine = tuner.task, tuner.config, tuner.machine
-    labels = f": {', '.join(task.labels[:8])}{', ...' if len(task.labels) > 8 else ''}" if task.labels else ""
-    kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
-    dev = f"{len(tuner.dev.examples):,} held out of them" if held else f"{len(tuner.dev.examples):,} dev"
-    where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}"
-    top = f"; encoder frozen, reading {config.top.layers}" if config.top.frozen else ""
-    steps = max(1, math.ceil(tuner.steps_an_epoch * config.train.epochs))
-    return [
-        f"{describe_architecture(tuner.architecture)} on {where}{top}",
-        f"{task.name}: {len(tuner.train.examples) + held:,} examples, {dev}; {kind}",
-        f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
-        f"best by {task.metric}{'; going on with the head of the model' if tuner.goes_on else ''}",
-    ]
-
-
-def _check_place(out: Path, resume: bool) -> None:
+def check_place(out: Path, resume: bool) -> None:
     """A run is not written over."""
     begun = (out / MODEL).exists() or any(out.glob("seed-*"))
     if begun and not resume:
@@ -197,7 +124,7 @@ def _tidy(out: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
 
 
-def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:
+def _one_seed(job: Job, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:
     """Run one seed, unless it is done, and put its model into its place if it is the best so far."""
     place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
     done = place / SCORES
@@ -217,7 +144,10 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
     else:
         if code:
             return code, {}
-        task, scores, lines = _judged(job, loop.network, loop.autocast)
+        network, autocast = loop.network, loop.autocast
+        task, scores, lines = judged(
+            job.tuner.task, job.parts, lambda name: measured(job.tuner.task, network, job.parts[name], autocast)
+        )
         result = {"seed": seed, **scores, "best_step": best.step, "diverged": outcome.degenerate(lines["dev"])}
         if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
             _write_model(job, task, loop.network)
@@ -229,22 +159,26 @@ def _one_seed(job: _Job, seed: int, resume: bool, before: Sequence[Json]) -> tup
     return 0, result
 
 
-def _judged(job: _Job, network: Network, autocast: Any) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
+Measured = tuple[list[Json], dict[str, float]]
+
+
+def judged(
+    task: Task[Any], parts: Mapping[str, Split[Any]], measure: Callable[[str], Measured]
+) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
     """Scores and predictions of every dev split, with what is set by looking at the first."""
-    task, scores = job.tuner.task, dict[str, float]()
-    lines: dict[str, list[Json]] = {}
-    for name in sorted(name for name in job.parts if name != "train"):
-        lines[name], found = measured(task, network, job.parts[name], autocast)
+    scores, lines = dict[str, float](), dict[str, list[Json]]()
+    for name in sorted(name for name in parts if name != "train"):
+        lines[name], found = measure(name)
         if name == "dev":
-            task = task.tuned(job.parts[name].examples, lines[name])
+            task = task.tuned(parts[name].examples, lines[name])
             lines[name] = task.decided(lines[name])
-            found = task.score(job.parts[name].examples, lines[name])
+            found = task.score(parts[name].examples, lines[name])
         prefix = "" if name == "dev" else f"{name.partition('-')[2]}_"
         scores |= {f"{prefix}{key}": value for key, value in found.items()}
     return task, scores, lines
 
 
-def _write_model(job: _Job, task: Task[Any], network: Network) -> None:
+def _write_model(job: Job, task: Task[Any], network: Network) -> None:
     settings = {key: value for key, value in task.settings().items() if value is not None}
     known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
     contents = Contents(
@@ -253,15 +187,22 @@ def _write_model(job: _Job, task: Task[Any], network: Network) -> None:
     folder.write(contents, job.out / MODEL)
 
 
-def _finish(job: _Job, results: Sequence[Json], model: str) -> int:
+def _finish(job: Job, results: Sequence[Json]) -> int:
     """metrics.json, and a table for people. The exit code: 1 where no seed came to its end."""
     task, kept = job.tuner.task, (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
-    found = outcome.summary(results, task.metric) | {"task": task.name, "model": model}
+    found = outcome.summary(results, task.metric) | {"task": task.name, "model": job.model}
     found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
     found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
+    if job.teacher:
+        found["distillation"] = outcome.beside(found, job.teacher["scores"], task.metric) | {
+            "teacher_model": job.teacher["model"],
+            "teacher_bytes": job.teacher["bytes"],
+        }
     write(job.out / SCORES, as_text(found, 2) + "\n")
     page.write(job.out, task, found, {name: job.out / file_of(name) for name in job.parts if name != "train"}, note)
     _print(task, results, found)
+    if job.teacher:
+        print(outcome.beside_line(found["distillation"], task.metric))
     print(f"{job.out}: {', '.join(kept)}, {REPORT}")
     if all(result["diverged"] for result in results):
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")

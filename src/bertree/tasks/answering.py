@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.model.network import TOKEN_HEADS, Network
-from bertree.tasks.batches import by_length, collate
+from bertree.model.network import Network
+from bertree.tasks.batches import by_length, collate, rows_of
 from bertree.tasks.task import Logits, Unit
 
 TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
@@ -75,11 +75,11 @@ def _asked(
     try:
         with torch.no_grad():
             for rows in by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
-                some = [units[row]._replace(answer=None) for row in rows]
+                some = [units[row]._replace(answer=None, soft=None) for row in rows]
                 batch = collate(some, head).to(device)
                 with autocast():
                     given = ask(network(batch), batch)
-                sizes = [len(unit.chosen or ()) if head in TOKEN_HEADS else len(unit.sequences) for unit in some]
+                sizes = [rows_of(unit, head) for unit in some]
                 pieces = np.split(given.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 found.update(zip(rows, pieces, strict=True))
                 advance(len(rows))

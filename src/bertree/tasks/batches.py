@@ -4,6 +4,7 @@ A step reads so many units whatever their lengths, as every published fine-tunin
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from bertree.batch import Batch
 from bertree.data import draws
+from bertree.model.network import TOKEN_HEADS
 from bertree.objectives.losses import IGNORED
 from bertree.tasks.task import Unit
 from bertree.train.feed import Work, ahead
@@ -21,7 +23,22 @@ LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not var
 
 
 def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch:
-    """The units end to end, with what is asked about them."""
+    """The units end to end, with what is asked about them and, where there is a teacher, what it said."""
+    batch = _asked(units, head, regression)
+    said = [unit.soft for unit in units if unit.soft is not None]
+    if not said:
+        return batch
+    unknown = np.full((1, said[0].shape[1]), np.nan, np.float32)
+    rows = [unknown.repeat(rows_of(unit, head), 0) if unit.soft is None else unit.soft for unit in units]
+    return replace(batch, soft=torch.from_numpy(np.concatenate(rows)))
+
+
+def rows_of(unit: Unit, head: str) -> int:
+    """How many rows of scores a head gives for a unit."""
+    return len(unit.chosen or ()) if head in TOKEN_HEADS else len(unit.sequences)
+
+
+def _asked(units: Sequence[Unit], head: str, regression: bool) -> Batch:
     sequences = [sequence for unit in units for sequence in unit.sequences]
     batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences])
     if head == "sequence":
@@ -93,13 +110,16 @@ class Shapes:
             extra, _ = _spare(chosen.numel())
             chosen = torch.cat([chosen, torch.arange(extra)])
             rows = chosen.numel() if self._head == "token" else rows
+        scores = len(bounds) - 1 if chosen is None else chosen.numel()
         if cells is not None and self._head != "token":
             width = longest if self._head == "span" else self._options
-            scores = len(bounds) - 1 if chosen is None else chosen.numel()
             rest = self._units * width + torch.arange(scores - cells.numel()) % width
             cells = torch.cat([cells // max(1, batch.width) * width + cells % max(1, batch.width), rest])
         else:
             cells, width = None, 0
+        soft = batch.soft
+        if soft is not None:
+            soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])
         ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _nothing(answers))
         return Batch(
             ids=torch.cat([batch.ids, zeros]),
@@ -111,6 +131,7 @@ class Shapes:
             cells=cells,
             width=width,
             answers=torch.cat([answers, ignored]),
+            soft=soft,
         )
 
 

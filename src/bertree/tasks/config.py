@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from bertree import settings
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.model.architecture import Architecture
 from bertree.model.top import Top
+from bertree.objectives.taught import KINDS
 from bertree.recipe import LIMITS, Optim, Run
 from bertree.settings import Limits
 from bertree.tasks.task import Task
@@ -48,25 +49,65 @@ class FineTune:
     run: Run = field(default_factory=lambda: Run(**_OWN["run"]))
 
 
+@dataclass(frozen=True)
+class Distil:
+    """What is learned from a teacher, and on what beside the task's own examples."""
+
+    kind: str = "soft"  # its softened probabilities; hard: its likeliest class; mse: its scores as they are
+    alpha: float = 0.5  # weight of the true answers; the rest is the teacher's. Of mse: 0 unless given
+    temperature: float = 2.0  # of soft
+    copies: int = 0  # examples made up of each of the task's own, which only the teacher labels
+    masking: float = 0.1  # share of a copy's words that become a mask
+    replacing: float = 0.1  # share of a copy's words that become another
+    ngram: float = 0.25  # share of the copies that are cut to a few words in a row
+
+
+@dataclass(frozen=True)
+class Teaching(FineTune):
+    """A whole run of a student with its teacher."""
+
+    distil: Distil = Distil()
+
+
+Config = TypeVar("Config", bound=FineTune)
 _LIMITS = Limits(
-    options=dict(LIMITS.options) | {"train.shape": LIMITS.options["schedule.shape"]},
-    above_zero=("train.epochs", "optim.eps"),
+    options=dict(LIMITS.options) | {"train.shape": LIMITS.options["schedule.shape"], "distil.kind": KINDS},
+    above_zero=("train.epochs", "optim.eps", "distil.temperature"),
     at_least_one=("train.batch", "train.evaluations", *(key for key in LIMITS.at_least_one if key.startswith("run."))),
     not_negative=(
-        *("train.max_length", "train.patience", "optim.lr"),
+        *("train.max_length", "train.patience", "optim.lr", "distil.copies"),
         *(key for key in LIMITS.not_negative if key.startswith(("optim.", "run."))),
     ),
-    shares=("train.warmup", "train.held_out", "optim.betas"),
+    shares=("train.warmup", "train.held_out", "optim.betas", "distil.masking", "distil.replacing"),
 )
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 
 
 def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTune:
     """The configuration of a run of `task`, checked."""
-    tree: Json = {"model": {}, "task": {}} | {name: dict(section) for name, section in _OWN.items()} | (base or {})
+    return _load(FineTune, overrides, task, base or {})
+
+
+def load_teaching(overrides: Iterable[str], task: Task[Any]) -> Teaching:
+    """The same for a run with a teacher."""
+    overrides = [_full(override, task, Teaching) for override in overrides]
+    config = _load(Teaching, overrides, task, {})
+    given = {override.partition("=")[0] for override in overrides}
+    if config.distil.kind == "mse" and "distil.alpha" not in given:
+        config = replace(config, distil=replace(config.distil, alpha=0.0))
+    for key in ("alpha", "ngram"):
+        if not 0 <= (value := getattr(config.distil, key)) <= 1:
+            raise UserError(f"settings: distil.{key}: must lie between 0 and 1, not {value}")
+    if (both := config.distil.masking + config.distil.replacing) > 1:
+        raise UserError(f"settings: distil.masking and distil.replacing: are shares of the same words, not {both:g}")
+    return config
+
+
+def _load(kind: type[Config], overrides: Iterable[str], task: Task[Any], base: Json) -> Config:
+    tree: Json = {"model": {}, "task": {}} | {name: dict(section) for name, section in _OWN.items()} | base
     for override in overrides:
-        settings.override(tree, _full(override, task))
-    config: FineTune = settings.read(FineTune, tree, "settings")
+        settings.override(tree, _full(override, task, kind))
+    config: Config = settings.read(kind, tree, "settings")
     settings.check(config, "settings", _LIMITS)
     for key in config.model:
         if key not in DROPOUTS:
@@ -75,20 +116,20 @@ def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) ->
     return replace(config, model=dropouts)
 
 
-def _full(override: str, task: Task[Any]) -> str:
+def _full(override: str, task: Task[Any], kind: type[FineTune]) -> str:
     """The same with its section, where it was left out."""
     key, equals, value = override.partition("=")
     if not equals or "." in key:
         return override
-    places = {inner.name: s.name for s in fields(FineTune) for inner in _inner(s.name)}
+    places = {inner.name: s.name for s in fields(kind) for inner in _inner(kind, s.name)}
     places |= dict.fromkeys(DROPOUTS, "model") | dict.fromkeys(options(task), "task")
     if key not in places:
         raise UserError(f"{key}: unknown setting, {suggest(key, places)}")
     return f"{places[key]}.{key}={value}"
 
 
-def _inner(section: str) -> Any:
-    value = getattr(FineTune(), section)
+def _inner(kind: type[FineTune], section: str) -> Any:
+    value = getattr(kind(), section)
     return fields(value) if is_dataclass(value) else ()
 
 
@@ -113,7 +154,7 @@ def configured(task: Task[Any], given: Json) -> Task[Any]:
     return task
 
 
-def with_crf(config: FineTune, task: Task[Any]) -> tuple[FineTune, Task[Any]]:
+def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
     """A CRF is both: a part of the network, and how a tagging task reads its answers."""
     crf = config.top.crf or getattr(task, "crf", False)
     if crf and not hasattr(task, "crf"):

@@ -46,3 +46,20 @@ def summary(results: Sequence[Json], metric: str) -> Json:
         found |= {"mean": mean(values) if values else None, "std": stdev(values) if len(values) > 1 else None}
         found |= {"best": best.get(metric), "diverged": [r["seed"] for r in results if r["diverged"]]}
     return found | {"seeds": [{key: value for key, value in r.items() if key != "run"} for r in results]}
+
+
+def beside(found: Json, teacher: Json, metric: str) -> Json:
+    """A student's score beside its teacher's, and the share of it that is kept; None where that says nothing."""
+    its = _value(teacher, metric)
+    shares = {"kept": found.get(metric)} | ({"kept_mean": found["mean"]} if "mean" in found else {})
+    sensible = its > 0 and math.isfinite(its)
+    kept = {name: value / its if sensible and value is not None else None for name, value in shares.items()}
+    return {"teacher": teacher, "student": found.get(metric), **kept}
+
+
+def beside_line(told: Json, metric: str) -> str:
+    """The same for people."""
+    both = {"teacher": told["teacher"].get(metric), "student": told["student"]}
+    shown = ", ".join(f"{name} {'-' if value is None else f'{100 * value:.2f}'}" for name, value in both.items())
+    kept = "" if told["kept"] is None else f", {100 * told['kept']:.1f} % of it kept"
+    return f"{metric.replace('_', ' ')}: {shown}{kept}"

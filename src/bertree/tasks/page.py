@@ -97,6 +97,10 @@ def _tiles(task: Task[Any], found: Json, splits: Mapping[str, Sequence[Json]]) -
         left = f", {len(seeds) - learned} left out" if learned < len(seeds) else ""
         of = f"of {learned} seed{'s' if learned != 1 else ''}{left}"
         made.append(("mean ± deviation", score("", found["mean"]) + spread, of))
+    told = found.get("distillation")
+    if told and told["kept"] is not None:
+        its = score(task.metric, told["teacher"].get(task.metric))
+        made.append(("kept of the teacher", percent(told["kept"], 1), f"whose {label(task.metric)} is {its}"))
     others = [key for key in _keys([found]) if key != task.metric and not key.endswith("threshold")]
     made += [(label(key), score(key, found[key]), "times 100") for key in others[:OTHERS]]
     for name, lines in splits.items():

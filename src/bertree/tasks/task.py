@@ -35,6 +35,7 @@ class Unit(NamedTuple):
     chosen: Sequence[int] | None = None  # for `token` and `span`: which tokens of its one sequence the head reads
     answer: Any = None
     source: Any = None  # what the task's own `predict` needs to read the answer back; nobody else looks at it
+    soft: Logits | None = None  # what a teacher says of it, where one was asked: a row for each row of the head
 
 
 class Cut(NamedTuple):

@@ -17,6 +17,7 @@ from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
+from bertree.objectives.losses import Objective
 from bertree.objectives.supervised import supervised
 from bertree.recipe import Phase, Schedule
 from bertree.tasks.answering import logits
@@ -51,6 +52,7 @@ class Start:
     network: Network
     labels: Sequence[str]
     task: str = ""  # the one it was fine-tuned for
+    anew: bool = False  # it is untrained, and every seed draws weights of its own
 
 
 @dataclass
@@ -64,6 +66,7 @@ class Tuner:
     config: FineTune
     machine: Machine
     identity: str  # of model and data
+    objective: Objective | None = None  # where it is not the head's own
 
     @property
     def architecture(self) -> Architecture:
@@ -77,6 +80,8 @@ class Tuner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
+        if self.start.anew:
+            return made.to(self.machine.device)
         known = made.state_dict()
         kept = ("encoder.", "heads.", "features.", "crf.") if self.goes_on else ("encoder.",)
         there = {
@@ -125,7 +130,7 @@ class Tuner:
         kind = Replay if replayed else Loop
         loop = kind(
             network,
-            supervised(task.head, task.regression, crf),
+            self.objective or supervised(task.head, task.regression, crf),
             optim.build(network, config.optim, recorded=replayed),
             clip=config.optim.clip,
             seed=seed,

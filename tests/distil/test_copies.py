@@ -1,0 +1,61 @@
+"""Examples that are made up: only the teacher labels them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from bertree.distil import scores
+from bertree.text import training
+from tests.distil.lessons import command_of
+from tests.tasks.learnable import WORDS, Command, Trained, model, one_thread
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return Trained(tmp_path_factory.mktemp("teachers"))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("name", ["classification", "pair", "regression"])
+def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
+    out, count = tmp_path / "out", 320 if name == "regression" else 240
+    said = command.well(*command_of(trained, name, out, "copies=3", "epochs=2"))
+    found = json.loads((out / "metrics.json").read_text())
+    units = found["examples"]["train"]
+    assert 2 * count < units <= 4 * count
+    assert len(load_file(out / scores.FILE)["scores"]) == units
+    assert "3 copies of each example" in said.out + said.err
+    assert found["distillation"]["kept"] > 0.9
+    kept = (out / scores.FILE).read_bytes()
+    command.well(*command_of(trained, name, tmp_path / "again", "copies=3", "epochs=2"))
+    for file in (scores.FILE, "model/model.safetensors"):
+        assert (tmp_path / "again" / file).read_bytes() == (out / file).read_bytes()
+    assert len(kept) > 4 * units
+
+
+def test_masks_are_spelled_as_each_tokenizer_does(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """The student's mask is <mask>, the teacher's [MASK]: to the teacher, both runs read the same texts."""
+    text = " ".join(WORDS)
+    words = training.train(lambda: [text] * 4, "bpe", 450)
+    assert words.special["mask"] != trained.words.special["mask"]
+    other = model(tmp_path / "other", words, layers=1)
+    rates = ("copies=2", "masking=0.5", "replacing=0", "ngram=0", "epochs=0.1")
+    command.well(*command_of(trained, "classification", tmp_path / "a", *rates, student="half"))
+    command.well(*command_of(trained, "classification", tmp_path / "b", *rates, student=other))
+    one, two = (load_file(tmp_path / out / scores.FILE)["scores"] for out in "ab")
+    assert one.shape == two.shape
+    assert abs(one - two).max() < 1e-4
+    assert abs(one[:240] - one[240:480]).max() > 1e-2, "masks must change something"
