@@ -4,6 +4,7 @@ A step reads so many units whatever their lengths, as every published fine-tunin
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not var
 def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch:
     """The units end to end, with what is asked about them."""
     sequences = [sequence for unit in units for sequence in unit.sequences]
-    batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences])
+    batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences], [s.second for s in sequences])
     if head == "sequence":
         unknown = float("nan") if regression else IGNORED
         answers = [unknown if unit.answer is None else unit.answer for unit in units]
@@ -59,8 +60,8 @@ def _with(
     answers: NDArray[Any] | None = None,
 ) -> Batch:
     given = {"cells": cells, "chosen": chosen, "answers": answers}
-    tensors = {name: torch.from_numpy(value) for name, value in given.items() if value is not None}
-    return Batch(batch.ids, batch.positions, batch.segments, batch.cu_seqlens, batch.max_seqlen, width=width, **tensors)
+    tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in given.items() if value is not None}
+    return replace(batch, width=width, **tensors)
 
 
 class Shapes:
