@@ -60,11 +60,6 @@ def model(recipe: Recipe, store: Store) -> Contents:
         contents.max_length = 1  # nothing is learned yet; the phases raise it below
     else:
         raise UserError(f"{recipe.name}: model.preset: is not set; give a preset's name (see `bertree info`)")
-    if contents.architecture.body != "transformer":
-        raise UserError(
-            f"{recipe.name}: model.body: a {contents.architecture.body} is not pretrained; "
-            "it learns a task (bertree finetune), best from a teacher (bertree distill)"
-        )
     contents.tokenizer = contents.tokenizer or tokenizer
     if contents.max_length is not None:  # positions beyond the longest sequence learn nothing
         longest = max(contents.max_length, *(phase.max_length for phase in recipe.phases))
@@ -83,6 +78,9 @@ def model(recipe: Recipe, store: Store) -> Contents:
 
 
 def _fresh(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
+    if a.body != "transformer":
+        way = "it learns a task (bertree finetune), best from a teacher (bertree distill)"
+        raise UserError(f"model.body: a {a.body} is not pretrained; {way}")
     made = fresh(a, heads, seed)
     return Contents(a, made.network)
 

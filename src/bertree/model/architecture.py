@@ -207,7 +207,7 @@ class Architecture:
             implied["mask_activation"] = changes["activation"]
         if changes.get("sharing") == "none":
             implied["groups"] = 1
-        if changes.get("residual", self.residual) != self.residual:
+        if changes.get("residual", self.residual) != self.residual and body != "bilstm":
             implied["embedding_norm"] = changes["residual"] == "post-norm"
             implied["residual_init"] = "plain" if changes["residual"] == "post-norm" else "scaled"
         return replace(self, **(implied | dict(changes)))
