@@ -142,7 +142,7 @@ class Model:
 
     def _packed(self, encoded: Sequence[Encoded]) -> Batch:
         try:
-            batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded])
+            batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded], [e.second for e in encoded])
             known = (
                 not batch.ids.numel()
                 or 0 <= int(batch.ids.min()) <= int(batch.ids.max()) < self.architecture.vocab_size
@@ -280,7 +280,8 @@ def load(
         if str(name) not in PRESETS and ("/" in str(name) or str(name).startswith(".")):
             raise UserError(f"{name}: no such folder")
         a = preset(str(name)).architecture
-        model = fresh(a.with_values({"vocab_size": given.size}) if given else a, {"mask": 0}, seed)
+        heads = {"mask": 0} if a.body == "transformer" else {}
+        model = fresh(a.with_values({"vocab_size": given.size}) if given else a, heads, seed)
         model.tokenizer = given
         model.network.to(precision)
     try:

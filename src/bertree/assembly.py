@@ -83,6 +83,9 @@ def fitted(contents: Contents, recipe: Recipe, store: Store) -> Contents:
 
 def untrained(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
     """A fresh point of the design space. Nothing is learned yet, so not a position is known; the phases raise that."""
+    if a.body != "transformer":
+        way = "it learns a task (bertree finetune), best from a teacher (bertree distill --task)"
+        raise UserError(f"model.body: a {a.body} is not pretrained; {way}")
     return Contents(a, fresh(a, heads, seed).network, max_length=1)
 
 

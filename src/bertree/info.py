@@ -94,10 +94,11 @@ def _line(point: Preset, depth: int = 0) -> Text:
     a = point.architecture
     millions = cost.parameters(a).total / 1e6
     factorised = f" E{a.embedding_width}" if a.embedding_width != a.width else ""
+    heads = f" A{a.heads}" if a.body == "transformer" else " LSTM"
     line = Text.assemble(
         (point.name.ljust(28 - 4 * depth), "bold"),  # each level of the tree indents by four
         (f"{millions:7.1f}M  ", "green"),
-        (f"L{a.layers} H{a.width} A{a.heads}{factorised}", "cyan"),
+        (f"L{a.layers} H{a.width}{heads}{factorised}", "cyan"),
         (f"  {point.note}", "dim"),
     )
     line.no_wrap, line.overflow = True, "ellipsis"
@@ -120,7 +121,7 @@ def print_point(console: Console, point: Preset, batch: int, length: int, card: 
         raise UserError(f"--length {length}: the architecture has only {a.max_positions} positions")
     console.print(Text.assemble((point.name, "bold"), f"  {point.note}"))
     console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
-    if a.attention_dropout:
+    if a.attention_dropout and a.body == "transformer":
         console.print(
             f"\n[dim]attention_dropout {a.attention_dropout}: training takes the padded attention kernel, "
             "the only one with dropout on probabilities; set attention_dropout=0 for the padding-free one.[/dim]"
@@ -155,10 +156,13 @@ def _parameters(point: Preset) -> Table:
             f"{value:,}",
             style="bold" if name == "total" else "",
         )
-    table.add_row(
-        "weights with MLM head",
-        f"{4 * everything / 1e6:,.1f} MB in fp32, {2 * everything / 1e6:,.1f} MB in bf16",
-    )
+    headed = "weights with MLM head"
+    if (a := point.architecture).body == "bilstm":
+        headed = "weights"
+        for kind, head in (("single texts", "relu"), ("pairs", "compare")):
+            classifier = cost.classifier_parameters(a.with_values({"sequence_head": head}))
+            table.add_row(f"LSTM and classifier of {kind}", f"{counts.encoder + classifier:,}")
+    table.add_row(headed, f"{4 * everything / 1e6:,.1f} MB in fp32, {2 * everything / 1e6:,.1f} MB in bf16")
     if point.published:
         table.add_row("published", point.published)
     return table
@@ -174,7 +178,7 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
         return str(cell) if length <= a.max_positions else "-"
 
     def giga(flops: float) -> str:
-        return f"{flops / 1e9:.2f}"
+        return f"{flops / 1e9:.{2 if flops >= 1e7 else 4}f}"
 
     table.add_row("forward GFLOP a token", *(shown(n, giga(cost.forward_flops(a, n))) for n in cost.LENGTHS))
     table.add_row("training GFLOP a token", *(shown(n, giga(cost.training_flops(a, n))) for n in cost.LENGTHS))
@@ -187,7 +191,9 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
         table,
         Text(f"training memory for a batch of {batch} x {length}: {memory:.2f} GiB", style="bold"),
         Text(
-            "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md",
+            "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md"
+            if a.body == "transformer"
+            else "fp32, AdamW, packed, without a head; an estimate",
             style="dim",
         ),
     )

@@ -115,6 +115,19 @@ _add(
 )
 _add("distilroberta", "roberta-base", "Sanh et al. 2019: RoBERTa at half its depth", "82M", layers=6)
 
+_add(
+    "bilstm",
+    "bert-base",
+    "Tang et al. 2019: an LSTM from both ends, to be taught by a BERT",
+    "0.96M with its classifier, without the token table",
+    body="bilstm",
+    layers=1,
+    width=400,
+    embedding_width=300,
+    ffn_width=200,
+    init_std=0.1,
+)
+
 # The two ablations of the ALBERT paper: embedding width against sharing, on the base model.
 _STUDY = {
     ("none", 64): "87M",
