@@ -91,7 +91,7 @@ def convert(
     target: Annotated[Path, typer.Argument(metavar="DST", help="the folder to write")],
     to: Annotated[str, typer.Option("--to", metavar="bertree|huggingface", help="the kind of folder to write")],
     dtype: Annotated[
-        str, typer.Option(help="precision of the written weights: float32, bfloat16, float16")
+        str, typer.Option(help="precision of the written weights: float32, bfloat16, float16; int8 (bertree only)")
     ] = "float32",
     force: Annotated[bool, typer.Option("--force", help="replace DST if it holds a model already")] = False,
 ) -> None:
@@ -100,7 +100,8 @@ def convert(
     A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture.
 
     [dim]bertree convert bert-base-uncased my-bert --to bertree
-    bertree convert my-bert for-transformers --to huggingface[/dim]
+    bertree convert my-bert for-transformers --to huggingface
+    bertree convert my-bert a-quarter-of-it --to bertree --dtype int8[/dim]
     """
     from bertree.pipelines import convert_folder
 
