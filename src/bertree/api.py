@@ -1,4 +1,4 @@
-"""What `import bertree` gives: load a model by path or preset name and use it."""
+"""What `import bertree` gives: load a model by path or by name and use it."""
 
 import warnings
 from collections import deque
@@ -18,6 +18,7 @@ from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json
 from bertree.interop import folder
 from bertree.interop.folder import Contents
+from bertree.interop.shipped import located
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS, preset
@@ -268,18 +269,20 @@ def load(
     tokenizer: str | Path | None = None,
     seed: int = 0,
 ) -> Model:
-    """A model from a folder (bertree's or Hugging Face's), or a preset with fresh weights drawn from `seed`.
+    """A model from a folder (bertree's or Hugging Face's), a preset with fresh weights drawn from `seed`, or
+    `default`: the trained model that comes with bertree.
 
     `tokenizer` is a folder to take the tokenizer from; a preset then gets the size of its vocabulary.
     """
     precision = _dtype(dtype)
-    given = _tokenizer(Path(tokenizer)) if tokenizer is not None else None
+    given = _tokenizer(located(tokenizer)) if tokenizer is not None else None
+    path = located(name)
     try:
-        is_there = Path(name).exists()
+        is_there = path.exists()
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
     if is_there:
-        contents = folder.read(Path(name), precision, given)
+        contents = folder.read(path, precision, given)
         model = Model(contents)
     else:
         if str(name) not in PRESETS and ("/" in str(name) or str(name).startswith(".")):

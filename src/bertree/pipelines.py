@@ -12,6 +12,7 @@ from bertree.errors import UserError, suggest
 from bertree.info import describe_architecture, print_json
 from bertree.interop import folder
 from bertree.interop.description import LAYOUTS
+from bertree.interop.shipped import located
 
 
 def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> None:
@@ -39,6 +40,7 @@ def convert_folder(source: Path, target: Path, to: str, dtype: str, force: bool)
         raise UserError(f"--to {to}: {suggest(to, LAYOUTS)}")
     if dtype not in STORED:
         raise UserError(f"--dtype {dtype}: {suggest(dtype, STORED)}")
+    source = located(source)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
     if (target / folder.CONFIG).exists() and not force:
