@@ -157,6 +157,7 @@ def save(
             assert not out.keys() & made.keys(), "a parameter has the name of another's scales"
             out |= made
     save_file(out, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the library writes a file that only its owner can read; the others of a folder are for all
     sync(path)
 
 
