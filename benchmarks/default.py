@@ -17,6 +17,7 @@ that fails is a line with the reason, and the others go on.
 
 import argparse
 import contextlib
+import gc
 import hashlib
 import json
 import tempfile
@@ -37,6 +38,7 @@ from benchmarks.standings import key, rows_in, summary
 from bertree.api import Model, fresh, load
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
+from bertree.interop.folder import describe
 from bertree.interop.shipped import located
 from bertree.tasks import config as configs
 from bertree.tasks.answering import fitting
@@ -119,8 +121,12 @@ class Bench:
     def identity(self, model: str) -> str:
         """What tells these weights from others of the same name."""
         if model not in self.identities:
-            here = [self.options.glove] if model == "glove" else sorted(self.folder(model).glob("*.safetensors"))
-            self.identities[model] = "drawn" if model == "fresh" else "-".join(file_hash(path)[:12] for path in here)
+            if model == "fresh":
+                drawn = hashlib.sha256(repr(describe(self.folder(model))).encode()).hexdigest()
+                self.identities[model] = f"drawn for {drawn[:12]}"
+            else:
+                here = [self.options.glove] if model == "glove" else sorted(self.folder(model).glob("*.safetensors"))
+                self.identities[model] = "-".join(file_hash(path)[:12] for path in here)
         return self.identities[model]
 
     def described(self, task: str, model: str, seed: int) -> Json:
@@ -242,6 +248,10 @@ def attempted(work: Callable[[str, str, int], Json], task: str, model: str, seed
         if not isinstance(error, UserError):
             traceback.print_exc()
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+    finally:
+        gc.collect()  # recorded steps hold their memory until their cycle of references is found
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from bertree.tasks.columns import TextExample
 CLITICS = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")  # the vectors' own words for them stand apart
 WORDS = re.compile(r"n't|'\w+|\d+(?:[.,:]\d+)*|\w+(?:-\w+)*|[^\w\s]")
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of L2, beside the mean loss
-DECAYS = (0.0, 1e-3, 1e-2)
+DECAYS = (0.0, 0.1, 1.0)  # of weights, times the rate, a step
 LOOKS = (5, 10, 20)  # epochs
 HIDDEN, DROPOUT, BATCH, RATE = 128, 0.3, 128, 1e-3
 Score = Callable[[NDArray[np.float32]], float]  # of what a head says about the dev split
@@ -133,7 +133,7 @@ def _network(
         torch.manual_seed(seed)
         layers = (nn.Linear(train.shape[1], HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, classes))
         network = nn.Sequential(*layers)
-        optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=decay / RATE)
+        optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=decay)
         for epoch in range(1, LOOKS[-1] + 1):
             network.train()
             for rows in torch.randperm(len(train)).split(BATCH):
