@@ -11,17 +11,20 @@ from rich.text import Text
 from rich.tree import Tree
 
 from bertree.errors import UserError
+from bertree.interop import shipped
 from bertree.model import cost
 from bertree.model.architecture import MEANING, Architecture, parsed
-from bertree.model.presets import PRESETS, Preset, preset
+from bertree.model.presets import DEFAULT, PRESETS, Preset, preset
 
 
 def find(name: str, overrides: list[str]) -> Preset:
     """A preset, or the architecture of a model folder, with axes turned."""
-    if name not in PRESETS and Path(name).is_dir():
+    if name not in PRESETS and (path := shipped.located(name)).is_dir():
         from bertree.interop.folder import describe
 
-        found = Preset(name, None, describe(Path(name)), "a model folder")
+        own = path == Path(name)
+        note = "a model folder" if own else "the trained model that comes with bertree"
+        found = Preset(name, None, describe(path), note, folder=str(path))
     else:
         found = preset(name)
     if not overrides:
@@ -46,6 +49,7 @@ def as_json(point: Preset) -> dict[str, Any]:
         "parent": point.parent,
         "note": point.note,
         "published": point.published or None,
+        "folder": point.folder or None,
         "architecture": asdict(a),
         "parameters": counts.as_dict(),
         "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
@@ -74,6 +78,8 @@ def print_tree(console: Console) -> None:
         "One point in full: [/dim]bertree info albert-base[dim]; "
         "any axis turned: [/dim]bertree info albert-base layers=6"
     )
+    if shipped.FOLDER.is_dir():
+        console.print(f"[dim]A trained model comes along: [/dim]bertree info {DEFAULT}")
 
 
 def _grow(tree: Tree, name: str, depth: int = 1) -> Tree:
@@ -120,12 +126,23 @@ def print_point(console: Console, point: Preset, batch: int, length: int, card: 
     if length > a.max_positions:
         raise UserError(f"--length {length}: the architecture has only {a.max_positions} positions")
     console.print(Text.assemble((point.name, "bold"), f"  {point.note}"))
+    if point.folder:
+        _print_folder(console, Path(point.folder))
     console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
     if a.attention_dropout and a.body == "transformer":
         console.print(
             f"\n[dim]attention_dropout {a.attention_dropout}: training takes the padded attention kernel, "
             "the only one with dropout on probabilities; set attention_dropout=0 for the padding-free one.[/dim]"
         )
+
+
+def _print_folder(console: Console, folder: Path) -> None:
+    """Where a model lies, what it weighs there, and where it is described. Paths are not wrapped: they are copied."""
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    console.print(Text(f"in {folder}, {size / 1e6:,.1f} MB"), soft_wrap=True)
+    if (folder / shipped.CARD).is_file():
+        console.print(Text(f"its card: {folder / shipped.CARD}"), soft_wrap=True)
+    console.print()
 
 
 def _axes(point: Preset) -> Table:
