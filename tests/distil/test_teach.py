@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +15,9 @@ from bertree.interop import folder
 from bertree.tasks.answering import logits
 from bertree.text import training
 from tests.distil.lessons import FAST, command_of, taught
-from tests.tasks.learnable import BAD, GOOD, WORDS, Command, Row, Trained, feelings, model, one_thread, write
+from tests.tasks.learnable import BAD, GOOD, WORDS, Command, Row, Trained, feelings, model, write
 
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("teachers"))
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture
@@ -61,9 +46,9 @@ def losses(out: Path, seed: int = 0) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("classification", ("kind=hard",)),
-        ("pair", ("kind=mse",)),
-        ("regression", ("alpha=0.3",)),
+        ("classification", ("kind=hard", "epochs=4")),
+        ("pair", ("kind=mse", "epochs=4")),
+        ("regression", ("alpha=0.3", "epochs=3")),
         ("ner", ("temperature=4",)),
         ("squad2", ("epochs=3",)),
         ("choice", ("kind=soft", "alpha=0")),
