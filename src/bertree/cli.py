@@ -115,6 +115,7 @@ app.command()(cli_train.config)
 app.command()(cli_distill.distill)
 for verb in (cli_tasks.finetune, cli_tasks.evaluate, cli_tasks.predict, cli_tasks.features, cli_tasks.glue):
     app.command()(verb)
+app.command()(cli_distill.compare)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from bertree.files import Json
 from bertree.tasks import page_entities, page_kinds
 from bertree.tasks.page_charts import STYLE, Bar, bars, safe
 from bertree.tasks.task import Task
-from bertree.train import page
+from bertree.train import page, versus_page
 from bertree.train.charts import Series, curve_svg
 from bertree.train.figures import label, percent
 from bertree.train.history import History, column, number, read
@@ -60,6 +60,7 @@ def render(out: Path, task: Task[Any], found: Json, splits: Mapping[str, Sequenc
     body = [
         page.heading(f"{task.name}: {label(task.metric)} {score(task.metric, found.get(task.metric))}", model, *state),
         page.tiles(_tiles(task, found, splits)),
+        *versus_page.of_folder(out),
         *_scores(out, task, found, seeds),
         *_curves(out, task, seeds),
     ]

@@ -16,7 +16,7 @@ import numpy as np
 
 from bertree.errors import UserError
 from bertree.files import Json, read_json, read_text
-from bertree.train import page
+from bertree.train import page, versus_page
 from bertree.train.charts import Mark, Series, Style, curve_svg
 from bertree.train.figures import digits, duration, figure, label, percent, quantity, smaller_is_better
 from bertree.train.history import History, column, number, read
@@ -38,6 +38,7 @@ def write(out: Path) -> Path:
     body = [
         page.heading(title, under, *_state(history)),
         page.tiles([*_reached(history), *_spent(history, environment)]),
+        *versus_page.of_folder(out),
         *_section("Curves", page.cards(charts) if (charts := _charts(history)) else ""),
         *_section("Guesses through training", "".join(_samples(history.samples))),
         *_section("Settings", _settings(recipe, environment)),

@@ -12,6 +12,7 @@ main{max-width:1240px;margin:0 auto;padding:24px 20px 48px}
 h1{font-size:24px;line-height:1.25;margin:0 0 4px}
 h2{font-size:17px;margin:34px 0 10px}
 .sub{color:var(--soft);margin:0 0 18px}
+.verdict{font-size:22px;line-height:1.3;font-weight:600;margin:0 0 12px}
 .state{font-size:13px;font-weight:600;padding:2px 9px;border-radius:10px;border:1px solid currentColor;
 vertical-align:4px;margin-left:8px;white-space:nowrap}
 .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(170px,1fr));gap:10px}
