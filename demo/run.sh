@@ -12,6 +12,9 @@ run() { printf '\033[2m$ %s\033[0m\n' "$*"; "$@"; }
 step "The family"
 run bertree info
 
+step "A trained model that comes along: small, general English, offline"
+run bertree fill default "The capital of France is [MASK]."
+
 step "A tokenizer from your own text"
 run bertree tokenizer train corpus/books.txt --kind wordpiece --vocab-size 8000 --out "$out/tokenizer"
 

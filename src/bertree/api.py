@@ -1,8 +1,8 @@
-"""What `import bertree` gives: load a model by path or preset name and use it."""
+"""What `import bertree` gives: load a model by path or by name and use it."""
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from numbers import Integral
@@ -18,6 +18,7 @@ from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json
 from bertree.interop import folder
 from bertree.interop.folder import Contents
+from bertree.interop.shipped import located
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS, preset
@@ -29,6 +30,7 @@ from bertree.text.tokenizer import Encoded, Tokenizer
 Input = str | tuple[str, str] | Sequence[int] | Tensor
 MASKS = ("[MASK]", "<mask>")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+STORED = DTYPES | {"int8": torch.int8}  # int8 is a way to store weights, not to compute with them
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 # Tokens computed at once: on the CPU small enough for the caches, on a GPU enough to fill it.
@@ -106,9 +108,13 @@ class Model:
         self.network.to(device=device, dtype=_dtype(dtype) if dtype else None)
         return self
 
-    def save(self, path: str | Path) -> None:
-        """Write the model as a folder, whole or not at all."""
-        folder.write(self._contents, Path(path))
+    def save(self, path: str | Path, dtype: str | None = None) -> None:
+        """Write the model as a folder, whole or not at all.
+
+        `dtype`: precision of the written weights (float32, bfloat16, float16, int8), where not the model's own. int8
+        is a quarter of float32 and for bertree alone; loaded, it is floating-point again.
+        """
+        folder.write(self._contents, Path(path), dtype=_dtype(dtype, STORED) if dtype else None)
 
     def encode(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
         """Ids and segments of each input, checked; texts that are too long are cut, with a warning."""
@@ -142,7 +148,7 @@ class Model:
 
     def _packed(self, encoded: Sequence[Encoded]) -> Batch:
         try:
-            batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded])
+            batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded], [e.second for e in encoded])
             known = (
                 not batch.ids.numel()
                 or 0 <= int(batch.ids.min()) <= int(batch.ids.max()) < self.architecture.vocab_size
@@ -263,24 +269,27 @@ def load(
     tokenizer: str | Path | None = None,
     seed: int = 0,
 ) -> Model:
-    """A model from a folder (bertree's or Hugging Face's), or a preset with fresh weights drawn from `seed`.
+    """A model from a folder (bertree's or Hugging Face's), a preset with fresh weights drawn from `seed`, or
+    `default`: the trained model that comes with bertree.
 
     `tokenizer` is a folder to take the tokenizer from; a preset then gets the size of its vocabulary.
     """
     precision = _dtype(dtype)
-    given = _tokenizer(Path(tokenizer)) if tokenizer is not None else None
+    given = _tokenizer(located(tokenizer)) if tokenizer is not None else None
+    path = located(name)
     try:
-        is_there = Path(name).exists()
+        is_there = path.exists()
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
     if is_there:
-        contents = folder.read(Path(name), precision, given)
+        contents = folder.read(path, precision, given)
         model = Model(contents)
     else:
         if str(name) not in PRESETS and ("/" in str(name) or str(name).startswith(".")):
             raise UserError(f"{name}: no such folder")
         a = preset(str(name)).architecture
-        model = fresh(a.with_values({"vocab_size": given.size}) if given else a, {"mask": 0}, seed)
+        heads = {"mask": 0} if a.body == "transformer" else {}
+        model = fresh(a.with_values({"vocab_size": given.size}) if given else a, heads, seed)
         model.tokenizer = given
         model.network.to(precision)
     try:
@@ -329,10 +338,12 @@ def _spread(work: Callable[[Job], Result], jobs: Iterable[Job], device: torch.de
         torch.set_num_threads(threads)  # what threads that are yet to come start with
 
 
-def _dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UserError(f"dtype '{name}': unknown, {suggest(name, DTYPES)}")
-    return DTYPES[name]
+def _dtype(name: str, known: Mapping[str, torch.dtype] = DTYPES) -> torch.dtype:
+    if name == "int8" and name not in known:
+        raise UserError("dtype 'int8': is for saving alone (save, convert); a model computes in float32 or a half")
+    if name not in known:
+        raise UserError(f"dtype '{name}': unknown, {suggest(name, known)}")
+    return known[name]
 
 
 def _record(record: str | tuple[str, str] | Json, head: str) -> str | Json:

@@ -13,6 +13,7 @@ from bertree.data.stream import Stream
 from bertree.errors import BertreeWarning, UserError
 from bertree.interop import folder
 from bertree.interop.folder import Contents
+from bertree.interop.shipped import located
 from bertree.model.architecture import Architecture, typed
 from bertree.model.presets import preset
 from bertree.recipe import Data, Phase, Recipe
@@ -51,7 +52,7 @@ def model(recipe: Recipe, store: Store) -> Contents:
     start, name, axes = recipe.model.get("start"), recipe.model.get("preset"), axes_of(recipe)
     heads = {HEADS[term]: 0 for term, weight in asdict(recipe.objective).items() if weight}
     if start:
-        contents = _started(Path(str(start)), axes, heads, recipe.run.seed)
+        contents = _started(located(str(start)), axes, heads, recipe.run.seed)
         if contents.tokenizer is not None:
             store.require_tokenizer(tokenizer_hash(contents.tokenizer), str(start))
     elif name:
@@ -83,6 +84,9 @@ def fitted(contents: Contents, recipe: Recipe, store: Store) -> Contents:
 
 def untrained(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
     """A fresh point of the design space. Nothing is learned yet, so not a position is known; the phases raise that."""
+    if a.body != "transformer":
+        way = "it learns a task (bertree finetune), best from a teacher (bertree distill --task)"
+        raise UserError(f"model.body: a {a.body} is not pretrained; {way}")
     return Contents(a, fresh(a, heads, seed).network, max_length=1)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -26,6 +27,9 @@ class Batch:
     segments: Tensor  # t, int64: 0 for the first text, 1 for the second
     cu_seqlens: Tensor  # s + 1, int32: sequence i is tokens cu_seqlens[i] : cu_seqlens[i + 1]
     max_seqlen: int  # length of the longest sequence, kept on the host so that kernels need not ask
+    # s, int64: where in the stream each sequence's second text begins, its end where it has none; None: as the
+    # segments say, which some tokenizers (RoBERTa's) do not give.
+    second: Tensor | None = None
     # What pretraining asks about the batch, where it asks:
     masked: Tensor | None = None  # m, int64: tokens of the stream the MLM head reads
     targets: Tensor | None = None  # m, int64: what it must say: the ids that stood there, or come next
@@ -47,9 +51,13 @@ class Batch:
 
     @classmethod
     def pack(
-        cls, sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int] | None] | None = None
+        cls,
+        sequences: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int] | None] | None = None,
+        second: Sequence[int] = (),
     ) -> "Batch":
-        """Lay id sequences end to end; where no segments are given every token belongs to segment 0."""
+        """Lay id sequences end to end; where no segments are given every token belongs to segment 0. `second` counts
+        the tokens before each sequence's second text, where segments do not tell; 0: there is none."""
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         ends = np.concatenate([[0], lengths.cumsum()])
         total = int(ends[-1])
@@ -63,6 +71,7 @@ class Batch:
             segments=torch.from_numpy(kinds),
             cu_seqlens=torch.from_numpy(ends.astype(np.int32)),
             max_seqlen=int(lengths.max(initial=0)),
+            second=_places(np.asarray(second, np.int64), ends) if any(second) else None,
         )
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -92,6 +101,29 @@ class Batch:
         """Length of each sequence (s, int32)."""
         return self.cu_seqlens.diff()
 
+    def apart(self) -> "Batch":
+        """Each text as a sequence of its own: two for each sequence here, the second empty where it has none.
+
+        Only what an encoder reads; nothing is asked about it.
+        """
+        place_t = torch.arange(len(self.ids), device=self.ids.device)
+        bounds = self.cu_seqlens.long()
+        second_s = self.second
+        if second_s is None:
+            of_t = torch.arange(len(bounds) - 1, device=bounds.device).repeat_interleave(
+                self.lengths, output_size=len(self.ids)
+            )
+            begins_t = torch.where(self.segments != 0, place_t, bounds[1:][of_t])
+            second_s = bounds[1:].scatter_reduce(0, of_t, begins_t, "amin")
+        finer = torch.cat([torch.stack([bounds[:-1], second_s], 1).flatten(), bounds[-1:]])
+        starts_t = finer[:-1].repeat_interleave(finer.diff(), output_size=len(self.ids))
+        return Batch(self.ids, place_t - starts_t, self.segments, finer.to(torch.int32), self.max_seqlen)
+
     def split(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Cut something that has one row a token into one tensor per sequence."""
         return tokens.split(self.lengths.tolist())
+
+
+def _places(second_s: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
+    """Counts of tokens before the second texts as places in the stream."""
+    return torch.from_numpy(np.where(second_s > 0, ends[:-1] + second_s, ends[1:]))

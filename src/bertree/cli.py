@@ -22,7 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ModelArgument = Annotated[str, typer.Argument(help="a model folder (bertree's or Hugging Face's), or a preset's name")]
+ModelArgument = Annotated[
+    str, typer.Argument(help="a model folder (bertree's or Hugging Face's), default, or the name of a preset")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
 
 
@@ -37,7 +39,7 @@ def _root(
 
 @app.command()
 def info(
-    name: Annotated[str | None, typer.Argument(help="a preset or a model folder; without it, the whole tree")] = None,
+    name: Annotated[str | None, typer.Argument(help="a preset, a model folder, or default; without: the tree")] = None,
     axes: Annotated[list[str] | None, typer.Argument(help="axes to turn: layers=6 sharing=none ...")] = None,
     batch: Annotated[int, typer.Option(min=1, help="sequences a step, for the training memory")] = 32,
     length: Annotated[int, typer.Option(min=1, help="tokens a sequence, for the training memory")] = 128,
@@ -76,7 +78,8 @@ def fill(
 ) -> None:
     """Fill the masks of a text: the likeliest tokens and their probabilities.
 
-    [dim]bertree fill my-model "The capital of France is \\[MASK]."[/dim]
+    [dim]bertree fill default "The capital of France is \\[MASK]."
+    bertree fill my-model "He went to \\[MASK]." -k 10[/dim]
     """
     from rich.console import Console
 
@@ -87,11 +90,11 @@ def fill(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="the model folder to read, of either kind")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="the model folder to read, of either kind, or default")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="the folder to write")],
     to: Annotated[str, typer.Option("--to", metavar="bertree|huggingface", help="the kind of folder to write")],
     dtype: Annotated[
-        str, typer.Option(help="precision of the written weights: float32, bfloat16, float16")
+        str, typer.Option(help="precision of the written weights: float32, bfloat16, float16; int8 (bertree only)")
     ] = "float32",
     force: Annotated[bool, typer.Option("--force", help="replace DST if it holds a model already")] = False,
 ) -> None:
@@ -100,7 +103,8 @@ def convert(
     A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture.
 
     [dim]bertree convert bert-base-uncased my-bert --to bertree
-    bertree convert my-bert for-transformers --to huggingface[/dim]
+    bertree convert my-bert for-transformers --to huggingface
+    bertree convert my-bert a-quarter-of-it --to bertree --dtype int8[/dim]
     """
     from bertree.pipelines import convert_folder
 

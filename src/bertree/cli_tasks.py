@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, bertree's or Hugging Face's.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model folder (bertree's or Hugging Face's), or: default.")
+]
 TaskOption = Annotated[
     str,
     typer.Option(

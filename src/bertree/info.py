@@ -11,17 +11,20 @@ from rich.text import Text
 from rich.tree import Tree
 
 from bertree.errors import UserError
+from bertree.interop import shipped
 from bertree.model import cost
 from bertree.model.architecture import MEANING, Architecture, parsed
-from bertree.model.presets import PRESETS, Preset, preset
+from bertree.model.presets import DEFAULT, PRESETS, Preset, preset
 
 
 def find(name: str, overrides: list[str]) -> Preset:
     """A preset, or the architecture of a model folder, with axes turned."""
-    if name not in PRESETS and Path(name).is_dir():
+    if name not in PRESETS and (path := shipped.located(name)).is_dir():
         from bertree.interop.folder import describe
 
-        found = Preset(name, None, describe(Path(name)), "a model folder")
+        own = path == Path(name)
+        note = "a model folder" if own else "the trained model that comes with bertree"
+        found = Preset(name, None, describe(path), note, folder=str(path))
     else:
         found = preset(name)
     if not overrides:
@@ -46,6 +49,7 @@ def as_json(point: Preset) -> dict[str, Any]:
         "parent": point.parent,
         "note": point.note,
         "published": point.published or None,
+        "folder": point.folder or None,
         "architecture": asdict(a),
         "parameters": counts.as_dict(),
         "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
@@ -74,6 +78,8 @@ def print_tree(console: Console) -> None:
         "One point in full: [/dim]bertree info albert-base[dim]; "
         "any axis turned: [/dim]bertree info albert-base layers=6"
     )
+    if shipped.FOLDER.is_dir():
+        console.print(f"[dim]A trained model comes along: [/dim]bertree info {DEFAULT}")
 
 
 def _grow(tree: Tree, name: str, depth: int = 1) -> Tree:
@@ -94,10 +100,11 @@ def _line(point: Preset, depth: int = 0) -> Text:
     a = point.architecture
     millions = cost.parameters(a).total / 1e6
     factorised = f" E{a.embedding_width}" if a.embedding_width != a.width else ""
+    heads = f" A{a.heads}" if a.body == "transformer" else " LSTM"
     line = Text.assemble(
         (point.name.ljust(28 - 4 * depth), "bold"),  # each level of the tree indents by four
         (f"{millions:7.1f}M  ", "green"),
-        (f"L{a.layers} H{a.width} A{a.heads}{factorised}", "cyan"),
+        (f"L{a.layers} H{a.width}{heads}{factorised}", "cyan"),
         (f"  {point.note}", "dim"),
     )
     line.no_wrap, line.overflow = True, "ellipsis"
@@ -119,12 +126,23 @@ def print_point(console: Console, point: Preset, batch: int, length: int, card: 
     if length > a.max_positions:
         raise UserError(f"--length {length}: the architecture has only {a.max_positions} positions")
     console.print(Text.assemble((point.name, "bold"), f"  {point.note}"))
+    if point.folder:
+        _print_folder(console, Path(point.folder))
     console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
-    if a.attention_dropout:
+    if a.attention_dropout and a.body == "transformer":
         console.print(
             f"\n[dim]attention_dropout {a.attention_dropout}: training takes the padded attention kernel, "
             "the only one with dropout on probabilities; set attention_dropout=0 for the padding-free one.[/dim]"
         )
+
+
+def _print_folder(console: Console, folder: Path) -> None:
+    """Where a model lies, what it weighs there, and where it is described. Paths are not wrapped: they are copied."""
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    console.print(Text(f"in {folder}, {size / 1e6:,.1f} MB"), soft_wrap=True)
+    if (folder / shipped.CARD).is_file():
+        console.print(Text(f"its card: {folder / shipped.CARD}"), soft_wrap=True)
+    console.print()
 
 
 def _axes(point: Preset) -> Table:
@@ -155,10 +173,13 @@ def _parameters(point: Preset) -> Table:
             f"{value:,}",
             style="bold" if name == "total" else "",
         )
-    table.add_row(
-        "weights with MLM head",
-        f"{4 * everything / 1e6:,.1f} MB in fp32, {2 * everything / 1e6:,.1f} MB in bf16",
-    )
+    headed = "weights with MLM head"
+    if (a := point.architecture).body == "bilstm":
+        headed = "weights"
+        for kind, head in (("single texts", "relu"), ("pairs", "compare")):
+            classifier = cost.classifier_parameters(a.with_values({"sequence_head": head}))
+            table.add_row(f"LSTM and classifier of {kind}", f"{counts.encoder + classifier:,}")
+    table.add_row(headed, f"{4 * everything / 1e6:,.1f} MB in fp32, {2 * everything / 1e6:,.1f} MB in bf16")
     if point.published:
         table.add_row("published", point.published)
     return table
@@ -174,7 +195,7 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
         return str(cell) if length <= a.max_positions else "-"
 
     def giga(flops: float) -> str:
-        return f"{flops / 1e9:.2f}"
+        return f"{flops / 1e9:.{2 if flops >= 1e7 else 4}f}"
 
     table.add_row("forward GFLOP a token", *(shown(n, giga(cost.forward_flops(a, n))) for n in cost.LENGTHS))
     table.add_row("training GFLOP a token", *(shown(n, giga(cost.training_flops(a, n))) for n in cost.LENGTHS))
@@ -187,7 +208,9 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
         table,
         Text(f"training memory for a batch of {batch} x {length}: {memory:.2f} GiB", style="bold"),
         Text(
-            "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md",
+            "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md"
+            if a.body == "transformer"
+            else "fp32, AdamW, packed, without a head; an estimate",
             style="dim",
         ),
     )

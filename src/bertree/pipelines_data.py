@@ -30,6 +30,7 @@ from bertree.data import store as stores
 from bertree.data.prepare import prepare
 from bertree.data.store import TOKENIZER, Store
 from bertree.errors import UserError
+from bertree.interop.shipped import located
 from bertree.text import training
 from bertree.text.corpus import Corpus, Options, describe
 from bertree.text.sources import STANDARD_INPUT
@@ -88,6 +89,7 @@ def prepare_store(
 ) -> Store:
     """Make a token store, or go on making it."""
     console = Console()
+    tokenizer = located(tokenizer)
     if not tokenizer.is_dir():
         raise UserError(f"{tokenizer}: no such folder; train a tokenizer with `bertree tokenizer train`")
     loaded = Tokenizer.load(tokenizer)

@@ -25,6 +25,7 @@ from bertree.files import Json, alone
 from bertree.info import describe_architecture
 from bertree.interop import folder
 from bertree.interop.folder import Contents
+from bertree.interop.shipped import located
 from bertree.model import cost
 from bertree.objectives.losses import Asks, Objective
 from bertree.objectives.pretraining import pretraining
@@ -170,7 +171,7 @@ def resolved(recipe: Recipe) -> Recipe:
     """Paths as they are found from anywhere."""
     store, held_out = (path and str(Path(path).resolve()) for path in (recipe.data.store, recipe.data.held_out))
     start = recipe.model.get("start")
-    axes = recipe.model | ({"start": str(Path(start).resolve())} if isinstance(start, str) and start else {})
+    axes = recipe.model | ({"start": str(located(start).resolve())} if isinstance(start, str) and start else {})
     return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
 
 

@@ -136,6 +136,8 @@ def _refuse_what_is_not_there(config: Json, where: str) -> None:
 
 def family_for(a: Architecture) -> Family:
     """The Hugging Face family that can hold this point, or the reason why none can."""
+    if a.body != "transformer":
+        raise UserError(f"Hugging Face has no such model: its body is {a.body}; bertree's own layout holds it")
     if a.residual == "pre-norm":
         name = "megatron-bert"
     elif a.embedding_projection or a.sharing != "none":

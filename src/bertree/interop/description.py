@@ -1,6 +1,6 @@
 """`bertree.toml`: what a model folder says about itself, checked when it is read.
 
-[model]          how the weights are named (layout), labels, max_length
+[model]          how the weights are named (layout), labels, max_length; storage = "int8" where they are rounded
 [heads]          each head and its number of classes
 [architecture]   the point of the design space
 [top]            what stands between encoder and heads, where something does
@@ -17,6 +17,7 @@ from bertree.model.network import HEADS
 from bertree.model.top import Top
 
 LAYOUTS = ("bertree", "huggingface")
+WHOLE = "int8"  # the one storage that has a name: matrices as int8 with one scale a row; else as the file says
 TABLES = ("model", "heads", "architecture", "top", "task")
 PLAIN = (str, int, float, bool)  # what the settings of a task may be
 
@@ -32,6 +33,7 @@ class Description:
     max_length: int | None = None
     top: Top = field(default_factory=Top)
     task: Json = field(default_factory=dict)
+    storage: str = ""
 
     def as_toml(self) -> str:
         """The text of the file."""
@@ -39,6 +41,8 @@ class Description:
         model: Json = {"layout": self.layout, "labels": self.labels}
         if self.max_length is not None:
             model["max_length"] = self.max_length
+        if self.storage:
+            model["storage"] = self.storage
         tables: Json = {"model": model, "heads": self.heads, "architecture": asdict(self.architecture)}
         if not self.top.trivial:
             tables["top"] = asdict(self.top)
@@ -69,6 +73,11 @@ def read_description(path: Path) -> Description:
         raise UserError(f"{path}: model.labels: must be a list of names")
     if longest is not None and (type(longest) is not int or longest < 1):
         raise UserError(f"{path}: model.max_length: must be a whole number of tokens, not {longest!r}")
+    storage = model.get("storage", "")
+    if storage not in ("", WHOLE):
+        raise UserError(f'{path}: model.storage: must be "{WHOLE}" or left out, not {storage!r}')
+    if storage and layout != "bertree":
+        raise UserError(f'{path}: model.storage: {WHOLE} goes only with layout = "bertree", not {layout!r}')
     for name, value in task.items():
         if type(value) not in PLAIN or (name == "name" and not isinstance(value, str)):
             wanted = "a word" if name == "name" else "a single value"
@@ -77,4 +86,4 @@ def read_description(path: Path) -> Description:
     top = Top.from_mapping(table("top"), str(path))
     if layout == "huggingface" and not top.trivial:
         raise UserError(f'{path}: top: has no place in the layout of Hugging Face; set model.layout = "bertree"')
-    return Description(a, heads, layout, labels, longest, top, task)
+    return Description(a, heads, layout, labels, longest, top, task, storage)

@@ -2,7 +2,8 @@
 
 Where Hugging Face knows the architecture the weights carry Hugging Face's names and `config.json` is
 theirs, so one folder serves both. Where it does not, the weights carry our names and only `bertree.toml`
-describes them; so it is where something other than heads stands on top of the encoder.
+describes them; so it is where something other than heads stands on top of the encoder, and where the
+weights are stored as int8.
 """
 
 import json
@@ -17,7 +18,7 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json, new_folder, read_json, write_text
 from bertree.interop import names, weights
 from bertree.interop.config import architecture_of, config_of, family_for, family_of
-from bertree.interop.description import Description, read_description
+from bertree.interop.description import WHOLE, Description, read_description
 from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
@@ -184,7 +185,8 @@ def _max_length(folder: Path) -> int | None:
 def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
     ours = read_description(folder / OURS)
     network = _empty(ours.architecture, ours.heads, folder / OURS, ours.top)
-    weights.load_into(network, Weights(folder), _table(ours.layout, ours.architecture, network), dtype)
+    tensors = Weights(folder, whole=ours.storage == WHOLE)
+    weights.load_into(network, tensors, _table(ours.layout, ours.architecture, network), dtype)
     return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length, task=ours.task)
 
 
@@ -206,25 +208,36 @@ def _fit(contents: Contents, folder: Path) -> None:
         )
 
 
-def write(contents: Contents, folder: Path, to: str = "bertree") -> None:
-    """Write a whole folder or nothing. `to` is "bertree" or "huggingface" (theirs alone, or refused)."""
+def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dtype | None = None) -> None:
+    """Write a whole folder or nothing. `to` is "bertree" or "huggingface" (theirs alone, or refused).
+
+    `dtype`: precision of the written weights, where not their own; int8 is for bertree's folders alone.
+    """
     a, network = contents.architecture, contents.network
+    whole = dtype == torch.int8
+    if whole and to == "huggingface":
+        raise UserError(
+            "int8: Hugging Face's tools do not read bertree's int8 (one scale a row); convert it to float32 first, "
+            "or write bertree's form"
+        )
     config: Json = {"model_type": "bertree"}
     layout = "bertree"
     try:
-        config, layout = _their_config(contents), "huggingface"
+        if not whole:  # under their names, their tools would take the int8 for the weights
+            config, layout = _their_config(contents), "huggingface"
     except UserError:
         if to == "huggingface":
             raise
     with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES)) as work:
-        config["dtype"] = str(next(network.parameters()).dtype).removeprefix("torch.")
+        config["dtype"] = str(dtype or next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
-        weights.save(network, _table(layout, a, network), work / weights.SINGLE)
+        weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.segments > 1)
         if to == "bertree":
             labels, longest, task = contents.labels, contents.max_length, contents.task
-            ours = Description(a, heads_of(network), layout, labels, longest, network.top, task)
+            storage = WHOLE if whole else ""
+            ours = Description(a, heads_of(network), layout, labels, longest, network.top, task, storage)
             write_text(work / OURS, ours.as_toml())
 
 

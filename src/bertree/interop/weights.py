@@ -1,6 +1,8 @@
 """Safetensors files of untrusted origin, and ours: names, shapes and bytes checked before use.
 
-Files are mapped, not read: only the tensors that are asked for come into memory.
+Files are mapped, not read: only the tensors that are asked for come into memory. Where a folder's description says
+`storage = "int8"`, a matrix NAME is stored as whole numbers beside NAME.scale, one factor a row; vectors, which are
+few, as float16. Whoever asks for a tensor gets floating-point numbers all the same.
 """
 
 import struct
@@ -15,15 +17,19 @@ from torch import Tensor
 
 from bertree.errors import UserError
 from bertree.files import read_json, sync
+from bertree.interop.rounding import restored, rounded
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SCALE = ".scale"  # what the name of a matrix's scales ends in
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "pytorch_model.pt")
 
 
 class Weights:
     """The tensors of a model folder by name, in one file or in shards."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, whole: bool = False) -> None:
+        """`whole`: matrices may be int8 with their scales beside them, as the folder's description says."""
+        self._whole = whole
         self._files: dict[str, Any] = {}  # file name -> open handle
         self._home: dict[str, str] = {}  # tensor name -> file name
         self._folder = folder
@@ -51,11 +57,33 @@ class Weights:
         return tuple(self._files[self._home[name]].get_slice(name).get_shape())
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor."""
+        """A tensor of floating-point numbers."""
         tensor: Tensor = self._files[self._home[name]].get_tensor(name)
+        if tensor.dtype == torch.int8 and self._whole:
+            return restored(tensor, self._scale(name))
+        if tensor.dtype == torch.int8:
+            raise UserError(
+                f"{self.path(name)}: tensor '{name}' is stored as int8, which only a bertree folder can be; "
+                'its bertree.toml, with storage = "int8" under [model], is missing or says otherwise'
+            )
         if not tensor.is_floating_point():
             raise UserError(f"{self.path(name)}: tensor '{name}' holds {tensor.dtype}, not floating-point weights")
         return tensor
+
+    def _scale(self, name: str) -> Tensor:
+        """The factors of an int8 matrix's rows."""
+        where, wanted, shape = self.path(name), name + SCALE, self.shape(name)
+        if wanted not in self._home:
+            raise UserError(f"{where}: tensor '{name}' is int8, but its scales, '{wanted}', are missing")
+        if len(shape) != 2 or self.shape(wanted) != shape[:1]:
+            raise UserError(
+                f"{where}: tensor '{wanted}' has shape {_by(self.shape(wanted))}, but '{name}', {_by(shape)}, "
+                "needs one scale for each row of a matrix"
+            )
+        scale: Tensor = self._files[self._home[wanted]].get_tensor(wanted)
+        if not scale.is_floating_point() or not scale.isfinite().all():
+            raise UserError(f"{where}: tensor '{wanted}' holds scales that are not finite floating-point numbers")
+        return scale
 
 
 def _shards(index: Path) -> list[str]:
@@ -117,12 +145,28 @@ def _by(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 
-def save(network: torch.nn.Module, table: Mapping[str, tuple[str, ...]], path: Path) -> None:
-    """Write a network's tensors under the names that `table` gives them."""
-    out = {}
+def save(
+    network: torch.nn.Module, table: Mapping[str, tuple[str, ...]], path: Path, dtype: torch.dtype | None = None
+) -> None:
+    """Write a network's tensors under the names that `table` gives them, in their own precision or in another."""
+    out: dict[str, Tensor] = {}
     for ours, tensor in network.state_dict().items():
         names = table[ours]
         for name, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
-            out[name] = part.contiguous()
+            made = _whole(name, part) if dtype == torch.int8 else {name: part.to(dtype or part.dtype).contiguous()}
+            assert not out.keys() & made.keys(), "a parameter has the name of another's scales"
+            out |= made
     save_file(out, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the library writes a file that only its owner can read; the others of a folder are for all
     sync(path)
+
+
+def _whole(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A matrix as int8 and its scales, anything else as float16 where that reaches as far."""
+    if not tensor.isfinite().all():
+        raise UserError(f"{name}: holds numbers that are not finite, which int8 has no way to say; save it in float32")
+    if tensor.ndim == 2:
+        whole, scale = rounded(tensor)
+        return {name: whole.contiguous(), name + SCALE: scale.contiguous()}
+    fits = bool((tensor.abs() <= torch.finfo(torch.float16).max).all())
+    return {name: tensor.to(torch.float16 if fits else torch.float32).contiguous()}

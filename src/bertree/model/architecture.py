@@ -11,9 +11,10 @@ from typing import Any, get_type_hints
 from bertree.errors import UserError, suggest
 
 MAX_LAYERS = 1024
+BODIES = ("transformer", "bilstm")
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
-SEQUENCE_HEADS = ("pooler", "tanh", "relu")
+SEQUENCE_HEADS = ("pooler", "tanh", "relu", "compare")
 ATTENTION = ("full", "causal")
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
@@ -21,12 +22,13 @@ RESIDUAL_INITS = ("plain", "scaled")
 # What each axis means, for `bertree info`; the order is the order of the dataclass.
 MEANING = {
     "vocab_size": "entries in the vocabulary",
-    "width": "width of the hidden states (H)",
+    "body": "what reads the embeddings: a transformer, or an LSTM from both ends (bilstm)",
+    "width": "width of the hidden states (H); of a bilstm, of both directions together",
     "layers": "depth: how often a block is applied",
     "heads": "attention heads",
     "attention": "what a token sees: its whole sequence (full), or itself and what stands before it (causal)",
-    "ffn_width": "inner width of the feed-forward part",
-    "embedding_width": "width of the token embeddings (E); E < H needs the projection",
+    "ffn_width": "inner width of the feed-forward part; of a bilstm, of its classifier",
+    "embedding_width": "width of the token embeddings (E); E < H needs the projection, a bilstm does not",
     "embedding_projection": "linear map from E to H after the embeddings",
     "max_positions": "longest sequence",
     "position_offset": "rows of the position table that are never used, before position 0",
@@ -40,7 +42,7 @@ MEANING = {
     "embedding_norm": "layer norm after the embeddings",
     "residual_init": "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
     "pooler": "dense + tanh on the first token (causal: the last), trained with the encoder",
-    "sequence_head": "what a classifier reads: the pooler, or a dense layer of its own (tanh, relu)",
+    "sequence_head": "what a classifier reads: the pooler, or a dense layer of its own (tanh, relu, or compare on two)",
     "dropout": "on embeddings and on both parts of each block",
     "attention_dropout": "on attention probabilities (above 0, training takes the padded kernel)",
     "classifier_dropout": "before a task head's last layer",
@@ -53,6 +55,7 @@ class Architecture:
     """The axes. Defaults are BERT-base."""
 
     vocab_size: int = 30522
+    body: str = "transformer"
     width: int = 768
     layers: int = 12
     heads: int = 12
@@ -113,6 +116,7 @@ class Architecture:
             if not (value := getattr(self, name)) > 0
         ]
         options = {
+            "body": BODIES,
             "attention": ATTENTION,
             "sharing": SHARING,
             "activation": ACTIVATIONS,
@@ -128,13 +132,7 @@ class Architecture:
         ]
         if found:
             return found
-        if self.width % self.heads:
-            found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly")
-        if self.embedding_width != self.width and not self.embedding_projection:
-            found.append(
-                f"embedding_width: {self.embedding_width} differs from width {self.width}, "
-                "so embedding_projection must be true"
-            )
+        found += self._of_transformer() if self.body == "transformer" else self._of_bilstm()
         if self.layers > MAX_LAYERS:  # files are not trusted: a depth of a billion would be built module by module
             found.append(f"layers: {self.layers} is more than the {MAX_LAYERS} supported")
         if not 1 <= self.groups <= self.layers:
@@ -143,10 +141,43 @@ class Architecture:
             found.append(f"groups: {self.groups} has no meaning when nothing is shared (sharing = none)")
         return found
 
+    def _of_transformer(self) -> list[str]:
+        """Why a transformer cannot be this point."""
+        found = []
+        if self.width % self.heads:
+            found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly")
+        if self.embedding_width != self.width and not self.embedding_projection:
+            found.append(
+                f"embedding_width: {self.embedding_width} differs from width {self.width}, "
+                "so embedding_projection must be true"
+            )
+        if self.sequence_head == "compare":
+            found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
+        return found
+
+    def _of_bilstm(self) -> list[str]:
+        """Why a bilstm cannot be this point. What it merely has no use for (heads, residual, ...) is let be."""
+        found = [f"width: a bilstm has two equal halves, but {self.width} is odd"] if self.width % 2 else []
+        for axis, value in BILSTM.items():
+            if axis in REFUSED and (given := getattr(self, axis)) != value:
+                found.append(
+                    f"{axis}: {REFUSED[axis]}, so with body = bilstm it is {_shown(value)}, not {_shown(given)}"
+                )
+        if self.sequence_head not in ("relu", "compare"):
+            found.append(
+                f"sequence_head: a bilstm's is relu (single texts) or compare (pairs), not {self.sequence_head}"
+            )
+        return found
+
     @property
     def head_width(self) -> int:
         """Width of one attention head."""
         return self.width // self.heads
+
+    @property
+    def whole_width(self) -> int:
+        """Width of what stands for a sequence: of two texts compared, u, v, u * v and |u - v|."""
+        return 4 * self.width if self.sequence_head == "compare" else self.width
 
     def plan(self, part: str) -> tuple[int, ...]:
         """Which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""
@@ -158,21 +189,25 @@ class Architecture:
         """A neighbour in the design space. What one change implies on another axis follows along:
         an E that differs from H brings the projection, a new width keeps E = H and ffn = 4 H where
         they held, the MLM head keeps the activation of the layers, and pre-norm comes as Megatron has it:
-        no norm on the embeddings, smaller initial matrices where the residual is written."""
-        implied: dict[str, Any] = {}
-        if "width" in changes:
+        no norm on the embeddings, smaller initial matrices where the residual is written. A bilstm leaves behind
+        what only a transformer has; the way back ends at DistilBERT's kind, without segments and pooler."""
+        body = changes.get("body", self.body)
+        implied: dict[str, Any] = _turned(self.body, body)
+        if "width" in changes and body != "bilstm":
             if self.embedding_width == self.width:
                 implied["embedding_width"] = changes["width"]
             if self.ffn_width == 4 * self.width:
                 implied["ffn_width"] = 4 * int(changes["width"])
         width = changes.get("width", self.width)
         if "embedding_width" in changes:
-            implied["embedding_projection"] = changes["embedding_width"] != width
+            implied["embedding_projection"] = body != "bilstm" and changes["embedding_width"] != width
+        elif body != self.body:
+            implied["embedding_projection"] = body != "bilstm" and self.embedding_width != width
         if "activation" in changes and self.mask_activation == self.activation:
             implied["mask_activation"] = changes["activation"]
         if changes.get("sharing") == "none":
             implied["groups"] = 1
-        if changes.get("residual", self.residual) != self.residual:
+        if changes.get("residual", self.residual) != self.residual and body != "bilstm":
             implied["embedding_norm"] = changes["residual"] == "post-norm"
             implied["residual_init"] = "plain" if changes["residual"] == "post-norm" else "scaled"
         return replace(self, **(implied | dict(changes)))
@@ -190,6 +225,42 @@ class Architecture:
             return cls(**checked)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
+
+
+# What becomes of a transformer's axes when the body turns into a bilstm.
+BILSTM: dict[str, Any] = {
+    "heads": 1,
+    "attention": "full",
+    "embedding_projection": False,
+    "position_offset": 0,
+    "segments": 0,
+    "sharing": "none",
+    "groups": 1,
+    "residual": "post-norm",
+    "embedding_norm": False,
+    "residual_init": "plain",
+    "pooler": False,
+    "sequence_head": "relu",
+    "attention_dropout": 0.0,
+}
+REFUSED = {  # of these, the ones whose other values would say that something is there which is not
+    "attention": "an LSTM from both ends sees the whole sequence",
+    "embedding_projection": "the LSTM reads the embeddings as they are",
+    "segments": "two texts are told apart by reading each alone",
+    "sharing": "each layer has its own weights",
+    "pooler": "both ends of the LSTM stand for a text",
+}
+
+
+def _turned(before: str, after: str) -> dict[str, Any]:
+    """What a change of the body implies on other axes."""
+    if before == after:
+        return {}
+    return dict(BILSTM) if after == "bilstm" else {"embedding_norm": True, "sequence_head": "relu"}
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower()
 
 
 TYPES: dict[str, type] = get_type_hints(Architecture)

@@ -12,6 +12,8 @@ moments:
                                      kept for the backward pass, and the logits of the masked tokens
     when it ends                     weights, moments and gradients (16 bytes a parameter)
 
+A bilstm is not pretrained: its figures are those of a step in fp32 without a head, and were not measured.
+
 `benchmarks/memory.py` holds this against measured peaks. A packed batch has no term in length squared:
 flash attention keeps one number a head and query instead of the scores.
 """
@@ -56,8 +58,21 @@ def _linear(inputs: int, outputs: int) -> int:
     return inputs * outputs + outputs
 
 
+def _lstm_inputs(a: Architecture) -> list[int]:
+    """What each unit of each LSTM layer reads: the layer below, and its own direction one step before."""
+    return [below + a.width // 2 for below in [a.embedding_width] + [a.width] * (a.layers - 1)]
+
+
+def classifier_parameters(a: Architecture, classes: int = 2) -> int:
+    """The head of a bilstm on whole sequences, which its paper counts with it."""
+    return _linear(a.whole_width, a.ffn_width) + _linear(a.ffn_width, classes)
+
+
 def parameters(a: Architecture) -> Parameters:
     """Count every parameter of the point."""
+    if a.body == "bilstm":
+        tables = a.vocab_size * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
+        return Parameters(tables, sum(4 * a.width * (each + 2) for each in _lstm_inputs(a)), pooler=0, mlm_head=0)
     rows = a.vocab_size + a.max_positions + a.position_offset + a.segments
     embeddings = rows * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
     if a.embedding_projection:
@@ -75,6 +90,8 @@ def parameters(a: Architecture) -> Parameters:
 
 def forward_flops(a: Architecture, length: int) -> int:
     """Operations per token of one forward pass through the encoder at a sequence length."""
+    if a.body == "bilstm":  # four gates for each unit; its width is that of both directions
+        return 2 * sum(4 * a.width * each for each in _lstm_inputs(a))
     linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
     seen = length if a.attention == "full" else (length + 1) / 2  # tokens, on average
     attention = 2 * seen * a.width  # scores and weighted sum
@@ -84,7 +101,7 @@ def forward_flops(a: Architecture, length: int) -> int:
 
 def mask_head_flops(a: Architecture) -> int:
     """Operations per masked position of the MLM head."""
-    return 2 * (a.width * a.embedding_width + a.embedding_width * a.vocab_size)
+    return 2 * (a.width * a.embedding_width + a.embedding_width * a.vocab_size) if a.body == "transformer" else 0
 
 
 def training_flops(a: Architecture, length: int, rate: float = MASK_RATE) -> int:
@@ -95,6 +112,9 @@ def training_flops(a: Architecture, length: int, rate: float = MASK_RATE) -> int
 def activation_bytes(a: Architecture) -> int:
     """Bytes a token that autograd keeps for the encoder's backward pass."""
     h, f = a.width, a.ffn_width
+    if a.body == "bilstm":  # in fp32: what each layer reads, and each unit's gates, cell and output
+        inputs = [a.embedding_width] + [h] * (a.layers - 1)
+        return sum(4 * (each + 6 * h) + (each if a.dropout else 0) for each in inputs)
     masks = 2 * h if a.dropout else 0  # one byte an element, after attention and after feed-forward
     attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
     ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
@@ -108,7 +128,7 @@ def activation_bytes(a: Architecture) -> int:
 
 def mask_head_bytes(a: Architecture) -> int:
     """Bytes a masked token: the transform's kept tensors and the logits."""
-    return 6 * a.width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size
+    return 6 * a.width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size if a.body == "transformer" else 0
 
 
 def training_bytes(a: Architecture, batch: int, length: int, rate: float = MASK_RATE) -> int:

@@ -87,9 +87,10 @@ class Network(nn.Module):
         return logits
 
     def whole(self, hidden_tw: Tensor, batch: Batch) -> Tensor:
-        """What stands for each sequence (s x w): the token that has seen it, or what the top says."""
-        seeing_s = self.encoder.seeing(batch)
-        return hidden_tw[seeing_s] if self.features is None else self.features.whole(hidden_tw, batch, seeing_s)
+        """What stands for each sequence (s x w): what the encoder or the top says it is."""
+        if self.features is None:
+            return self.encoder.whole(hidden_tw, batch)
+        return self.features.whole(hidden_tw, batch, self.encoder.seeing(batch))
 
 
 def build(a: Architecture, heads: Mapping[str, int] | None = None, top: Top | None = None) -> Network:
@@ -108,6 +109,8 @@ def build_head(a: Architecture, name: str, classes: int = 0, top: Top | None = N
         raise UserError(f"{name}: unknown head, {suggest(name, HEADS)}")
     if name in ("mask", "pair") and top.transforms:
         raise UserError(f"head '{name}': reads an encoder's last states, which top.layers and top.lstm replace")
+    if name in ("mask", "pair") and a.body == "bilstm":
+        raise UserError(f"head '{name}': a bilstm is not pretrained; its heads are sequence, token, span and choice")
     classes = FIXED_CLASSES.get(name, classes)
     if name == "mask":
         head: nn.Module = MaskHead(a.width, a.embedding_width, a.vocab_size, a.mask_activation, a.norm_eps)
@@ -117,7 +120,11 @@ def build_head(a: Architecture, name: str, classes: int = 0, top: Top | None = N
         out = nn.Linear(width or a.width, classes)
         head = ClassHead(out, "tokens", a.classifier_dropout if name == "token" else 0.0)
     elif top.reads_states and name != "pair":
-        head = ClassHead(nn.Linear(width or a.width, classes), "whole", a.classifier_dropout)
+        read = width if top.transforms and width else a.whole_width
+        head = ClassHead(nn.Linear(read, classes), "whole", a.classifier_dropout)
+    elif a.body == "bilstm":
+        dense = nn.Linear(a.whole_width, a.ffn_width)
+        head = ClassHead(nn.Linear(a.ffn_width, classes), "whole", a.classifier_dropout, dense, "relu")
     else:
         head = _sequence_head(a, name, classes)
     initialise(head, a.init_std)

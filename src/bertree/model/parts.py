@@ -21,12 +21,12 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Embeddings(nn.Module):
-    """Token + position + segment tables, dropout, and where there are any a norm and a projection from E to H."""
+    """Tables of tokens and, where there are any, of positions and segments; dropout; a norm and a projection to H."""
 
     def __init__(
         self,
         tokens: nn.Embedding,
-        positions: nn.Embedding,
+        positions: nn.Embedding | None,
         position_offset: int,
         segments: nn.Embedding | None,
         norm: nn.LayerNorm | None,
@@ -47,7 +47,8 @@ class Embeddings(nn.Module):
         x_te = look_up(self.tokens.weight, batch.ids)
         if self.segments is not None:
             x_te = x_te + _segments(self.segments.weight, batch.segments)
-        x_te = x_te + look_up(self.positions.weight, batch.positions + self.position_offset)
+        if self.positions is not None:
+            x_te = x_te + look_up(self.positions.weight, batch.positions + self.position_offset)
         x_te = self.dropout(x_te if self.norm is None else self.norm(x_te))
         x_te = x_te if self.projection is None else self.projection(x_te)
         # What the layers hand on has the precision they compute in: half the memory, half the bytes to move.

@@ -17,9 +17,11 @@ class Preset:
     note: str  # what it is, in a few words
     published: str = ""  # the figure its paper prints for its parameters, with how it counts
     study: bool = False  # one cell of a paper's ablation table rather than a model people name
+    folder: str = ""  # where it lies, if it is a model on the disk
 
 
 PRESETS: dict[str, Preset] = {}
+DEFAULT = "default"  # not a preset but a trained model; a name people may misspell all the same
 
 
 def _add(name: str, parent: str | None, note: str, published: str = "", study: bool = False, **changes: Any) -> None:
@@ -115,6 +117,19 @@ _add(
 )
 _add("distilroberta", "roberta-base", "Sanh et al. 2019: RoBERTa at half its depth", "82M", layers=6)
 
+_add(
+    "bilstm",
+    "bert-base",
+    "Tang et al. 2019: an LSTM from both ends, to be taught by a BERT",
+    "0.96M with its classifier, without the token table",
+    body="bilstm",
+    layers=1,
+    width=400,
+    embedding_width=300,
+    ffn_width=200,
+    init_std=0.1,
+)
+
 # The two ablations of the ALBERT paper: embedding width against sharing, on the base model.
 _STUDY = {
     ("none", 64): "87M",
@@ -147,7 +162,7 @@ for _sharing in SHARING:
 def preset(name: str) -> Preset:
     """The preset of that name, or an error that names the nearest one."""
     if name not in PRESETS:
-        near = suggest(name, PRESETS)
+        near = suggest(name, (*PRESETS, DEFAULT))
         named = near if near.startswith("did") else suggest("", (n for n, p in PRESETS.items() if not p.study))
         raise UserError(f"{name}: no such preset and no such folder; {named}")
     return PRESETS[name]

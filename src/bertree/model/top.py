@@ -143,6 +143,8 @@ def build_features(a: Architecture, top: Top) -> tuple[Features | None, int]:
     """The modules of a top that stand between the encoder of `a` and its heads, and the width of what they give."""
     if not top.transforms:
         return None, a.width
+    if a.body == "bilstm":
+        raise UserError("top.layers, top.lstm: choose among a transformer's states; a bilstm is read at its last")
     chosen = DEPTHS[top.layers] or tuple(range(1, a.layers + 1))
     depths = [depth if depth >= 0 else a.layers + 1 + depth for depth in chosen]
     if top.layers not in ("last", "embeddings") and min(depths) < 1:

@@ -40,7 +40,7 @@ def rows_of(unit: Unit, head: str) -> int:
 
 def _asked(units: Sequence[Unit], head: str, regression: bool) -> Batch:
     sequences = [sequence for unit in units for sequence in unit.sequences]
-    batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences])
+    batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences], [s.second for s in sequences])
     if head == "sequence":
         unknown = float("nan") if regression else IGNORED
         answers = [unknown if unit.answer is None else unit.answer for unit in units]
@@ -76,8 +76,8 @@ def _with(
     answers: NDArray[Any] | None = None,
 ) -> Batch:
     given = {"cells": cells, "chosen": chosen, "answers": answers}
-    tensors = {name: torch.from_numpy(value) for name, value in given.items() if value is not None}
-    return Batch(batch.ids, batch.positions, batch.segments, batch.cu_seqlens, batch.max_seqlen, width=width, **tensors)
+    tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in given.items() if value is not None}
+    return replace(batch, width=width, **tensors)
 
 
 class Shapes:

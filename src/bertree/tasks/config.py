@@ -164,9 +164,9 @@ def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
 
 
 def learning_rate(config: FineTune, a: Architecture) -> float:
-    """The rate asked for, or what suits the width: small models want larger steps, heads alone the largest."""
+    """The rate asked for, or what suits the width: small models want larger steps, LSTMs and heads the largest."""
     if config.optim.lr:
         return config.optim.lr
-    if config.top.frozen:
+    if config.top.frozen or a.body == "bilstm":
         return 1e-3
     return next(rate for width, rate in ((1024, 2e-5), (768, 3e-5), (384, 1e-4), (0, 2e-4)) if a.width >= width)

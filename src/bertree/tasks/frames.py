@@ -44,7 +44,7 @@ class Frame:
                 last.ids.append(token)
         if [piece.text for piece in self._pieces if piece.text is not None] != [0, 1][: 1 + pair]:
             raise UserError("the tokenizer does not encode a pair of texts one after the other; this task needs that")
-        self._pair = pair
+        self._pair, self._marks = pair, any(framed.type_ids)  # whether segments tell the texts apart
         self._shared: dict[tuple[int, ...], list[int]] = {}
         self._special = sum(len(piece.ids) for piece in self._pieces)
 
@@ -64,7 +64,10 @@ class Frame:
         ids: list[int] = []
         for piece in self._pieces:
             ids += piece.ids if piece.text is None else texts[piece.text]
-        return Encoded(ids, self._segments(*map(len, texts)) if self._pair else None, dropped)
+        if not self._pair:
+            return Encoded(ids, None, dropped)
+        second = 0 if self._marks or not texts[1] else self.start(len(texts[0]))
+        return Encoded(ids, self._segments(*map(len, texts)), dropped, second)
 
     def _segments(self, *lengths: int) -> list[int]:
         """Sequences whose texts are equally long share theirs, which halves what a large task holds in memory."""

@@ -70,10 +70,20 @@ class Tuner:
 
     @property
     def architecture(self) -> Architecture:
-        """The point of the design space that is trained: that of the start, with a pooler where the head reads one."""
+        """The point of the design space that is trained: that of the start, with a pooler where the head reads one;
+        a bilstm compares the texts of pairs."""
         a = self.start.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
+        if a.body == "bilstm":
+            return a.with_values({"sequence_head": "compare" if self._compares else "relu"})
         reads_pooler = a.sequence_head in POOLED.get(self.task.head, ()) and not self.config.top.reads_states
         return a.with_values({"pooler": True}) if reads_pooler else a
+
+    @property
+    def _compares(self) -> bool:
+        """Whether the head reads pairs as wholes. One that reads tokens needs each text to see the other."""
+        return self.task.head in ("sequence", "choice") and any(
+            sequence.is_pair for unit in self.train.units for sequence in unit.sequences
+        )
 
     def network(self, seed: int) -> Network:
         """The trained encoder under the model's own head, where it is the same one, or under a fresh one."""
@@ -125,7 +135,8 @@ class Tuner:
         limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         micro = min(size, math.ceil(size * options * longest / limit))
         crf = network.crf is not None
-        on_host = crf or config.top.lstm > 0 or config.optim.name != "adamw"  # they ask for numbers on the way
+        lstm = config.top.lstm > 0 or self.architecture.body == "bilstm"
+        on_host = crf or lstm or config.optim.name != "adamw"  # they ask for numbers on the way
         replayed = gpu and self.machine.compiled and micro == 1 and not on_host
         kind = Replay if replayed else Loop
         loop = kind(

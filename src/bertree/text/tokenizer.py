@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
@@ -43,6 +44,12 @@ class Encoded(NamedTuple):
     ids: list[int]
     segments: list[int] | None  # None: all in segment 0
     dropped: int  # tokens that did not fit
+    second: int = 0  # tokens before the second text of a pair whose segments do not tell; 0: they do, or there is none
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether there are two texts."""
+        return self.second > 0 or (self.segments is not None and any(self.segments))
 
 
 class Tokenizer:
@@ -133,7 +140,7 @@ class Tokenizer:
         return [
             self._cut(given, max_length)
             if max_length is not None and len(e.ids) > max_length
-            else Encoded(e.ids, e.type_ids if isinstance(given, tuple) else None, 0)
+            else _encoded(e, isinstance(given, tuple), 0)
             for given, e in zip(cleaned, self.backend.encode_batch_fast(cleaned), strict=True)
         ]
 
@@ -145,7 +152,19 @@ class Tokenizer:
         for part, kept in zip(parts, longest_first([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept)
         joined = self.backend.post_process(parts[0], parts[1] if pair else None)
-        return Encoded(joined.ids, joined.type_ids if pair else None, before - room)
+        return _encoded(joined, pair, before - room)
+
+
+def _encoded(given: Encoding, pair: bool, dropped: int) -> Encoded:
+    if not pair:
+        return Encoded(given.ids, None, dropped)
+    segments = given.type_ids
+    return Encoded(given.ids, segments, dropped, 0 if any(segments) else second_text(given.sequence_ids))
+
+
+def second_text(texts: Sequence[int | None]) -> int:
+    """Tokens before the second text, where each token names its text (None: a special token); 0: there is none."""
+    return texts.index(1) if 1 in texts else 0
 
 
 def longest_first(lengths: Sequence[int], room: int) -> list[int]:

@@ -1,0 +1,284 @@
+"""Is the default model worth its bytes? Fine-tuned on six tasks beside an untrained one and mean word vectors.
+
+    python -m benchmarks.default --data GLUE --glove vectors.txt --qnli-split --seeds 3 --out rows.jsonl
+    python -m benchmarks.default --data GLUE --models --model teacher=DIR --model student=DIR --out rows.jsonl
+    python -m benchmarks.default --models --merge rows-*.jsonl --table result.md
+
+`default` is the model that comes with bertree (or --default DIR), `fresh` its architecture with weights that are
+drawn anew for each seed, `glove` the mean of word vectors under the best of several heads (benchmarks/glove.py); any
+folders can stand beside them. All are trained with the same settings (epochs=3, the rate by the width), unless --set
+says otherwise: for all (--set epochs=5) or for one (--set fresh:epochs=10). The best evaluation on the dev split
+counts, for everyone.
+
+Every run is a JSON line in --out as soon as it is done; what is there already, of the same weights and settings, is
+not run again, so a process that was cut off goes on, and rows from several machines are merged by --merge. A run
+that fails is a line with the reason, and the others go on.
+"""
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import json
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import environment
+from benchmarks.glove import Vectors, best_head
+from benchmarks.standings import key, rows_in, summary
+from bertree.api import Model, fresh, load
+from bertree.errors import UserError
+from bertree.files import Json, file_hash
+from bertree.interop.folder import describe
+from bertree.interop.shipped import located
+from bertree.tasks import config as configs
+from bertree.tasks.answering import fitting
+from bertree.tasks.columns import TextExample
+from bertree.tasks.glue import make
+from bertree.tasks.outcome import degenerate
+from bertree.tasks.task import Unit
+from bertree.tasks.text import TextTask
+from bertree.tasks.tune import Split, Start, Tuner, measured
+from bertree.text.identity import tokenizer_hash
+from bertree.train.device import Machine, be_deterministic
+
+FOLDERS = {"sst-2": "SST-2", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B", "cola": "CoLA", "qnli": "QNLI"}
+OWN = ("default", "fresh", "glove")
+SHARE = 0.8  # of QNLI's dev split that is learned from where it has no training file
+
+
+@dataclass(frozen=True)
+class Data:
+    """A task with its examples."""
+
+    task: TextTask
+    train: Sequence[TextExample]
+    dev: Sequence[TextExample]
+    note: str = ""
+
+
+def read(name: str, root: Path, limit: int, split: bool) -> Data:
+    """The examples of a task under the root of GLUE; QNLI's dev split in two parts where `split` says so."""
+    folder = next((f for f in (root / FOLDERS[name], root / "glue" / FOLDERS[name]) if f.is_dir()), None)
+    if folder is None:
+        raise UserError(f"{root / FOLDERS[name]}: no such folder")
+    task, note = make(name), ""
+    paths = task.splits(folder)
+    parts = [part for part in ("train", "dev") if part in paths]
+    examples = {part: [e for e in task.read(paths[part]) if e.gold is not None] for part in parts}
+    if "train" not in examples and not (split and name == "qnli"):
+        raise UserError(f"{folder}: has no training file" + ("; give --qnli-split" if name == "qnli" else ""))
+    if "train" not in examples:
+        whole = examples["dev"]
+        learned = [_draw(example.text) < SHARE for example in whole]  # by its question: those stay together
+        examples = {"train": [e for e, is_in in zip(whole, learned, strict=True) if is_in]}
+        examples["dev"] = [e for e, is_in in zip(whole, learned, strict=True) if not is_in]
+        note = f"its dev file, {SHARE:.0%} to learn from and the rest to measure on"
+    return Data(task, examples["train"][: limit or None], examples["dev"], note)
+
+
+def _draw(text: str) -> float:
+    """A number from 0 to 1 that is the text's own."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
+
+
+@dataclass
+class Bench:
+    """What all runs share."""
+
+    options: argparse.Namespace
+    data: dict[str, Data | str] = field(default_factory=dict)  # or why there is none
+    models: dict[str, Model] = field(default_factory=dict)
+    units: dict[tuple[str, str, int, str], list[Unit]] = field(default_factory=dict)
+    vectors: dict[Path, Vectors] = field(default_factory=dict)
+    identities: dict[str, str] = field(default_factory=dict)
+
+    def examples(self, name: str) -> Data:
+        """Of a task, read once."""
+        if name not in self.data:
+            try:
+                self.data[name] = read(name, self.options.data, self.options.limit, self.options.qnli_split)
+            except UserError as error:
+                self.data[name] = str(error)
+        found = self.data[name]
+        if isinstance(found, str):
+            raise UserError(found)
+        return found
+
+    def folder(self, model: str) -> Path:
+        """Where a model's weights come from; for `fresh`, where its architecture does."""
+        return located(self.options.folders.get(model, self.options.default))
+
+    def identity(self, model: str) -> str:
+        """What tells these weights from others of the same name."""
+        if model not in self.identities:
+            if model == "fresh":
+                drawn = hashlib.sha256(repr(describe(self.folder(model))).encode()).hexdigest()
+                self.identities[model] = f"drawn for {drawn[:12]}"
+            else:
+                here = [self.options.glove] if model == "glove" else sorted(self.folder(model).glob("*.safetensors"))
+                self.identities[model] = "-".join(file_hash(path)[:12] for path in here)
+        return self.identities[model]
+
+    def described(self, task: str, model: str, seed: int) -> Json:
+        """What makes a run that run, before it is run."""
+        row = {"task": task, "model": model, "seed": seed, "weights": self.identity(model)}
+        return row | {"settings": self.settings(model), "train": len(self.examples(task).train)}
+
+    def settings(self, model: str) -> list[str]:
+        """What --set says for a model."""
+        given = [entry.rpartition(":") for entry in self.options.set]
+        return [value for name, _, value in given if name in ("", model)]
+
+    def run(self, task: str, model: str, seed: int) -> Json:
+        """One row."""
+        data = self.examples(task)
+        began = time.perf_counter()
+        found = self._glove(data, seed) if model == "glove" else self._tuned(data, model, seed)
+        found["seconds"] = round(time.perf_counter() - began, 1)
+        return found | {"dev": len(data.dev)} | ({"note": data.note} if data.note else {})
+
+    def _tuned(self, data: Data, name: str, seed: int) -> Json:
+        folder = str(self.folder(name))
+        if folder not in self.models:
+            self.models[folder] = load(folder)
+        start = self.models[folder]
+        network = fresh(start.architecture, {}, seed).network if name == "fresh" else start.network
+        config = configs.load([f"device={self.options.device}", *self.settings(name)], data.task)
+        longest = fitting(config.train.max_length, data.task.max_length, start.architecture.max_positions)
+        config = replace(
+            config,
+            name=data.task.name,
+            note=name,
+            train=replace(config.train, max_length=longest),
+            optim=replace(config.optim, lr=configs.learning_rate(config, start.architecture)),
+        )
+        be_deterministic(config.run.deterministic)
+        train, dev = (self._split(data, part, start, longest) for part in ("train", "dev"))
+        begin = Start(start.architecture, network, ())
+        tuner = Tuner(data.task, begin, train, dev, config, Machine.of(config.run), identity=name)
+        with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
+            code, best, loop = tuner.run(Path(place), seed, False, [], lambda line: None)
+        if code:
+            raise SystemExit(code)
+        lines, scores = measured(data.task, loop.network, dev, loop.autocast)
+        parameters = sum(p.numel() for p in loop.network.encoder.parameters())
+        said = {"epochs": config.train.epochs, "batch": config.train.batch, "lr": config.optim.lr, "step": best.step}
+        return _result(data.task, scores, lines) | {"parameters": parameters} | said
+
+    def _split(self, data: Data, part: str, start: Model, longest: int) -> Split[TextExample]:
+        tokenizer = start.needed_tokenizer
+        key = data.task.name, part, longest, tokenizer_hash(tokenizer)
+        examples = data.train if part == "train" else data.dev
+        if key not in self.units:
+            self.units[key] = data.task.units(examples, tokenizer, longest)[0]
+        return Split(examples, self.units[key])
+
+    def _glove(self, data: Data, seed: int) -> Json:
+        task, path = data.task, self.options.glove
+        if path not in self.vectors:
+            self.vectors[path] = Vectors.read(path)
+        train, dev = (self.vectors[path].features(examples) for examples in (data.train, data.dev))
+        kind = torch.float32 if task.regression else torch.int64
+        gold = [e.gold if task.regression else task.labels.index(str(e.gold)) for e in data.train]
+        answers = torch.tensor(gold, dtype=kind)
+        units = [Unit(number, ()) for number in range(len(data.dev))]
+
+        def lines(said: Any) -> list[Json]:
+            return task.predict(data.dev, units, list(np.asarray(said)))
+
+        def score(said: Any) -> float:
+            return task.score(data.dev, lines(said))[task.metric]
+
+        _, head, said = best_head(train, answers, dev, task.classes, score, seed)
+        found = lines(said)
+        size = self.vectors[path].table.size
+        return _result(task, task.score(data.dev, found), found) | {"head": head, "parameters": size}
+
+
+def _result(task: TextTask, scores: dict[str, float], lines: Sequence[Json]) -> Json:
+    found: Json = {"metric": task.metric, "score": scores[task.metric], "scores": scores}
+    return found | ({"degenerate": reason} if (reason := degenerate(lines)) else {})
+
+
+def parsed() -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="GLUE: a folder with SST-2, MRPC, ...")
+    parser.add_argument("--tasks", nargs="+", default=list(FOLDERS), choices=list(FOLDERS))
+    parser.add_argument("--models", nargs="*", default=list(OWN), choices=OWN, help="of these three, which")
+    extra: Json = {"action": "append", "default": [], "metavar": "NAME=FOLDER"}
+    parser.add_argument("--model", **extra, help="another; the first is what the others' averages are a share of")
+    parser.add_argument("--default", default="default", help="folder that stands in for the default model")
+    parser.add_argument("--glove", type=Path, help="word vectors: a word and its numbers a line, also .xz")
+    parser.add_argument("--qnli-split", action="store_true", help="QNLI without training file: learn from its dev file")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=0, help="first so many training examples")
+    parser.add_argument("--set", nargs="+", default=[], metavar="[MODEL:]KEY=VALUE", help="settings of fine-tuning")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("default.jsonl"), help="rows, appended as they are done")
+    parser.add_argument("--merge", nargs="+", type=Path, default=[], help="rows made elsewhere")
+    parser.add_argument("--table", type=Path, help="file for the table")
+    options = parser.parse_args()
+    options.folders = dict(entry.partition("=")[::2] for entry in options.model)
+    if wrong := [name for name, folder in options.folders.items() if name in OWN or not Path(folder).is_dir()]:
+        parser.error(f"--model {wrong[0]}={options.folders[wrong[0]]}: needs a name of its own and a model folder")
+    options.models = [*options.folders, *options.models]
+    if options.models and options.data is None:
+        parser.error("--data GLUE is needed to run anything")
+    if "glove" in options.models and options.glove is None:
+        parser.error("glove needs --glove FILE; or leave it out: --models default fresh")
+    return options
+
+
+def attempted(work: Callable[[str, str, int], Json], task: str, model: str, seed: int) -> Json:
+    """What a run came to; what is wrong with one must not stop the others."""
+    try:
+        return work(task, model, seed)
+    except Exception as error:
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+    finally:
+        gc.collect()  # recorded steps hold their memory until their cycle of references is found
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def main() -> None:
+    """Run what is not done yet, then print the table of all there is."""
+    options = parsed()
+    bench = Bench(options)
+    done = {key(row) for row in rows_in([*options.merge, options.out]) if "score" in row}
+    # Every task and model with the first seed before the second: a run that is cut off leaves a whole table.
+    for seed, task, model in product(range(options.seeds), options.tasks, options.models):
+        row: Json = {"task": task, "model": model, "seed": seed}
+        row |= attempted(bench.described, task, model, seed)
+        if key(row) in done:
+            continue
+        if "error" not in row:
+            row |= attempted(bench.run, task, model, seed)
+        row["where"] = environment()
+        print(json.dumps(row), flush=True)
+        with options.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+    rows = rows_in([*options.merge, options.out])
+    if not any("score" in row for row in rows):
+        raise SystemExit("no run has come to its end, so there is no table")
+    text = summary(rows, list(FOLDERS), next(iter(options.folders), None))
+    print(text, flush=True)
+    if options.table:
+        options.table.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

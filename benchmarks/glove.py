@@ -1,0 +1,151 @@
+"""Mean word vectors under a trained head: what a text is worth without any encoder. A baseline given a fair chance.
+
+The vector of a text is the mean of its words' vectors; of a pair, [u, v, u * v, |u - v|]. Features are standardised
+on the training split. Heads: logistic regression (ridge for scores) with five strengths of L2, solved to the end,
+and a small network with three weight decays, looked at three times; the best of the fourteen on the dev split counts.
+That is more choice than a fine-tuned model has with its best epoch, and errs on the side of the baseline.
+"""
+
+import lzma
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bertree.errors import UserError
+from bertree.tasks.columns import TextExample
+
+CLITICS = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")  # the vectors' own words for them stand apart
+WORDS = re.compile(r"n't|'\w+|\d+(?:[.,:]\d+)*|\w+(?:-\w+)*|[^\w\s]")
+STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of L2, beside the mean loss
+DECAYS = (0.0, 0.1, 1.0)  # of weights, times the rate, a step
+LOOKS = (5, 10, 20)  # epochs
+HIDDEN, DROPOUT, BATCH, RATE = 128, 0.3, 128, 1e-3
+Score = Callable[[NDArray[np.float32]], float]  # of what a head says about the dev split
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Words and their vectors."""
+
+    rows: dict[str, int]
+    table: NDArray[np.float32]
+
+    @classmethod
+    def read(cls, path: Path) -> "Vectors":
+        """A file with a word and its numbers a line, also compressed by xz."""
+        rows: dict[str, int] = {}
+        found: list[NDArray[np.float32]] = []
+        with _text(path) as lines:
+            for number, line in enumerate(lines, 1):
+                word, _, rest = line.rstrip("\n").partition(" ")
+                try:
+                    vector = np.array(rest.split(), np.float32)
+                except ValueError:
+                    raise UserError(f"{path}: line {number}: is not a word and its numbers") from None
+                if not len(vector) or (found and vector.shape != found[0].shape):
+                    raise UserError(f"{path}: line {number}: has {len(vector)} numbers, unlike the lines before")
+                if word not in rows:
+                    rows[word] = len(found)
+                    found.append(vector)
+        if not found:
+            raise UserError(f"{path}: holds no vectors")
+        return cls(rows, np.stack(found))
+
+    def mean(self, text: str) -> NDArray[np.float32]:
+        """Of the words that have one; zeros if none has."""
+        known = [row for word in self._words(text) if (row := self.rows.get(word)) is not None]
+        return self.table[known].mean(0) if known else np.zeros(self.table.shape[1], np.float32)
+
+    def _words(self, text: str) -> Iterator[str]:
+        for word in WORDS.findall(CLITICS.sub(r" \1", text.lower().replace("’", "'"))):
+            if word in self.rows or "-" not in word:
+                yield word
+            else:
+                yield from word.split("-")
+
+    def features(self, examples: Sequence[TextExample]) -> Tensor:
+        """One row an example."""
+        first = np.stack([self.mean(example.text) for example in examples])
+        if examples[0].pair is None:
+            return torch.from_numpy(first)
+        second = np.stack([self.mean(example.pair or "") for example in examples])
+        return torch.from_numpy(np.concatenate([first, second, first * second, np.abs(first - second)], 1))
+
+
+def _text(path: Path) -> IO[str]:
+    try:
+        return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def best_head(
+    train: Tensor, answers: Tensor, dev: Tensor, classes: int, score: Score, seed: int
+) -> tuple[float, str, NDArray[np.float32]]:
+    """The best score of all heads, which head it was, and what it says. `classes` 1: the answers are scores."""
+    mean, deviation = train.mean(0), train.std(0).clamp(min=1e-6)
+    train, dev = (train - mean) / deviation, (dev - mean) / deviation
+    best = (-np.inf, "", np.zeros(0, np.float32))
+    for strength in STRENGTHS:
+        solve = _ridge if classes == 1 else _logistic
+        said = solve(train.double(), answers, dev.double(), classes, strength).float().numpy()
+        best = max(best, (score(said), f"linear, L2 {strength:g}", said), key=lambda found: found[0])
+    for decay in DECAYS:
+        for epoch, said in zip(LOOKS, _network(train, answers, dev, classes, decay, seed), strict=True):
+            name = f"network of {HIDDEN}, decay {decay:g}, epoch {epoch}"
+            best = max(best, (score(said), name, said), key=lambda found: found[0])
+    return best
+
+
+def _ridge(train: Tensor, answers: Tensor, dev: Tensor, classes: int, strength: float) -> Tensor:
+    centre = answers.double().mean()
+    gram = train.T @ train / len(train) + strength * torch.eye(train.shape[1], dtype=train.dtype)
+    return (dev @ torch.linalg.solve(gram, train.T @ (answers.double() - centre) / len(train)) + centre)[:, None]
+
+
+def _logistic(train: Tensor, answers: Tensor, dev: Tensor, classes: int, strength: float) -> Tensor:
+    weight = torch.zeros(train.shape[1], classes, dtype=train.dtype, requires_grad=True)
+    bias = torch.zeros(classes, dtype=train.dtype, requires_grad=True)
+    optimiser = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> float:
+        optimiser.zero_grad()
+        value = nn.functional.cross_entropy(train @ weight + bias, answers) + strength / 2 * weight.square().sum()
+        value.backward()
+        return value.item()
+
+    optimiser.step(loss)
+    return (dev @ weight + bias).detach()
+
+
+def _network(
+    train: Tensor, answers: Tensor, dev: Tensor, classes: int, decay: float, seed: int
+) -> Iterator[NDArray[np.float32]]:
+    """What a small network says about the dev split at each look."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = (nn.Linear(train.shape[1], HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, classes))
+        network = nn.Sequential(*layers)
+        optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=decay)
+        for epoch in range(1, LOOKS[-1] + 1):
+            network.train()
+            for rows in torch.randperm(len(train)).split(BATCH):
+                said, wanted = network(train[rows]), answers[rows]
+                squared = nn.functional.mse_loss
+                loss = squared(said[:, 0], wanted) if classes == 1 else nn.functional.cross_entropy(said, wanted)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+            if epoch not in LOOKS:
+                continue
+            network.eval()
+            with torch.no_grad():
+                found: NDArray[np.float32] = network(dev).numpy()
+            yield found
