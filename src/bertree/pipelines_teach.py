@@ -109,6 +109,8 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
 def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Model:
     """A student that begins with some of its teacher's layers and, where it has the same one, with its head."""
     its = guide.model
+    if "bilstm" in (a.body, its.architecture.body):
+        raise UserError("--layers, --student half: are for transformers; a bilstm has no layers to give or to take")
     if (a.width, a.heads) != (its.architecture.width, its.architecture.heads):
         raise UserError(
             f"--layers: the student is {a.width} wide with {a.heads} heads and its teacher {its.architecture.width} "

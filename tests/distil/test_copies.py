@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+import bertree
 from bertree.distil import scores
 from bertree.text import training
 from tests.distil.lessons import command_of
@@ -43,3 +44,18 @@ def test_masks_are_spelled_as_each_tokenizer_does(command: Command, trained: Tra
     assert one.shape == two.shape
     assert abs(one - two).max() < 1e-4
     assert abs(one[:240] - one[240:480]).max() > 1e-2, "masks must change something"
+
+
+def test_a_bilstm_learns_from_copies(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """As in the paper: scores alone (mse), many copies; what comes out is a model like any other."""
+    out = tmp_path / "out"
+    settings = ("kind=mse", "copies=2", "epochs=2", "lr=1e-3")
+    command.well(*command_of(trained, "classification", out, *settings, student="bilstm"))
+    assert json.loads((out / "metrics.json").read_text())["distillation"]["kept"] > 0.9
+    made = bertree.load(out / "model")
+    assert made.architecture.body == "bilstm"
+    assert [line["predicted"] for line in made.predict(["the boat is happy", "a gloomy lamp"])] == ["good", "bad"]
+    said = command(*command_of(trained, "classification", tmp_path / "x", student="bilstm", more=("--layers", "1")))
+    assert said.code == 2
+    assert "a bilstm has no layers to give or to take" in said.err
+    assert len(said.lines) == 1
