@@ -62,6 +62,7 @@ def warm(student: Network, teacher: Network, layers: Sequence[int]) -> int:
     if placed := _copy(ours.positions, theirs.positions):
         copied += placed
         if ours.segments is None and theirs.segments is not None:
+            assert ours.positions is not None
             ours.positions.weight += theirs.segments.weight[0]
     if type(mine.stack) is type(its.stack) and _joined(mine.stack) is _joined(its.stack):
         for part in (0, 1):  # attention and feed-forward, each stored once however many layers use it
