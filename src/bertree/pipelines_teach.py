@@ -70,7 +70,8 @@ def teach(
     start = _student(student, guide, task, layers, tokenizer)
     gathered = gather(task, splits, config.train.held_out, guide.labels_for)
     _in_order(start, guide, gathered.task)
-    config = replace(config, note=f"{student} taught by {teacher}", train=_fitted(config, gathered.task, start, guide))
+    told = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher}"
+    config = replace(config, note=told, train=_fitted(config, gathered.task, start, guide))
     reader = start.needed_tokenizer
     shared = guide.check(gathered.task, student, reader, config.train.max_length)
     gathered, mask = _with_copies(gathered, config.distil, reader)

@@ -174,6 +174,39 @@ def test_labels_in_another_order(name: str, command: Command, trained: Trained, 
     assert [(plain / file).read_bytes() for file in names] == [(mapped / file).read_bytes() for file in names]
 
 
+def test_classes_without_names_are_taken_in_order(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """Of a model from elsewhere, which says only LABEL_0, LABEL_1; its dev split is held out of the one file."""
+    contents = folder.read(trained("classification") / "model")
+    contents.labels, contents.task = ["LABEL_0", "LABEL_1"], {}
+    folder.write(contents, tmp_path / "nameless")
+    data = write(tmp_path / "all.csv", feelings(100, 2))
+    given = ("--task", "classification", "--data", data, *FAST, "epochs=1")
+    command.well("distill", tmp_path / "nameless", "--out", tmp_path / "out", *given)
+    found = figures(tmp_path / "out")
+    assert found["distillation"]["teacher"]["accuracy"] > 0.95
+    assert found["examples"] == {"train": 90, "dev": 10}
+    assert bertree.load(tmp_path / "out" / "model").labels == ["bad", "good"]
+
+
+def test_some_of_the_teachers_labels_are_enough(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """Those who happen to have examples of one class only still get a student that knows both."""
+    write(tmp_path / "data" / "train.csv", [row for row in feelings(120) if row["label"] == "good"])
+    write(tmp_path / "data" / "dev.csv", feelings(30, 1))
+    given = ("--task", "classification", "--data", tmp_path / "data", *FAST, "epochs=1")
+    said = command.well(
+        "distill", turned(trained("classification") / "model", tmp_path / "t"), "--out", tmp_path / "out", *given
+    )
+    assert bertree.load(tmp_path / "out" / "model").labels == ["good", "bad"], "the teacher's order"
+    assert "note" not in said.err
+
+
+def test_a_teacher_of_another_task_is_told(command: Command, trained: Trained, tmp_path: Path) -> None:
+    trained("squad2")
+    given = command_of(trained, "squad", tmp_path / "out", "epochs=0.1")
+    given[1] = trained("squad2") / "model"
+    assert "was fine-tuned for squad2, not for squad" in command.well(*given).err
+
+
 @pytest.fixture(scope="module")
 def stranger(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A student that cuts words into other pieces."""
