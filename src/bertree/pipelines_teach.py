@@ -70,7 +70,8 @@ def teach(
     start = _student(student, guide, task, layers, tokenizer)
     gathered = gather(task, splits, config.train.held_out, guide.labels_for)
     _in_order(start, guide, gathered.task)
-    config = replace(config, note=f"{student} taught by {teacher}", train=_fitted(config, gathered.task, start, guide))
+    told = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher}"
+    config = replace(config, note=told, train=_fitted(config, gathered.task, start, guide))
     reader = start.needed_tokenizer
     shared = guide.check(gathered.task, student, reader, config.train.max_length)
     gathered, mask = _with_copies(gathered, config.distil, reader)
@@ -109,6 +110,8 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
 def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Model:
     """A student that begins with some of its teacher's layers and, where it has the same one, with its head."""
     its = guide.model
+    if "bilstm" in (a.body, its.architecture.body):
+        raise UserError("--layers, --student half: are for transformers; a bilstm has no layers to give or to take")
     if (a.width, a.heads) != (its.architecture.width, its.architecture.heads):
         raise UserError(
             f"--layers: the student is {a.width} wide with {a.heads} heads and its teacher {its.architecture.width} "

@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,23 +15,9 @@ from bertree.interop import folder
 from bertree.tasks.answering import logits
 from bertree.text import training
 from tests.distil.lessons import FAST, command_of, taught
-from tests.tasks.learnable import BAD, GOOD, WORDS, Command, Row, Trained, feelings, model, one_thread, write
+from tests.tasks.learnable import BAD, GOOD, WORDS, Command, Row, Trained, feelings, model, write
 
-
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("teachers"))
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(monkeypatch, capsys)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture
@@ -61,9 +46,9 @@ def losses(out: Path, seed: int = 0) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("classification", ("kind=hard",)),
-        ("pair", ("kind=mse",)),
-        ("regression", ("alpha=0.3",)),
+        ("classification", ("kind=hard", "epochs=4")),
+        ("pair", ("kind=mse", "epochs=4")),
+        ("regression", ("alpha=0.3", "epochs=3")),
         ("ner", ("temperature=4",)),
         ("squad2", ("epochs=3",)),
         ("choice", ("kind=soft", "alpha=0")),
@@ -187,6 +172,39 @@ def test_labels_in_another_order(name: str, command: Command, trained: Trained, 
     assert figures(plain)["distillation"]["teacher"] == figures(mapped)["distillation"]["teacher"]
     names = ("model/model.safetensors", "model/bertree.toml", "predictions.jsonl")
     assert [(plain / file).read_bytes() for file in names] == [(mapped / file).read_bytes() for file in names]
+
+
+def test_classes_without_names_are_taken_in_order(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """Of a model from elsewhere, which says only LABEL_0, LABEL_1; its dev split is held out of the one file."""
+    contents = folder.read(trained("classification") / "model")
+    contents.labels, contents.task = ["LABEL_0", "LABEL_1"], {}
+    folder.write(contents, tmp_path / "nameless")
+    data = write(tmp_path / "all.csv", feelings(100, 2))
+    given = ("--task", "classification", "--data", data, *FAST, "epochs=1")
+    command.well("distill", tmp_path / "nameless", "--out", tmp_path / "out", *given)
+    found = figures(tmp_path / "out")
+    assert found["distillation"]["teacher"]["accuracy"] > 0.95
+    assert found["examples"] == {"train": 90, "dev": 10}
+    assert bertree.load(tmp_path / "out" / "model").labels == ["bad", "good"]
+
+
+def test_some_of_the_teachers_labels_are_enough(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """Those who happen to have examples of one class only still get a student that knows both."""
+    write(tmp_path / "data" / "train.csv", [row for row in feelings(120) if row["label"] == "good"])
+    write(tmp_path / "data" / "dev.csv", feelings(30, 1))
+    given = ("--task", "classification", "--data", tmp_path / "data", *FAST, "epochs=1")
+    said = command.well(
+        "distill", turned(trained("classification") / "model", tmp_path / "t"), "--out", tmp_path / "out", *given
+    )
+    assert bertree.load(tmp_path / "out" / "model").labels == ["good", "bad"], "the teacher's order"
+    assert "note" not in said.err
+
+
+def test_a_teacher_of_another_task_is_told(command: Command, trained: Trained, tmp_path: Path) -> None:
+    trained("squad2")
+    given = command_of(trained, "squad", tmp_path / "out", "epochs=0.1")
+    given[1] = trained("squad2") / "model"
+    assert "was fine-tuned for squad2, not for squad" in command.well(*given).err
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,6 @@ from tests.tasks.learnable import Trained
 from tests.train import runs
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("teachers"))
-
-
 def arguments(trained: Trained, out: Path) -> list[str]:
     return [*map(str, command_of(trained, "classification", out, "epochs=4", "dropout=0.1"))]
 
