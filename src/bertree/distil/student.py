@@ -63,7 +63,7 @@ def warm(student: Network, teacher: Network, layers: Sequence[int]) -> int:
         copied += placed
         if ours.segments is None and theirs.segments is not None:
             assert ours.positions is not None
-            ours.positions.weight += theirs.segments.weight[0]
+            ours.positions.weight += theirs.segments.weight[0].to(ours.positions.weight)
     if type(mine.stack) is type(its.stack) and _joined(mine.stack) is _joined(its.stack):
         for part in (0, 1):  # attention and feed-forward, each stored once however many layers use it
             given = {mine.stack.plan[depth][part]: depth for depth in reversed(range(len(mine.stack.plan)))}
