@@ -45,8 +45,9 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
     if code:
         raise SystemExit(code)
     found = read_json(out / "metrics.json")
-    kept = {key: found[key] for key in ("mean", "teacher") if key in found}
-    return {"row": name, "seed": seed, "copies": options.copies if name == COPIES else 0, **kept}
+    copies = options.copies if name == COPIES else 0
+    row: Json = {"row": name, "seed": seed, "copies": copies, "mean": found["mean"]}
+    return row | ({"teacher": found["distillation"]["teacher"]} if name != LABELS else {})
 
 
 def table(rows: list[Json]) -> str:

@@ -37,6 +37,9 @@ def distill(
     cache: Annotated[
         str, typer.Option(help="With --corpus: folder to keep the teacher's likeliest tokens in, for other students.")
     ] = "",
+    compare: Annotated[
+        float, typer.Option("--compare", min=0, max=86400, help="Seconds to time teacher and student for; 0: do not.")
+    ] = 10.0,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --task: runs; the best is kept.")] = 1,
     train: Annotated[Path | None, typer.Option(help="With --task: file to learn from, not the folder's.")] = None,
     dev: Annotated[Path | None, typer.Option(help="With --task: file to measure on, not the folder's.")] = None,
@@ -86,6 +89,7 @@ def distill(
             cache=cache,
             epochs=epochs,
             resume=resume,
+            seconds=compare,
         )
     else:
         from bertree.pipelines_tasks import Files
@@ -105,6 +109,7 @@ def distill(
             resume=resume,
             layers=layers,
             tokenizer=tokenizer,
+            seconds=compare,
         )
     if code:
         raise typer.Exit(code)

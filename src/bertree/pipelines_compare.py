@@ -18,6 +18,7 @@ from bertree.api import Model, load
 from bertree.distil.compare import compare_all, here
 from bertree.distil.timing import Subject
 from bertree.errors import UserError
+from bertree.interop.shipped import located
 from bertree.pipelines_predict import read
 from bertree.pipelines_tasks import Files, bar, device_of, encoded, note, write
 from bertree.tasks.answering import fitting, half
@@ -86,6 +87,25 @@ def compare(
     show(Console(), found)
     if out is not None:
         print(f"{out}: {COMPARISON}, {REPORT}")
+
+
+def beside(
+    teacher: str,
+    out: Path,
+    texts: Sequence[Any],
+    scores: Mapping[str, Sequence[float | None]],
+    seconds: float,
+    task: Task[Any] | None = None,
+) -> None:
+    """The student in a run's folder beside its teacher: written there for the report, and shown."""
+    student = str(out / MODEL_FOLDERS[0])
+    subjects = [
+        Subject(name, load(given), located(given), task) for name, given in (("teacher", teacher), ("student", student))
+    ]
+    with _waiting(f"timing teacher and student for about {seconds:g} s", quiet=False):
+        found = compare_all(subjects, texts, scores=scores, seconds=seconds)
+    found.write(out)
+    show(Console(), found)
 
 
 def _devices(name: str) -> tuple[str, ...]:

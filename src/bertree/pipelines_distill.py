@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from bertree import assembly
 from bertree import recipe as recipes
 from bertree.api import Model, load
+from bertree.batch import Batch
 from bertree.data.store import Store
 from bertree.distil.student import chosen, ends, halved, spread, warm
 from bertree.distil.targets import Targets
@@ -28,16 +29,20 @@ from bertree.model.architecture import Architecture
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.pretraining import pretraining
 from bertree.objectives.teaching import LIVE, TERMS, Distillation, Pupil, distillation, pupil
-from bertree.pipelines_train import Training, check_place, rate, resolved, sweep
+from bertree.pipelines_compare import beside
+from bertree.pipelines_train import Training, check_place, make_place, note, rate, resolved, sweep
 from bertree.recipe import Distil, DistilRecipe
 from bertree.tasks.answering import half
 from bertree.text.identity import tokenizer_hash
 from bertree.train.device import Machine, be_deterministic
+from bertree.train.evaluate import evaluate
 from bertree.train.feed import Feed
 from bertree.train.plan import Plan
+from bertree.train.session import write_report
 
 USUAL = "distilbert"  # the recipe of a student that is named by its shape alone
 EPOCHS, WARMUP = 3.0, 0.05  # of such a student, and the share of its steps in which the rate rises
+TEXTS = 64  # held-out examples that teacher and student are timed on
 MANY, LEAST = 4000, 4096  # steps worth having before batches grow to the paper's size, and the smallest batch
 
 
@@ -52,8 +57,11 @@ def distill(
     cache: str = "",
     epochs: float = 0.0,
     resume: bool = False,
+    seconds: float = 0.0,
 ) -> int:
-    """Pretrain a student, or go on with it. The exit code."""
+    """Pretrain a student, or go on with it. The exit code.
+
+    `seconds` are for timing the two at the end; 0: they are not compared."""
     given = {"distil.teacher": _place(teacher), "data.store": corpus, "distil.layers": layers, "distil.cache": cache}
     named = student == "half" or student in PRESETS
     shape = [f"model.preset={json.dumps(student)}"] if named else []
@@ -76,10 +84,41 @@ def distill(
                 f"tokens the teacher reads; set phases.{number}.max_length={shown.max_length}"
             )
     check_place(recipe, out, resume)
+    training, intro = _built(recipe, machine, shown, train, held, teacher)
+    make_place(out)
     with alone(out):
         sweep(out)
-        training, intro = _built(recipe, machine, shown, train, held, teacher)
-        return training.run(out, resume, intro)
+        if recipe.distil.cache:
+            targets, line = _cached(recipe, training.feed, shown, machine, training.identity)
+            training, intro = replace(training, feed=targets), [*intro, line]
+        code = training.run(out, resume, intro)
+        if code == 0 and seconds:
+            _compare(training, teacher, out, seconds)
+        return code
+
+
+def _compare(training: Training, teacher: str, out: Path, seconds: float) -> None:
+    """What both cost and how well they predict the same held-out text, for the report."""
+    recipe, machine = training.recipe, training.machine
+    stream = assembly.held_out(recipe, training.held, recipe.phases[-1])
+    guide = load(teacher, device=str(machine.device))
+    found = [
+        evaluate(network, training.asked, stream, recipe.run.eval_tokens, lambda: half(machine.device))
+        for network in (guide.network, training.contents.network)
+    ]
+    scores = {name: [one[name] for one in found] for name in ("perplexity", "accuracy")}
+    backend, count = guide.needed_tokenizer.backend, min(stream.examples, TEXTS)
+    examples = [stream.example(k * stream.examples // count) for k in range(count)]
+    texts = [backend.decode(_unmasked(example).tolist()) for example in examples]
+    beside(teacher, out, [text for text in texts if text.strip()], scores, seconds)
+    write_report(out, note)
+
+
+def _unmasked(example: Batch) -> torch.Tensor:
+    """The ids that stood there before anything was masked."""
+    assert example.masked is not None
+    assert example.targets is not None
+    return example.ids.index_put((example.masked,), example.targets)
 
 
 def _place(teacher: str) -> str:
@@ -115,6 +154,8 @@ def _check(recipe: DistilRecipe, teacher: Model, store: Store, name: str) -> Non
         raise UserError(f"{recipe.name}: objective: a student learns no sentence objective; set nsp=0 and sop=0")
     if recipe.model.get("start"):
         raise UserError(f"{recipe.name}: model.start: a student starts from its teacher (distil.start, distil.layers)")
+    if recipe.distil.top_k >= teacher.architecture.vocab_size:
+        raise UserError(f"distil.top_k: must be less than the vocabulary's {teacher.architecture.vocab_size} tokens")
     weights = _weights(recipe)
     live = [f"distil.{term}=0" for term in LIVE if weights[term]]
     live += ["distil.everywhere=false"] if recipe.distil.everywhere else []
@@ -195,8 +236,6 @@ def _built(
         f"terms: {', '.join(f'{term} {weight:g}' for term, weight in objective.weights.items())}; "
         f"temperature {wanted.temperature:g}",
     ]
-    if wanted.cache:
-        feed = _cached(recipe, feed, teacher, machine, identity, intro)  # type: ignore[assignment]
     asked = pretraining(mlm=1.0)
     return Training(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity), intro
 
@@ -232,10 +271,8 @@ def _objective(
     return learner, objective
 
 
-def _cached(
-    recipe: DistilRecipe, feed: Feed, teacher: Model, machine: Machine, identity: Json, intro: list[str]
-) -> Targets:
-    """The feed with the teacher's likeliest tokens, made now where they are not there yet."""
+def _cached(recipe: DistilRecipe, feed: Feed, teacher: Model, machine: Machine, identity: Json) -> tuple[Targets, str]:
+    """The feed with the teacher's likeliest tokens, made now where they are not there yet; and a line about it."""
     wanted, vocabulary = recipe.distil, teacher.architecture.vocab_size
     about = identity | {
         "temperature (distil.temperature)": wanted.temperature,
@@ -246,8 +283,6 @@ def _cached(
         "number of micro-batches (run.micro_tokens)": [len(streams) for streams in feed.streams],
         "compilation (run.compile)": machine.compiled,
     }
-    if wanted.top_k >= vocabulary:
-        raise UserError(f"distil.top_k: {wanted.top_k} is not less than the vocabulary's {vocabulary}")
     targets = Targets(Path(wanted.cache), feed, wanted.top_k, vocabulary, about)
     columns = (
         TextColumn("asking the teacher"),
@@ -262,12 +297,12 @@ def _cached(
                 teacher.network, wanted.temperature, lambda: half(machine.device), lambda n: progress.advance(task, n)
             )
     tokens = sum(phase.steps * phase.batch_tokens * rate(recipe, phase) for phase in recipe.phases)
-    intro.append(
+    line = (
         f"the teacher's {wanted.top_k} likeliest tokens: {targets.bytes / 1e6:,.1f} MB in {wanted.cache}, "
         f"{targets.bytes / tokens:.0f} bytes a masked token"
     )
     teacher.network.to("meta")  # it is not needed any more
-    return targets
+    return targets, line
 
 
 def _hash(teacher: str) -> str:

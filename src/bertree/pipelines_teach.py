@@ -17,12 +17,14 @@ from bertree.distil.scores import Said
 from bertree.distil.student import chosen, halved, spread, warm
 from bertree.distil.teacher import Teacher
 from bertree.errors import UserError
+from bertree.files import Json
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.network import TOKEN_HEADS
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.taught import taught
+from bertree.pipelines_compare import beside
 from bertree.pipelines_job import Gathered, Job, gather, prepared, splits_of
 from bertree.pipelines_tasks import Files, bar, note
 from bertree.pipelines_tune import Measured, check_place, judged, run
@@ -51,8 +53,11 @@ def teach(
     resume: bool = False,
     layers: str = "",
     tokenizer: Path | None = None,
+    seconds: float = 0.0,
 ) -> int:
-    """Teach a student a task with every seed and keep the best. The exit code."""
+    """Teach a student a task with every seed and keep the best. The exit code.
+
+    `seconds` are for timing the two at the end; 0: they are not compared."""
     config = configs.load_teaching(overrides, task)
     task = configs.configured(task, config.task)
     config, task = configs.with_crf(config, task)
@@ -81,7 +86,21 @@ def teach(
     unanswered = distil.alpha < 1
     job = prepared(start, student, gathered, out, config, machine, objective, unanswered=unanswered, identity=known)
     job = replace(job, tuner=replace(job.tuner, start=replace(job.tuner.start, anew=not start.trained)))
-    return run(job, seeds, resume, lambda job: _taught(job, guide, config, shared, mask))
+    return run(
+        job,
+        seeds,
+        resume,
+        lambda job: _taught(job, guide, config, shared, mask),
+        lambda job, best: _beside(teacher, job, best, seconds),
+    )
+
+
+def _beside(teacher: str, job: Job, best: Json, seconds: float) -> None:
+    """What the student costs beside its teacher, measured on the dev split."""
+    task = job.tuner.task
+    if seconds:
+        scores = {task.metric: (job.teacher["scores"].get(task.metric), best.get(task.metric))}
+        beside(teacher, job.out, job.parts["dev"].examples, scores, seconds, task)
 
 
 def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer: Path | None) -> Model:
@@ -90,7 +109,7 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
     if name == HALF:
         if tokenizer is not None:
             raise UserError("--tokenizer: half of a teacher reads with its tokenizer; name a preset to choose another")
-        return _warm(halved(its.architecture), guide, task, layers)
+        return _warm(halved(its.architecture, bare=False), guide, task, layers)
     if name not in PRESETS or Path(name).exists():
         if layers:
             raise UserError(f"--layers: {name} has weights of its own; layers are for half and for presets")

@@ -68,6 +68,7 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     if isinstance(recipe, DistilRecipe):
         raise UserError(f"{name}: is a recipe for a student; use it with: bertree distill TEACHER --student {name} ...")
     check_place(recipe, out, resume)
+    make_place(out)
     with alone(out):
         sweep(out)
         be_deterministic(recipe.run.deterministic)
@@ -191,6 +192,10 @@ def check_place(recipe: Recipe, out: Path, resume: bool) -> None:
             )
     elif begun:
         raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
+
+
+def make_place(out: Path) -> None:
+    """The folder of a run."""
     try:
         for folder in (out, out / CHECKPOINTS):
             folder.mkdir(parents=True, exist_ok=True)

@@ -75,8 +75,15 @@ def finetune(
     return run(prepared(start, model, gathered, out, config, machine, identity=identity), seeds, resume)
 
 
-def run(job: Job, seeds: int, resume: bool, ready: Callable[[Job], Job] = lambda job: job) -> int:
-    """Every seed, in a folder that is nobody else's. `ready` does what is left to do before the first."""
+def run(
+    job: Job,
+    seeds: int,
+    resume: bool,
+    ready: Callable[[Job], Job] = lambda job: job,
+    done: Callable[[Job, Json], None] = lambda job, best: None,
+) -> int:
+    """Every seed, in a folder that is nobody else's. `ready` does what is left to do before the first, `done` what is
+    to be known of the best before the report."""
     _make_place(job.out)
     with alone(job.out):
         check_place(job.out, resume)  # reading the examples takes a while, and another run may be quicker
@@ -90,6 +97,8 @@ def run(job: Job, seeds: int, resume: bool, ready: Callable[[Job], Job] = lambda
             if code:
                 return code
             results.append(result)
+        if (job.out / MODEL).is_dir():
+            done(job, max(results, key=lambda result: outcome.rank(result, job.tuner.task.metric)))
         return _finish(job, results)
 
 

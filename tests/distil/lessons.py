@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.tasks.learnable import KINDS, SETTINGS, Command, Said, Trained
 
-FAST = (*SETTINGS, "batch=16")
+FAST = ("--compare", "0", *SETTINGS, "batch=16")
 
 
 def command_of(

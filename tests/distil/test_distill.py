@@ -5,11 +5,13 @@ import random
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import bertree
 from bertree.batch import Batch
+from bertree.data.prepare import prepare
 from bertree.errors import UserError
 from bertree.files import read_toml
 from bertree.objectives.losses import IGNORED
@@ -17,14 +19,17 @@ from bertree.objectives.pretraining import pretraining
 from bertree.objectives.teaching import TERMS, distillation, pupil
 from bertree.pipelines_distill import distill
 from bertree.pipelines_train import pretrain
+from bertree.text import training
+from bertree.text.corpus import Corpus
 from tests.conftest import run_bertree
+from tests.tasks.learnable import Command, one_thread
 from tests.train import runs
 
 TEACHER = """
 extends = "bert-base-tiny"
 [model]
 layers = 4
-width = 32
+width = 64
 heads = 2
 max_positions = 64
 [data]
@@ -32,26 +37,52 @@ format = "full-sentences"
 held_out_share = 0.1
 [objective]
 nsp = 0.0
+[optim]
+lr = 3e-3
+[schedule]
+warmup = 20
 [run]
 device = "cpu"
 eval_tokens = 4096
 log_every = 50
 [[phases]]
-steps = 300
+steps = 700
 max_length = 32
-batch_tokens = 1024
-mask_rate = 0.4
+batch_tokens = 512
+mask_rate = 0.15
 """
-QUICK = ("run.device=cpu", "run.log_every=1", "run.eval_tokens=4096", "data.held_out_share=0.1")
+QUICK = (
+    *("phases.0.batch_tokens=512", "phases.0.mask_rate=0.15", "schedule.warmup=3", "data.held_out_share=0.1"),
+    *("run.device=cpu", "run.log_every=1", "run.eval_tokens=4096"),
+)
+
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture(scope="module")
-def teacher(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of three words each, of 200, in any order: what stands at a mask is told by the context alone."""
+    folder = tmp_path_factory.mktemp("stories")
+    draw = np.random.default_rng(0)
+    halves = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
+    words = [one + other for one in halves[:20] for other in halves[20:30]]
+    texts = [" ".join(draw.choice(draw.choice(words, 3, replace=False), 28)) + " ." for _ in range(3000)]
+    (folder / "text.txt").write_text("\n\n".join(texts))
+    tokenizer = training.train(lambda: texts, "wordpiece", 320)
+    training.save(tokenizer, folder / "tokenizer")
+    prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store")
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def teacher(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT that has learned a little."""
     folder = tmp_path_factory.mktemp("teacher")
     (folder / "teacher.toml").write_text(TEACHER)
-    given = [f"data.store={json.dumps(str(token_store))}"]
-    assert pretrain(str(folder / "teacher.toml"), given, folder / "run", False) == 0
+    given = [f"data.store={json.dumps(str(stories))}"]
+    with one_thread():
+        assert pretrain(str(folder / "teacher.toml"), given, folder / "run", False) == 0
     return folder / "run" / "model"
 
 
@@ -61,30 +92,28 @@ def learned(out: Path) -> float:
     return [float(line["mlm"]) for line in lines if line["kind"] == "eval"][-1]
 
 
-def test_a_teacher_helps_and_so_does_a_warm_start(teacher: Path, token_store: Path, tmp_path: Path) -> None:
+def test_a_teacher_helps_and_so_does_a_warm_start(teacher: Path, stories: Path, tmp_path: Path) -> None:
     rows = {
         "whole": [],
         "random": ["distil.start=random"],
-        "alone": ["distil.start=random", "distil.ce=0", "distil.cos=0"],
-        "warm alone": ["distil.ce=0", "distil.cos=0"],
+        "alone": ["distil.ce=0", "distil.cos=0"],
     }
     found = {}
     for name, changes in rows.items():
-        given = [*QUICK, "phases.0.steps=80", *changes]
-        assert distill(str(teacher), "distilbert-tiny", given, tmp_path / name, corpus=str(token_store)) == 0
+        given = [*QUICK, "phases.0.steps=100", "schedule.warmup=20", *changes]
+        assert distill(str(teacher), "distilbert-tiny", given, tmp_path / name, corpus=str(stories)) == 0
         found[name] = learned(tmp_path / name)
-    assert found["random"] < found["alone"] - 0.02, "the teacher helps"
-    assert found["whole"] < found["random"] - 0.2, "and so do its layers"
-    assert found["whole"] < found["warm alone"], "the one as well as the other"
+    assert found["whole"] < found["alone"] - 0.03, "the same start, the same steps: the teacher helps"
+    assert found["whole"] < found["random"] - 1.0, "and so do its layers"
 
 
 @pytest.mark.parametrize("term", ["ce", "cos", "hidden", "relation"])
-def test_every_term_alone_is_learned(term: str, teacher: Path, token_store: Path, tmp_path: Path) -> None:
+def test_every_term_alone_is_learned(term: str, teacher: Path, stories: Path, tmp_path: Path) -> None:
     weights = dict.fromkeys(("ce", "cos", "hidden", "relation"), 0.0) | {term: 1.0}
     given = [f"distil.{name}={weight}" for name, weight in weights.items()]
     narrow = ["model.preset=bert-tiny", "model.width=16", "model.heads=2", "model.layers=2"]
-    shape = [*narrow, "distil.relation_heads=4", "objective.mlm=0", "phases.0.steps=40", *QUICK]
-    assert distill(str(teacher), "distilbert-tiny", [*given, *shape], tmp_path / "out", corpus=str(token_store)) == 0
+    shape = [*narrow, "distil.relation_heads=4", "objective.mlm=0", *QUICK, "phases.0.steps=40"]
+    assert distill(str(teacher), "distilbert-tiny", [*given, *shape], tmp_path / "out", corpus=str(stories)) == 0
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     losses = [line[term] for line in lines if line["kind"] == "train"]
     assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
@@ -94,33 +123,46 @@ def test_every_term_alone_is_learned(term: str, teacher: Path, token_store: Path
     assert not any("bridge" in name for name in model.network.state_dict()), "bridges are thrown away"
 
 
-def test_a_student_with_shared_layers(teacher: Path, token_store: Path, tmp_path: Path) -> None:
+def test_a_student_with_shared_layers(teacher: Path, stories: Path, tmp_path: Path) -> None:
     given = ["model.preset=albert-base", "model.width=32", "model.heads=2", "model.layers=3", "phases.0.steps=3"]
     given += ["model.embedding_width=16", "distil.hidden=1", "distil.relation=1", "distil.match=1,2,4", *QUICK]
-    assert distill(str(teacher), "distilbert-tiny", given, tmp_path / "out", corpus=str(token_store)) == 0
+    assert distill(str(teacher), "distilbert-tiny", given, tmp_path / "out", corpus=str(stories)) == 0
     assert bertree.load(tmp_path / "out" / "model").architecture.sharing == "all"
 
 
-def test_half_needs_no_recipe_and_hugging_face_reads_it(token_store: Path, tmp_path: Path) -> None:
+def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForMaskedLM
 
     (tmp_path / "teacher.toml").write_text(
-        TEACHER.replace("steps = 300", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
+        TEACHER.replace("steps = 700", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
     )
-    store = json.dumps(str(token_store))
+    store = json.dumps(str(stories))
     assert (
         pretrain(str(tmp_path / "teacher.toml"), [f"data.store={store}", "schedule.warmup=1"], tmp_path / "t", False)
         == 0
     )
     done = run_bertree(
-        *("distill", str(tmp_path / "t" / "model"), "--corpus", str(token_store), "--out", str(tmp_path / "out")),
-        *("--epochs", "0.2", "--layers", "2,4", *QUICK),
+        *(
+            "distill",
+            str(tmp_path / "t" / "model"),
+            "--corpus",
+            str(stories),
+            "--out",
+            str(tmp_path / "out"),
+            "--compare",
+            "0.5",
+        ),
+        *("--epochs", "0.2", "--layers", "2,4", *[change for change in QUICK if "phases" not in change]),
     )
     assert done.returncode == 0, done.stderr
     assert "layers 2, 4" in done.stdout
     assert "ce 5, mlm 2, cos 1" in done.stdout
     theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model")
     assert type(theirs).__name__ == "DistilBertForMaskedLM"
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [model["name"] for model in found["models"]] == ["teacher", "student"]
+    assert found["models"][0]["layers"] == 2 * found["models"][1]["layers"]
+    assert "Teacher and student" in (tmp_path / "out" / "report.html").read_text()
     recipe = read_toml(tmp_path / "out" / "recipe.toml")
     assert recipe["phases"][0]["max_length"] == 32, "no longer than the teacher reads"
     assert recipe["phases"][0]["batch_tokens"] == 4096, "small text, small batches"
@@ -134,7 +176,7 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
         model.architecture.with_values({"width": 16, "layers": 2, "dropout": 0.0}), {"mask": 0}, seed=1
     ).network
     weights = dict.fromkeys(TERMS, 1.0)
-    learner = pupil(student, 16, 32, weights, 2)
+    learner = pupil(student, 16, 64, weights, 2)
     for everywhere in (False, True):
         objective = distillation(weights, model.network, 2.0, everywhere, [(1, 2), (2, 4)], (2, 4, 2))
         sequences = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
@@ -173,13 +215,13 @@ def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
     model = bertree.load(teacher)
     batch = part([[5, 6, 7, 8]], [[1, 3]], [[30, 31]], [0])
     student = bertree.api.fresh(model.architecture, {"mask": 0}, seed=1).network
-    learner = pupil(student, 32, 32, {}, 0)
+    learner = pupil(student, 64, 64, {}, 0)
     ours = distillation({"mlm": 2.0}, model.network)(learner, batch)["mlm"].sum
     assert torch.equal(ours, pretraining(mlm=2.0)(student, batch)["mlm"].sum)
 
 
-def test_killed_and_resumed(teacher: Path, token_store: Path, tmp_path: Path) -> None:
-    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--corpus", str(token_store))
+def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> None:
+    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--corpus", str(stories), "--compare", "0")
     quick = (
         *QUICK,
         "run.save_every=1",
@@ -208,14 +250,14 @@ def newest(out: Path) -> int:
     return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=0)
 
 
-def test_targets_kept_on_disk(teacher: Path, token_store: Path, tmp_path: Path) -> None:
-    shape = [*QUICK, "phases.0.steps=70", "distil.cos=0", "distil.start=random"]
+def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> None:
+    shape = [*QUICK, "phases.0.steps=70", "distil.cos=0"]
     cache = tmp_path / "cache"
 
     def run(name: str, *changes: str, kept: bool = True) -> float:
         code = distill(
             *(str(teacher), "distilbert-tiny", [*shape, *changes], tmp_path / name),
-            corpus=str(token_store),
+            corpus=str(stories),
             cache=str(cache) if kept else "",
         )
         assert code == 0
@@ -224,8 +266,8 @@ def test_targets_kept_on_disk(teacher: Path, token_store: Path, tmp_path: Path) 
     live = run("live", kept=False)
     kept = run("kept", "distil.top_k=16")
     alone = run("alone", "distil.ce=0", kept=False)
-    assert kept == pytest.approx(live, abs=0.03), "16 of 500 tokens say nearly all"
-    assert kept < alone - 0.05
+    assert kept == pytest.approx(live, abs=0.06), "16 of 320 tokens say nearly all"
+    assert kept < alone - 0.02
     files = sorted(cache.glob("steps-*"))
     assert len(files) == 2
     stamps = [file.stat().st_mtime_ns for file in files]
@@ -248,26 +290,26 @@ def test_targets_kept_on_disk(teacher: Path, token_store: Path, tmp_path: Path) 
     [
         (["distil.cos=1"], "distil.cos=0"),
         (["distil.cos=0", "distil.everywhere=true"], "distil.everywhere=false"),
-        (["distil.cos=0", "distil.top_k=500"], "not less than the vocabulary"),
+        (["distil.cos=0", "distil.top_k=320"], "must be less than the vocabulary"),
     ],
 )
-def test_what_cannot_be_kept(changes: list[str], why: str, teacher: Path, token_store: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_kept(changes: list[str], why: str, teacher: Path, stories: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=why):
         distill(
             *(str(teacher), "distilbert-tiny", [*QUICK, *changes], tmp_path / "out"),
-            corpus=str(token_store),
+            corpus=str(stories),
             cache=str(tmp_path / "cache"),
         )
 
 
-def test_mistakes(teacher: Path, token_store: Path, tmp_path: Path, small_folder: Path) -> None:
-    store, out = str(token_store), str(tmp_path / "out")
+def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path, small_folder: Path) -> None:
+    store, out = str(stories), str(tmp_path / "out")
     mistakes = [
         (["no-such"], "no such preset"),
-        (["bert-tiny"], "nothing to teach"),
+        (["bert-tiny", "distil.ce=1"], "nothing to teach"),
         ([str(small_folder)], "another tokenizer"),
         ([str(teacher), "--student", "bert-smal"], "did you mean"),
-        ([str(teacher), "--student", "distilbert-tiny", "distil.ze=1"], "did you mean 'ce'"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.coss=1"], "did you mean 'cos'"),
         ([str(teacher), "--student", "distilbert-tiny", "distil.temperature=0"], "must be above 0"),
         ([str(teacher), "--student", "distilbert-tiny", "objective.nsp=1"], "nsp"),
         ([str(teacher), "--student", "distilbert-tiny", "distil.layers=1,2,3"], "2 are wanted"),
@@ -276,13 +318,13 @@ def test_mistakes(teacher: Path, token_store: Path, tmp_path: Path, small_folder
         ([str(teacher), "--student", "distilbert-tiny", "model.start=x"], "distil.start"),
     ]
     for given, why in mistakes:
-        done = run_bertree("distill", given[0], "--corpus", store, "--out", out, *given[1:])
-        assert done.returncode == 2, given
-        assert why in done.stderr, (why, done.stderr)
-        assert done.stderr.count("\n") == 1, done.stderr
+        said = command("distill", given[0], "--corpus", store, "--out", out, *given[1:])
+        assert said.code == 2, given
+        assert why in said.err, (why, said.err)
+        assert said.err.count("\n") == 1, said.err
         assert not (tmp_path / "out").exists(), given
     for given in ([str(teacher)], [str(teacher), "--corpus", store, "--task", "sst-2"]):
-        done = run_bertree("distill", *given)
-        assert (done.returncode, "--corpus" in done.stderr) == (2, True)
-    done = run_bertree("pretrain", "distilbert", "--store", store, "--out", out)
-    assert (done.returncode, "bertree distill TEACHER" in done.stderr) == (2, True)
+        said = command("distill", *given)
+        assert (said.code, "--corpus" in said.err) == (2, True)
+    said = command("pretrain", "distilbert", "--store", store, "--out", out)
+    assert (said.code, "bertree distill TEACHER" in said.err) == (2, True)

@@ -13,13 +13,13 @@ from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 
 
-def halved(a: Architecture) -> Architecture:
-    """Half the layers. BERT also loses its segments and its pooler, as DistilBERT did; where layers are shared there
-    is nothing to be saved by that, and Hugging Face knows no such model."""
+def halved(a: Architecture, bare: bool = True) -> Architecture:
+    """Half the layers. `bare`: BERT also loses its segments and its pooler, as DistilBERT did (where layers are shared
+    Hugging Face knows no such model); a student of a task keeps them, for its teacher's head reads the pooler."""
     if a.layers < 2:
         raise UserError("--student half: the teacher has one layer only; name a smaller preset instead")
     layers = a.layers // 2
-    if a.segments < 2 or a.sharing != "none":
+    if not bare or a.segments < 2 or a.sharing != "none":
         return a.with_values({"layers": layers, "groups": min(a.groups, layers)})
     return a.with_values({"layers": layers, "segments": 0, "pooler": False, "sequence_head": "relu"})
 

@@ -31,7 +31,7 @@ CHUNK = 64  # steps a file
 HEADER = "targets.json"
 
 
-class Targets:
+class Targets(Feed):
     """A feed whose batches carry what the teacher said about them."""
 
     def __init__(self, folder: Path, feed: Feed, k: int, vocabulary: int, identity: Json) -> None:
