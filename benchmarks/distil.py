@@ -40,7 +40,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--store", help="token store to learn from")
     parser.add_argument("--held", default="", help="token store to measure on; none: a share of the other")
     parser.add_argument("--data", type=Path, help="GLUE: a folder with SST-2, MRPC, ...")
-    parser.add_argument("--tasks", nargs="+", default=["sst-2", "sts-b", "mrpc", "cola"], choices=list(FOLDERS))
+    parser.add_argument("--tasks", nargs="*", default=["sst-2", "sts-b", "mrpc", "cola"], choices=list(FOLDERS))
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
     parser.add_argument("--recipe", default="distilbert-h200-5min")
     parser.add_argument("--steps", type=int, default=600, help="batches of the recipe's size")
@@ -86,19 +86,29 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
 def table(rows: list[Json]) -> str:
     """Means and deviations over the seeds, and how far each row is from the whole loss."""
     tasks = list(rows[0]["scores"])
-    lines = ["| student | seeds | held-out MLM loss | " + " | ".join(tasks) + " | average | against whole |"]
-    lines.append("| --- " * (len(tasks) + 5) + "|")
+    lines = [
+        "| student | seeds | held-out MLM loss | "
+        + "".join(f"{task} | " for task in tasks)
+        + ("average | " if tasks else "")
+        + "against whole |"
+    ]
+    lines.append("| --- " * (len(tasks) + (5 if tasks else 4)) + "|")
     averages: dict[str, dict[int, float]] = {}
     for name in ROWS:
         found = [row for row in rows if row["row"] == name]
-        averages[name] = {row["seed"]: 100 * statistics.mean(row["scores"].values()) for row in found}
+        # Without tasks, the held-out loss is what is compared; its sign turned, so that more is better.
+        averages[name] = {
+            row["seed"]: 100 * statistics.mean(row["scores"].values()) if tasks else -row["held_out_mlm"]
+            for row in found
+        }
         if not found:
             continue
         both = sorted(set(averages[name]) & set(averages["whole"]))
         apart = [averages[name][seed] - averages["whole"][seed] for seed in both]
         cells = [name, str(len(found)), _spread([row["held_out_mlm"] for row in found], 3)]
         cells += [_spread([100 * row["scores"][task] for row in found]) for task in tasks]
-        cells += [_spread(list(averages[name].values())), "" if name == "whole" else _spread(apart, sign="+")]
+        cells += [_spread(list(averages[name].values()))] if tasks else []
+        cells += ["" if name == "whole" else _spread(apart, 1 if tasks else 3, sign="+")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
