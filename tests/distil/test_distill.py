@@ -161,7 +161,7 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
     assert type(theirs).__name__ == "DistilBertForMaskedLM"
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [model["name"] for model in found["models"]] == ["teacher", "student"]
-    assert found["models"][0]["layers"] == 2 * found["models"][1]["layers"]
+    assert found["models"][0]["encoder"] == 2 * found["models"][1]["encoder"]
     assert "Teacher and student" in (tmp_path / "out" / "report.html").read_text()
     recipe = read_toml(tmp_path / "out" / "recipe.toml")
     assert recipe["phases"][0]["max_length"] == 32, "no longer than the teacher reads"
