@@ -188,6 +188,17 @@ def test_classes_without_names_are_taken_in_order(command: Command, trained: Tra
     assert bertree.load(tmp_path / "out" / "model").labels == ["bad", "good"]
 
 
+def test_teacher_and_student_side_by_side(command: Command, trained: Trained, tmp_path: Path) -> None:
+    given = command_of(trained, "classification", tmp_path / "out", "epochs=1")
+    said = command.well(*given, "--compare", "0.3")
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [model["name"] for model in found["models"]] == ["teacher", "student"]
+    assert found["models"][0]["encoder"] == 2 * found["models"][1]["encoder"]
+    assert found["scores"]["accuracy"][1] == figures(tmp_path / "out")["accuracy"]
+    assert "ms" in said.out
+    assert "Teacher and student" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_some_of_the_teachers_labels_are_enough(command: Command, trained: Trained, tmp_path: Path) -> None:
     """Those who happen to have examples of one class only still get a student that knows both."""
     write(tmp_path / "data" / "train.csv", [row for row in feelings(120) if row["label"] == "good"])
