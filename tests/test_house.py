@@ -15,6 +15,7 @@ ROOMS = [
     "pipelines",
     "pipelines_data",
     "pipelines_distill",
+    "pipelines_student",
     "pipelines_teach",
     "pipelines_compare",
     "pipelines_train",

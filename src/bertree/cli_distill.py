@@ -20,8 +20,8 @@ def distill(
         str,
         typer.Option(
             "--student",
-            help="half (every other layer of the teacher), a preset (bert-mini, albert-base ...), a recipe; for a "
-            "task also a model folder, or bilstm.",
+            help="half (every other layer of the teacher), a preset (bert-mini, albert-base ...); on text also "
+            "a recipe, on a task a model folder or bilstm.",
         ),
     ] = "half",
     corpus: Annotated[str | None, typer.Option("--corpus", help="Token store to learn from, without labels.")] = None,
@@ -32,7 +32,7 @@ def distill(
         str, typer.Option(help="The teacher's layers the student begins with, from 1: 1,3,5; else evenly spread.")
     ] = "",
     epochs: Annotated[
-        float, typer.Option(min=0, help="With --corpus: times the text is read. 0: 3, or as the recipe says.")
+        float, typer.Option(min=0, max=1e6, help="With --corpus: times the text is read. 0: 3, or as the recipe says.")
     ] = 0.0,
     cache: Annotated[
         str, typer.Option(help="With --corpus: folder to keep the teacher's likeliest tokens in, for other students.")
@@ -76,7 +76,9 @@ def distill(
     if task is None:
         from bertree.pipelines_distill import distill as work
 
-        for name, value in (("--data", data), ("--train", train), ("--dev", dev), ("--tokenizer", tokenizer)):
+        names = ("--data", "--train", "--dev", "--tokenizer", "--text", "--pair", "--label", "--seeds")
+        values = (data, train, dev, tokenizer, text, pair, label, seeds if seeds > 1 else None)
+        for name, value in zip(names, values, strict=True):
             if value is not None:
                 raise UserError(f"{name}: is for --task, not for --corpus")
         code = work(
@@ -97,7 +99,8 @@ def distill(
         from bertree.tasks.registry import make
 
         if cache or epochs:
-            raise UserError(f"--{'cache' if cache else 'epochs'}: is for --corpus; a task takes epochs=3 as a setting")
+            way = "a task's answers are kept by themselves" if cache else "for a task it is a setting: epochs=3"
+            raise UserError(f"--{'cache' if cache else 'epochs'}: is for --corpus; {way}")
         code = teach(
             teacher,
             make(task, text, pair, label),

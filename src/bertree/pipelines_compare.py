@@ -20,13 +20,14 @@ from bertree.distil.timing import Subject
 from bertree.errors import UserError
 from bertree.interop.shipped import located
 from bertree.pipelines_predict import read
-from bertree.pipelines_tasks import Files, bar, device_of, encoded, note, write
+from bertree.pipelines_tasks import SCORES, Files, bar, device_of, encoded, note, write
 from bertree.tasks.answering import fitting, half
 from bertree.tasks.task import Task
 from bertree.tasks.tune import measured
 from bertree.text.tokenizer import Tokenizer
 from bertree.train import versus_page
 from bertree.train.bars import printable
+from bertree.train.record import METRICS
 from bertree.train.report import REPORT
 from bertree.train.versus import COMPARISON, Comparison, verdict
 from bertree.train.versus_rows import how, rows
@@ -71,6 +72,8 @@ def compare(
     above = next((path for path in (out, *out.parents) if path.exists()), None) if out is not None else None
     if above is not None and not above.is_dir():
         raise UserError(f"{above}: is a file; give the path of a folder to write")
+    if out is not None and any((out / name).exists() for name in (METRICS, SCORES)):
+        raise UserError(f"{out}: is the folder of a run, whose report would be lost; give another --out")
     devices = _devices(device)
     subjects = [
         _subject(name, given, asked, device, tokenizer) for name, given in zip(_names(models), models, strict=True)
@@ -96,14 +99,21 @@ def beside(
     scores: Mapping[str, Sequence[float | None]],
     seconds: float,
     task: Task[Any] | None = None,
+    device: torch.device | None = None,
 ) -> None:
-    """The student in a run's folder beside its teacher: written there for the report, and shown."""
+    """The student in a run's folder beside its teacher: written there for the report, and shown. `device` is the run's:
+    a GPU it was not to use is left alone."""
     student = str(out / MODEL_FOLDERS[0])
     subjects = [
         Subject(name, load(given), located(given), task) for name, given in (("teacher", teacher), ("student", student))
     ]
-    with _waiting(f"timing teacher and student for about {seconds:g} s", quiet=False):
-        found = compare_all(subjects, texts, scores=scores, seconds=seconds)
+    devices = here() if device is None or device.type == "cuda" else ("cpu",)
+    try:
+        with _waiting(f"timing teacher and student for about {seconds:g} s", quiet=False):
+            found = compare_all(subjects, texts, scores=scores, seconds=seconds, devices=devices)
+    except torch.OutOfMemoryError:
+        note("the GPU's memory is too small to time both; compare them on the CPU: bertree compare ... --device cpu")
+        return
     found.write(out)
     show(Console(), found)
 
@@ -127,9 +137,9 @@ def _subject(name: str, given: str, asked: Asked, device: str, tokenizer: Path |
     if model.tokenizer is None:
         _lend(given, model, tokenizer)
     if asked.task is None:
-        return Subject(name, model, Path(given))
+        return Subject(name, model, located(given))
     try:
-        return Subject(name, model, Path(given), model.task_named(asked.task, **(asked.columns or {})))
+        return Subject(name, model, located(given), model.task_named(asked.task, **(asked.columns or {})))
     except UserError as error:
         raise UserError(f"{given}: {error}") from None
 

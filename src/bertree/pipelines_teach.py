@@ -65,6 +65,8 @@ def teach(
         raise UserError("crf: scores whole sequences of tags, of which a teacher says nothing; leave it out")
     if config.distil.copies and not isinstance(task, TextTask):
         raise UserError(f"copies: rewrites texts and pairs, but {task.name} asks about parts of them; leave it out")
+    if config.distil.copies and config.distil.alpha == 1:
+        raise UserError("copies: only the teacher labels them, and with alpha=1 it is not asked; leave one of them out")
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
     splits = splits_of(files, task)
@@ -95,12 +97,13 @@ def teach(
     )
 
 
-def _beside(teacher: str, job: Job, best: Json, seconds: float) -> None:
-    """What the student costs beside its teacher, measured on the dev split."""
+def _beside(teacher: str, job: Job, best: Json, seconds: float) -> bool:
+    """What the student costs beside its teacher, measured on the dev split; whether it was."""
     task = job.tuner.task
     if seconds:
         scores = {task.metric: (job.teacher["scores"].get(task.metric), best.get(task.metric))}
-        beside(teacher, job.out, job.parts["dev"].examples, scores, seconds, task)
+        beside(teacher, job.out, job.parts["dev"].examples, scores, seconds, task, job.tuner.machine.device)
+    return bool(seconds)
 
 
 def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer: Path | None) -> Model:
@@ -121,6 +124,7 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
     a = preset(name).architecture.with_values({"vocab_size": its.architecture.vocab_size})
     if layers:
         return _warm(a, guide, task, layers)
+    note(f"{name}: is a preset with fresh weights; where shapes agree, --layers 1,3,... begins with the teacher's")
     made = fresh(a, {})
     made.tokenizer = its.tokenizer
     return made
@@ -139,7 +143,9 @@ def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Mode
     depths = its.architecture.layers
     picked = chosen(layers, depths, a.layers, "--layers") if layers else spread(depths, a.layers)
     made = fresh(a, {task.head: its.classes[task.head]}).network
-    warm(made, its.network, picked)
+    copied = warm(made, its.network, picked)
+    if copied.misfit:
+        raise UserError(f"--layers, --student half: {copied.misfit}; leave out --layers to begin with fresh weights")
     mine, theirs = made.heads[task.head].state_dict(), its.network.heads[task.head].state_dict()
     same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     known = {"name": task.name} if same and its.network.top.trivial else {}

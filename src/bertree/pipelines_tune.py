@@ -80,10 +80,10 @@ def run(
     seeds: int,
     resume: bool,
     ready: Callable[[Job], Job] = lambda job: job,
-    done: Callable[[Job, Json], None] = lambda job, best: None,
+    done: Callable[[Job, Json], bool] = lambda job, best: False,
 ) -> int:
-    """Every seed, in a folder that is nobody else's. `ready` does what is left to do before the first, `done` what is
-    to be known of the best before the report."""
+    """Every seed, in a folder that is nobody else's. `ready` does what is left to do before the first, `done` what
+    comes after the last, given the best; it says whether there is more to report."""
     _make_place(job.out)
     with alone(job.out):
         check_place(job.out, resume)  # reading the examples takes a while, and another run may be quicker
@@ -97,9 +97,12 @@ def run(
             if code:
                 return code
             results.append(result)
-        if (job.out / MODEL).is_dir():
-            done(job, max(results, key=lambda result: outcome.rank(result, job.tuner.task.metric)))
-        return _finish(job, results)
+        found = _finish(job, results)
+        if not (job.out / MODEL).is_dir():
+            return 1
+        if done(job, max(results, key=lambda result: outcome.rank(result, job.tuner.task.metric))):
+            _write_page(job, found)
+        return 0
 
 
 def _finished(out: Path) -> set[int]:
@@ -196,8 +199,8 @@ def _write_model(job: Job, task: Task[Any], network: Network) -> None:
     folder.write(contents, job.out / MODEL)
 
 
-def _finish(job: Job, results: Sequence[Json]) -> int:
-    """metrics.json, and a table for people. The exit code: 1 where no seed came to its end."""
+def _finish(job: Job, results: Sequence[Json]) -> Json:
+    """metrics.json, which is given back, and a table for people."""
     task, kept = job.tuner.task, (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
     found = outcome.summary(results, task.metric) | {"task": task.name, "model": job.model}
     found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
@@ -208,14 +211,19 @@ def _finish(job: Job, results: Sequence[Json]) -> int:
             "teacher_bytes": job.teacher["bytes"],
         }
     write(job.out / SCORES, as_text(found, 2) + "\n")
-    page.write(job.out, task, found, {name: job.out / file_of(name) for name in job.parts if name != "train"}, note)
+    _write_page(job, found)
     _print(task, results, found)
     if job.teacher:
         print(outcome.beside_line(found["distillation"], task.metric))
     print(f"{job.out}: {', '.join(kept)}, {REPORT}")
     if all(result["diverged"] for result in results):
         note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
-    return 0 if (job.out / MODEL).is_dir() else 1
+    return found
+
+
+def _write_page(job: Job, found: Json) -> None:
+    lines = {name: job.out / file_of(name) for name in job.parts if name != "train"}
+    page.write(job.out, job.tuner.task, found, lines, note)
 
 
 def _print(task: Task[Any], results: Sequence[Json], found: Json) -> None:

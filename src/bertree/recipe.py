@@ -176,7 +176,7 @@ def load(name: str, overrides: Iterable[str] = ()) -> Recipe:
 def from_tree(tree: Json, where: str) -> Recipe:
     """A checked recipe from plain values."""
     recipe: Recipe = settings.read(DistilRecipe if "distil" in tree else Recipe, tree, where)
-    _check(recipe, where)
+    check(recipe, where)
     return recipe
 
 
@@ -205,7 +205,7 @@ def _find(name: str, beside: Path) -> Path:
     raise UserError(f"{name}: no such recipe, {suggest(name, shipped())}; or give the path of a .toml file")
 
 
-def _check(recipe: Recipe, where: str) -> None:
+def check(recipe: Recipe, where: str) -> None:
     """What types cannot say."""
     settings.check(recipe, where, LIMITS)
     if not recipe.phases:

@@ -1,6 +1,7 @@
 """`bertree distill` on text: a teacher helps, whatever the student's shape; a stopped run ends as one that was not."""
 
 import json
+import math
 import random
 import time
 from pathlib import Path
@@ -8,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 import bertree
+from bertree import pipelines_student as students
 from bertree.batch import Batch
 from bertree.data.prepare import prepare
+from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.files import read_toml
 from bertree.objectives.losses import IGNORED
@@ -168,6 +172,22 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
     assert recipe["phases"][0]["batch_tokens"] == 4096, "small text, small batches"
 
 
+def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories: Path) -> None:
+    def phase(*overrides: str, epochs: float = 0.0, student: str = "half") -> tuple[int, int, int, int]:
+        recipe = students.find(student, {"data.store": str(stories)}, overrides)
+        made = students.sized(recipe, student, overrides, epochs, Store.open(stories), 32)
+        only = made.phases[0]
+        return only.steps, only.batch_tokens, only.max_length, made.schedule.warmup
+
+    tokens = Store.open(stories).tokens
+    usual = math.ceil(3 * tokens / 4096)
+    assert phase() == (usual, 4096, 32, math.ceil(usual / 20))
+    assert phase("phases.0.mask_rate=0.3") == phase(), "only steps say how long it takes"
+    assert phase("phases.0.steps=7", "schedule.warmup=2", "phases.0.max_length=16") == (7, 524288, 16, 2)
+    assert phase("phases.0.batch_tokens=512", "schedule.warmup=9", epochs=1.0) == (math.ceil(tokens / 512), 512, 32, 9)
+    assert phase(epochs=1.0, student="distilbert-tiny")[:2] == (math.ceil(tokens / 1024), 1024)
+
+
 def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
     """All five terms, through bridges: the gradient does not depend on how a batch is cut."""
     model = bertree.load(teacher)
@@ -278,7 +298,19 @@ def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> N
         run("more", "distil.top_k=17")
     with pytest.raises(UserError, match="another seed"):
         run("seeded", "distil.top_k=16", "run.seed=5")
-    files[0].write_bytes(files[0].read_bytes()[:-100])
+    assert not (tmp_path / "seeded").exists(), "a mistake leaves no folder"
+    whole = files[0].read_bytes()
+    kept_ = load_file(files[0])
+    for name, wrong in (
+        ("ids", kept_["ids"].astype(np.int64) - 1000),
+        ("ids", np.full_like(kept_["ids"], 320)),
+        ("scores", np.full_like(kept_["scores"], -0.01)),
+        ("rows", kept_["rows"].astype(np.float32)),
+    ):
+        save_file(kept_ | {name: wrong}, files[0])
+        with pytest.raises(UserError, match="broken; remove it"):
+            run(f"wrong {name} {wrong.dtype} {wrong.flat[0]}", "distil.top_k=16")
+    files[0].write_bytes(whole[:-100])
     with pytest.raises(UserError, match="broken; remove it"):
         run("broken", "distil.top_k=16")
     files[0].unlink()
@@ -316,6 +348,21 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
         ([str(teacher), "--student", "distilbert-tiny", "phases.0.max_length=64"], "set phases.0.max_length=32"),
         ([str(teacher), "--student", "distilbert-tiny", "distil.relation=1", "distil.relation_heads=5"], "divide"),
         ([str(teacher), "--student", "distilbert-tiny", "model.start=x"], "distil.start"),
+        ([str(teacher), "--student", "distilbert-tiny", "model.vocab_size=9"], "its teacher's vocabulary"),
+        (
+            [str(teacher), "--student", "distilbert-tiny", "data.masking=next", "model.attention=causal"],
+            "full attention",
+        ),
+        ([str(teacher), "--student", "distilbert-tiny", "model.attention=causal"], "must be the teacher's"),
+        ([str(teacher), "--student", "distilbert-tiny", "model.heads=4", "--layers", "1,2"], "number of heads"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.start=random", "--layers", "1,2"], "leave one"),
+        ([str(teacher), "--student", "distilbert-tiny", "--epochs", "2", "phases.0.steps=5"], "says the same"),
+        ([str(teacher), "--student", str(teacher)], "can be taught a task"),
+        ([str(teacher), "--student", "distilbert-tiny", "--seeds", "2"], "--seeds: is for --task"),
+        (
+            [str(teacher), "--student", "distilbert-tiny", "--cache", "c", "distil.ce=0", "distil.cos=0"],
+            "nothing would",
+        ),
     ]
     for given, why in mistakes:
         said = command("distill", given[0], "--corpus", store, "--out", out, *given[1:])

@@ -31,12 +31,13 @@ def test_divergence_by_hand() -> None:
 
 
 def test_divergence_is_per_row_and_zero_where_they_agree() -> None:
+    torch.manual_seed(0)
     student, teacher = torch.randn(2, 3, 7)
     found = divergence(student, teacher, 3.0)
     assert found.shape == (3,)
     assert (found > 0).all()
     assert torch.allclose(found[1], divergence(student[1:2], teacher[1:2], 3.0)[0])
-    assert torch.allclose(divergence(teacher + 5.0, teacher, 3.0), torch.zeros(3), atol=1e-6)
+    assert torch.allclose(divergence(teacher + 5.0, teacher, 3.0), torch.zeros(3), atol=1e-5)
 
 
 def test_cold_the_teacher_is_one_hot() -> None:

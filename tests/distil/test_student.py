@@ -48,7 +48,7 @@ def test_layers_are_spread_evenly() -> None:
 def test_warm_start_takes_the_layers_named() -> None:
     teacher = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
     student = fresh(halved(point("bert-base", layers=4)), {"mask": 0}, seed=2).network
-    assert warm(student, teacher, [4, 2]) == len(student.state_dict())
+    assert warm(student, teacher, [4, 2]) == (len(student.state_dict()), 2, "")
     for mine, its in ((0, 3), (1, 1)):
         for part in ("attention", "ffn"):
             one, other = getattr(student.encoder.stack, part)[mine], getattr(teacher.encoder.stack, part)[its]
@@ -70,7 +70,7 @@ def test_without_segments_the_first_one_is_not_lost() -> None:
 def test_shared_layers_are_given_once() -> None:
     a = point("albert-base", layers=4, embedding_width=16)
     teacher, student = (fresh(a.with_values({"layers": n}), {"mask": 0}, seed=n).network for n in (4, 2))
-    assert warm(student, teacher, [1, 3]) == len(student.state_dict())
+    assert warm(student, teacher, [1, 3]) == (len(student.state_dict()), 2, "")
     unshared = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
     shared = fresh(point("bert-base", layers=4, sharing="all"), {"mask": 0}, seed=2).network
     warm(shared, unshared, [2, 3, 4, 1])
@@ -84,11 +84,25 @@ def test_what_does_not_fit_is_left_alone() -> None:
     before = {name: tensor.clone() for name, tensor in other.network.state_dict().items()}
     copied = warm(other.network, teacher, [1, 3])
     changed = [name for name, tensor in other.network.state_dict().items() if not torch.equal(tensor, before[name])]
-    assert copied == 0
+    assert (copied.tensors, copied.layers) == (0, 0)
+    assert "width" in copied.misfit
     assert not changed
     # Layers that join the residual in another way are of no use, embeddings are.
     pre = fresh(point("bert-base", layers=2, residual="pre-norm"), {"mask": 0}, seed=2).network
     layers = pre.encoder.stack.attention[0].part.qkv.weight.clone()
-    assert warm(pre, teacher, [1, 3]) > 0
+    assert warm(pre, teacher, [1, 3]).layers == 0
     assert torch.equal(pre.encoder.embeddings.tokens.weight, teacher.encoder.embeddings.tokens.weight)
     assert torch.equal(pre.encoder.stack.attention[0].part.qkv.weight, layers)
+    # Layers of other heads have the same shapes and another meaning.
+    heads = fresh(point("bert-base", layers=2, heads=4), {"mask": 0}, seed=2).network
+    assert "heads" in warm(heads, teacher, [1, 3]).misfit
+
+
+def test_fewer_positions_are_the_first_ones() -> None:
+    teacher = fresh(point("bert-base", layers=2), {"mask": 0}, seed=1).network.eval()
+    short = point("bert-base", layers=2, segments=0, pooler=False, sequence_head="relu", max_positions=8)
+    student = fresh(short, {"mask": 0}, seed=2).network.eval()
+    assert warm(student, teacher, [1, 2]).tensors == len(student.state_dict())
+    batch = Batch.pack([[1, 2, 3], [4, 5]])
+    with torch.no_grad():
+        assert torch.allclose(student(batch), teacher(batch), atol=1e-5)

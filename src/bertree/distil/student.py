@@ -4,13 +4,16 @@ Layers count from 1, the one above the embeddings, as the states they give do.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture
+from bertree.model.encoder import LstmStack, Stack
 from bertree.model.network import Network
+from bertree.model.parts import Embeddings
 
 
 def halved(a: Architecture, bare: bool = True) -> Architecture:
@@ -48,9 +51,17 @@ def chosen(given: str, teacher_layers: int, student_layers: int, name: str) -> l
     return layers
 
 
+class Copied(NamedTuple):
+    """What a student was given."""
+
+    tensors: int
+    layers: int  # of its own that are whole
+    misfit: str = ""  # why not all of them
+
+
 @torch.no_grad()
-def warm(student: Network, teacher: Network, layers: Sequence[int]) -> int:
-    """Give a student the teacher's embeddings, heads and these of its layers, wherever shapes agree. How many tensors.
+def warm(student: Network, teacher: Network, layers: Sequence[int]) -> Copied:
+    """Give a student the teacher's embeddings, heads and these of its layers, wherever shapes agree.
 
     What a teacher adds for the first segment is added to the positions where the student has no segments.
     """
@@ -59,12 +70,9 @@ def warm(student: Network, teacher: Network, layers: Sequence[int]) -> int:
     ours, theirs = mine.embeddings, its.embeddings
     for name in ("tokens", "segments", "norm", "projection"):
         copied += _copy(getattr(ours, name), getattr(theirs, name))
-    if placed := _copy(ours.positions, theirs.positions):
-        copied += placed
-        if ours.segments is None and theirs.segments is not None:
-            assert ours.positions is not None
-            ours.positions.weight += theirs.segments.weight[0].to(ours.positions.weight)
-    if type(mine.stack) is type(its.stack) and _joined(mine.stack) is _joined(its.stack):
+    copied += _copy_positions(ours, theirs)
+    misfit = _misfit(mine.stack, its.stack)
+    if not misfit:
         for part in (0, 1):  # attention and feed-forward, each stored once however many layers use it
             given = {mine.stack.plan[depth][part]: depth for depth in reversed(range(len(mine.stack.plan)))}
             for place, depth in given.items():
@@ -74,12 +82,35 @@ def warm(student: Network, teacher: Network, layers: Sequence[int]) -> int:
     copied += _copy(mine.norm, its.norm) + _copy(mine.pooler, its.pooler)
     for name, head in student.heads.items():
         copied += _copy(head, dict(teacher.heads.items()).get(name))
-    return copied
+    return Copied(copied, 0 if misfit else len(mine.stack.plan), misfit)
 
 
-def _joined(stack: nn.Module) -> type:
-    """How parts join the residual: a layer trained for one way is of no use in the other."""
-    return type(next(iter(stack.attention)))  # type: ignore[arg-type]
+def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
+    """As many positions as the student has, where the teacher knows them."""
+    if ours.positions is None or theirs.positions is None or ours.position_offset != theirs.position_offset:
+        return 0
+    mine, its = ours.positions.weight, theirs.positions.weight
+    if mine.shape[1] != its.shape[1] or len(mine) > len(its):
+        return 0
+    mine.copy_(its[: len(mine)])
+    if ours.segments is None and theirs.segments is not None:
+        mine += theirs.segments.weight[0].to(mine)
+    return 1
+
+
+def _misfit(mine: Stack, its: Stack) -> str:
+    """Why no layer of the one can be one of the other; nothing if they can."""
+    if isinstance(mine, LstmStack) or isinstance(its, LstmStack):
+        return "no layer fits: one of the two is an LSTM"
+    one, other = mine.attention[0], its.attention[0]
+    if type(one) is not type(other):
+        return "no layer fits: the two join their residuals differently (model.residual)"
+    shapes = [[p.shape for part in (s.attention[0], s.ffn[0]) for p in part.parameters()] for s in (mine, its)]
+    if shapes[0] != shapes[1]:
+        return "no layer fits: the two differ in width or feed-forward width"
+    if one.part.heads != other.part.heads:  # type: ignore[union-attr]
+        return "no layer fits: the two differ in their number of heads"
+    return ""
 
 
 def _copy(target: nn.Module | None, source: nn.Module | None) -> int:

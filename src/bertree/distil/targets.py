@@ -37,6 +37,7 @@ class Targets(Feed):
     def __init__(self, folder: Path, feed: Feed, k: int, vocabulary: int, identity: Json) -> None:
         self.plan, self.streams = feed.plan, feed.streams
         self._folder, self._feed, self._k, self._vocabulary = folder, feed, k, vocabulary
+        self._identity = identity
         self._loaded: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
         header = folder / HEADER
         if header.exists():
@@ -44,17 +45,18 @@ class Targets(Feed):
             changed = next((key for key, value in identity.items() if before.get(key) != value), None)
             if changed:
                 raise UserError(f"{folder}: was made with another {changed}; give another folder for distil.cache")
-        else:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-            write_atomically(header, json.dumps(identity, indent=2) + "\n")
+        elif folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: is a file; give the path of a folder for distil.cache")
 
     @property
     def missing(self) -> list[int]:
         """The first steps of the files that are yet to be made."""
         return [first for first in range(0, len(self.plan), CHUNK) if not self._path(first).exists()]
+
+    @property
+    def steps_missing(self) -> int:
+        """Steps the teacher is yet to be asked about."""
+        return sum(min(CHUNK, len(self.plan) - first) for first in self.missing)
 
     @property
     def bytes(self) -> int:
@@ -70,6 +72,11 @@ class Targets(Feed):
         advance: Callable[[int], None],
     ) -> None:
         """Ask the teacher about every step that is missing. `advance` hears how many steps are done."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self._folder}: cannot be written ({error.strerror})") from None
+        write_atomically(self._folder / HEADER, json.dumps(self._identity, indent=2) + "\n")
         device = next(teacher.parameters()).device
         kind = np.uint16 if self._vocabulary <= 2**16 else np.uint32
         for first in self.missing:
@@ -129,13 +136,15 @@ class Targets(Feed):
         """The batches of a file, checked."""
         try:
             tensors = load_file(self._path(first))
-            scores, ids, rows = tensors["scores"], tensors["ids"].astype(np.int64), tensors["rows"]
+            scores, ids, rows = tensors["scores"], tensors["ids"], tensors["rows"]
         except (SafetensorError, KeyError, OSError):
             raise self._broken(first) from None
-        shape = (int(rows.sum()), self._k)
-        good = scores.shape == ids.shape == shape and scores.dtype == np.float16 and bool(np.isfinite(scores).all())
-        if not good or (ids.size and int(ids.max()) >= self._vocabulary) or (scores > 0.01).any():
+        kinds = scores.dtype == np.float16 and ids.dtype in (np.uint16, np.uint32) and rows.dtype == np.int64
+        if not kinds or rows.ndim != 1 or (rows < 0).any():
+            raise self._broken(first)
+        known = scores.shape == ids.shape == (int(rows.sum()), self._k) and bool(np.isfinite(scores).all())
+        if not known or (ids >= self._vocabulary).any() or (np.exp(scores, dtype=np.float32).sum(-1) > 1.02).any():
             raise self._broken(first)
         cuts = rows.cumsum()[:-1]
-        pairs = zip(np.split(scores, cuts), np.split(ids, cuts), strict=True)
+        pairs = zip(np.split(scores, cuts), np.split(ids.astype(np.int32), cuts), strict=True)
         return [(torch.from_numpy(s), torch.from_numpy(i)) for s, i in pairs]

@@ -14,7 +14,7 @@ import numpy as np
 
 from bertree.api import Model, load
 from bertree.errors import UserError
-from bertree.files import file_hash
+from bertree.interop.weights import digest
 from bertree.model.network import TOKEN_HEADS
 from bertree.tasks.answering import Autocast, fitting, logits
 from bertree.tasks.registry import NAMELESS
@@ -90,7 +90,7 @@ class Teacher:
     @cached_property
     def digest(self) -> str:
         """What tells its weights from others."""
-        return " ".join(file_hash(path) for path in sorted(Path(self.name).glob("*.safetensors")))
+        return digest(Path(self.name))
 
     def longest(self, task: Task[Any]) -> int:
         """Tokens it reads of a text: as many as it was fine-tuned with."""

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertree.errors import UserError
-from bertree.files import read_json, sync
+from bertree.files import file_hash, read_json, sync
 from bertree.interop.rounding import restored, rounded
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -81,9 +81,14 @@ class Weights:
                 "needs one scale for each row of a matrix"
             )
         scale: Tensor = self._files[self._home[wanted]].get_tensor(wanted)
-        if not scale.is_floating_point() or not scale.isfinite().all():
-            raise UserError(f"{where}: tensor '{wanted}' holds scales that are not finite floating-point numbers")
+        if scale.dtype != torch.float32 or not (127 * scale).isfinite().all():
+            raise UserError(f"{where}: tensor '{wanted}' must hold finite float32 scales")
         return scale
+
+
+def digest(folder: Path) -> str:
+    """What tells the weights in a folder from others."""
+    return " ".join(file_hash(path) for path in sorted(folder.glob("*.safetensors")))
 
 
 def _shards(index: Path) -> list[str]:

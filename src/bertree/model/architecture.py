@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from bertree.errors import UserError, suggest
 
 MAX_LAYERS = 1024
+MAX_WIDTH, MAX_ROWS = 2**17, 2**25  # of any vector, and of any table
 BODIES = ("transformer", "bilstm")
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
@@ -132,6 +133,16 @@ class Architecture:
         ]
         if found:
             return found
+        # Files are not trusted: a width of a billion would be built.
+        found += [
+            f"{name}: {value} is more than the {most} supported"
+            for most, names in (
+                (MAX_WIDTH, ("width", "ffn_width", "embedding_width", "heads")),
+                (MAX_ROWS, ("vocab_size", "max_positions", "position_offset", "segments")),
+            )
+            for name in names
+            if (value := getattr(self, name)) > most
+        ]
         found += self._of_transformer() if self.body == "transformer" else self._of_bilstm()
         if self.layers > MAX_LAYERS:  # files are not trusted: a depth of a billion would be built module by module
             found.append(f"layers: {self.layers} is more than the {MAX_LAYERS} supported")

@@ -12,7 +12,7 @@ differ the student's states are compared through a linear map that is learned wi
 Shape letters: t tokens, h width, m tokens asked about, v vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -25,6 +25,9 @@ from bertree.objectives.losses import IGNORED, Loss, cross_entropy
 
 TERMS = ("ce", "mlm", "cos", "hidden", "relation")
 LIVE = ("cos", "hidden", "relation")  # terms that read the teacher's states, not only its scores
+
+
+LAST = -1
 
 
 class Pupil(nn.Module):
@@ -76,16 +79,16 @@ class Distillation:
         assert batch.masked is not None, "the stream must mask"
         assert batch.targets is not None
         student, teacher = network.student, self.teacher
-        mine = _states(student, batch)
-        its: list[Tensor] = []
+        mine = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
+        its: dict[int, Tensor] = {}
         if teacher is not None:
             with torch.no_grad():
-                its = _states(teacher, batch)
+                its = _states(teacher, batch, {t for _, t in self.pairs} | {self.relation[1] - 1})
         found: dict[str, Loss] = {}
         if "ce" in self.weights or "mlm" in self.weights:
-            found |= self._scores(student, mine[-1], its, batch)
+            found |= self._scores(student, mine[LAST], its, batch)
         if "cos" in self.weights:
-            found["cos"] = _sum(angle(network.across("cos", mine[-1]), its[-1]))
+            found["cos"] = _sum(angle(network.across("cos", mine[LAST]), its[LAST]))
         if "hidden" in self.weights:
             apart = [distance(network.across(f"hidden-{n}", mine[s]), its[t]) for n, (s, t) in enumerate(self.pairs)]
             found["hidden"] = _sum(torch.stack(apart).mean(0))
@@ -97,7 +100,7 @@ class Distillation:
             found["relation"] = _sum(relation_divergence(_looks(student, mine, s), shown, batch, heads))
         return {name: found[name] for name in self.weights}
 
-    def _scores(self, student: Network, mine_th: Tensor, its: Sequence[Tensor], batch: Batch) -> dict[str, Loss]:
+    def _scores(self, student: Network, mine_th: Tensor, its: Mapping[int, Tensor], batch: Batch) -> dict[str, Loss]:
         """The terms on the vocabulary; the head is asked once for both."""
         assert batch.masked is not None
         assert batch.targets is not None
@@ -112,7 +115,7 @@ class Distillation:
                 apart_m = coarse_divergence(scores_mv, batch.soft, batch.soft_ids.long(), self.temperature)
             else:
                 with torch.no_grad():
-                    shown_mv = self.teacher.mask_logits(its[-1], asked_m, rounded=True)
+                    shown_mv = self.teacher.mask_logits(its[LAST], asked_m, rounded=True)
                 apart_m = divergence(scores_mv, shown_mv, self.temperature)
             known_m = torch.ones_like(asked_m, dtype=torch.bool) if wide else batch.targets != IGNORED
             found["ce"] = _sum(torch.where(known_m, apart_m, 0.0))
@@ -121,15 +124,21 @@ class Distillation:
         return found
 
 
-def _states(network: Network, batch: Batch) -> list[Tensor]:
-    return list(network.encoder.states(batch))
+def _states(network: Network, batch: Batch, depths: Set[int]) -> dict[int, Tensor]:
+    """The states at these depths, and the last as `LAST`."""
+    found = {}
+    for depth, state in enumerate(network.encoder.states(batch)):
+        found[LAST] = state
+        if depth in depths:
+            found[depth] = state
+    return found
 
 
 def _sum(rows: Tensor) -> Loss:
     return Loss(rows.sum(), None)
 
 
-def _looks(network: Network, states: Sequence[Tensor], layer: int) -> Tensor:
+def _looks(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor:
     """Queries, keys and values of a layer (t x 3 x h), from what it reads."""
     stack = network.encoder.stack
     block = stack.attention[stack.plan[layer - 1][0]]

@@ -69,6 +69,7 @@ class Teaching(FineTune):
     distil: Distil = Distil()
 
 
+MOST_COPIES = 1000
 Config = TypeVar("Config", bound=FineTune)
 _LIMITS = Limits(
     options=dict(LIMITS.options) | {"train.shape": LIMITS.options["schedule.shape"], "distil.kind": KINDS},
@@ -95,6 +96,8 @@ def load_teaching(overrides: Iterable[str], task: Task[Any]) -> Teaching:
     given = {override.partition("=")[0] for override in overrides}
     if config.distil.kind == "mse" and "distil.alpha" not in given:
         config = replace(config, distil=replace(config.distil, alpha=0.0))
+    if config.distil.copies > MOST_COPIES:
+        raise UserError(f"settings: distil.copies: must be at most {MOST_COPIES}, not {config.distil.copies}")
     for key in ("alpha", "ngram"):
         if not 0 <= (value := getattr(config.distil, key)) <= 1:
             raise UserError(f"settings: distil.{key}: must lie between 0 and 1, not {value}")
