@@ -112,9 +112,9 @@ def test_a_model_with_a_parameter_called_scale(tmp_path: Path) -> None:
         ({MATRIX + ".scale": None}, f"'{MATRIX}' is int8, but its scales, '{MATRIX}.scale', are missing"),
         ({MATRIX + ".scale": torch.ones(59)}, "has shape 59, but .* 60 x 32, needs one scale for each row"),
         ({MATRIX + ".scale": torch.ones(60, 1)}, "has shape 60 x 1"),
-        ({MATRIX + ".scale": torch.full((60,), torch.nan)}, "not finite"),
-        ({MATRIX + ".scale": torch.full((60,), torch.inf)}, "not finite"),
-        ({MATRIX + ".scale": torch.ones(60, dtype=torch.int8)}, "not finite floating-point"),
+        ({MATRIX + ".scale": torch.full((60,), torch.nan)}, "finite float32"),
+        ({MATRIX + ".scale": torch.full((60,), torch.inf)}, "finite float32"),
+        ({MATRIX + ".scale": torch.ones(60, dtype=torch.int8)}, "finite float32"),
         ({MATRIX: torch.ones(60, 32, dtype=torch.int16)}, "holds torch.int16"),
         (
             {"encoder.embeddings.norm.weight": torch.ones(32, dtype=torch.int8)}
