@@ -13,7 +13,7 @@ step "The family"
 run bertree info
 
 step "A trained model that comes along: small, general English, offline"
-run bertree fill default "The capital of France is [MASK]."
+run bertree fill default "He opened the [MASK] and went out."
 
 step "A tokenizer from your own text"
 run bertree tokenizer train corpus/books.txt --kind wordpiece --vocab-size 8000 --out "$out/tokenizer"
@@ -36,6 +36,10 @@ step "Fine-tuned: which book is a paragraph from? A quarter of a minute"
 run python demo/books.py corpus/books.txt "$out/books.csv"
 run bertree finetune "$out/run/model" --task classification --data "$out/books.csv" --label book --out "$out/books" epochs=4
 run bertree predict "$out/books/model" "The Tin Woodman and the Lion walked along the road of yellow brick."
+
+step "Distilled: half of it learns the same task from the whole, and what that saves. Half a minute"
+run bertree distill "$out/books/model" --task classification --data "$out/books.csv" --label book --student half \
+    --out "$out/half" --compare 5 epochs=4
 
 step "The run as a page: curves, samples through training, configuration"
 run ls "$out/run"
