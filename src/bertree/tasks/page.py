@@ -54,7 +54,8 @@ def write(out: Path, task: Task[Any], found: Json, files: Mapping[str, Path], no
 def render(out: Path, task: Task[Any], found: Json, splits: Mapping[str, Sequence[Json]]) -> str:
     """The whole page."""
     seeds: list[Json] = found.get("seeds") or []
-    model = str(found.get("model", ""))
+    model, taught = str(found.get("model", "")), found.get("distillation", {}).get("teacher_model")
+    model += f", taught by {taught}" if taught else ""
     learned = not seeds or any(not result.get("diverged") for result in seeds)
     state = ("", "good") if learned else ("no seed has learned the task", "bad")
     body = [
