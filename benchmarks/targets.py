@@ -49,13 +49,13 @@ def main() -> None:
         mine.requires_grad_()
         full = divergence(mine, its, options.temperature)
         (slope,) = torch.autograd.grad(full.sum(), mine)
-        whole, rows, read = whole + float(full.sum()), rows + len(its), read + batch.ids.numel()
+        whole, rows, read = whole + float(full.detach().sum()), rows + len(its), read + batch.ids.numel()
         for k in KEPT:
             kept, ids = likeliest(its, k, options.temperature)
             coarse = coarse_divergence(mine, kept.half(), ids, options.temperature)
             (other,) = torch.autograd.grad(coarse.sum(), mine)
             same = F.cosine_similarity(slope, other, -1).sum()
-            sums[k] += torch.tensor([float(kept.exp().sum()), float(coarse.sum()), float(same)])
+            sums[k] += torch.tensor([float(kept.exp().sum()), float(coarse.detach().sum()), float(same)])
         if read >= options.tokens:
             break
     print(f"{rows:,} masked tokens, temperature {options.temperature:g}; {environment()}\n")
