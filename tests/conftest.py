@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.tasks.learnable import Command, Trained
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(2)
 
@@ -57,3 +59,15 @@ def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProce
         timeout=120,
         **options,
     )  # type: ignore[call-overload]
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Tiny models, fine-tuned on tasks that can be learned."""
+    return Trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process."""
+    return Command(monkeypatch, capsys)

@@ -7,7 +7,7 @@ import pytest
 
 from bertree.text import training
 from bertree.text.tokenizer import Tokenizer
-from tests.tasks.learnable import Command, Trained, one_thread
+from tests.tasks.learnable import one_thread
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
@@ -28,15 +28,3 @@ def alone() -> Iterator[None]:
     """Everything here is small."""
     with one_thread():
         yield
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Tiny models, fine-tuned on tasks that can be learned."""
-    return Trained(tmp_path_factory.mktemp("trained"))
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line in this process."""
-    return Command(monkeypatch, capsys)
