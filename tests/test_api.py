@@ -12,8 +12,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 import bertree
-from bertree.api import BATCH_TOKENS
 from bertree.errors import BertreeWarning, UserError
+from bertree.sentence.packing import BATCH_TOKENS
 from tests.parity import peer
 
 WORDS = "the of capital river Paris naïve ÇA quantum 3.14 don't e-mail © → x² Straße İstanbul 北京 東京 한국어"

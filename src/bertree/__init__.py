@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bertree.api import Model, load
     from bertree.errors import UserError
+    from bertree.sentence.index import Index
 
 __version__ = "0.1.0"
-__all__ = ["Model", "UserError", "__version__", "load"]
+__all__ = ["Index", "Model", "UserError", "__version__", "load"]
 
-_HOMES = {"load": "bertree.api", "Model": "bertree.api", "UserError": "bertree.errors"}
+_HOMES = {
+    "load": "bertree.api",
+    "Model": "bertree.api",
+    "Index": "bertree.sentence.index",
+    "UserError": "bertree.errors",
+}
 
 
 def __getattr__(name: str) -> Any:

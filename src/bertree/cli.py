@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import bertree
-from bertree import cli_data, cli_distill, cli_tasks, cli_train
+from bertree import cli_data, cli_distill, cli_index, cli_sentence, cli_tasks, cli_train, cli_vectors
 from bertree.errors import BertreeWarning, UserError
 
 app = typer.Typer(
@@ -92,19 +92,21 @@ def fill(
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="the model folder to read, of either kind, or default")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="the folder to write")],
-    to: Annotated[str, typer.Option("--to", metavar="bertree|huggingface", help="the kind of folder to write")],
+    to: Annotated[str, typer.Option("--to", metavar="bertree|huggingface|onnx", help="the kind of folder to write")],
     dtype: Annotated[
-        str, typer.Option(help="precision of the written weights: float32, bfloat16, float16; int8 (bertree only)")
+        str, typer.Option(help="precision of the written weights: float32, bfloat16, float16; int8 (not huggingface)")
     ] = "float32",
     force: Annotated[bool, typer.Option("--force", help="replace DST if it holds a model already")] = False,
 ) -> None:
-    """Convert a model folder to bertree's or to Hugging Face's form, with its tokenizer.
+    """Convert a model folder to bertree's or to Hugging Face's form, or to ONNX, with its tokenizer.
 
-    A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture.
+    A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture. An ONNX
+    file is encoder, pooling and normalising, for other run times.
 
     [dim]bertree convert bert-base-uncased my-bert --to bertree
     bertree convert my-bert for-transformers --to huggingface
-    bertree convert my-bert a-quarter-of-it --to bertree --dtype int8[/dim]
+    bertree convert my-bert a-quarter-of-it --to bertree --dtype int8
+    bertree convert my-sentence-model for-onnx --to onnx[/dim]
     """
     from bertree.pipelines import convert_folder
 
@@ -120,6 +122,10 @@ app.command()(cli_distill.distill)
 for verb in (cli_tasks.finetune, cli_tasks.evaluate, cli_tasks.predict, cli_tasks.features, cli_tasks.glue):
     app.command()(verb)
 app.command()(cli_distill.compare)
+app.add_typer(cli_index.index, name="index")
+app.add_typer(cli_sentence.sentence, name="sentence")
+for of_vectors in (cli_vectors.embed, cli_vectors.similar, cli_vectors.pairs, cli_vectors.cluster):
+    app.command()(of_vectors)
 
 
 def main() -> None:

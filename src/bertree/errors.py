@@ -12,8 +12,20 @@ class UserError(Exception):
     """A mistake in what the user gave us: a file, a name, a value."""
 
 
+class Unable(UserError, AttributeError):
+    """What a model was asked for that its kind cannot do; to `hasattr` it is not there."""
+
+
 class BertreeWarning(UserWarning):
     """Something the user should know that does not stop the work (truncated text, random weights)."""
+
+
+class TextsCut(BertreeWarning):
+    """Texts that were too long: how many of how many were cut to how many tokens, and the tokens dropped."""
+
+    def __init__(self, texts: int, of: int, limit: int, tokens: int) -> None:
+        super().__init__(f"{texts} of {of} texts cut to {limit} tokens ({tokens} tokens dropped)")
+        self.texts, self.of, self.limit, self.tokens = texts, of, limit, tokens
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bertree.api import STORED, Candidate, Model
+from bertree.api import DTYPES, Candidate, Model
 from bertree.errors import UserError, suggest
 from bertree.info import describe_architecture, print_json
-from bertree.interop import folder
+from bertree.interop import folder, onnx
 from bertree.interop.description import LAYOUTS
 from bertree.interop.shipped import located
 
@@ -36,15 +36,18 @@ def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> No
 
 def convert_folder(source: Path, target: Path, to: str, dtype: str, force: bool) -> None:
     """`bertree convert`: read a folder of either kind, write the kind asked for."""
-    if to not in LAYOUTS:
-        raise UserError(f"--to {to}: {suggest(to, LAYOUTS)}")
-    if dtype not in STORED:
-        raise UserError(f"--dtype {dtype}: {suggest(dtype, STORED)}")
+    if to not in (*LAYOUTS, "onnx"):
+        raise UserError(f"--to {to}: {suggest(to, (*LAYOUTS, 'onnx'))}")
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: {suggest(dtype, DTYPES)}")
     source = located(source)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
-    if (target / folder.CONFIG).exists() and not force:
+    if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE)) and not force:
         raise UserError(f"{target}: holds a model already; give another folder, or --force to replace it")
     contents = folder.read(source)
-    folder.write(contents, target, to, STORED[dtype])
+    if to == "onnx":
+        onnx.write(contents, target, dtype)
+    else:
+        folder.write(contents, target, to, DTYPES[dtype])
     print(f"{target}: {to} folder, {describe_architecture(contents.architecture)}")

@@ -10,7 +10,9 @@ from bertree.api import Model
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.info import describe_architecture
-from bertree.objectives.losses import Objective
+from bertree.interop.folder import Contents
+from bertree.model.network import Network
+from bertree.objectives.losses import Asks
 from bertree.pipelines_tasks import Files, encoded
 from bertree.tasks import config as configs
 from bertree.tasks.answering import fitting
@@ -44,6 +46,7 @@ class Job:
     intro: Sequence[str]
     model: str  # what it begins with, as the user named it
     teacher: Json = field(default_factory=dict)  # the model it learns from and its scores, where there is one
+    kept: Callable[["Job", Network], Contents] | None = None  # what is written of a trained network, where not all
 
 
 def splits_of(files: Files, task: Task[Any]) -> dict[str, tuple[Path, ...]]:
@@ -78,10 +81,11 @@ def prepared(
     out: Path,
     config: FineTune,
     machine: Machine,
-    objective: Objective | None = None,
+    objective: Asks | None = None,
     *,
     identity: Sequence[str],
     unanswered: bool = False,
+    tuner_of: Callable[..., Tuner] = Tuner,
 ) -> Job:
     """Encode the examples. `identity` is of the model; `unanswered`: those without a gold answer stay."""
     task, examples, splits = given.task, given.examples, given.splits
@@ -100,7 +104,7 @@ def prepared(
             where = ", ".join(map(str, splits.get(name, splits["train"])))
             raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
     digests = [f"{name} {digest(path)}" for name in sorted(splits) for path in splits[name]]
-    tuner = Tuner(
+    tuner = tuner_of(
         task,
         Start(start.architecture, start.network, start.labels, str(start.task.get("name", ""))),
         parts["train"],

@@ -191,12 +191,15 @@ def judged(
 
 
 def _write_model(job: Job, task: Task[Any], network: Network) -> None:
+    folder.write(job.kept(job, network) if job.kept else _whole(job, task, network), job.out / MODEL)
+
+
+def _whole(job: Job, task: Task[Any], network: Network) -> Contents:
     settings = {key: value for key, value in task.settings().items() if value is not None}
     known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
-    contents = Contents(
+    return Contents(
         job.tuner.architecture, network, job.start.tokenizer, list(task.labels), job.start.limit, task=known
     )
-    folder.write(contents, job.out / MODEL)
 
 
 def _finish(job: Job, results: Sequence[Json]) -> Json:

@@ -179,8 +179,6 @@ def test_names_of_precisions(tmp_path: Path) -> None:
     assert {t.dtype for t in load_file(tmp_path / "h" / WEIGHTS).values()} == {torch.bfloat16}
     with pytest.raises(UserError, match="did you mean 'int8'"):
         tiny().save(tmp_path / "m", dtype="int88")
-    with pytest.raises(UserError, match="for saving alone"):
-        bertree.load(tmp_path / "h", dtype="int8")
 
 
 def test_convert(tmp_path: Path, small_folder: Path) -> None:

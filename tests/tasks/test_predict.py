@@ -221,7 +221,7 @@ def test_layers_that_can_be_read(layers: str, deep: Path, command: Command, tmp_
     rows = np.load(tmp_path / "out" / "features.npy")
     assert rows.shape == (6, WIDTHS[layers])
     model = bertree.load(deep)
-    (encoded,) = model.encode(["the boat"])
+    (encoded,) = model.tokenised(["the boat"])
     with torch.no_grad():
         states = list(model.network.encoder.states(Batch.pack([encoded.ids])))
     expected = {

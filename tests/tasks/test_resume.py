@@ -58,16 +58,7 @@ def same(one: Path, other: Path) -> None:
 def test_killed_at_random_moments(name: str, whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
     moments, out, said = random.Random(name), tmp_path / "out", tmp_path / "said"
     given = arguments(trained, name, out)
-    codes = []
-    for _ in range(3):
-        target = newest(out) + moments.randint(3, 12)
-        process = runs.start(*given, "--resume", said=said, fault="pause:0,slow:3")
-        while process.exitcode is None and newest(out) < target:
-            time.sleep(0.001)
-        process.join(moments.uniform(0, 0.02))
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
+    codes = runs.killed(*given, said=said, newest=lambda: newest(out), moments=moments, steps=12)
     assert codes.count(-9) >= 2, said.read_text()
     assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
     same(out, whole[name])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from random import Random
 
 from safetensors.torch import load_file
 
@@ -97,6 +98,21 @@ def finish(*arguments: str, said: Path | None = None, fault: str = "") -> int:
     process.join(60)
     assert process.exitcode is not None, "the command hangs"
     return process.exitcode
+
+
+def killed(*arguments: str, said: Path, newest: Callable[[], int], moments: Random, steps: int) -> list[int | None]:
+    """Start it three times and kill it each time some steps (up to so many) after the newest checkpoint; the codes."""
+    codes = []
+    for _ in range(3):
+        target = newest() + moments.randint(3, steps)
+        process = start(*arguments, "--resume", said=said, fault="pause:0,slow:3")
+        while process.exitcode is None and newest() < target:
+            time.sleep(0.001)
+        process.join(moments.uniform(0, 0.02))
+        process.kill()
+        process.join()
+        codes.append(process.exitcode)
+    return codes
 
 
 def results(out: Path) -> dict[str, bytes]:

@@ -4,6 +4,7 @@
 [heads]          each head and its number of classes
 [architecture]   the point of the design space
 [top]            what stands between encoder and heads, where something does
+[vector]         how a text becomes one vector, where the model says so
 [task]           what the model was trained for: its name and plain settings
 """
 
@@ -15,10 +16,11 @@ from bertree.files import Json, read_toml, toml_text
 from bertree.model.architecture import Architecture
 from bertree.model.network import HEADS
 from bertree.model.top import Top
+from bertree.model.vector import Vector
 
 LAYOUTS = ("bertree", "huggingface")
 WHOLE = "int8"  # the one storage that has a name: matrices as int8 with one scale a row; else as the file says
-TABLES = ("model", "heads", "architecture", "top", "task")
+TABLES = ("model", "heads", "architecture", "top", "vector", "task")
 PLAIN = (str, int, float, bool)  # what the settings of a task may be
 
 
@@ -34,6 +36,7 @@ class Description:
     top: Top = field(default_factory=Top)
     task: Json = field(default_factory=dict)
     storage: str = ""
+    vector: Vector | None = None
 
     def as_toml(self) -> str:
         """The text of the file."""
@@ -46,6 +49,8 @@ class Description:
         tables: Json = {"model": model, "heads": self.heads, "architecture": asdict(self.architecture)}
         if not self.top.trivial:
             tables["top"] = asdict(self.top)
+        if self.vector is not None:
+            tables["vector"] = self.vector.as_mapping()
         if self.task:
             tables["task"] = self.task
         return toml_text(tables)
@@ -86,4 +91,5 @@ def read_description(path: Path) -> Description:
     top = Top.from_mapping(table("top"), str(path))
     if layout == "huggingface" and not top.trivial:
         raise UserError(f'{path}: top: has no place in the layout of Hugging Face; set model.layout = "bertree"')
-    return Description(a, heads, layout, labels, longest, top, task, storage)
+    vector = Vector.from_mapping(table("vector"), str(path)) if "vector" in tables else None
+    return Description(a, heads, layout, labels, longest, top, task, storage, vector)

@@ -3,7 +3,8 @@
 Where Hugging Face knows the architecture the weights carry Hugging Face's names and `config.json` is
 theirs, so one folder serves both. Where it does not, the weights carry our names and only `bertree.toml`
 describes them; so it is where something other than heads stands on top of the encoder, and where the
-weights are stored as int8.
+weights are stored as int8. A model that makes vectors is, where Hugging Face knows its encoder, a folder of
+sentence-transformers too.
 """
 
 import json
@@ -16,7 +17,7 @@ import torch
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json, new_folder, read_json, write_text
-from bertree.interop import names, weights
+from bertree.interop import names, sentence_folder, weights
 from bertree.interop.config import architecture_of, config_of, family_for, family_of
 from bertree.interop.description import WHOLE, Description, read_description
 from bertree.interop.weights import Weights
@@ -24,6 +25,7 @@ from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.network import FIXED_CLASSES, Network, build
 from bertree.model.top import Top
+from bertree.model.vector import ToVector, Vector
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
@@ -62,6 +64,8 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
+    if tokenizer is None and contents.tokenizer is not None and sentence_folder.lowers(folder):
+        contents.tokenizer = contents.tokenizer.lowered()
     _fit(contents, folder)
     return contents
 
@@ -95,14 +99,28 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     _check_rest(heads, table, tensors, spelled)
     table = {ours: tuple(spelled.get(name, name) for name in theirs) for ours, theirs in table.items()}
     weights.load_into(network, tensors, table, dtype)
+    _add_vector(network, a, sentence_folder.read_vector(folder), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
 
-def _empty(a: Architecture, heads: dict[str, int], where: Path, top: Top | None = None) -> Network:
+def _add_vector(network: Network, a: Architecture, vector: Vector | None, folder: Path, dtype: torch.dtype) -> None:
+    """What makes vectors, as sentence-transformers' folders have it."""
+    if vector is None:
+        return
+    with torch.device("meta"):
+        made = ToVector(a.width, vector)
+    if vector.dense:
+        sentence_folder.load_dense(made, sentence_folder.dense_folders(folder), dtype)
+    network.vector = made
+
+
+def _empty(
+    a: Architecture, heads: dict[str, int], where: Path, top: Top | None = None, vector: Vector | None = None
+) -> Network:
     """A network without storage, to be given its tensors."""
     try:
         with torch.device("meta"):
-            return build(a, heads, top)
+            return build(a, heads, top, vector)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -184,16 +202,20 @@ def _max_length(folder: Path) -> int | None:
 
 def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
     ours = read_description(folder / OURS)
-    network = _empty(ours.architecture, ours.heads, folder / OURS, ours.top)
+    theirs = ours.layout == "huggingface"
+    network = _empty(ours.architecture, ours.heads, folder / OURS, ours.top, None if theirs else ours.vector)
     tensors = Weights(folder, whole=ours.storage == WHOLE)
     weights.load_into(network, tensors, _table(ours.layout, ours.architecture, network), dtype)
+    if theirs:
+        _add_vector(network, ours.architecture, ours.vector, folder, dtype)
     return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length, task=ours.task)
 
 
 def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
     state = network.state_dict()
     if layout == "huggingface":
-        return names.theirs(family_for(a), heads_of(network), state)
+        own = [name for name in state if not name.startswith("vector.")]  # those have folders of their own
+        return names.theirs(family_for(a), heads_of(network), own)
     return {name: (name,) for name in state}
 
 
@@ -228,16 +250,20 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
     except UserError:
         if to == "huggingface":
             raise
-    with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES)) as work:
+    with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES, *sentence_folder.files())) as work:
         config["dtype"] = str(dtype or next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)
+        if network.vector is not None and layout == "huggingface":
+            limit = min(contents.max_length or a.max_positions, a.max_positions)
+            sentence_folder.write_vector(network.vector, a.width, work, limit, dtype)
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.segments > 1)
         if to == "bertree":
             labels, longest, task = contents.labels, contents.max_length, contents.task
             storage = WHOLE if whole else ""
-            ours = Description(a, heads_of(network), layout, labels, longest, network.top, task, storage)
+            vector = network.vector.settings if network.vector is not None else None
+            ours = Description(a, heads_of(network), layout, labels, longest, network.top, task, storage, vector)
             write_text(work / OURS, ours.as_toml())
 
 

@@ -5,6 +5,7 @@ Files are mapped, not read: only the tensors that are asked for come into memory
 few, as float16. Whoever asks for a tensor gets floating-point numbers all the same.
 """
 
+import hashlib
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,6 +92,18 @@ def digest(folder: Path) -> str:
     return " ".join(file_hash(path) for path in sorted(folder.glob("*.safetensors")))
 
 
+def digest_of(network: torch.nn.Module, more: str) -> str:
+    """What tells the states of a network from those of another: of its weights as float32, whatever file they are in.
+
+    Heads have no part in them. `more` is what else is to make a difference."""
+    found = hashlib.sha256(more.encode())
+    for name, tensor in sorted(network.state_dict().items()):
+        if not name.startswith(("heads.", "crf.")):
+            found.update(f"{name} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().float().cpu().contiguous().numpy())
+    return found.hexdigest()
+
+
 def _shards(index: Path) -> list[str]:
     table = read_json(index).get("weight_map")
     if not isinstance(table, dict) or not table or not all(isinstance(f, str) for f in table.values()):
@@ -155,9 +168,9 @@ def save(
 ) -> None:
     """Write a network's tensors under the names that `table` gives them, in their own precision or in another."""
     out: dict[str, Tensor] = {}
-    for ours, tensor in network.state_dict().items():
-        names = table[ours]
-        for name, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
+    state = network.state_dict()
+    for ours, names in table.items():
+        for name, part in zip(names, state[ours].detach().cpu().chunk(len(names)), strict=True):
             made = _whole(name, part) if dtype == torch.int8 else {name: part.to(dtype or part.dtype).contiguous()}
             assert not out.keys() & made.keys(), "a parameter has the name of another's scales"
             out |= made

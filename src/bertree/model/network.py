@@ -2,7 +2,7 @@
 
 Heads by name: `mask` (MLM), `pair` (NSP or SOP), `sequence` (classification, or regression with one
 class), `token`, `span` (start and end), `choice` (one score per option). What stands between the two, if anything
-does, is a `Top`.
+does, is a `Top`; what makes one vector of a text is a `ToVector`.
 
 Shape letters: t tokens, s sequences, m chosen positions, h width, w width of what heads read, v vocabulary, c classes.
 """
@@ -20,6 +20,7 @@ from bertree.model.crf import Crf
 from bertree.model.encoder import Encoder, build_encoder, initialise
 from bertree.model.heads import ClassHead, MaskHead
 from bertree.model.top import Features, Top, build_crf, build_features
+from bertree.model.vector import ToVector, Vector
 
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
 HEADS = ("mask", "pair", "sequence", "token", "span", "choice")
@@ -36,13 +37,18 @@ class Network(nn.Module):
         top: Top | None = None,
         features: Features | None = None,
         crf: Crf | None = None,
+        vector: ToVector | None = None,
+        width: int = 0,
     ) -> None:
+        """`width`: of what heads read."""
         super().__init__()
         self.top = top or Top()
         self.encoder = encoder
         self.features = features
         self.heads = nn.ModuleDict(heads)
         self.crf = crf
+        self.vector = vector
+        self.width = width
         if self.top.frozen:
             encoder.requires_grad_(False)
 
@@ -86,6 +92,12 @@ class Network(nn.Module):
         logits: Tensor = head(read)
         return logits
 
+    def vectors(self, hidden_tw: Tensor, batch: Batch) -> Tensor:
+        """One vector a sequence (s x d), in float32."""
+        assert self.vector is not None
+        found: Tensor = self.vector(hidden_tw, batch)
+        return found
+
     def whole(self, hidden_tw: Tensor, batch: Batch) -> Tensor:
         """What stands for each sequence (s x w): what the encoder or the top says it is."""
         if self.features is None:
@@ -93,13 +105,18 @@ class Network(nn.Module):
         return self.features.whole(hidden_tw, batch, self.encoder.seeing(batch))
 
 
-def build(a: Architecture, heads: Mapping[str, int] | None = None, top: Top | None = None) -> Network:
+def build(
+    a: Architecture, heads: Mapping[str, int] | None = None, top: Top | None = None, vector: Vector | None = None
+) -> Network:
     """The network of a point in the design space; `heads` maps a head's name to its number of classes."""
     top, heads = top or Top(), heads or {}
     encoder = build_encoder(a)
     features, width = build_features(a, top)
     made = {name: build_head(a, name, classes, top, width) for name, classes in heads.items()}
-    return Network(encoder, made, top, features, build_crf(top, heads))
+    to_vector = ToVector(width, vector) if vector is not None else None
+    if to_vector is not None:
+        initialise(to_vector, a.init_std)
+    return Network(encoder, made, top, features, build_crf(top, heads), to_vector, width)
 
 
 def build_head(a: Architecture, name: str, classes: int = 0, top: Top | None = None, width: int = 0) -> nn.Module:

@@ -11,7 +11,8 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.network import Network
-from bertree.tasks.batches import by_length, collate, rows_of
+from bertree.objectives.siamese import compared, table
+from bertree.tasks.batches import VECTOR_HEADS, by_length, collate, rows_of
 from bertree.tasks.task import Logits, Unit
 
 TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
@@ -38,9 +39,12 @@ def logits(
     autocast: Autocast = nullcontext,
     advance: Advance = lambda count: None,
 ) -> list[Logits]:
-    """One array a unit: a row for its sequence, for each chosen token, or for each option."""
+    """One array a unit: a row for its sequence, for each chosen token, or for each option; of `vector`, its vectors."""
 
     def ask(hidden_tw: Tensor, batch: Batch) -> Tensor:
+        if head in VECTOR_HEADS:
+            vectors_sd = network.vectors(hidden_tw, batch)
+            return vectors_sd if head == "vector" else compared(network, table(vectors_sd, batch))
         scores_mc = network.class_logits(head, hidden_tw, batch, batch.chosen)
         if network.crf is None:
             return scores_mc

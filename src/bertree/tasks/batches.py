@@ -19,6 +19,7 @@ from bertree.tasks.task import Unit
 from bertree.train.feed import Work, ahead
 from bertree.train.plan import Plan
 
+VECTOR_HEADS = ("vector", "compare")  # a vector for each text of a unit; what a classifier says about two of them
 LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
 
 
@@ -35,6 +36,8 @@ def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch
 
 def rows_of(unit: Unit, head: str) -> int:
     """How many rows of scores a head gives for a unit."""
+    if head == "compare":
+        return 1
     return len(unit.chosen or ()) if head in TOKEN_HEADS else len(unit.sequences)
 
 
@@ -49,6 +52,8 @@ def _asked(units: Sequence[Unit], head: str, regression: bool) -> Batch:
         counts = [len(unit.sequences) for unit in units]
         answers = [IGNORED if unit.answer is None else unit.answer for unit in units]
         return _with(batch, *_grid(counts), answers=np.array(answers, np.int64))
+    if head in VECTOR_HEADS:
+        return _with(batch, *_vectors(units, regression))
     counts = [len(unit.chosen or ()) for unit in units]
     starts = batch.cu_seqlens[:-1].numpy().astype(np.int64).repeat(counts)
     chosen = np.concatenate([np.asarray(unit.chosen or (), np.int64) for unit in units]) + starts
@@ -60,9 +65,17 @@ def _asked(units: Sequence[Unit], head: str, regression: bool) -> Batch:
     return _with(batch, *_grid(counts), chosen=chosen, answers=answers_m)
 
 
-def _grid(counts: Sequence[int]) -> tuple[NDArray[np.int64], int]:
+def _vectors(units: Sequence[Unit], regression: bool) -> tuple[NDArray[np.int64], int, None, NDArray[Any]]:
+    """A row of vectors for each unit. Where its texts are named, all rows are as wide as the names say."""
+    unknown, kind = (float("nan"), np.float32) if regression else (IGNORED, np.int64)
+    answers = np.array([unknown if unit.answer is None else unit.answer for unit in units], kind)
+    least = answers.shape[1] if answers.ndim == 2 else 0
+    return *_grid([len(unit.sequences) for unit in units], least), None, answers
+
+
+def _grid(counts: Sequence[int], least: int = 0) -> tuple[NDArray[np.int64], int]:
     """One row a question: the cell of each score, and the width."""
-    width = max(counts, default=0)
+    width = max(least, max(counts, default=0))
     sizes = np.asarray(counts, np.int64)
     columns = np.arange(sizes.sum()) - (sizes.cumsum() - sizes).repeat(sizes)
     return np.arange(len(counts)).repeat(sizes) * width + columns, width

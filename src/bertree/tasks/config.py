@@ -10,11 +10,15 @@ from bertree.files import Json
 from bertree.model.architecture import Architecture
 from bertree.model.top import Top
 from bertree.objectives.taught import KINDS
-from bertree.recipe import LIMITS, Optim, Run
+from bertree.recipe import LIMITS as PRETRAINING
+from bertree.recipe import Optim, Run
 from bertree.settings import Limits
 from bertree.tasks.task import Task
 
-FREE = ("name", "max_length", "regression", "numbered", "label_folders", "server")  # fields that are not settings
+FREE = (  # fields that are not settings
+    *("name", "max_length", "regression", "numbered", "label_folders", "server"),
+    *("loss", "judged", "low", "high", "before"),
+)
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,17 @@ class Teaching(FineTune):
 
 MOST_COPIES = 1000
 Config = TypeVar("Config", bound=FineTune)
-_LIMITS = Limits(
-    options=dict(LIMITS.options) | {"train.shape": LIMITS.options["schedule.shape"], "distil.kind": KINDS},
+LIMITS = Limits(
+    options=dict(PRETRAINING.options) | {"train.shape": PRETRAINING.options["schedule.shape"], "distil.kind": KINDS},
     above_zero=("train.epochs", "optim.eps", "distil.temperature"),
-    at_least_one=("train.batch", "train.evaluations", *(key for key in LIMITS.at_least_one if key.startswith("run."))),
+    at_least_one=(
+        "train.batch",
+        "train.evaluations",
+        *(key for key in PRETRAINING.at_least_one if key.startswith("run.")),
+    ),
     not_negative=(
         *("train.max_length", "train.patience", "optim.lr", "distil.copies"),
-        *(key for key in LIMITS.not_negative if key.startswith(("optim.", "run."))),
+        *(key for key in PRETRAINING.not_negative if key.startswith(("optim.", "run."))),
     ),
     shares=("train.warmup", "train.held_out", "optim.betas", "distil.masking", "distil.replacing"),
 )
@@ -86,13 +94,13 @@ DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 
 def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTune:
     """The configuration of a run of `task`, checked."""
-    return _load(FineTune, overrides, task, base or {})
+    return load_as(FineTune, overrides, task, base or {}, LIMITS)
 
 
 def load_teaching(overrides: Iterable[str], task: Task[Any]) -> Teaching:
     """The same for a run with a teacher."""
-    overrides = [_full(override, task, Teaching) for override in overrides]
-    config = _load(Teaching, overrides, task, {})
+    overrides = [full(override, task, Teaching) for override in overrides]
+    config = load_as(Teaching, overrides, task, {}, LIMITS)
     given = {override.partition("=")[0] for override in overrides}
     if config.distil.kind == "mse" and "distil.alpha" not in given:
         config = replace(config, distil=replace(config.distil, alpha=0.0))
@@ -106,12 +114,13 @@ def load_teaching(overrides: Iterable[str], task: Task[Any]) -> Teaching:
     return config
 
 
-def _load(kind: type[Config], overrides: Iterable[str], task: Task[Any], base: Json) -> Config:
+def load_as(kind: type[Config], overrides: Iterable[str], task: Task[Any], base: Json, limits: Limits) -> Config:
+    """The configuration of a run of another kind, checked."""
     tree: Json = {"model": {}, "task": {}} | {name: dict(section) for name, section in _OWN.items()} | base
     for override in overrides:
-        settings.override(tree, _full(override, task, kind))
+        settings.override(tree, full(override, task, kind))
     config: Config = settings.read(kind, tree, "settings")
-    settings.check(config, "settings", _LIMITS)
+    settings.check(config, "settings", limits)
     for key in config.model:
         if key not in DROPOUTS:
             raise UserError(f"settings: model.{key}: only {', '.join(DROPOUTS)} can be changed in a trained model")
@@ -119,7 +128,7 @@ def _load(kind: type[Config], overrides: Iterable[str], task: Task[Any], base: J
     return replace(config, model=dropouts)
 
 
-def _full(override: str, task: Task[Any], kind: type[FineTune]) -> str:
+def full(override: str, task: Task[Any], kind: type[FineTune]) -> str:
     """The same with its section, where it was left out."""
     key, equals, value = override.partition("=")
     if not equals or "." in key:

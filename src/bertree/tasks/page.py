@@ -196,6 +196,8 @@ def _split(task: Task[Any], lines: Sequence[Json], found: Json) -> list[str]:
     known = [line for line in lines if line.get("gold") is not None]
     if not known:
         return _unjudged(lines)
+    if task.head == "vector":
+        return page_kinds.vectors(known, task.labels)
     if task.head == "sequence":
         return page_kinds.regression(known) if task.regression else page_kinds.classes(known, task.labels)
     if task.head == "token":

@@ -32,6 +32,7 @@ from bertree.train.page import cards, html_table
 from bertree.train.scales import Axis, scale
 
 LABELS = 30  # at most in a confusion matrix
+SHORT = 160  # characters of a text beside another
 PAIRS = 20  # most frequent confusions beyond that
 WORDS = re.compile(r"\b(how many|how much|who|whom|whose|what|when|where|which|why|how)\b", re.IGNORECASE)
 LENGTHS = ((1, "1 word"), (2, "2 words"), (3, "3 words"), (5, "4 to 5"), (10, "6 to 10"), (20, "11 to 20"))
@@ -105,6 +106,25 @@ def regression(lines: Sequence[Json]) -> list[str]:
         return pair(lines[number]), digits(float(gold[number]), 4), digits(float(said[number]), 4)
 
     return [*parts, *errors(gold, said, show)]
+
+
+def vectors(lines: Sequence[Json], labels: Sequence[str]) -> list[str]:
+    """Texts compared by their vectors: by scores, by classes, or by which of several is nearest."""
+    if isinstance(lines[0]["gold"], float):
+        return regression(lines)
+    if "probabilities" in lines[0]:
+        return classes(lines, labels)
+    scores = floats(line.get("score") for line in lines)
+    right = np.array([line["gold"] == line["predicted"] for line in lines], dtype=np.float64)
+
+    def show(number: int) -> Shown:
+        line = lines[number]
+        if "rank" in line:
+            return head(line["text"]), head(line["gold"], SHORT), f"{head(line['predicted'], SHORT)}"
+        others = " / ".join(map(str, line.get("negatives", ())))
+        return head(line["text"]), head(line["pair"], SHORT), head(others if not right[number] else line["pair"], SHORT)
+
+    return cases(scores, right, show)
 
 
 def _offsets(off: Floats) -> str:

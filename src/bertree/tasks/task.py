@@ -24,10 +24,11 @@ Splits = dict[str, tuple[Path, ...]]
 
 
 class Unit(NamedTuple):
-    """What a head answers at once: one sequence, or the options of one question.
+    """What a head answers at once: one sequence, the options of one question, or texts whose vectors are compared.
 
     `answer` is a class (sequence, choice), a score (sequence of a regression), a class for each chosen token with
-    -100 where none is asked (token), or the first and last token as indices into `chosen` (span). None: not known.
+    -100 where none is asked (token), or the first and last token as indices into `chosen` (span). Of vectors: a
+    class, a score from 0 to 1, or a number for each text that equal texts share. None: not known.
     """
 
     example: int  # the example it is of, or a part of
@@ -61,8 +62,13 @@ class Task(ABC, Generic[Example]):
     max_length: int = 128  # tokens a sequence, unless told otherwise
 
     regression = False  # whether the head's one score is a number to be met
-    head = "sequence"  # sequence, token, span or choice
+    head = "sequence"  # sequence, token, span or choice; vector: a vector for each text
     metric = "accuracy"  # the score that counts, a key of `score`; higher is better
+
+    @property
+    def asked(self) -> str:
+        """The head whose answers are scored, where it is not the one that is trained."""
+        return self.head
 
     @property
     def classes(self) -> int:

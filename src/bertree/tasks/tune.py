@@ -17,7 +17,7 @@ from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.objectives.losses import Objective
+from bertree.objectives.losses import Asks
 from bertree.objectives.supervised import supervised
 from bertree.recipe import Phase, Schedule
 from bertree.tasks.answering import logits
@@ -25,6 +25,7 @@ from bertree.tasks.batches import Shapes, UnitFeed, steps_an_epoch
 from bertree.tasks.config import FineTune
 from bertree.tasks.task import Example, Task, Unit
 from bertree.train import optim
+from bertree.train.cached import AsksTogether, Cached
 from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Machine
 from bertree.train.loop import Loop
 from bertree.train.plan import Plan
@@ -66,7 +67,7 @@ class Tuner:
     config: FineTune
     machine: Machine
     identity: str  # of model and data
-    objective: Objective | None = None  # where it is not the head's own
+    objective: Asks | None = None  # where it is not the head's own
 
     @property
     def architecture(self) -> Architecture:
@@ -138,7 +139,8 @@ class Tuner:
         lstm = config.top.lstm > 0 or self.architecture.body == "bilstm"
         on_host = crf or lstm or config.optim.name != "adamw"  # they ask for numbers on the way
         replayed = gpu and self.machine.compiled and micro == 1 and not on_host
-        kind = Replay if replayed else Loop
+        whole = micro > 1 and isinstance(self.objective, AsksTogether)  # its pieces must come together
+        kind = Replay if replayed else Cached if whole else Loop
         loop = kind(
             network,
             self.objective or supervised(task.head, task.regression, crf),
@@ -226,7 +228,7 @@ def measured(
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Json], dict[str, float]]:
     """Predictions on a split, and their scores where it has gold answers."""
-    found = logits(network, task.head, split.units, autocast, advance)
+    found = logits(network, task.asked, split.units, autocast, advance)
     predictions = task.predict(split.examples, split.units, found)
     known = any(unit.answer is not None for unit in split.units)
     return predictions, task.score(split.examples, predictions) if known else {}

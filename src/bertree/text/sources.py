@@ -11,7 +11,7 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ FORMATS = {
 FORMATS |= {".parquet": "parquet"}
 PACKED = (".gz", ".xz", ".zst")
 STANDARD_INPUT = "-"
+NO_MORE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -48,27 +49,29 @@ class Source:
         return suffix if suffix in PACKED else ""
 
 
-def find(names: Sequence[str], format: str | None = None) -> list[Source]:
-    """The files behind paths, folders (all below them, hidden ones left out), globs and "-"."""
+def find(names: Sequence[str], format: str | None = None, more: Mapping[str, str] = NO_MORE) -> list[Source]:
+    """The files behind paths, folders (all below them, hidden ones left out), globs and "-".
+
+    `more`: suffixes beside the known ones and the format each stands for."""
     if format is not None and format not in FORMATS.values():
         raise UserError(f"format '{format}': unknown; known: {', '.join(sorted(set(FORMATS.values())))}")
     found: dict[str, Source] = {}
     for name in names:
-        for source in _behind(name, format):
+        for source in _behind(name, format, more):
             found.setdefault(source.path, source)
     if not found:
         raise UserError("no corpus given; name a file, a folder, a glob or - for standard input")
     return list(found.values())
 
 
-def _behind(name: str, format: str | None) -> Iterator[Source]:
+def _behind(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[Source]:
     if name == STANDARD_INPUT:
         yield Source(name, format or "text", 0, 0)
         return
+    known = ", ".join((*FORMATS, *more))
     if os.path.isdir(name):
-        below = sorted(path for path in _walk(name) if format or format_of(path))
+        below = sorted(path for path in _walk(name) if format or format_of(path, more))
         if not below:
-            known = ", ".join(FORMATS)
             raise UserError(f"{name}: no text files in this folder (known: {known}, each also .gz, .xz or .zst)")
         paths = below
     elif os.path.exists(name):
@@ -80,9 +83,10 @@ def _behind(name: str, format: str | None) -> Iterator[Source]:
     else:
         raise UserError(f"{name}: no such file or folder")
     for path in paths:
-        kind = format or format_of(path)
+        kind = format or format_of(path, more)
         if kind is None:
-            raise UserError(f"{path}: unknown kind of file; known: {', '.join(FORMATS)}, or say --format text")
+            say = "" if more else ", or say --format text"
+            raise UserError(f"{path}: unknown kind of file; known: {known}{say}")
         try:
             status = os.stat(path)
         except OSError as error:
@@ -99,12 +103,12 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(root, name) for name in files if not name.startswith("."))
 
 
-def format_of(path: str) -> str | None:
+def format_of(path: str, more: Mapping[str, str] = NO_MORE) -> str | None:
     """What kind of file a name says it is, compressed or not; None: none we know."""
     stem, suffix = os.path.splitext(path.lower())
     if suffix in PACKED:
         suffix = os.path.splitext(stem)[1]
-    return FORMATS.get(suffix)
+    return FORMATS.get(suffix) or more.get(suffix)
 
 
 @contextmanager

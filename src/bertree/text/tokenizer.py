@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenizers import Encoding
+from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
@@ -83,6 +83,15 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception for anything it cannot parse
             raise UserError(f"{folder}: the tokenizer files cannot be read ({error})") from None
         return cls(backend, config, files)
+
+    def lowered(self) -> "Tokenizer":
+        """The same tokenizer, given every text in small letters."""
+        if self.backend.encode("ABC Äß").ids == self.backend.encode("abc äß").ids:
+            return self
+        backend = Backend.from_str(self.backend.to_str())
+        before = [backend.normalizer] if backend.normalizer else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
+        return Tokenizer(backend, self.config)
 
     def save(self, folder: Path, max_length: int | None = None, segments: bool = True) -> None:
         """Write the files it came from, and a `tokenizer.json` in any case; with `max_length`, say so to others.

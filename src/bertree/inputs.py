@@ -1,0 +1,62 @@
+"""What a model is given, checked: texts, pairs of texts or token ids -> packed batches."""
+
+import warnings
+from collections.abc import Sequence
+from numbers import Integral
+
+import numpy as np
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.errors import TextsCut, UserError
+from bertree.model.architecture import Architecture
+from bertree.text.tokenizer import Encoded, Tokenizer
+
+Input = str | tuple[str, str] | Sequence[int] | Tensor
+
+
+def tokenised(inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int) -> list[Encoded]:
+    """Ids and segments of each input; texts of more than `limit` tokens are cut, with a warning to who asked."""
+    if not 1 <= limit <= a.max_positions:
+        raise UserError(f"max_length {limit}: must lie between 1 and {a.max_positions}")
+    texts = [i for i in inputs if _is_text(i)]
+    if texts and tokenizer is None:
+        raise UserError(
+            "this model has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
+        )
+    encoded = iter(tokenizer.encode(texts, limit) if tokenizer else ())  # type: ignore[arg-type]
+    result = [next(encoded) if _is_text(i) else _checked(i, a.max_positions) for i in inputs]  # type: ignore[arg-type]
+    cut = [e.dropped for e in result if e.dropped]
+    if cut:
+        warnings.warn(TextsCut(len(cut), len(inputs), limit, sum(cut)), stacklevel=4)
+    return result
+
+
+def _checked(ids: Sequence[int] | Tensor, longest: int) -> Encoded:
+    if type(ids) is list and 0 < len(ids) <= longest and type(ids[0]) is int:  # the usual case, quickly
+        return Encoded(ids, None, 0)
+    if isinstance(ids, Tensor | np.ndarray):
+        ids = ids.tolist()
+    if not isinstance(ids, list | tuple | range) or (len(ids) and not isinstance(ids[0], Integral)):
+        raise UserError(f"an input must be a text, a pair of texts or a list of token ids, not {str(ids)[:60]!r}")
+    if len(ids) > longest:
+        raise UserError(f"a sequence of {len(ids)} ids is longer than the {longest} positions of the model")
+    return Encoded(ids, None, 0)  # type: ignore[arg-type]
+
+
+def packed(encoded: Sequence[Encoded], vocab_size: int) -> Batch:
+    """One batch of them, whose ids the vocabulary has."""
+    try:
+        batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded], [e.second for e in encoded])
+        known = not batch.ids.numel() or 0 <= int(batch.ids.min()) <= int(batch.ids.max()) < vocab_size
+    except (TypeError, ValueError, OverflowError):
+        known = False
+    if not known:
+        raise UserError(f"token ids must be whole numbers from 0 to {vocab_size - 1}")
+    return batch
+
+
+def _is_text(item: Input) -> bool:
+    return isinstance(item, str) or (
+        isinstance(item, tuple) and len(item) == 2 and all(isinstance(t, str) for t in item)
+    )

@@ -1,0 +1,175 @@
+"""A model as one ONNX file, for run times that are not PyTorch: encoder, pooling and normalising in one graph.
+
+Such run times want rectangles, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and, where the
+model tells texts of a pair apart, `token_type_ids`, each b x l, of any size. What comes out is `sentence_embedding`
+(b x d), or `last_hidden_state` (b x l x h) of a model that makes no vectors. The graph computes from the same weights
+as the network but not by its code; a test holds the two together.
+
+Shape letters: b texts, l length of the longest, h width, n heads, d head width, w width of a vector.
+"""
+
+import importlib
+import importlib.util
+import logging
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertree.errors import UserError
+from bertree.files import new_folder
+from bertree.interop.folder import Contents
+from bertree.model.attention import Attention
+from bertree.model.network import Network
+from bertree.model.parts import Embeddings, FeedForward, Joined, PreNorm
+from bertree.model.vector import ToVector
+from bertree.text.tokenizer import FILES as TOKENIZER_FILES
+
+FILE, BESIDE = "model.onnx", "model.onnx.data"
+PRECISIONS = ("float32", "int8")
+LARGEST = 2**30  # bytes of weights within the one file, whose format ends at two of these
+NEEDED = {"float32": ("onnx", "onnxscript"), "int8": ("onnx", "onnxscript", "onnxruntime")}
+ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
+    """Write the model and its tokenizer, whole or not at all. int8: ONNX Runtime's dynamic quantisation."""
+    if dtype not in PRECISIONS:
+        raise UserError(f"--dtype {dtype}: an ONNX file is written in {' or '.join(PRECISIONS)}")
+    missing = [name for name in NEEDED[dtype] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"ONNX: {', '.join(missing)} not installed; pip install 'bertree[onnx]'")
+    module = Rectangular(contents)
+    with new_folder(folder, (FILE, BESIDE, *TOKENIZER_FILES)) as work, _quiet():
+        if dtype == "int8":
+            with tempfile.TemporaryDirectory(dir=work) as scratch:
+                _export(module, Path(scratch) / FILE)
+                _rounded(Path(scratch) / FILE, work / FILE)
+        else:
+            _export(module, work / FILE)
+        if contents.tokenizer:
+            contents.tokenizer.save(work, contents.max_length, contents.architecture.segments > 1)
+
+
+class Rectangular(nn.Module):
+    """The model over padded batches."""
+
+    def __init__(self, contents: Contents) -> None:
+        super().__init__()
+        a, network = contents.architecture, contents.network
+        if a.body != "transformer" or a.attention != "full" or network.features is not None:
+            raise UserError(
+                "ONNX: is written for transformers that see whole texts and are read at their last layer, "
+                "not for a bilstm, causal attention or other states"
+            )
+        self.network: Network = network.eval()
+        self.activation = a.activation
+        self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.segments > 1 else [])]
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """Vectors (b x w), or states (b x l x h)."""
+        encoder = self.network.encoder
+        x_blh = self._embedded(encoder.embeddings, input_ids, token_type_ids)
+        least = torch.finfo(x_blh.dtype).min
+        hidden_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, least).to(x_blh.dtype)
+        for mixing, thinking in encoder.stack.plan:
+            x_blh = self._joined(cast(Joined, encoder.stack.attention[mixing]), x_blh, hidden_b11l)
+            x_blh = self._joined(cast(Joined, encoder.stack.ffn[thinking]), x_blh, hidden_b11l)
+        x_blh = x_blh if encoder.norm is None else encoder.norm(x_blh)
+        vector = self.network.vector
+        return x_blh if vector is None else _vectors(vector, x_blh.float(), attention_mask)
+
+    def _embedded(self, tables: Embeddings, ids_bl: Tensor, kinds_bl: Tensor | None) -> Tensor:
+        x_ble = F.embedding(ids_bl, tables.tokens.weight)
+        if tables.segments is not None:
+            rows = torch.zeros_like(ids_bl) if kinds_bl is None else kinds_bl
+            x_ble = x_ble + F.embedding(rows, tables.segments.weight)
+        if tables.positions is not None:
+            places = torch.arange(ids_bl.shape[1], device=ids_bl.device) + tables.position_offset
+            x_ble = x_ble + F.embedding(places, tables.positions.weight)
+        x_ble = x_ble if tables.norm is None else tables.norm(x_ble)
+        return x_ble if tables.projection is None else tables.projection(x_ble)
+
+    def _joined(self, joined: Joined, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:
+        before = isinstance(joined, PreNorm)
+        read_blh = joined.norm(x_blh) if before else x_blh
+        if isinstance(joined.part, Attention):
+            made = _attended(joined.part, read_blh, hidden_b11l)
+        else:
+            part = cast(FeedForward, joined.part)
+            made = part.down(ACTIVATION[self.activation](part.up(read_blh)))
+        out: Tensor = x_blh + made if before else joined.norm(x_blh + made)
+        return out
+
+
+def _attended(part: Attention, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:
+    qkv = part.qkv(x_blh).unflatten(-1, (3, part.heads, part.head_width))
+    q_bnld, k_bnld, v_bnld = (x.transpose(1, 2) for x in qkv.unbind(2))
+    scores_bnll = q_bnld @ k_bnld.transpose(2, 3) * part.head_width**-0.5 + hidden_b11l
+    out: Tensor = part.out((scores_bnll.softmax(-1) @ v_bnld).transpose(1, 2).flatten(2))
+    return out
+
+
+def _vectors(vector: ToVector, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
+    real_bl1 = mask_bl[:, :, None].to(x_blh.dtype)
+    count_b1 = real_bl1.sum(1).clamp(min=1.0)
+    last_b1h = (mask_bl.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, x_blh.shape[2])
+    place_l1 = torch.arange(1, x_blh.shape[1] + 1, device=x_blh.device)[:, None]
+    pools: dict[str, Callable[[], Tensor]] = {
+        "cls": lambda: x_blh[:, 0],
+        "mean": lambda: (x_blh * real_bl1).sum(1) / count_b1,
+        "sqrt": lambda: (x_blh * real_bl1).sum(1) / count_b1.sqrt(),
+        "max": lambda: x_blh.masked_fill(real_bl1 == 0, torch.finfo(x_blh.dtype).min).amax(1),
+        "last": lambda: x_blh.gather(1, last_b1h).squeeze(1),
+        "weighted": lambda: (x_blh * real_bl1 * place_l1).sum(1) / (count_b1 * (count_b1 + 1) / 2),
+    }
+    x_bw = torch.cat([pools[name]() for name in vector.settings.pooling.split("+")], -1)
+    for layer in vector.dense:
+        x_bw = layer(x_bw)
+    return F.normalize(x_bw, dim=-1) if vector.settings.normalise else x_bw
+
+
+def _export(module: Rectangular, path: Path) -> None:
+    example = tuple(torch.ones(2, 3, dtype=torch.long) for _ in module.names)  # one tensor would be one input
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    weights = sum(p.numel() * p.element_size() for p in module.parameters())
+    out = "last_hidden_state" if module.network.vector is None else "sentence_embedding"
+    torch.onnx.export(
+        module,
+        example,
+        str(path),
+        dynamo=True,
+        input_names=module.names,
+        output_names=[out],
+        dynamic_shapes=tuple(sizes for _ in module.names),
+        external_data=weights > LARGEST,
+        verbose=False,
+    )
+
+
+def _rounded(source: Path, target: Path) -> None:
+    tools = importlib.import_module("onnxruntime.quantization")
+    tools.quantize_dynamic(str(source), str(target), per_channel=True, weight_type=tools.QuantType.QInt8)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters speak of what they lack and do not need."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,197 @@
+"""How the states of a text's tokens become one vector: pooling, dense layers, length 1.
+
+What Sentence-BERT puts on an encoder, as a value. Which layers are read is not chosen here but by `Top`, below it.
+Whatever the encoder computed in, sums and vectors are float32: a mean over hundreds of tokens in half precision would
+depend on their order.
+
+Shape letters: t tokens, s sequences, w width of the states, d width of the vector.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.errors import UserError, suggest
+
+MOST = 2**16  # files are not trusted: a width of a billion would be built
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "identity": nn.Identity,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "sigmoid": nn.Sigmoid,
+}
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
+
+def _cls(states_tw: Tensor, batch: Batch) -> Tensor:
+    return states_tw[batch.first].float()
+
+
+def _last(states_tw: Tensor, batch: Batch) -> Tensor:
+    return states_tw[batch.last].float()
+
+
+def _sum(states_tw: Tensor, batch: Batch) -> Tensor:
+    empty = states_tw.new_zeros(len(batch.cu_seqlens) - 1, states_tw.shape[1], dtype=torch.float32)
+    return empty.index_add(0, batch.owners, states_tw.float())
+
+
+def _counts(batch: Batch) -> Tensor:
+    return batch.lengths.clamp(min=1).float()[:, None]
+
+
+def _mean(states_tw: Tensor, batch: Batch) -> Tensor:
+    return _sum(states_tw, batch) / _counts(batch)
+
+
+def _sqrt(states_tw: Tensor, batch: Batch) -> Tensor:
+    return _sum(states_tw, batch) / _counts(batch).sqrt()
+
+
+def _weighted(states_tw: Tensor, batch: Batch) -> Tensor:
+    """Later tokens count more, by their place; for encoders whose tokens see only those before them."""
+    n = _counts(batch)
+    return _sum(states_tw.float() * (batch.positions + 1.0)[:, None], batch) / (n * (n + 1) / 2)
+
+
+def _max(states_tw: Tensor, batch: Batch) -> Tensor:
+    empty = states_tw.new_zeros(len(batch.cu_seqlens) - 1, states_tw.shape[1], dtype=torch.float32)
+    places = batch.owners[:, None].expand(-1, states_tw.shape[1])
+    return empty.scatter_reduce(0, places, states_tw.float(), "amax", include_self=False)
+
+
+POOLINGS: dict[str, Callable[[Tensor, Batch], Tensor]] = {
+    "cls": _cls,
+    "mean": _mean,
+    "max": _max,
+    "last": _last,
+    "sqrt": _sqrt,
+    "weighted": _weighted,
+}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer on the vector."""
+
+    width: int
+    activation: str = "tanh"
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class Vector:
+    """The choices. Defaults: the mean, as it is."""
+
+    pooling: str = "mean"  # of POOLINGS; several are put side by side: mean+max
+    normalise: bool = False  # vectors of length 1
+    dense: tuple[Dense, ...] = ()  # layers between the two
+    similarity: str = "cosine"  # what its vectors are to be compared by
+    prompts: tuple[tuple[str, str], ...] = ()  # what stands before a text of this kind: ("query", "query: ")
+    prompt: str = ""  # the kind of a text that is not said to be of any; none: nothing stands before it
+
+    def __post_init__(self) -> None:
+        for name in self.pooling.split("+"):
+            if name not in POOLINGS:
+                raise UserError(f"vector.pooling: unknown value '{name}', {suggest(name, POOLINGS)}")
+        if self.similarity not in SIMILARITIES:
+            raise UserError(f"vector.similarity: unknown '{self.similarity}', {suggest(self.similarity, SIMILARITIES)}")
+        for layer in self.dense:
+            if layer.activation not in ACTIVATIONS:
+                raise UserError(f"vector.dense: unknown '{layer.activation}', {suggest(layer.activation, ACTIVATIONS)}")
+            if not 1 <= layer.width <= MOST:
+                raise UserError(f"vector.dense: a width must lie between 1 and {MOST}, not {layer.width}")
+        if self.prompt and self.prompt not in dict(self.prompts):
+            raise UserError(f"vector.prompt: there is no prompt '{self.prompt}'")
+
+    def before(self, kind: str | None) -> str:
+        """What stands before a text of a kind; None: as the model is used without saying."""
+        known = dict(self.prompts)
+        if kind and kind not in known:
+            raise UserError(f"prompt '{kind}': {suggest(kind, known) if known else 'this model has no prompts'}")
+        return known.get(self.prompt if kind is None else kind, "")
+
+    def width(self, states: int) -> int:
+        """Of the vector, where states have that width."""
+        return self.dense[-1].width if self.dense else states * len(self.pooling.split("+"))
+
+    def as_mapping(self) -> Mapping[str, Any]:
+        """Plain values, as `from_mapping` reads them."""
+        return {
+            "pooling": self.pooling,
+            "normalise": self.normalise,
+            "widths": [layer.width for layer in self.dense],
+            "activations": [layer.activation for layer in self.dense],
+            "biases": [layer.bias for layer in self.dense],
+            "similarity": self.similarity,
+            "kinds": [kind for kind, _ in self.prompts],
+            "prompts": [text for _, text in self.prompts],
+            "prompt": self.prompt,
+        }
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str) -> "Vector":
+        """Read untrusted values (a TOML table): unknown keys and wrong types are refused by name."""
+        lists = {"widths": int, "activations": str, "biases": bool, "kinds": str, "prompts": str}
+        singles = {key: kind for key, kind in get_type_hints(cls).items() if kind in (str, bool)}
+        for key, value in values.items():
+            if key not in lists | singles:
+                raise UserError(f"{where}: vector.{key}: unknown key, {suggest(key, lists | singles)}")
+            fits = type(value) is singles.get(key)
+            if key in lists:
+                fits = isinstance(value, list) and all(type(item) is lists[key] for item in value)
+            if not fits:
+                raise UserError(f"{where}: vector.{key}: cannot be {value!r}")
+        given = [values.get(key, []) for key in lists]
+        if len({len(some) for some in given[:3]}) > 1 or len(given[3]) != len(given[4]):
+            raise UserError(f"{where}: vector: widths, activations and biases, or kinds and prompts, differ in number")
+        try:
+            return cls(
+                dense=tuple(Dense(*row) for row in zip(*given[:3], strict=True)),
+                prompts=tuple(zip(given[3], given[4], strict=True)),
+                **{key: values[key] for key in singles if key in values},
+            )
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+
+class Layer(nn.Module):
+    """One dense layer, built."""
+
+    def __init__(self, width: int, dense: Dense) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, dense.width, bias=dense.bias)
+        self.activation = ACTIVATIONS[dense.activation]()
+
+    def forward(self, x_sd: Tensor) -> Tensor:
+        """Vectors -> vectors."""
+        found: Tensor = self.activation(self.linear(x_sd.to(self.linear.weight.dtype))).float()
+        return found
+
+
+class ToVector(nn.Module):
+    """States of tokens -> vectors of texts."""
+
+    def __init__(self, width: int, vector: Vector) -> None:
+        super().__init__()
+        self.settings = vector
+        self.states = width  # of the states it reads
+        self.width = vector.width(width)
+        self._pools = [POOLINGS[name] for name in vector.pooling.split("+")]
+        widths = [width * len(self._pools), *(layer.width for layer in vector.dense)]
+        self.dense = nn.ModuleList(Layer(w, layer) for w, layer in zip(widths, vector.dense, strict=False))
+
+    def forward(self, states_tw: Tensor, batch: Batch) -> Tensor:
+        """One vector a sequence (s x d), float32."""
+        with torch.autocast(states_tw.device.type, enabled=False):
+            found = [pool(states_tw, batch) for pool in self._pools]
+            x_sd = found[0] if len(found) == 1 else torch.cat(found, -1)
+            for layer in self.dense:
+                x_sd = layer(x_sd)
+            return F.normalize(x_sd, dim=-1) if self.settings.normalise else x_sd

@@ -1,0 +1,1 @@
+"""Vectors of sentences: made, judged, indexed, searched."""

@@ -1,0 +1,191 @@
+"""The vectors of an index as they are, in files that are written once and then only read.
+
+A file holds a header, the number of each vector and the vectors, in float32, mapped into memory: processes that
+search the same index share the pages, and no search is answered from anything less exact than this. Positions count
+the vectors of all files in order; numbers are for ever, positions only until the files are written anew.
+"""
+
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.errors import UserError
+from bertree.files import sync
+
+Vectors = NDArray[np.float32]
+Numbers = NDArray[np.int64]
+MAGIC, HEADER = b"bertree vectors\n", 64
+LAYOUT = struct.Struct("<16sQQQ")  # magic, layout, vectors, dimension
+LEAST = 1 << 20  # bytes of a file below which its size does not matter
+BLOCK = 1 << 14  # vectors copied or compared at once
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of vectors, as the index remembers it."""
+
+    name: str
+    count: int
+    bytes: int
+    hash: str  # sha256
+
+    @classmethod
+    def of(cls, value: Any) -> "Part":
+        """From JSON; KeyError, TypeError or ValueError where it is something else."""
+        part = cls(value["name"], value["count"], value["bytes"], value["hash"])
+        if [type(field) for field in (part.name, part.count, part.bytes, part.hash)] != [str, int, int, str]:
+            raise TypeError(f"a file {str(value)[:40]!r}")
+        if part.count < 0 or "/" in part.name or part.name.startswith("."):
+            raise ValueError(f"a file of the name {part.name!r}")
+        return part
+
+    def json(self) -> dict[str, Any]:
+        """For the index to remember."""
+        return asdict(self)
+
+
+def write(folder: Path, name: str, blocks: Iterator[tuple[Numbers, Vectors]], count: int, dimension: int) -> Part:
+    """A new file of `count` vectors, on the disk when this returns."""
+    path = folder / name
+    start = _start(count)
+    done = 0
+    with path.open("wb") as file:
+        file.truncate(start + 4 * count * dimension)
+        file.write(LAYOUT.pack(MAGIC, 1, count, dimension))
+        for numbers, vectors in blocks:
+            file.seek(HEADER + 8 * done)
+            file.write(np.ascontiguousarray(numbers, "<i8").tobytes())
+            file.seek(start + 4 * done * dimension)
+            file.write(np.ascontiguousarray(vectors, "<f4").data)
+            done += len(numbers)
+        assert done == count, f"{done} vectors where {count} were announced"
+        file.flush()
+        os.fsync(file.fileno())
+    sync(folder)
+    return Part(name, count, path.stat().st_size, hash_of(path))
+
+
+def joins(sizes: Sequence[int], new: int, most: int) -> int:
+    """Where the files begin that become one with a new one, all of them in bytes: `most` of its size or less do."""
+    first = len(sizes)
+    while True:
+        begin, level = first, _level(new, most)
+        while begin and _level(sizes[begin - 1], most) <= level:
+            begin -= 1
+        if first - begin + 1 < most:
+            return first
+        first, new = begin, new + sum(sizes[begin:first])
+
+
+def _level(size: int, most: int) -> int:
+    return max(0, math.floor(math.log(max(size, 1) / LEAST, most)))
+
+
+def hash_of(path: Path) -> str:
+    """sha256; FileNotFoundError where there is none any more."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _start(count: int) -> int:
+    """Where the vectors begin: at a multiple of 64 bytes."""
+    return (HEADER + 8 * count + 63) // 64 * 64
+
+
+class Mapped:
+    """Several files as one table of vectors."""
+
+    def __init__(self, folder: Path, parts: Sequence[Part], dimension: int) -> None:
+        self.folder, self.parts, self.dimension = folder, tuple(parts), dimension
+        opened = [_opened(folder / part.name, part, dimension) for part in parts]
+        self._tables = [vectors for _, vectors in opened]
+        self.numbers: Numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in opened)])
+        self._ends = np.cumsum([0, *(part.count for part in parts)])
+        if len(self.numbers) > 1 and not (np.diff(self.numbers) > 0).all():
+            raise UserError(f"{folder}: the numbers of the vectors are out of order; build the index again")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, positions: Numbers) -> Vectors:
+        """The vectors at these positions."""
+        if len(self._tables) == 1:
+            return np.asarray(self._tables[0][positions])
+        found = np.empty((len(positions), self.dimension), np.float32)
+        where = np.searchsorted(self._ends, positions, "right") - 1
+        for number in np.unique(where):
+            mine = where == number
+            found[mine] = self._tables[number][positions[mine] - self._ends[number]]
+        return found
+
+    def blocks(self, first: int = 0) -> Iterator[tuple[int, Vectors]]:
+        """All vectors from a position on, some at a time, and where they begin."""
+        for start, table in zip(self._ends.tolist(), self._tables, strict=False):
+            for at in range(max(first - start, 0), len(table), BLOCK):
+                yield start + at, table[at : at + BLOCK]
+
+    def positions(self, numbers: Numbers) -> Numbers:
+        """Where the vectors of these numbers are; numbers that are not here are left out."""
+        found = np.searchsorted(self.numbers, numbers)
+        inside = found < len(self.numbers)
+        found, numbers = found[inside], numbers[inside]
+        return np.sort(found[self.numbers[found] == numbers])
+
+    def copy(self, positions: Numbers) -> Iterator[tuple[Numbers, Vectors]]:
+        """Numbers and vectors at these positions, as `write` takes them."""
+        for at in range(0, len(positions), BLOCK):
+            some = positions[at : at + BLOCK]
+            yield self.numbers[some], self[some]
+
+
+def _opened(path: Path, part: Part, dimension: int) -> tuple[Numbers, Vectors]:
+    """Numbers and mapped vectors of a file whose size and header are right."""
+    broken = f"{path}: is damaged or cut off; build the index again, or restore this file"
+    start = _start(part.count)
+    size = start + 4 * part.count * dimension
+    with _read(path) as file:
+        if os.fstat(file.fileno()).st_size != size or size != part.bytes:
+            raise UserError(broken)
+        if file.read(LAYOUT.size) != LAYOUT.pack(MAGIC, 1, part.count, dimension):
+            raise UserError(broken)
+        file.seek(HEADER)
+        numbers = np.frombuffer(file.read(8 * part.count), "<i8").astype(np.int64)
+        if not part.count:
+            return numbers, np.empty((0, dimension), np.float32)
+        vectors = np.memmap(file, "<f4", "r", start, (part.count, dimension))
+    return numbers, np.asarray(vectors)
+
+
+@contextmanager
+def _read(path: Path) -> Iterator[BinaryIO]:
+    """A file to read; FileNotFoundError where there is none any more, anything else in one line."""
+    try:
+        with path.open("rb") as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def best(scores_qn: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
+    """The columns of the k largest scores of each row, the largest first; of equals, the one that comes first."""
+    k = min(k, scores_qn.shape[1])
+    if k == 0:
+        return np.empty((len(scores_qn), 0), np.int64), scores_qn[:, :0]
+    if k < scores_qn.shape[1]:
+        columns = np.sort(np.argpartition(-scores_qn, k - 1, axis=1)[:, :k], axis=1)
+        scores_qn = np.take_along_axis(scores_qn, columns, 1)
+    else:
+        columns = np.broadcast_to(np.arange(k), scores_qn.shape)
+    order = np.argsort(-scores_qn, axis=1, kind="stable")
+    return np.take_along_axis(columns, order, 1), np.take_along_axis(scores_qn, order, 1)

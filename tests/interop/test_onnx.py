@@ -1,0 +1,115 @@
+"""An ONNX file computes what the model does: every family, with and without vectors, whatever is padded."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bertree
+from bertree.api import Model, fresh
+from bertree.errors import UserError
+from bertree.interop import folder, onnx
+from bertree.interop.folder import Contents
+from bertree.model.architecture import Architecture
+from bertree.model.network import build
+from bertree.model.presets import preset
+from bertree.model.top import Top
+from bertree.model.vector import Dense, Vector
+from tests.conftest import run_bertree
+
+runtime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 2, "ffn_width": 48, "max_positions": 40}
+TEXTS = [[5, 9, 11, 3], [7], [8, 8, 20, 31, 40, 59, 1, 2, 3, 12, 13], [4, 6]]
+
+
+def made(a: Architecture, vector: Vector | None, top: Top | None = None) -> Contents:
+    torch.manual_seed(0)
+    network = build(a, {}, top, vector).eval()
+    with torch.no_grad():
+        for name, p in network.named_parameters():
+            p.copy_(torch.randn_like(p) * 0.2 + (1.0 if "norm.weight" in name else 0.0))
+    return Contents(a, network)
+
+
+def session(path: Path) -> "runtime.InferenceSession":
+    return runtime.InferenceSession(str(path / onnx.FILE), providers=["CPUExecutionProvider"])
+
+
+def computed(path: Path, texts: list[list[int]]) -> np.ndarray:
+    """By ONNX Runtime, all texts padded to the longest, with an id that means something."""
+    opened = session(path)
+    longest = max(map(len, texts))
+    mask = np.array([[1] * len(t) + [0] * (longest - len(t)) for t in texts])
+    given = {
+        "input_ids": np.array([t + [7] * (longest - len(t)) for t in texts]),
+        "attention_mask": mask,
+        "token_type_ids": np.zeros_like(mask),
+    }
+    (found,) = opened.run(None, {i.name: given[i.name] for i in opened.get_inputs()})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "vector"),
+    [
+        ("bert-base", {}, Vector("mean", True)),
+        ("roberta-base", {}, Vector("cls+max", False, (Dense(20, "tanh"),))),
+        ("albert-base", {"embedding_width": 16}, Vector("sqrt+weighted")),
+        ("distilbert-base", {}, Vector("last", True)),
+        ("bert-base", {"residual": "pre-norm"}, Vector("mean")),
+    ],
+)
+def test_vectors(tmp_path: Path, name: str, changes: dict[str, object], vector: Vector) -> None:
+    a = preset(name).architecture.with_values(SMALL | changes)
+    contents = made(a, vector)
+    onnx.write(contents, tmp_path / "o")
+    model = Model(contents)
+    batch = model._packed([model._checked(t) for t in TEXTS])
+    with torch.no_grad():
+        wanted = model.network.vectors(model.network(batch), batch).numpy()
+    np.testing.assert_allclose(computed(tmp_path / "o", TEXTS), wanted, atol=1e-5)
+    np.testing.assert_allclose(computed(tmp_path / "o", TEXTS[:1]), wanted[:1], atol=1e-5)
+
+
+def test_states_of_a_model_without_vectors(tmp_path: Path) -> None:
+    contents = made(preset("bert-base").architecture.with_values(SMALL), None)
+    onnx.write(contents, tmp_path / "o")
+    found = computed(tmp_path / "o", TEXTS)
+    for row, wanted in zip(found, Model(contents).hidden(TEXTS), strict=True):
+        np.testing.assert_allclose(row[: len(wanted)], wanted.numpy(), atol=1e-5)
+
+
+def test_real_weights_by_the_command(tmp_path: Path, minilm: Path) -> None:
+    texts = ["A dog runs.", "Stocks fell sharply on Monday after the report was published.", "Yes"]
+    model = bertree.load(minilm)
+    wanted, ids = model.embed(texts), [e.ids for e in model.tokenised(texts)]
+    onnx.write(folder.read(minilm), tmp_path / "float32", "float32")
+    done = run_bertree("convert", str(minilm), str(tmp_path / "int8"), "--to", "onnx", "--dtype", "int8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"model.onnx", "tokenizer.json"} <= {path.name for path in (tmp_path / "int8").iterdir()}
+    np.testing.assert_allclose(computed(tmp_path / "float32", ids), wanted, atol=1e-5)
+    assert (computed(tmp_path / "int8", ids) * wanted).sum(1).min() > 0.95
+    assert (tmp_path / "int8" / onnx.FILE).stat().st_size < 0.3 * (tmp_path / "float32" / onnx.FILE).stat().st_size
+    done = run_bertree("convert", str(minilm), str(tmp_path / "int8"), "--to", "onnx")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "--force" in done.stderr
+
+
+@pytest.mark.parametrize(("changes", "top"), [({"attention": "causal"}, None), ({}, Top(layers="sum-all"))])
+def test_others_are_refused(tmp_path: Path, changes: dict[str, object], top: Top | None) -> None:
+    contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, top)
+    with pytest.raises(UserError, match="ONNX: is written for transformers"):
+        onnx.write(contents, tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh(preset("bert-base").architecture.with_values(SMALL), {})
+    with pytest.raises(UserError, match="float32 or int8"):
+        onnx.write(model._contents, tmp_path / "o", "float16")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'bertree\[onnx\]'"):
+        onnx.write(model._contents, tmp_path / "o")
