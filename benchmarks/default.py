@@ -33,13 +33,14 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment
-from benchmarks.glove import Vectors, best_head
+from benchmarks.glove import best_head, features
 from benchmarks.standings import key, rows_in, summary
 from bertree.api import Model, fresh, load
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.interop.folder import describe
 from bertree.interop.shipped import located
+from bertree.sentence.words import WordVectors
 from bertree.tasks import config as configs
 from bertree.tasks.answering import fitting
 from bertree.tasks.columns import TextExample
@@ -99,7 +100,7 @@ class Bench:
     data: dict[str, Data | str] = field(default_factory=dict)  # or why there is none
     models: dict[str, Model] = field(default_factory=dict)
     units: dict[tuple[str, str, int, str], list[Unit]] = field(default_factory=dict)
-    vectors: dict[Path, Vectors] = field(default_factory=dict)
+    vectors: dict[Path, WordVectors] = field(default_factory=dict)
     identities: dict[str, str] = field(default_factory=dict)
 
     def examples(self, name: str) -> Data:
@@ -186,8 +187,8 @@ class Bench:
     def _glove(self, data: Data, seed: int) -> Json:
         task, path = data.task, self.options.glove
         if path not in self.vectors:
-            self.vectors[path] = Vectors.read(path)
-        train, dev = (self.vectors[path].features(examples) for examples in (data.train, data.dev))
+            self.vectors[path] = WordVectors.read(path)
+        train, dev = (features(self.vectors[path], examples) for examples in (data.train, data.dev))
         kind = torch.float32 if task.regression else torch.int64
         gold = [e.gold if task.regression else task.labels.index(str(e.gold)) for e in data.train]
         answers = torch.tensor(gold, dtype=kind)

@@ -6,23 +6,16 @@ and a small network with three weight decays, looked at three times; the best of
 That is more choice than a fine-tuned model has with its best epoch, and errs on the side of the baseline.
 """
 
-import lzma
-import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertree.errors import UserError
+from bertree.sentence.words import WordVectors
 from bertree.tasks.columns import TextExample
 
-CLITICS = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")  # the vectors' own words for them stand apart
-WORDS = re.compile(r"n't|'\w+|\d+(?:[.,:]\d+)*|\w+(?:-\w+)*|[^\w\s]")
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of L2, beside the mean loss
 DECAYS = (0.0, 0.1, 1.0)  # of weights, times the rate, a step
 LOOKS = (5, 10, 20)  # epochs
@@ -30,60 +23,13 @@ HIDDEN, DROPOUT, BATCH, RATE = 128, 0.3, 128, 1e-3
 Score = Callable[[NDArray[np.float32]], float]  # of what a head says about the dev split
 
 
-@dataclass(frozen=True)
-class Vectors:
-    """Words and their vectors."""
-
-    rows: dict[str, int]
-    table: NDArray[np.float32]
-
-    @classmethod
-    def read(cls, path: Path) -> "Vectors":
-        """A file with a word and its numbers a line, also compressed by xz."""
-        rows: dict[str, int] = {}
-        found: list[NDArray[np.float32]] = []
-        with _text(path) as lines:
-            for number, line in enumerate(lines, 1):
-                word, _, rest = line.rstrip("\n").partition(" ")
-                try:
-                    vector = np.array(rest.split(), np.float32)
-                except ValueError:
-                    raise UserError(f"{path}: line {number}: is not a word and its numbers") from None
-                if not len(vector) or (found and vector.shape != found[0].shape):
-                    raise UserError(f"{path}: line {number}: has {len(vector)} numbers, unlike the lines before")
-                if word not in rows:
-                    rows[word] = len(found)
-                    found.append(vector)
-        if not found:
-            raise UserError(f"{path}: holds no vectors")
-        return cls(rows, np.stack(found))
-
-    def mean(self, text: str) -> NDArray[np.float32]:
-        """Of the words that have one; zeros if none has."""
-        known = [row for word in self._words(text) if (row := self.rows.get(word)) is not None]
-        return self.table[known].mean(0) if known else np.zeros(self.table.shape[1], np.float32)
-
-    def _words(self, text: str) -> Iterator[str]:
-        for word in WORDS.findall(CLITICS.sub(r" \1", text.lower().replace("’", "'"))):
-            if word in self.rows or "-" not in word:
-                yield word
-            else:
-                yield from word.split("-")
-
-    def features(self, examples: Sequence[TextExample]) -> Tensor:
-        """One row an example."""
-        first = np.stack([self.mean(example.text) for example in examples])
-        if examples[0].pair is None:
-            return torch.from_numpy(first)
-        second = np.stack([self.mean(example.pair or "") for example in examples])
-        return torch.from_numpy(np.concatenate([first, second, first * second, np.abs(first - second)], 1))
-
-
-def _text(path: Path) -> IO[str]:
-    try:
-        return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+def features(vectors: WordVectors, examples: Sequence[TextExample]) -> Tensor:
+    """One row an example."""
+    first = vectors.embed([example.text for example in examples])
+    if examples[0].pair is None:
+        return torch.from_numpy(first)
+    second = vectors.embed([example.pair or "" for example in examples])
+    return torch.from_numpy(np.concatenate([first, second, first * second, np.abs(first - second)], 1))
 
 
 def best_head(

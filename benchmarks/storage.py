@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import CORPUS, environment, sentences, table
-from bertree.api import STORED, load
+from bertree.api import DTYPES, load
 
 HEAD = ("weights", "bytes", "of float32", "cosine, least", "cosine, mean", "largest difference", "same nearest text")
 
@@ -46,7 +46,7 @@ def main() -> None:
     rows: list[list[object]] = []
     whole = 0
     with tempfile.TemporaryDirectory() as place:
-        for name in STORED:
+        for name in DTYPES:
             folder = Path(place) / name
             model.save(folder, dtype=name)
             size = (folder / "model.safetensors").stat().st_size

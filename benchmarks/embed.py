@@ -1,0 +1,287 @@
+"""Vectors a second: bertree beside sentence-transformers, transformers, ONNX Runtime and OpenVINO, in one run.
+
+    python -m benchmarks.embed                                     # two cores, real MiniLM weights, under four minutes
+    python -m benchmarks.embed --device cuda --dtype float16 --preset bert-base --texts 20000
+
+The same ragged texts for all. sentence-transformers encodes with its defaults. The others are used as a careful user
+would: sorted by length, padded to the longest of a batch, at the batch size that is best for each here. ONNX Runtime
+and OpenVINO read the file that `bertree convert --to onnx` writes; their int8 is ONNX Runtime's dynamic quantisation
+and, for OpenVINO, its static one (calibrated on 64 of the texts), which it computes faster than the dynamic. Every row
+says how near its vectors are to float32. What is not installed is left out, and said.
+"""
+
+import argparse
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import bertree
+from benchmarks.common import CORPUS, environment, medians, sentences, table
+from benchmarks.encode import real_weights
+from bertree.interop import folder, onnx
+from bertree.interop.shipped import located
+from bertree.model.vector import Vector
+from bertree.sentence.embedding import Vectors
+from bertree.text.tokenizer import Tokenizer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+Ids = list[list[int]]
+Peer = Callable[[Ids, int], Vectors]  # ids and a batch size -> vectors
+SAMPLE = 160  # texts on which a batch size is chosen
+CALIBRATION = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="", help="of all rows on a GPU; on the CPU float32, bfloat16 and int8 each")
+    parser.add_argument("--preset", help="random weights of this preset instead of the real MiniLM")
+    parser.add_argument("--file", type=Path, default=CORPUS, help="one text a line")
+    parser.add_argument("--texts", type=int, default=500)
+    parser.add_argument("--max-length", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--batch-sizes", type=int, nargs="+")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    given.batch_sizes = given.batch_sizes or ([64, 128, 256] if given.device == "cuda" else [8, 16, 32])
+    with tempfile.TemporaryDirectory() as scratch:
+        compare(model_folder(given.preset, Path(scratch)), given, Path(scratch))
+
+
+def model_folder(preset: str | None, scratch: Path) -> Path:
+    """The real weights, or a preset's with the tokenizer of the default model."""
+    if preset is None:
+        return real_weights()
+    model = bertree.load(preset)
+    model.tokenizer = Tokenizer.load(located("default"))
+    model.network.heads.clear()
+    model.vector = Vector("mean", True)
+    model.save(scratch / "model")
+    return scratch / "model"
+
+
+def compare(place: Path, given: argparse.Namespace, scratch: Path) -> None:
+    """Time everything in turns and print one table."""
+    texts = sentences(given.file, given.texts)
+    reader = bertree.load(place)
+    ids = [e.ids for e in reader.tokenised(texts, given.max_length)]
+    wanted = bertree.load(place, device=given.device).embed(texts, max_length=given.max_length)
+    runs: dict[str, Callable[[], Vectors]] = {}
+    for name, peer in peers(place, given, scratch, ids).items():
+        size = best(peer, ids, given.batch_sizes)
+        runs[f"{name}, batch {size}, from ids"] = lambda peer=peer, size=size: peer(ids, size)  # type: ignore[misc]
+        runs[f"{name}, batch {size}, from texts"] = lambda peer=peer, size=size: peer(  # type: ignore[misc]
+            [e.ids for e in reader.tokenised(texts, given.max_length)], size
+        )
+    if encode := theirs(place, given):
+        runs["sentence-transformers, from texts"] = lambda: encode(texts)
+    for dtype in [given.dtype or "float16"] if given.device == "cuda" else ["float32", "bfloat16", "int8"]:
+        for start in ("ids", "texts"):
+            runs[f"bertree {dtype}, from {start}"] = ours(place, given, dtype, start, texts)
+    near = {name: closeness(run(), wanted) for name, run in runs.items() if name.endswith("texts")}
+    times = medians(runs, given.repeats)  # type: ignore[arg-type]
+    base = times.get("sentence-transformers, from texts")
+    rows = [
+        (name, f"{len(texts) / s:,.0f}", f"{base / s:.2f}" if base else "", f"{near[name]:.5f}" if name in near else "")
+        for name, s in times.items()
+    ]
+    lengths = list(map(len, ids))
+    packages = [n for n in ("transformers", "sentence-transformers", "onnxruntime", "openvino") if installed(n)]
+    print(f"{environment(*packages)}; {tiles()}\n")
+    print(
+        f"{given.preset or 'all-MiniLM-L6-v2'}, {len(texts)} texts of {min(lengths)} to {max(lengths)} tokens, "
+        f"{sum(lengths) / len(texts):.1f} on average, medians of {given.repeats}\n"
+    )
+    print(table(("what", "texts/s", "against sentence-transformers", "mean cosine with float32"), rows))
+
+
+def tiles() -> str:
+    """What the CPU brings for 8-bit integers and bfloat16: it decides which precision pays."""
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    return ", ".join(name for name in ("amx_bf16", "amx_int8", "avx512_vnni", "avx_vnni") if name in flags) or "no VNNI"
+
+
+def closeness(found: Vectors, wanted: Vectors) -> float:
+    """Mean cosine of vectors in the same order."""
+    lengths = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+    return float(((found * wanted).sum(1) / lengths).mean())
+
+
+def ours(place: Path, given: argparse.Namespace, dtype: str, start: str, texts: list[str]) -> Callable[[], Vectors]:
+    """bertree, tokenising or not."""
+    model = bertree.load(place, device=given.device, dtype=dtype)
+    if start == "ids":  # the tokenizer is replaced by what it would say
+        known = dict(zip(texts, model.tokenised(texts, given.max_length), strict=True))
+        model.__dict__["tokenised"] = lambda some, limit=None: [known[text] for text in some]
+    return lambda: model.embed(texts, max_length=given.max_length)
+
+
+def theirs(place: Path, given: argparse.Namespace) -> Callable[[list[str]], Vectors] | None:
+    """sentence-transformers, as it comes."""
+    if not installed("sentence-transformers"):
+        return None
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(place), device=given.device)
+    model.max_seq_length = given.max_length
+    if given.device == "cuda":
+        model.to(getattr(torch, given.dtype or "float16"))
+    return lambda texts: np.asarray(model.encode(texts, show_progress_bar=False), np.float32)
+
+
+def peers(place: Path, given: argparse.Namespace, scratch: Path, ids: Ids) -> dict[str, Peer]:
+    """Everyone who is given ids."""
+    found = {}
+    if installed("transformers"):
+        dtype = (given.dtype or "float16") if given.device == "cuda" else "float32"
+        found[f"transformers {dtype}, sorted"] = transformers_peer(place, given.device, dtype)
+    if given.device == "cuda":
+        return found
+    contents = folder.read(place)
+    files = {}
+    if installed("onnxruntime") and installed("onnxscript"):
+        for dtype in onnx.PRECISIONS:
+            onnx.write(contents, scratch / dtype, dtype)
+            files[dtype] = scratch / dtype / onnx.FILE
+            found[f"ONNX Runtime {dtype}, sorted"] = runtime_peer(files[dtype])
+    if installed("openvino") and files:
+        calibrated(files["float32"], scratch / "static.onnx", ids[:CALIBRATION])
+        found["OpenVINO float32, sorted"] = openvino_peer(files["float32"], "f32")
+        found["OpenVINO bfloat16, sorted"] = openvino_peer(files["float32"], "bf16")
+        found["OpenVINO int8 (static), sorted"] = openvino_peer(scratch / "static.onnx", "")
+    return found
+
+
+def installed(name: str) -> bool:
+    """Whether a peer is there; said once where it is not."""
+    there = importlib.util.find_spec(name.replace("-", "_")) is not None
+    if not there:
+        print(f"{name} is not installed: its rows are left out", file=sys.stderr)
+    return there
+
+
+def best(peer: Peer, ids: Ids, sizes: list[int]) -> int:
+    """The batch size it is fastest with, on a sample."""
+    sample = ids[: max(SAMPLE, len(ids) // 10)]
+
+    def seconds(size: int) -> float:
+        start = time.perf_counter()
+        peer(sample, size)
+        return time.perf_counter() - start
+
+    peer(sample, sizes[0])
+    return min(sizes, key=seconds)
+
+
+def rectangles(ids: Ids, size: int) -> Iterator[tuple[list[int], dict[str, np.ndarray[Any, Any]]]]:
+    """Rows of similar length, padded, and which they are."""
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        longest = max(len(ids[i]) for i in rows)
+        padded, mask = np.zeros((2, len(rows), longest), np.int64)
+        for row, i in enumerate(rows):
+            padded[row, : len(ids[i])], mask[row, : len(ids[i])] = ids[i], 1
+        yield rows, {"input_ids": padded, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+
+
+def transformers_peer(place: Path, device: str, dtype: str) -> Peer:
+    """transformers, with the mean and the normalising that make vectors of states."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(place, dtype=getattr(torch, dtype)).to(device).eval()
+
+    @torch.no_grad()
+    def run(ids: Ids, size: int) -> Vectors:
+        found = []
+        for rows, given in rectangles(ids, size):
+            on = {name: torch.from_numpy(value).to(device, non_blocking=True) for name, value in given.items()}
+            states = model(**on).last_hidden_state.float()
+            mask = on["attention_mask"][..., None]
+            found.append((rows, torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)))
+        return ordered(((rows, vectors.cpu().numpy()) for rows, vectors in found), len(ids))
+
+    return run
+
+
+def ordered(parts: Any, count: int) -> Vectors:
+    """Rows back in their order."""
+    rows, vectors = zip(*parts, strict=True)
+    found = np.empty((count, vectors[0].shape[1]), np.float32)
+    found[np.concatenate(rows)] = np.concatenate(vectors)
+    return found
+
+
+def runtime_peer(path: Path) -> Peer:
+    """ONNX Runtime."""
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = {i.name for i in session.get_inputs()}
+
+    def run(ids: Ids, size: int) -> Vectors:
+        return ordered(
+            ((rows, session.run(None, {n: g[n] for n in names})[0]) for rows, g in rectangles(ids, size)), len(ids)
+        )
+
+    return run
+
+
+def openvino_peer(path: Path, precision: str) -> Peer:
+    """OpenVINO, several requests at a time."""
+    openvino: Any = importlib.import_module("openvino")
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "THROUGHPUT"}
+    hint = {"INFERENCE_PRECISION_HINT": precision} if precision else {}
+    model = openvino.Core().compile_model(str(path), "CPU", settings | hint)
+    names = {i.get_any_name() for i in model.inputs}
+
+    def run(ids: Ids, size: int) -> Vectors:
+        found: list[tuple[list[int], Vectors]] = []
+        queue = openvino.AsyncInferQueue(model)
+        queue.set_callback(lambda request, rows: found.append((rows, request.get_output_tensor(0).data.copy())))
+        for rows, g in rectangles(ids, size):
+            queue.start_async({n: g[n] for n in names}, rows)
+        queue.wait_all()
+        return ordered(found, len(ids))
+
+    return run
+
+
+def calibrated(source: Path, target: Path, ids: Ids) -> None:
+    """The graph with integers of fixed scales, as OpenVINO likes it."""
+    tools: Any = importlib.import_module("onnxruntime.quantization")
+
+    class Reader(tools.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            names = {i.name for i in importlib.import_module("onnx").load(str(source)).graph.input}
+            self.rest = ({n: g[n] for n in names} for _, g in rectangles(ids, 8))
+
+        def get_next(self) -> Any:
+            return next(self.rest, None)
+
+    tools.quantize_static(
+        str(source),
+        str(target),
+        Reader(),
+        quant_format=tools.QuantFormat.QDQ,
+        per_channel=True,
+        weight_type=tools.QuantType.QInt8,
+        op_types_to_quantize=["MatMul", "Gemm"],
+    )
+
+
+if __name__ == "__main__":
+    main()
