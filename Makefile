@@ -15,8 +15,9 @@ install: $(VENV)/.installed ## create .venv and install bertree into it
 demo: $(VENV)/.installed ## the whole path on the data in this repository
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash demo/run.sh
 
+# Several processes of one thread each: tiny models spend a second thread on waiting. A file's tests stay together.
 test: $(VENV)/.installed-dev ## run the test suite
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format and types
 	$(BIN)/ruff check .

@@ -48,4 +48,14 @@ echo "open $out/run/report.html in a browser"
 step "A folder for bertree and back, byte for byte"
 run bertree convert "$out/run/model" "$out/copy" --to bertree
 run cmp "$out/run/model/model.safetensors" "$out/copy/model.safetensors"
+
+step "Sentence vectors: what means the same lies near"
+run bertree similar default "The ship went down in the storm." "A vessel sank in bad weather."
+run bertree similar default "The ship went down in the storm." "She bought a loaf of bread."
+
+step "The books as an index of passages: about a minute"
+run bertree index build default corpus/books.txt --blocks --chunk 64 --out "$out/index"
+
+step "A question, and the five passages that are nearest to it"
+run bertree index query "$out/index" "Which jewel was stolen at the hotel, and who did it?" -k 5
 printf '\nDone: everything is under %s. Next: bertree --help\n' "$out"
