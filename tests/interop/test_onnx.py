@@ -9,6 +9,7 @@ import torch
 import bertree
 from bertree.api import Model, fresh
 from bertree.errors import UserError
+from bertree.inputs import packed
 from bertree.interop import folder, onnx
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -67,7 +68,7 @@ def test_vectors(tmp_path: Path, name: str, changes: dict[str, object], vector: 
     contents = made(a, vector)
     onnx.write(contents, tmp_path / "o")
     model = Model(contents)
-    batch = model._packed([model._checked(t) for t in TEXTS])
+    batch = packed(model.tokenised(TEXTS), model.architecture.vocab_size)
     with torch.no_grad():
         wanted = model.network.vectors(model.network(batch), batch).numpy()
     np.testing.assert_allclose(computed(tmp_path / "o", TEXTS), wanted, atol=1e-5)
