@@ -33,7 +33,7 @@ from bertree.errors import UserError
 from bertree.interop.shipped import located
 from bertree.text import training
 from bertree.text.corpus import Corpus, Options, describe
-from bertree.text.sources import STANDARD_INPUT
+from bertree.text.sources import STANDARD_INPUT, passed_over
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -65,7 +65,7 @@ def train_tokenizer(
     _say(console, f"{out}: {kind}, {tokenizer.size:,} tokens, from {source.counts.kept:,} documents")
     if tokenizer.size < vocab_size:
         _say(console, f"the corpus gives only {tokenizer.size:,} of the {vocab_size:,} tokens asked for")
-    _dropped(console, asdict(source.counts))
+    _dropped(console, asdict(source.counts), corpus, options)
     report = training.evaluate(tokenizer, split.held)
     if not split.held:
         _say(console, f"fewer than {split.every} documents: none held out, so there is nothing to report on")
@@ -119,7 +119,7 @@ def prepare_store(
         f"{out}: {_contents(made)}, {size / made.tokens:.2f} bytes per token "
         f"(and {beside / 1e6:.1f} MB of tokenizer), in {time.perf_counter() - started:.1f} s",
     )
-    _dropped(console, made.summary)
+    _dropped(console, made.summary, corpus, options)
     return made
 
 
@@ -156,8 +156,9 @@ def _rereadable(corpus: Sequence[str]) -> Iterator[list[str]]:
         yield [copy.name if name == STANDARD_INPUT else name for name in corpus]
 
 
-def _dropped(console: Console, counts: Mapping[str, int]) -> None:
-    for line in describe(counts):
+def _dropped(console: Console, counts: Mapping[str, int], corpus: Sequence[str], options: Options | None) -> None:
+    passed = "" if options and options.format else passed_over(corpus)
+    for line in [*describe(counts), *([passed] if passed else [])]:
         _say(console, f"  {line}")
 
 

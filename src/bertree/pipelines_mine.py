@@ -27,12 +27,10 @@ SHOWN = 160  # characters of a text on the terminal
 
 def similar(model: str, first: str, second: str, k: int, how: How, given: Given, as_json: bool) -> None:
     """`bertree similar`: the cosine of two texts, or the nearest of one file for each row of another."""
-    sides = [_side(name, given) for name in (first, second)]
+    sides = [_side(name, given, called) for name, called in ((first, "the first text"), (second, "the second text"))]
     embedder = Embedder(model, how)
-    vectors = [
-        embedded(embedder, texts, name, as_json) for name, (texts, _) in zip((first, second), sides, strict=True)
-    ]
-    (ours, of_file), (theirs, among_file) = sides
+    vectors = [embedded(embedder, texts, called, as_json) for texts, called, _ in sides]
+    (ours, _, of_file), (theirs, _, among_file) = sides
     if not of_file and not among_file:
         cosine = mining.cosines(vectors[0], vectors[1])[0]
         print(as_text({"cosine": round(cosine, 6), "texts": [first, second]}) if as_json else f"{cosine:.4f}")
@@ -47,17 +45,22 @@ def similar(model: str, first: str, second: str, k: int, how: How, given: Given,
                 print(f"   {cosine:7.4f}  {j + 1}  {_line(theirs[j])}" if among_file else f"   {cosine:7.4f}")
 
 
-def _side(name: str, given: Given) -> tuple[list[str], bool]:
-    """The texts a side stands for, and whether they come from a file."""
+def _side(name: str, given: Given, called: str) -> tuple[list[str], str, bool]:
+    """The texts a side stands for, how messages call it, and whether it is a file."""
     named = name == STANDARD_INPUT or (format_of(name) is not None and not any(sign.isspace() for sign in name))
     try:
         is_file = named or Path(name).is_file()
     except OSError:  # longer than any path
         is_file = False
     if not is_file:
-        return [name], False
+        if not name.strip():
+            note(f"{called} is empty")
+        return [name], called, False
     rows = Rows(name, given.column, given.format)
-    return list(rows), True
+    texts = list(rows)
+    for line in rows.counts.notes(rows.name):
+        note(line)
+    return texts, rows.name, True
 
 
 def pairs(

@@ -141,6 +141,7 @@ def test_files(tmp_path: Path) -> None:
     documents = {d.id: d for d in read([str(folder)], Reading("body"), found)}
     assert {Path(id).name for id in documents} == {"one.txt", "two.md", "three.jsonl#1", "four.csv.gz#2"}
     assert (found.documents, found.empty) == (4, 2)
+    assert found.lines()[-1] == "1 left out: files of other kinds, .png (1)"
     (row,) = read(folder / "four.csv.gz", Reading("body", "key"), Found())
     assert (row.id, row.text, row.metadata) == ("x1", "Quoted, with a comma.", {"place": "north"})
     blocks = list(read(folder / "one.txt", Reading(blocks=True), Found()))

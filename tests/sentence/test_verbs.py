@@ -123,6 +123,14 @@ def test_similar_of_two_texts(command: Command, minilm: Path) -> None:
     assert found["cosine"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_similar_says_what_was_cut_and_what_is_empty(command: Command, minilm: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("One.\n\nTwo.\n")
+    said = command.well("similar", minilm, "word " * 600, tmp_path / "a.txt").err
+    assert "the first text: 1 texts cut to 256 tokens" in said
+    assert "a.txt: 1 of 3 rows are empty" in said
+    assert "the second text is empty" in command.well("similar", minilm, "One.", " ").err
+
+
 def test_similar_of_files(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "asked.txt").write_text("I want to give it back.\nI play music.\n")
     said = command.well("similar", minilm, tmp_path / "asked.txt", texts, "-k", "2", "--json")

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.errors import UserError
-from bertree.text import hygiene, readers
+from bertree.text import hygiene, readers, sources
 from bertree.text.corpus import Corpus, Options, Position, describe
 
 # Any code point, surrogates too, and often one that clean-up cares about. (st.text() first builds tables.)
@@ -83,6 +83,17 @@ def test_folders_globs_and_order(tmp_path: Path) -> None:
     names = [str(tmp_path / "b.txt"), str(tmp_path / "b.txt"), f"{tmp_path}/a/*.txt"]
     assert list(Corpus(names).documents()) == ["b.txt", "a/z.txt"]
     assert read(tmp_path / "ignored.bin", format="text") == ["ignored.bin"]
+
+
+def test_what_a_folder_holds_beside_texts_is_said(tmp_path: Path) -> None:
+    assert sources.passed_over([str(tmp_path)]) == ""
+    for name in ("a.txt", "b.PDF", "c/d.pdf", "c/Makefile", "c/e.md", ".hidden.pdf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    said = "4 left out: files of other kinds, .pdf (2), without a suffix (1), .md (1)"
+    assert sources.passed_over([str(tmp_path), "nowhere.pdf"]) == said
+    assert "3 left out" in sources.passed_over([str(tmp_path)], more={".md": "text"})
+    assert sources.passed_over([str(tmp_path / "b.PDF")]) == ""  # a file is read or refused
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

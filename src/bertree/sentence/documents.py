@@ -65,6 +65,7 @@ class Found:
     replaced_lines: int = 0  # files with bytes that are not UTF-8
     repeated: int = 0  # ids that came twice: the last one counts
     example: str = ""  # of those
+    passed: str = ""  # files that are not read, in words
 
     def lines(self) -> list[str]:
         """One line for each thing a person should know."""
@@ -73,7 +74,7 @@ class Found:
             (self.replaced_lines, "files with bytes that are not UTF-8 (replaced)"),
             (self.repeated, f"came twice under one id (the last one counts), such as {self.example!r}"),
         )
-        return [f"{count:,} {what}" for count, what in given if count]
+        return [*(f"{count:,} {what}" for count, what in given if count), *([self.passed] if self.passed else [])]
 
 
 Given = str | Path | Mapping[str, Any] | Document
@@ -88,6 +89,7 @@ def read(given: Given | Iterable[Given], how: Reading, found: Found) -> Iterator
         for item in items:
             if isinstance(item, str | Path):
                 _sources(str(item))
+        found.passed = sources.passed_over([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
     return _documents(items, how, found)
 
 

@@ -11,6 +11,7 @@ import lzma
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ FORMATS |= {".parquet": "parquet"}
 PACKED = (".gz", ".xz", ".zst")
 STANDARD_INPUT = "-"
 NO_MORE: Mapping[str, str] = {}
+LISTED = 5  # kinds of files that are not read
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,16 @@ def _behind(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         yield Source(path, kind, status.st_size, status.st_mtime_ns)
+
+
+def passed_over(names: Sequence[str], more: Mapping[str, str] = NO_MORE) -> str:
+    """What lies in the folders among these names and is not read, in a line; nothing where all of it is."""
+    below = (path for name in names if os.path.isdir(name) for path in _walk(name))
+    kinds = Counter(Path(path).suffix.lower() or "without a suffix" for path in below if not format_of(path, more))
+    if not kinds:
+        return ""
+    listed = ", ".join(f"{kind} ({count:,})" for kind, count in kinds.most_common(LISTED))
+    return f"{kinds.total():,} left out: files of other kinds, {listed}{', ...' if len(kinds) > LISTED else ''}"
 
 
 def _walk(folder: str) -> Iterator[str]:
