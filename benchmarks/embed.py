@@ -7,7 +7,8 @@ The same ragged texts for all. sentence-transformers encodes with its defaults. 
 would: sorted by length, padded to the longest of a batch, at the batch size that is best for each here. ONNX Runtime
 and OpenVINO read the file that `bertree convert --to onnx` writes; their int8 is ONNX Runtime's dynamic quantisation
 and, for OpenVINO, its static one (calibrated on 64 of the texts), which it computes faster than the dynamic. Every row
-says how near its vectors are to float32. What is not installed is left out, and said.
+says how near its vectors are to float32. What is not installed is left out, and said. On the CPU a last row computes
+the encoder's matrix products and nothing else, in float32: a bound for whoever computes in it.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from benchmarks.common import CORPUS, environment, medians, sentences, table
 from benchmarks.encode import real_weights
 from bertree.interop import folder, onnx
 from bertree.interop.shipped import located
+from bertree.model.products import products
 from bertree.model.vector import Vector
 from bertree.sentence.embedding import Vectors
 from bertree.text.tokenizer import Tokenizer
@@ -40,6 +42,8 @@ Ids = list[list[int]]
 Peer = Callable[[Ids, int], Vectors]  # ids and a batch size -> vectors
 SAMPLE = 160  # texts on which a batch size is chosen
 CALIBRATION = 64
+BOUND = "its matrix products alone, float32"
+PIECE = 1024  # tokens a product is computed for at once
 
 
 def main() -> None:
@@ -90,6 +94,8 @@ def compare(place: Path, given: argparse.Namespace, scratch: Path) -> None:
     for dtype in [given.dtype or "float16"] if given.device == "cuda" else ["float32", "bfloat16", "int8"]:
         for start in ("ids", "texts"):
             runs[f"bertree {dtype}, from {start}"] = ours(place, given, dtype, start, texts)
+    if given.device == "cpu":
+        runs[BOUND] = bound(reader, sum(map(len, ids)))
     near = {name: closeness(run(), wanted) for name, run in runs.items() if name.endswith("texts")}
     times = medians(runs, given.repeats)  # type: ignore[arg-type]
     base = times.get("sentence-transformers, from texts")
@@ -126,6 +132,25 @@ def ours(place: Path, given: argparse.Namespace, dtype: str, start: str, texts: 
         known = dict(zip(texts, model.tokenised(texts, given.max_length), strict=True))
         model.__dict__["tokenised"] = lambda some, limit=None: [known[text] for text in some]
     return lambda: model.embed(texts, max_length=given.max_length)
+
+
+def bound(model: bertree.Model, tokens: int) -> Callable[[], Vectors]:
+    """The products of every layer for so many tokens, on weights that were packed before."""
+    kind: Any = products(torch.float32)
+    layers = [
+        (kind(module), torch.randn(PIECE, module.in_features))
+        for module in model.network.encoder.stack.modules()
+        if isinstance(module, torch.nn.Linear)
+    ]
+
+    @torch.no_grad()
+    def run() -> Vectors:
+        for start in range(0, tokens, PIECE):
+            for product, x in layers:
+                product(x[: tokens - start])
+        return np.empty(0, np.float32)
+
+    return run
 
 
 def theirs(place: Path, given: argparse.Namespace) -> Callable[[list[str]], Vectors] | None:
