@@ -126,7 +126,7 @@ def query(
     rerank: Annotated[
         str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, to read the best passages again.")
     ] = None,
-    candidates: Annotated[int, typer.Option(min=1, help="Passages it reads.")] = 50,
+    candidates: Annotated[int | None, typer.Option(min=1, help="Passages it reads. [default: 50]")] = None,
     label: Annotated[str | None, typer.Option(help="Its class that means yes, where the name does not say.")] = None,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",

@@ -170,8 +170,8 @@ class Model(Encodes):
     @vector.setter
     def vector(self, vector: Vector) -> None:
         before = self._to_vector
-        widths = [given.pooling.count("+") for given in (vector, before.settings)]
-        if vector.dense and (vector.dense != before.settings.dense or widths[0] != widths[1]):
+        known = before.settings
+        if vector.dense and (vector.dense, vector.pooling) != (known.dense, known.pooling):
             raise UserError(
                 "vector: dense layers come with trained weights and stand on the pooling they were trained on; "
                 "leave both as they are, or dense out"

@@ -18,7 +18,7 @@ from bertree.interop.shipped import located
 from bertree.model.presets import DEFAULT
 from bertree.pipelines_tasks import device_of, note
 from bertree.sentence.documents import size
-from bertree.sentence.index import Hit, Index
+from bertree.sentence.index import CANDIDATES, Hit, Index
 from bertree.sentence.index_kinds import Watch
 from bertree.sentence.index_writer import Added
 
@@ -91,25 +91,30 @@ def ask(
     where: Sequence[str],
     model: str | None,
     rerank: str | None,
-    candidates: int,
+    candidates: int | None,
     label: str | None,
     device: str,
     precision: str,
     as_json: bool,
 ) -> list[Hit]:
     """`bertree index query`."""
+    for option, given in (("--label", label), ("--candidates", candidates)):
+        if given is not None and rerank is None:
+            raise UserError(f"{option}: is for a second model, which --rerank names")
     with Index.open(folder) as unasked:
-        known = unasked.info
-    if not known["complete"]:
+        known = unasked.state
+    if not known.complete:
         note(f"{folder}: was not finished; what is there is searched (run `bertree index build` again to go on)")
-    with Index.open(folder, _model(model or _remembered(folder, known), device, precision)) as index:
+    with Index.open(folder, _model(model or _remembered(folder, known.model), device, precision)) as index:
         second = load(rerank, device=device_of(device)) if rerank else None
-        hits = index.search(question, k, where=filters(where), rerank=second, candidates=candidates, label=label)
+        hits = index.search(
+            question, k, where=filters(where), rerank=second, candidates=candidates or CANDIDATES, label=label
+        )
     if as_json:
         print(json.dumps([hit.json() for hit in hits], ensure_ascii=False, indent=1))
         return hits
     if not hits:
-        note("nothing was found" if known["passages"] else f"{folder}: is empty")
+        note("nothing was found" if known.vectors > known.dead else f"{folder}: is empty")
     for number, hit in enumerate(hits, 1):
         about = ", ".join(f"{key}={value}" for key, value in hit.metadata.items())
         _say(f"{number}  {hit.score:.3f}  {hit.document}  {hit.start}-{hit.end}{f'  {about}' if about else ''}")
@@ -175,8 +180,7 @@ def _name(model: str) -> str:
     return DEFAULT if model == DEFAULT and path != Path(model) else str(path.resolve()) if path.exists() else model
 
 
-def _remembered(folder: Path, known: Json) -> str:
-    name = str(known["model"]["path"])
+def _remembered(folder: Path, name: str) -> str:
     if not name:
         raise UserError(f"{folder}: does not say where its model is; give it with --model")
     if name != DEFAULT and not Path(name).exists():
@@ -190,7 +194,12 @@ def _contents(known: Json) -> str:
 
 def _added(index: Index) -> None:
     done = index.added
-    parts = ((done.new, "new"), (done.replaced, "replaced"), (done.unchanged, "unchanged"))
+    parts = (
+        (done.new, "new"),
+        (done.replaced, "replaced"),
+        (done.unchanged, "unchanged"),
+        (done.gone, "removed, for they are no longer in their file"),
+    )
     said = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
     _say(f"{said}; {done.passages:,} passages embedded")
     for line in index.found.lines():

@@ -17,7 +17,7 @@ from bertree.pipelines_tasks import PREDICTIONS, SCORES, as_text, note, write, w
 from bertree.pipelines_vectors import Embedder, How, embedded
 from bertree.sentence import judged_page, judging, sts, words
 from bertree.sentence.embedding import Vectors
-from bertree.sentence.judged_page import Row, figure
+from bertree.sentence.judged_page import Row, figure, short
 from bertree.sentence.judging import KINDS, MEASURES, Figures, Judged
 from bertree.sentence.sts import PairSet
 from bertree.train.report import REPORT
@@ -190,22 +190,17 @@ def _show(sets: Sequence[PairSet], rows: Sequence[Row]) -> None:
         table = Table(box=None, pad_edge=False, padding=(0, 1))
         table.add_column("", no_wrap=True)
         for kind in KINDS:
-            for measure, short in zip(MEASURES, SHORT, strict=True):
-                head = f"{kind.capitalize()}\n{short}" if measure == "cosine" else f"\n{short}"
+            for measure, label in zip(MEASURES, SHORT, strict=True):
+                head = f"{kind.capitalize()}\n{label}" if measure == "cosine" else f"\n{label}"
                 table.add_column(head, justify="right", no_wrap=True)
         for row in rows:
             for part, figures in row.judged[number].rows:
                 several = bool(row.judged[number].parts)
-                name = f"  {part}" if part != "all" else _short(row.name) + (", all pairs" if several else "")
+                name = f"  {part}" if part != "all" else short(row.name, NAME) + (", all pairs" if several else "")
                 table.add_row(Text(name), *_cells(figures))
         console.print(table)
     if len(sets) > 1:
         _summary(console, sets, rows)
-
-
-def _short(name: str) -> str:
-    """A path by its end."""
-    return name if len(name) <= NAME else "…" + name[1 - NAME :]
 
 
 def _cells(figures: Figures) -> list[str]:
@@ -219,5 +214,5 @@ def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[Row]) -> 
         column.justify = "right"
     for row in rows:
         values = [judged.whole["spearman"]["cosine"] for judged in row.judged]
-        table.add_row(Text(_short(row.name)), *map(figure, values), figure(row.average))
+        table.add_row(Text(short(row.name, NAME)), *map(figure, values), figure(row.average))
     console.print(table)

@@ -25,7 +25,7 @@ from bertree.tasks import siamese_config, siamese_make, siamese_read
 from bertree.tasks.siamese import SentenceTask
 from bertree.tasks.siamese_config import Siamese
 from bertree.tasks.siamese_make import LOSSES, USUAL, shaped, span_of
-from bertree.tasks.siamese_read import Named, Sentences
+from bertree.tasks.siamese_read import KINDS, Named, Sentences
 from bertree.tasks.siamese_tune import SiameseTuner
 from bertree.tasks.task import Splits
 from bertree.tasks.text import TextTask
@@ -91,7 +91,7 @@ def read(source: Source, loss: str | None) -> Read:
     rows = [siamese_read.read(some["train"], named) for some in found]
     if loss is None:
         loss = USUAL[rows[0][0].kind]
-        note(f"{source.data[0]}: holds {_held(rows[0][0])}, so the loss is {loss}; choose another with --loss")
+        note(f"{source.data[0]}: holds {KINDS[rows[0][0].kind]}, so the loss is {loss}; choose another with --loss")
     splits: Splits = {"train": tuple(path for some in found for path in some["train"])}
     dev = (source.dev,) if source.dev else tuple(path for some in found for path in some.get("dev", ()))
     if dev:
@@ -100,15 +100,6 @@ def read(source: Source, loss: str | None) -> Read:
         wants = "score" if loss == "cosine" else its.wants if source.dev is None else None
         return Read(loss, splits, rows, siamese_read.read(dev, replace(its, wants=wants)))
     return Read(loss, splits, rows, None)
-
-
-def _held(example: Sentences) -> str:
-    return {
-        "label": "pairs with labels",
-        "score": "pairs with scores",
-        "triplet": "an anchor, its positive and negatives a row",
-        "pair": "two texts a row",
-    }[example.kind]
 
 
 def _has(path: Path, named: Named) -> bool:
@@ -188,7 +179,9 @@ def _cross(model: str, start: Model, given: Read, out: Path, overrides: Sequence
     if given.dev is not None:
         kinds = [{"triplet": "pair"}.get(some[0].kind, some[0].kind) for some in (rows, given.dev)]
         if kinds[0] != kinds[1]:
-            raise UserError(f"{given.dev[0].file}: holds {_held(given.dev[0])}, but {rows[0].file} {_held(rows[0])}")
+            raise UserError(
+                f"{given.dev[0].file}: holds {KINDS[given.dev[0].kind]}, but {rows[0].file} {KINDS[rows[0].kind]}"
+            )
         examples = {"train": train, "dev": siamese_make.crossed(given.dev, task)[1]}
     else:
         examples = held_out(train, config.train.held_out, lambda example: example.text)

@@ -60,13 +60,16 @@ class Embedder:
                 raise UserError(f"{model}: is a preset with untrained weights; give a model folder, or: default")
             note(f"{model}: is a preset with untrained weights, so its vectors mean nothing")
         self.given, self.how = model, how
-        if pooling is not None:
-            self.model.vector = replace(self.model.vector, pooling=pooling, dense=())
+        known = self.model.vector
+        if pooling is not None and pooling != known.pooling:
+            if known.dense:
+                note(f"{model}: its dense layers are left out, for they stand on the pooling {known.pooling}")
+            self.model.vector = replace(known, pooling=pooling, dense=())
         if how.normalise:
             self.model.vector = replace(self.model.vector, normalise=True)
         self.model.needed_tokenizer  # noqa: B018  # refused before texts are read
-        known = dict(self.model.vector.prompts)
-        literal = how.prompt is not None and how.prompt not in known and any(sign in how.prompt for sign in " :")
+        prompts = dict(self.model.vector.prompts)
+        literal = how.prompt is not None and how.prompt not in prompts and any(sign in how.prompt for sign in " :")
         self.before = (how.prompt or "") if literal else ""
         self.kind = "" if literal else how.prompt
         self.model.vector.before(self.kind)  # refused before the work, not after it

@@ -1,5 +1,7 @@
 """Groups of vectors: those that are there are found, the same each time, and none is empty."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -96,3 +98,23 @@ def test_the_rows_of_a_community_are_near_one_of_them() -> None:
 
 def test_nothing_alike() -> None:
     assert communities(np.eye(5, dtype=np.float32), 0.5).clusters == []
+
+
+def test_copies_are_alike_whatever_the_rounding() -> None:
+    assert communities(np.ones((5, 3), np.float32), 1.0).labels.tolist() == [0] * 5
+
+
+def test_few_rows_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, _ = blobs([30, 12, 3, 1])
+    whole = communities(vectors, 0.75)
+    asked: list[int] = []
+    around = clustering._around
+
+    def watched(units: Any, centres: Any, labels: Any, least: float) -> Any:
+        asked.append(len(centres))
+        return around(units, centres, labels, least)
+
+    monkeypatch.setattr(clustering, "_around", watched)
+    monkeypatch.setattr(clustering, "NEAR", 40)
+    assert communities(vectors, 0.75).labels.tolist() == whole.labels.tolist()
+    assert max(asked) < 10

@@ -4,6 +4,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,6 +226,7 @@ def test_nan_is_refused(command: Command, tiny: Path, tmp_path: Path) -> None:
         (lambda path: np.save(path, np.ones((2, 3), np.int64)), "floating point"),
         (lambda path: path.write_bytes(b"nothing of the kind"), "is not a .npy file"),
         (lambda path: path.write_bytes(b""), "is not a .npy file"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 an archive, perhaps"), "is not a .npy file"),
         (lambda path: None, "cannot be read"),
     ],
 )
@@ -233,3 +235,28 @@ def test_vectors_from_elsewhere_are_checked(tmp_path: Path, make: object, says: 
     make(tmp_path / "v.npy")
     with pytest.raises(UserError, match=says):
         vector_file.load(tmp_path / "v.npy", 2)
+
+
+def test_a_run_that_begins_as_another_ends_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, vectors = {"model": "m"}, np.ones((3, 4), np.float32)
+    first, second = (VectorFile(tmp_path / "v.npy", job, 4, "float32") for _ in range(2))
+    locked = VectorFile._lock
+
+    def late(self: VectorFile, file: Any) -> None:
+        with first.writing():  # it opens the same file, and ends before the second has its lock
+            first.add(vectors, "texts")
+            first.finish()
+        locked(self, file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(second, "_lock", lambda file: late(second, file))
+        with pytest.raises(UserError, match="another run has just ended"), second.writing():
+            pass
+    assert np.array_equal(np.load(tmp_path / "v.npy"), vectors)
+
+
+def test_nothing_is_left_of_a_run_that_made_nothing(command: Command, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    said = command("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "v.npy")
+    assert (said.code, "is empty" in said.err) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

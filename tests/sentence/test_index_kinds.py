@@ -139,6 +139,19 @@ def test_without_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"pip install 'bertree\[search\]'"):
         index.settle("hnsw")
     assert index.info["kind"] == "flat"
+    other = Given()
+    monkeypatch.setattr(other, "embed", lambda texts: pytest.fail("it is said before the work"))
+    with pytest.raises(UserError, match=r"pip install 'bertree\[search\]'"):
+        Index.build(other, other.documents(0, 50), tmp_path / "other", kind="ivfpq")
+
+
+def test_without_faiss_a_large_index_is_flat_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Given()
+    monkeypatch.setattr(index_kinds, "FLAT", 100)
+    monkeypatch.setattr(index_writer, "find_spec", lambda name: None)
+    index = Index.build(model, model.documents(0, 50), tmp_path / "index")
+    assert index.info["kind"] == "flat"
+    assert "FAISS is not installed" in index.info["why"]
 
 
 def test_threads_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

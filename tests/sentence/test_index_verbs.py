@@ -155,3 +155,9 @@ def test_the_documentation(minilm: Path, tmp_path: Path, command: Command, monke
             assert said.out
             ran += 1
     assert ran >= 11
+
+
+def test_options_of_a_second_model_need_one(tmp_path: Path, command: Command) -> None:
+    for option, value in (("--label", "yes"), ("--candidates", "9")):
+        said = command("index", "query", tmp_path, "a question", option, value)
+        assert (said.code, f"{option}: is for a second model" in said.err) == (2, True)

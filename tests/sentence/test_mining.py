@@ -90,3 +90,7 @@ def test_texts_that_are_the_same() -> None:
     found = distinct(["a", "b", " a ", "", "b", "a", " "])
     assert found.first.tolist() == [0, 1]
     assert found.groups == [[0, 2, 5], [1, 4]]
+
+
+def test_copies_have_a_cosine_of_one() -> None:
+    assert len(mining.closest_pairs(np.ones((3, 3), np.float32), 10, 1.0)) == 3

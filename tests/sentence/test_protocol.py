@@ -52,7 +52,7 @@ def test_encode_is_embed_under_another_name(model: bertree.Model) -> None:
     )
     assert np.array_equal(given, expected)
     assert model.encode(texts[0], show_progress_bar=False).shape == (384,)
-    as_tensor = model.encode(texts, convert_to_tensor=True, normalize_embeddings=True)
+    as_tensor = model.encode(texts, convert_to_tensor=True, convert_to_numpy=False, normalize_embeddings=True)
     assert torch.allclose(as_tensor.norm(dim=1), torch.ones(len(texts)))
     assert np.array_equal(model.encode(["b"], prompt="a "), model.embed(["a b"]))
 

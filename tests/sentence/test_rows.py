@@ -69,6 +69,14 @@ def test_a_line_too_long_is_cut_and_counted(tmp_path: Path, letter: str, monkeyp
         assert (rows.counts.cut, rows.counts.invalid) == (int(more > 0), 0)
 
 
+def test_a_line_too_long_of_bytes_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST", 4)
+    (tmp_path / "a.txt").write_bytes(b"ab\xff\xfe" * 50 + b"\n" + b"\x80" * 300)
+    rows = Rows(str(tmp_path / "a.txt"))
+    assert list(rows) == ["ab\ufffd\ufffd", "\ufffd" * 4]
+    assert (rows.counts.cut, rows.counts.invalid, rows.counts.empty) == (2, 2, 0)
+
+
 def test_ten_megabytes_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"word " * 2_000_000 + b"\nafter\n")

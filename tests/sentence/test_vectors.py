@@ -188,7 +188,11 @@ def test_another_setting_keeps_the_trained_layers(minilm: Path) -> None:
     before = model.embed(TEXTS[:2])
     model.vector = Vector("mean", normalise=True, dense=(Dense(8),))
     assert np.allclose(model.embed(TEXTS[:2]), before / np.linalg.norm(before, axis=1, keepdims=True), atol=1e-6)
-    for wrong in (Vector("mean", dense=(Dense(4),)), Vector("mean+max", dense=(Dense(8),))):
+    for wrong in (
+        Vector("mean", dense=(Dense(4),)),
+        Vector("mean+max", dense=(Dense(8),)),
+        Vector("cls", dense=(Dense(8),)),
+    ):
         with pytest.raises(UserError, match="trained on"):
             model.vector = wrong
 

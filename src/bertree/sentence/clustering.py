@@ -16,9 +16,10 @@ from torch import Tensor
 
 from bertree.errors import UserError
 from bertree.sentence.embedding import Vectors
-from bertree.sentence.mining import COLUMNS, ROWS, unit
+from bertree.sentence.mining import COLUMNS, ROUNDING, ROWS, unit
 
 RESTARTS, ROUNDS = 8, 100
+NEAR = 1 << 22  # rows near some centres that are held at once
 Advance = Callable[[int], None]
 ALONE = -1
 Rows = NDArray[np.int64]
@@ -117,7 +118,7 @@ def _filled(near: Tensor, cosines: Tensor, count: int) -> Tensor:
 @torch.no_grad()
 def communities(vectors: Vectors, least: float, smallest: int = 2, advance: Advance = lambda rows: None) -> Clusters:
     """Groups whose rows all have a cosine of `least` with one row of theirs."""
-    units = unit(vectors)
+    units, least = unit(vectors), least - ROUNDING
     count = _neighbours(units, least, advance)
     labels = np.full(len(units), ALONE, np.int64)
     order = np.argsort(-count, kind="stable")
@@ -128,6 +129,7 @@ def communities(vectors: Vectors, least: float, smallest: int = 2, advance: Adva
         centres = free[labels[free] == ALONE][:ROWS]  # those that a group found meanwhile has taken are passed over
         if not len(centres):
             break
+        centres = centres[: 1 + int(np.searchsorted(count[centres].cumsum(), NEAR))]
         start = int(np.flatnonzero(order == centres[-1])[0]) + 1
         for centre, near in zip(centres.tolist(), _around(units, centres, labels, least), strict=True):
             members = near[labels[near] == ALONE]

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks.records import place, records
@@ -22,6 +24,7 @@ from bertree.text.hygiene import whole
 
 TEXTS = {".md": "text", ".markdown": "text"}  # beside those every corpus may have
 LARGEST = 1 << 28  # bytes of one text file, which is held in memory whole
+DEEPEST = 64  # lists and mappings of metadata in each other
 BLOCK = re.compile(r"\n[^\S\n]*\n\s*")
 
 
@@ -56,6 +59,26 @@ class Reading:
     blocks: bool = False
 
 
+@dataclass(frozen=True)
+class File:
+    """A file that was read to its end: what the index has of it beyond this is no longer in it."""
+
+    typed: str
+    source: str
+    lines: bytearray = field(default_factory=bytearray)  # not 0 where a document stands; line 0: the whole file is one
+
+    def mark(self, line: int) -> None:
+        """A document stands there."""
+        self.lines.extend(bytes(max(0, line + 1 - len(self.lines))))
+        self.lines[line] = 1
+
+    def holds(self, id: str) -> bool:
+        """Whether a document of this file still stands in it."""
+        number = id[len(self.typed) + 1 :]
+        line = int(number) if number.isdecimal() else 0
+        return line < len(self.lines) and self.lines[line] == 1
+
+
 @dataclass
 class Found:
     """What came in, what did not and why."""
@@ -66,6 +89,7 @@ class Found:
     repeated: int = 0  # ids that came twice: the last one counts
     example: str = ""  # of those
     passed: str = ""  # files that are not read, in words
+    files: list[File] = field(default_factory=list)  # those that are read, until somebody takes them
 
     def lines(self) -> list[str]:
         """One line for each thing a person should know."""
@@ -116,6 +140,8 @@ def size(given: Given | Iterable[Given]) -> int | None:
 
 def _behind(item: Given, number: int, how: Reading, found: Found) -> Iterator[Document]:
     if isinstance(item, Document):
+        if not all(isinstance(part, str) for part in (item.id, item.text, item.source)):
+            raise UserError(f"document {number}: its id, text and source must be texts, not {item!r}"[:200])
         known = {whole(str(key)): _plain(value) for key, value in item.metadata.items()}
         yield Document(whole(item.id), whole(item.text), whole(item.source), known)
     elif isinstance(item, Mapping):
@@ -140,17 +166,27 @@ def _sources(name: str) -> list[sources.Source]:
 
 
 def _file(source: sources.Source, how: Reading, found: Found) -> Iterator[Document]:
-    stands = os.path.abspath(source.path)  # links stay: what they lead to may change
-    if source.format != "text":
-        path = Path(source.path)
-        for number, record in records(path):
-            where = place(path, number)
-            row = _row(record, where, f"{source.path}#{number}", stands, how)
-            yield replace(row, typed=source.path)
-        return
+    file = File(source.path, os.path.abspath(source.path))  # links stay: what they lead to may change
+    yield from _whole(source, file, how, found) if source.format == "text" else _rows(file, how)
+    found.files.append(file)
+
+
+def _rows(file: File, how: Reading) -> Iterator[Document]:
+    path = Path(file.typed)
+    for number, record in records(path, "cell"):
+        name = f"{file.typed}#{number}"
+        row = _row(record, place(path, number), name, file.source, how)
+        if row.id == name and row.text.strip():
+            file.mark(number)
+        yield replace(row, typed=file.typed)
+
+
+def _whole(source: sources.Source, file: File, how: Reading, found: Found) -> Iterator[Document]:
     text = _text(source, found)
     if not how.blocks:
-        yield Document(source.path, text, stands, typed=source.path)
+        if text.strip():
+            file.mark(0)
+        yield Document(file.typed, text, file.source, typed=file.typed)
         return
     ends = [match.span() for match in BLOCK.finditer(text)]
     start, line, counted = 0, 1, 0
@@ -158,7 +194,8 @@ def _file(source: sources.Source, how: Reading, found: Found) -> Iterator[Docume
         if block := text[start:end].strip("\r\n"):
             at = text.index(block, start)
             line, counted = line + text.count("\n", counted, at), at
-            yield Document(f"{source.path}#{line}", block, stands, {"line": line}, source.path)
+            file.mark(line)
+            yield Document(f"{file.typed}#{line}", block, file.source, {"line": line}, file.typed)
         start = following
 
 
@@ -190,11 +227,18 @@ def _row(record: Json, where: str, name: str, source: str, how: Reading) -> Docu
         if record[column] is None or (name := whole(value_text(record[column]))) == "":
             raise UserError(f"{where}: '{column}' is empty; every document needs an id")
     rest = {whole(str(key)): value for key, value in record.items() if key not in (how.text, column)}
-    return Document(name, whole(text), source, {key: _plain(value) for key, value in rest.items()})
+    try:
+        return Document(name, whole(text), source, {key: _plain(value) for key, value in rest.items()})
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
     """A value that JSON can hold: what a parquet file has beyond that (dates, decimals) as text."""
+    if depth > DEEPEST:
+        raise UserError(f"its metadata is nested more than {DEEPEST} deep")
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str):
@@ -202,16 +246,17 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     if isinstance(value, Mapping):
-        return {whole(str(key)): _plain(item) for key, item in value.items()}
+        return {whole(str(key)): _plain(item, depth + 1) for key, item in value.items()}
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def value_text(value: Any) -> str:
     """A value of metadata as a filter compares it: 1815 in JSON and "1815" in a table are the same."""
+    value = _plain(value)
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -19,7 +19,7 @@ from bertree.sentence.documents import Found, Given, Reading, read
 from bertree.sentence.embedding import Encoder
 from bertree.sentence.index_database import DATABASE
 from bertree.sentence.index_files import Files, describe, verify, versions
-from bertree.sentence.index_kinds import Watch, choose, silent
+from bertree.sentence.index_kinds import Watch, available, silent
 from bertree.sentence.index_rerank import Reranker
 from bertree.sentence.index_search import nearest
 from bertree.sentence.index_state import State
@@ -96,7 +96,7 @@ class Index:
         prompts for passages and for questions, where not document and query. `name`: where the model is found again.
         """
         folder, found = Path(path), Found()
-        choose(1, 1, kind)
+        available(kind)
         documents = read(docs, Reading(text, id, blocks), found)
         prompts = prompts or (_prompt(model, "document", "passage"), _prompt(model, "query", "question"))
         how = chunks.fitting(chunk, overlap, _room(model, prompts[0]), language)
@@ -106,14 +106,14 @@ class Index:
             create(folder, state)
         else:
             goes_on(folder, state)
-        try:
-            with writing(folder, model, watch) as writer:
+        with writing(folder, model, watch) as writer:
+            try:
                 added = writer.add(documents, found, getattr(model, "tokenizer", None))
                 writer.settle(complete=True, asked=kind)
-        except UserError:
-            if new and not any(folder.glob("vectors-*")):  # a mistake leaves nothing behind that would be in the way
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+            except UserError:
+                if new and not writer.state.parts:  # a mistake leaves nothing behind that would be in the way
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
         index = cls(folder, model)
         index.found, index.added = found, added
         return index
@@ -195,13 +195,12 @@ class Index:
         for number, text in enumerate(questions, 1):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"question {number}: there is nothing in it to look for")
-        if k < 1 or candidates < 1:
-            raise UserError(f"k: at least 1 result is found, not {min(k, candidates)}")
+        for name, number in (("k", k), ("candidates", candidates)):
+            if not isinstance(number, int) or number < 1:
+                raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")
         if not questions:
             return []
-        with self._store.transaction() as state:
-            prompt = state.prompts[1]
-        vectors = embedded(model, questions, prompt)
+        vectors = embedded(model, questions, self.state.prompts[1])
         found = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
         if rerank is not None:
             found = index_rerank.rerank(rerank, questions, found, candidates, label)
@@ -235,8 +234,14 @@ class Index:
 
     def __len__(self) -> int:
         """Passages."""
+        state = self.state
+        return state.vectors - state.dead
+
+    @property
+    def state(self) -> State:
+        """Its newest state: the model it is tied to, its settings and its files."""
         with self._store.transaction() as state:
-            return state.vectors - state.dead
+            return state
 
     @property
     def info(self) -> Json:

@@ -72,6 +72,12 @@ def choose(count: int, dimension: int, asked: str = "auto") -> tuple[str, str]:
     return "hnsw", f"{size}: too many to compare all, few enough for a graph ({needed / 2**20:,.0f} MB)"
 
 
+def available(asked: str) -> None:
+    """Refuse a kind that is unknown or cannot be built here, before the work is done."""
+    if choose(LEAST, 1, asked)[0] != "flat":
+        faiss_here()
+
+
 def cells(count: int) -> int:
     """Cells of an ivfpq: about twice the square root, a power of two, none of them nearly empty."""
     most = max(1, count // PER_CELL)

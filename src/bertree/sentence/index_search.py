@@ -13,6 +13,7 @@ from bertree.sentence.index_kinds import Graph, Keep
 from bertree.sentence.index_vectors import BLOCK, Mapped, Numbers, Vectors, best
 
 Found = tuple[Numbers, Vectors]  # positions and scores of one query, the best first
+QUERIES = 256  # compared with a block of vectors at once
 FEW = 1 << 23  # numbers of vectors that are rather compared than looked for
 LARGEST = 1.001  # cosine, but for rounding
 SHARE = 0.1  # of all vectors: a filter that leaves less is answered by comparing
@@ -22,6 +23,13 @@ def nearest(
     vectors: Mapped, graph: Graph | None, queries_qd: Vectors, k: int, dead: Numbers, allowed: Numbers | None = None
 ) -> list[Found]:
     """The k nearest of each query among those that are not `dead`, and, if given, `allowed` (both sorted)."""
+    some = (queries_qd[at : at + QUERIES] for at in range(0, len(queries_qd), QUERIES))
+    return [found for queries in some for found in _nearest(vectors, graph, queries, k, dead, allowed)]
+
+
+def _nearest(
+    vectors: Mapped, graph: Graph | None, queries_qd: Vectors, k: int, dead: Numbers, allowed: Numbers | None
+) -> list[Found]:
     if graph is None:
         return _compared(vectors, queries_qd, k, dead, allowed)
     keep: Keep | None = None

@@ -18,7 +18,7 @@ import numpy as np
 
 from bertree.errors import UserError, suggest
 from bertree.sentence.chunks import Span
-from bertree.sentence.documents import Document, value_text
+from bertree.sentence.documents import Document, File, value_text
 from bertree.sentence.index_database import BROKEN, DATABASE, Database
 from bertree.sentence.index_state import State
 from bertree.sentence.index_vectors import Numbers
@@ -158,24 +158,32 @@ class Store(Database):
 
     def _clause(self, where: Where, column: str) -> tuple[str, list[str]]:
         """What a column that holds the number of a document must fulfil."""
+        if not isinstance(where, Mapping):
+            raise UserError(f"where: must be a mapping of keys to values, not {where!r}"[:200])
+        among = "IN (SELECT value FROM json_each(?))"
+        labelled = f"{column} IN (SELECT document FROM labels WHERE key = ? AND value {among})"
         clauses, values = [], []
         for key, value in where.items():
             wanted = [value_text(v) for v in value] if isinstance(value, list | tuple | set) else [value_text(value)]
-            marks = ", ".join("?" * len(wanted))
-            if self._base.execute("SELECT 1 FROM labels WHERE key = ? LIMIT 1", (key,)).fetchone():
-                clauses.append(f"{column} IN (SELECT document FROM labels WHERE key = ? AND value IN ({marks}))")
-                values += [key, *wanted]
-            elif key in ("id", "source"):
-                if key == "source":  # as it was typed, or the whole path
-                    wanted += [os.path.abspath(path) for path in wanted]
-                    marks = ", ".join("?" * len(wanted))
-                clauses.append(f"{column} IN (SELECT number FROM documents WHERE {key} IN ({marks}))")
-                values += wanted
+            if key in ("id", "source"):  # the document's own, or one of its metadata
+                own = wanted + [os.path.abspath(path) for path in wanted if key == "source"]  # as typed, or whole
+                clauses.append(f"({labelled} OR {column} IN (SELECT number FROM documents WHERE {key} {among}))")
+                values += [key, json.dumps(wanted), json.dumps(own)]
+            elif self._base.execute("SELECT 1 FROM labels WHERE key = ? LIMIT 1", (key,)).fetchone():
+                clauses.append(labelled)
+                values += [key, json.dumps(wanted)]
             elif self._base.execute("SELECT 1 FROM documents LIMIT 1").fetchone():
                 raise UserError(f"where '{key}': no document has this; {suggest(key, {*self.keys(), 'id', 'source'})}")
             else:
                 clauses.append("0")
         return " AND ".join(clauses) or "1", values
+
+    def left(self, file: File) -> list[str]:
+        """Documents that came from a file and are no longer in it."""
+        question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
+        found = self._base.execute(question, (file.typed, f"{file.typed}#", f"{file.typed}$"))  # $ comes after #
+        mine = (id for id, source in found if source == file.source or not os.path.isfile(source))
+        return [id for id in mine if not file.holds(id)]
 
     def keys(self) -> list[str]:
         """Keys of metadata; found by jumps through the index, not by reading it."""

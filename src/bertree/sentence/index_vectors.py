@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -47,10 +47,6 @@ class Part:
         if part.count < 0 or "/" in part.name or part.name.startswith("."):
             raise ValueError(f"a file of the name {part.name!r}")
         return part
-
-    def json(self) -> dict[str, Any]:
-        """For the index to remember."""
-        return asdict(self)
 
 
 def write(folder: Path, name: str, blocks: Iterator[tuple[Numbers, Vectors]], count: int, dimension: int) -> Part:
@@ -183,7 +179,13 @@ def best(scores_qn: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
     if k == 0:
         return np.empty((len(scores_qn), 0), np.int64), scores_qn[:, :0]
     if k < scores_qn.shape[1]:
-        columns = np.sort(np.argpartition(-scores_qn, k - 1, axis=1)[:, :k], axis=1)
+        least_q1 = -np.partition(-scores_qn, k - 1, axis=1)[:, k - 1 : k]
+        chosen_qn = scores_qn >= least_q1
+        if chosen_qn.sum() > k * len(scores_qn):  # of those that are just good enough, the first
+            last_qn = scores_qn == least_q1
+            room_q1 = k - (chosen_qn & ~last_qn).sum(1, keepdims=True)
+            chosen_qn &= ~last_qn | (last_qn.cumsum(1) <= room_q1)
+        columns = np.nonzero(chosen_qn)[1].reshape(-1, k)
         scores_qn = np.take_along_axis(scores_qn, columns, 1)
     else:
         columns = np.broadcast_to(np.arange(k), scores_qn.shape)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from bertree.sentence.documents import Document, Found
 from bertree.sentence.embedding import Encoder
 from bertree.sentence.index_batch import Batch
 from bertree.sentence.index_database import DATABASE
-from bertree.sentence.index_kinds import Graph, Watch, choose, silent
+from bertree.sentence.index_kinds import Graph, Watch, available, choose, silent
 from bertree.sentence.index_state import State
 from bertree.sentence.index_store import Store, Where
 from bertree.sentence.index_vectors import Mapped, Part, Vectors, joins, write
@@ -44,6 +45,7 @@ class Added:
     replaced: int = 0
     unchanged: int = 0
     passages: int = 0
+    gone: int = 0  # no longer in the file they came from
 
 
 def create(folder: Path, state: State) -> None:
@@ -123,8 +125,18 @@ class Writer:
             self._embed(batch, EMBEDDED)
             if batch.rows >= ROWS or time.monotonic() - batch.begun > SECONDS:
                 batch = self._commit(batch, added)
+                self._leave(found, added)
         self._commit(batch, added)
+        self._leave(found, added)
         return added
+
+    def _leave(self, found: Found, added: Added) -> None:
+        """Take out what files that were read to their end no longer hold."""
+        files, found.files = found.files, []
+        with self.store.transaction():
+            left = [id for file in files for id in self.store.left(file)]
+        if left:
+            added.gone += self.remove(left)[0]
 
     def _embed(self, batch: Batch, least: int) -> None:
         """Give the passages that wait to the encoder, as long as there are so many."""
@@ -194,7 +206,7 @@ class Writer:
     def _settle(self, complete: bool | None, asked: str | None) -> None:
         state = self.state
         if asked is not None and asked != state.asked:
-            choose(1, 1, asked)
+            available(asked)
             state = replace(state, asked=asked)
         if state.dead > max(1000, state.vectors // 4) or (state.dead and state.dead == state.vectors):
             state = self._without_dead(state)
@@ -222,6 +234,11 @@ class Writer:
     def _graph(self, state: State) -> State:
         """The kind for so many vectors, built or brought up to date where too much lies beside it."""
         kind, why = choose(state.vectors, state.dimension, state.asked)
+        if kind != "flat" and state.asked == "auto" and find_spec("faiss") is None:
+            kind, why = (
+                "flat",
+                f"{why}; but FAISS is not installed (pip install 'bertree[search]'), so all are compared",
+            )
         if kind == "flat" or not state.vectors:
             return replace(state, kind="flat", why=why, graph=None, settings={})
         graph = None

@@ -37,9 +37,9 @@ class Row:
     average: float | None
 
 
-def short(name: str) -> str:
+def short(name: str, most: int = NAME) -> str:
     """A path by its end."""
-    return name if len(name) <= NAME else "…" + name[1 - NAME :]
+    return name if len(name) <= most else "…" + name[1 - most :]
 
 
 def figure(value: float | None) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from bertree.sentence.embedding import Vectors
 
 ROWS, COLUMNS = 1024, 8192  # of a block: 32 MB of cosines
+ROUNDING = 1e-6  # of a cosine: a vector's with itself may be as much less than 1
 Advance = Callable[[int], None]
 
 
@@ -71,7 +72,7 @@ def closest_pairs(vectors: Vectors, k: int, least: float, advance: Advance = lam
     """The k pairs of different rows with the largest cosine, `least` at least, the best first."""
     assert k >= 1
     units = unit(vectors)
-    best = _Best(k, least)
+    best = _Best(k, least - ROUNDING)
     for top in range(0, len(units), ROWS):
         rows = units[top : top + ROWS]
         for left in range(top, len(units), COLUMNS):

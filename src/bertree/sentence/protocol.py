@@ -121,6 +121,8 @@ class Encodes:
 
         One text gives one vector, not a row of one.
         """
+        if convert_to_tensor:
+            ignored.pop("convert_to_numpy", None)
         for name, usual in USUAL.items():
             if ignored.get(name, usual) not in (usual, None):
                 raise UserError(f"encode: {name}={ignored[name]!r} is not known here; leave it out")

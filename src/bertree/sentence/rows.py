@@ -82,8 +82,10 @@ class Rows:
             rest, longer = data, False
             while not rest.endswith(b"\n") and (rest := stream.readline(most)):
                 longer = True  # what is beyond is passed over, a piece at a time
-            # One character too many: then it is counted as cut.
-            yield data.decode("utf-8", "ignore").ljust(LONGEST + 1) if longer else self._decoded(data).rstrip("\r\n")
+            if longer:  # one character too many: then it is counted as cut
+                yield self._decoded(_ended(data)).ljust(LONGEST + 1)
+            else:
+                yield self._decoded(data).rstrip("\r\n")
 
     def _decoded(self, data: bytes) -> str:
         try:
@@ -158,3 +160,13 @@ class Rows:
         if not known and len(names) != 1:
             raise UserError(f"{self.name}: which column is the text? Say --text NAME; there are: {', '.join(names)}")
         return known[0] if known else names[0]
+
+
+def _ended(data: bytes) -> bytes:
+    """Without the character at its end of which only a part is there."""
+    for length in (1, 2, 3):
+        if data[-length] >= 0xC0:  # the first byte of several
+            return data[:-length]
+        if data[-length] < 0x80:
+            break
+    return data

@@ -82,7 +82,12 @@ class VectorFile:
                 self._lock(file)
                 self._file = file
                 self._resume()
-                yield self
+                try:
+                    yield self
+                except BaseException:
+                    if not self.rows:  # nothing to go on from
+                        self.part.unlink(missing_ok=True)
+                    raise
         except OSError as error:
             raise UserError(f"{error.filename or self.out}: cannot be written ({error.strerror})") from None
         finally:
@@ -93,6 +98,8 @@ class VectorFile:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{self.part}: another run is writing here; wait for it, or give another --out") from None
+        if not self.part.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
+            raise UserError(f"{self.out}: another run has just ended here; look at what it made")
 
     def _resume(self) -> None:
         assert self._file is not None
@@ -152,12 +159,12 @@ def _whole(value: Any, path: Path) -> int:
 def load(path: Path, rows: int | None = None) -> Vectors:
     """The vectors of a .npy file, checked."""
     try:
-        found = np.load(path, allow_pickle=False, mmap_mode="r")
+        found = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
     except (ValueError, EOFError, OverflowError, TypeError):
         raise UserError(f"{path}: is not a .npy file of numbers") from None
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind != "f":
+    if found.ndim != 2 or found.dtype.kind != "f":
         raise UserError(f"{path}: must hold vectors as rows x numbers, of floating point")
     if rows is not None and len(found) != rows:
         raise UserError(f"{path}: has {len(found):,} vectors for {rows:,} texts; were they made from another file?")

@@ -12,8 +12,9 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks import delimited
+from bertree.tasks.delimited import Quoting
 from bertree.text.hygiene import whole
-from bertree.text.readers import parquet
+from bertree.text.readers import RECORD, parquet
 from bertree.text.sources import PACKED, Source, opened
 
 
@@ -45,19 +46,22 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with opened(_source(path)) as (stream, _):
-            for number, data in enumerate(stream, 1):
+            while data := stream.readline(RECORD):
+                number += 1
+                if len(data) == RECORD:
+                    raise UserError(f"{place(path, number)}: is longer than {RECORD >> 20} MB")
                 text = data.decode("utf-8")
                 yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
     except UnicodeDecodeError:
         raise UserError(f"{place(path, number)}: is not UTF-8 text; convert the file first") from None
 
 
-def records(path: Path) -> Iterator[tuple[int, Json]]:
+def records(path: Path, quoting: Quoting = "auto") -> Iterator[tuple[int, Json]]:
     """The numbered records of a table with a header (.csv, .tsv), of a parquet file, of a JSON list or object (.json),
-    or else of JSON lines, which some call .json too."""
+    or else of JSON lines, which some call .json too. `quoting`: of a .tsv; "auto" reads all of it first."""
     kind = kind_of(path)
     if kind in (".csv", ".tsv"):
-        return _delimited(path)
+        return _delimited(path, quoting)
     if kind == ".parquet":
         return _parquet(path)
     if kind == ".json" and (values := _whole(path)) is not None:
@@ -116,8 +120,8 @@ def _source(path: Path) -> Source:
     return Source(str(path), kind_of(path), 0, 0)
 
 
-def _delimited(path: Path) -> Iterator[tuple[int, Json]]:
-    rows = delimited.rows(path, lines(path), kind_of(path) == ".csv")
+def _delimited(path: Path, quoting: Quoting) -> Iterator[tuple[int, Json]]:
+    rows = delimited.rows(path, lines(path), kind_of(path) == ".csv", quoting)
     header = [name.strip() for name in next(rows, (1, []))[1]]
     for number, cells in rows:
         if len(cells) != len(header):

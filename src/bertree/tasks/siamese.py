@@ -170,8 +170,9 @@ def _ranked(examples: Sequence[Sentences], vectors: Sequence[NDArray[np.float64]
     """The place of each positive among the second texts and negatives of its pool. Texts that are the same count once,
     and other positives of the same anchor do not stand before it."""
     lines: list[Json] = []
-    for start in range(0, len(examples), POOL):
-        some, given = examples[start : start + POOL], vectors[start : start + POOL]
+    size = -(-len(examples) // max(1, -(-len(examples) // POOL)))  # pools of one size: none is easy
+    for start in range(0, len(examples), size or 1):
+        some, given = examples[start : start + size], vectors[start : start + size]
         places: dict[str, int] = {}
         own: dict[str, set[str]] = {}
         rows: list[NDArray[np.float64]] = []

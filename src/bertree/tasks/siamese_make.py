@@ -11,7 +11,7 @@ import numpy as np
 from bertree.data import draws
 from bertree.errors import UserError
 from bertree.tasks.columns import TextExample
-from bertree.tasks.siamese_read import Sentences
+from bertree.tasks.siamese_read import KINDS, Sentences
 from bertree.tasks.text import TextTask, text_task
 
 LOSSES = ("softmax", "cosine", "triplet", "ranking", "cross")
@@ -36,16 +36,7 @@ def shaped(examples: Sequence[Sentences], loss: str) -> list[Sentences]:
         "triplet": "three texts (anchor, positive, negative) or labels of NLI",
         "ranking": "two texts that belong together, with negatives or without, or labels of NLI",
     }[loss]
-    raise UserError(f"{file}: holds {_held(kind)}, but the loss '{loss}' needs {needs}; try --loss {USUAL[kind]}")
-
-
-def _held(kind: str) -> str:
-    return {
-        "label": "pairs with labels",
-        "score": "pairs with scores",
-        "triplet": "triplets",
-        "pair": "pairs of texts alone",
-    }[kind]
+    raise UserError(f"{file}: holds {KINDS[kind]}, but the loss '{loss}' needs {needs}; try --loss {USUAL[kind]}")
 
 
 def triplets(examples: Sequence[Sentences], bare: bool) -> list[Sentences]:

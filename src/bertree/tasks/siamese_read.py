@@ -23,7 +23,12 @@ from bertree.tasks.tables import Table, read_table
 from bertree.tasks.task import Splits
 from bertree.text.sources import FORMATS
 
-KINDS = ("label", "score", "triplet", "pair")  # what is known of the texts of a row
+KINDS = {  # what is known of the texts of a row, and what a file of such rows holds
+    "label": "pairs with labels",
+    "score": "pairs with scores",
+    "triplet": "triplets (an anchor, its positive, negatives)",
+    "pair": "pairs of texts alone",
+}
 TEXT = ("sentence1", "premise", "question1", "#1 String", "sentence_A", "anchor", "query", "question", "text1", "text")
 PAIR = (
     *("sentence2", "hypothesis", "question2", "#2 String", "sentence_B", "positive", "answer", "passage"),
@@ -94,13 +99,9 @@ def read(paths: Sequence[Path], named: Named) -> list[Sentences]:
     for path in paths:
         some = _file(path, named)
         if found and some[0].kind != found[0].kind:
-            raise UserError(f"{path}: holds {_said(some[0].kind)}, but {paths[0]} {_said(found[0].kind)}")
+            raise UserError(f"{path}: holds {KINDS[some[0].kind]}, but {paths[0]} {KINDS[found[0].kind]}")
         found += some
     return found
-
-
-def _said(kind: str) -> str:
-    return {"label": "labels", "score": "scores", "triplet": "triplets", "pair": "pairs"}[kind]
 
 
 def _file(path: Path, named: Named) -> list[Sentences]:
