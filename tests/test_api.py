@@ -198,7 +198,7 @@ def test_names_that_are_nothing(tmp_path: Path) -> None:
         bertree.load("bert-bse")
     with pytest.raises(UserError, match="no such folder"):
         bertree.load(tmp_path / "nothing")
-    with pytest.raises(UserError, match="dtype 'float31'"):
+    with pytest.raises(UserError, match="precision 'float31'"):
         bertree.load("bert-tiny", dtype="float31")
     with pytest.raises(UserError, match="device 'warp'"):
         bertree.load("bert-tiny", device="warp")

@@ -30,6 +30,6 @@ class TextsCut(BertreeWarning):
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """The end of an error line: the nearest known word, or the list of them."""
-    known = sorted(known)
+    known = sorted(set(known))
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"

@@ -62,6 +62,11 @@ class Model(Encodes):
         place = self._source.resolve()
         return f"{place.parent.name}/{place.name}" if place.name == "model" else place.name
 
+    def __repr__(self) -> str:
+        a = self.architecture
+        heads = f", heads {', '.join(self.network.heads)}" if len(self.network.heads) else ""
+        return f"<bertree model {self.name}: {a.body}, {a.layers} layers, width {a.width}{heads}, on {self.device}>"
+
     @property
     def architecture(self) -> Architecture:
         """The point of the design space."""
@@ -212,8 +217,10 @@ class Model(Encodes):
         prompt: str | None = None,
         max_length: int | None = None,
         batch_tokens: int = 0,
+        advance: Callable[[int], None] = lambda count: None,
     ) -> Iterator[Vectors]:
-        """As `embed`, for any number of texts: some thousand rows at a time, in the order given."""
+        """As `embed`, for any number of texts: some thousand rows at a time, in the order given. `advance` hears how
+        many more are done."""
         before, to_vector = self.vector.before(prompt), self._to_vector
         states = self._served.of(self.network, self.architecture)
 
@@ -226,7 +233,7 @@ class Model(Encodes):
                 found: Tensor = to_vector(states(batch), batch)
             return found
 
-        parts = Parts(tokenise, self._packed, vectors, self.device, self.dimension, batch_tokens)
+        parts = Parts(tokenise, self._packed, vectors, self.device, self.dimension, batch_tokens, advance)
         return embedded(parts, [texts] if isinstance(texts, str) else texts)
 
     def embed(
@@ -348,7 +355,7 @@ class TaskModel(Model):
 def dtype_of(name: str) -> torch.dtype:
     """The precision of a name."""
     if name not in DTYPES:
-        raise UserError(f"dtype '{name}': unknown, {suggest(name, DTYPES)}")
+        raise UserError(f"precision '{name}': unknown, {suggest(name, DTYPES)}")
     return DTYPES[name]
 
 

@@ -48,6 +48,8 @@ def convert_folder(source: Path, target: Path, to: str, dtype: str, force: bool)
     contents = folder.read(source)
     if to == "onnx":
         onnx.write(contents, target, dtype)
+        if heads := [name for name in contents.network.heads if name not in ("mask", "pair")]:
+            print(f"bertree: note: {target}: gives vectors; the head '{heads[0]}' is left out", file=sys.stderr)
     else:
         folder.write(contents, target, to, DTYPES[dtype])
     print(f"{target}: {to} folder, {describe_architecture(contents.architecture)}")

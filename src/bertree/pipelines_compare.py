@@ -20,7 +20,7 @@ from bertree.distil.timing import Subject
 from bertree.errors import UserError
 from bertree.interop.shipped import located
 from bertree.pipelines_predict import read
-from bertree.pipelines_tasks import SCORES, Files, bar, device_of, encoded, note, write
+from bertree.pipelines_tasks import SCORES, Files, bar, device_of, encoded, note, whole_file, write
 from bertree.tasks.answering import fitting, half
 from bertree.tasks.task import Task
 from bertree.tasks.tune import measured
@@ -172,6 +172,7 @@ def _inputs(
     examples: list[Any] = []
     scores: dict[str, list[float | None]] = {}
     if asked.data is not None:
+        whole_file(asked.data)
         every = [_scored(subject, asked.data, quiet) for subject in subjects]
         examples = every[0][0]
         names = dict.fromkeys(name for _, found in every for name in found if not name.endswith("threshold"))

@@ -36,6 +36,8 @@ def build_index(model: str, docs: Sequence[str], out: Path, *, device: str, prec
         raise UserError(f"{out}: interrupted; run the same command again to go on from the last commit") from None
     known = index.info
     _added(index)
+    if not known["documents"]:
+        note(f"{out}: is empty, for nothing that was given has text in it; add to it with `bertree index add`")
     _say(f"{out}: {_contents(known)}, {known['bytes']['all'] / 1e6:,.1f} MB")
     _say(f"{known['kind']}: {known['why']}")
     return index
@@ -79,7 +81,7 @@ def remove_documents(folder: Path, ids: Sequence[str], where: Sequence[str]) -> 
         raise UserError(f"{folder}: no document is there to remove ({wanted}); nothing was changed")
     if not where and gone < len(set(ids)):
         note(f"{folder}: {len(set(ids)) - gone:,} of these ids were not there")
-    _say(f"{folder}: {gone:,} document{'s' if gone != 1 else ''} removed; {_contents(known)}")
+    _say(f"{folder}: {_several(gone, 'document')} removed; {_contents(known)}")
     return gone
 
 
@@ -110,6 +112,8 @@ def ask(
         hits = index.search(
             question, k, where=filters(where), rerank=second, candidates=candidates or CANDIDATES, label=label
         )
+    if rerank and hits:
+        note(f"the scores are those of {rerank}, not cosines")
     if as_json:
         print(json.dumps([hit.json() for hit in hits], ensure_ascii=False, indent=1))
         return hits
@@ -189,7 +193,11 @@ def _remembered(folder: Path, name: str) -> str:
 
 
 def _contents(known: Json) -> str:
-    return f"{known['documents']:,} documents in {known['passages']:,} passages"
+    return f"{_several(known['documents'], 'document')} in {_several(known['passages'], 'passage')}"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _added(index: Index) -> None:
@@ -201,7 +209,7 @@ def _added(index: Index) -> None:
         (done.gone, "removed, for they are no longer in their file"),
     )
     said = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
-    _say(f"{said}; {done.passages:,} passages embedded")
+    _say(f"{said}; {_several(done.passages, 'passage')} embedded")
     for line in index.found.lines():
         _say(f"  {line}")
 

@@ -210,7 +210,8 @@ def _print_clusters(found: Clusters, texts: Sequence[str], show: int) -> None:
         Console().print(table)
     if len(found.clusters) > show:
         rest = found.clusters[show:]
-        print(f"... and {len(rest):,} more with {sum(len(one.rows) for one in rest):,} texts (--show {2 * show})")
+        texts_of_rest = sum(len(one.rows) for one in rest)
+        print(f"... and {len(rest):,} more with {texts_of_rest:,} texts (--show {len(found.clusters)})")
     if not found.clusters:
         print("no two texts are that alike; --least asks for less, --clusters N for groups in any case")
 

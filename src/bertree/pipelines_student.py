@@ -182,13 +182,15 @@ def asked_of(
     given = wanted.match
     last = chosen(given, its.layers, a.layers, "distil.match") if given else ends(its.layers, a.layers)
     pairs = list(enumerate(last, 1)) if weights["hidden"] else []
-    heads, layer = wanted.relation_heads or its.heads, wanted.relation_layer or its.layers
+    both = math.gcd(a.width, its.width)
+    fitting = max(number for number in range(1, its.heads + 1) if both % number == 0)
+    heads, layer = wanted.relation_heads or fitting, wanted.relation_layer or its.layers
     if weights["relation"]:
-        for width, whose in ((a.width, "student"), (its.width, "teacher")):
-            if width % heads:
-                raise UserError(
-                    f"distil.relation_heads: {heads} cannot divide the {whose}'s width of {width}; set another number"
-                )
+        if both % heads:
+            raise UserError(
+                f"distil.relation_heads: {heads} must divide the widths of student and teacher ({a.width} and "
+                f"{its.width}); {fitting} does"
+            )
         if layer > its.layers:
             raise UserError(f"distil.relation_layer: {layer} is more than the teacher's {its.layers} layers")
     with torch.random.fork_rng(devices=[]):

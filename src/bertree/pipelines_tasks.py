@@ -53,6 +53,12 @@ class Files:
         return found
 
 
+def whole_file(data: Path | None) -> None:
+    """Say that a file without splits is scored whole."""
+    if data is not None and data.is_file():
+        note(f"{data}: is one file, so all of its rows are scored, also any the model has learned from")
+
+
 def _named(file: Path, split: str) -> str:
     """MNLI has a second half of its dev and test splits, told by the name alone."""
     return f"{split}-mismatched" if "mismatched" in file.name and split != "train" else split
@@ -111,6 +117,8 @@ def evaluate(
             raise UserError(
                 f"{splits[name][0]}: has no gold answers to score; write what the model says with --out DIR"
             )
+        if scores and split is None:
+            whole_file(files.data)
         if not scores:
             note(f"{name}: has no gold answers, so nothing is scored")
         if out is not None:

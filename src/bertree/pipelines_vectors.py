@@ -74,12 +74,16 @@ class Embedder:
         self.kind = "" if literal else how.prompt
         self.model.vector.before(self.kind)  # refused before the work, not after it
 
-    def windows(self, texts: Iterable[str]) -> Iterator[Vectors]:
-        """Vectors, some thousand rows at a time."""
+    def windows(self, texts: Iterable[str], advance: Callable[[int], None]) -> Iterator[Vectors]:
+        """Vectors, some thousand rows at a time; `advance` hears of fewer."""
         given = (self.before + text for text in texts) if self.before else texts
         done = 0
         for vectors in self.model.embedded(
-            given, prompt=self.kind, max_length=self.how.max_length or None, batch_tokens=self.how.batch_tokens
+            given,
+            prompt=self.kind,
+            max_length=self.how.max_length or None,
+            batch_tokens=self.how.batch_tokens,
+            advance=advance,
         ):
             good = np.isfinite(vectors).all(1)
             if not good.all():
@@ -94,10 +98,9 @@ class Embedder:
         """All vectors at once."""
         found = np.empty((len(texts), self.model.dimension), np.float32)
         done = 0
-        for vectors in self.windows(texts):
+        for vectors in self.windows(texts, advance):
             found[done : done + len(vectors)] = vectors
             done += len(vectors)
-            advance(len(vectors))
         return found
 
 
@@ -186,6 +189,7 @@ def embed(model: str, given: Given, out: Path, how: How, dtype: str) -> None:
     rows = given.rows()
     if out.is_dir():
         raise UserError(f"{out}: is a folder; give the path of a file to write (vectors.npy)")
+    vector_file.check(out, dtype)  # before a model is loaded
     embedder = Embedder(model, how)
     job = {
         "model": embedder.model.digest,
@@ -210,7 +214,7 @@ def embed(model: str, given: Given, out: Path, how: How, dtype: str) -> None:
             note(f"{out}: going on after {before:,} rows")
         try:
             with cuts_counted(rows.name), bar(rows.total) as at:
-                _write(embedder, rows, target, lambda done: at(done, target.rows - before))
+                _write(embedder, rows, target, lambda done, count: at(done, count - before))
         except KeyboardInterrupt:
             raise UserError(f"{out}: interrupted after {target.rows:,} rows; run the same command again") from None
         target.finish()
@@ -221,8 +225,9 @@ def embed(model: str, given: Given, out: Path, how: How, dtype: str) -> None:
     print(f"{out}: {size}" + (f"; {speed:,.0f} sentences/s" if target.rows > before else ""))
 
 
-def _write(embedder: Embedder, rows: Rows, target: VectorFile, advance: Callable[[int], None]) -> None:
-    """What is not yet in the file, window after window."""
+def _write(embedder: Embedder, rows: Rows, target: VectorFile, advance: Callable[[int, int], None]) -> None:
+    """What is not yet in the file, window after window. `advance` hears how far of the input that is, and how many
+    rows."""
     source, hashed = iter(rows), Fingerprint()
     for number in range(target.rows):
         text = next(source, None)
@@ -237,7 +242,8 @@ def _write(embedder: Embedder, rows: Rows, target: VectorFile, advance: Callable
             f"{rows.name}: its first {target.rows:,} rows are not those that were embedded before; remove "
             f"{target.part} and {target.journal} to begin again"
         )
-    advance(rows.done)
+    at, inside = rows.done, 0  # where the window begins that is computed, and how many of its rows are done
+    advance(at, target.rows)
     # The model reads ahead of what it gives back, so the states of hash and file wait for their window.
     states: deque[tuple[str, int]] = deque()
 
@@ -249,7 +255,14 @@ def _write(embedder: Embedder, rows: Rows, target: VectorFile, advance: Callable
             yield text
         states.append((str(hashed), rows.done))
 
-    for vectors in embedder.windows(watched()):
-        known, done = states.popleft()
+    def some(count: int) -> None:
+        nonlocal inside
+        inside += count
+        end = states[0][1] if states else rows.done
+        advance(at + (end - at) * min(inside, WINDOW) // WINDOW, target.rows + inside)
+
+    for vectors in embedder.windows(watched(), some):
+        known, at = states.popleft()
         target.add(vectors, known)
-        advance(done)
+        inside = 0
+        advance(at, target.rows)

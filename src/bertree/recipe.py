@@ -124,7 +124,7 @@ class Distil:
     layers: str = ""  # which of the teacher's layers those are, from 1: "1,3,5"; none: evenly spread from the first
     match: str = ""  # which of its layers each of the student's is compared with; none: evenly spread up to the last
     relation_layer: int = 0  # of the teacher; 0: the last
-    relation_heads: int = 0  # 0: the teacher's attention heads
+    relation_heads: int = 0  # 0: the teacher's attention heads, or fewer where the widths ask for it
     cache: str = ""  # folder to keep the teacher's likeliest tokens in, so that it need not be asked again
     top_k: int = 32  # how many of them
 

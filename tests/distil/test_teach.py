@@ -358,6 +358,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "sectioned name": ("ner", {"settings": ("distil.alfa=1",)}, "distil.alfa: unknown key, did you mean 'alpha'"),
     "tokenizer of half": ("ner", {"more": ("--tokenizer", "x")}, "half of a teacher reads with its tokenizer"),
     "a preset is no teacher": ("ner", {"teacher": "bert-tiny"}, "bert-tiny: no such folder"),
+    "a model without the head": ("ner", {"teacher": "default"}, "default: has no 'token' head, so it cannot teach ner"),
     "one score": ("classification", {"teacher": "regression"}, "does not know the label"),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.top import Top
 from bertree.model.vector import Dense, Vector
+from bertree.pipelines import convert_folder
 from tests.conftest import run_bertree
 
 runtime = pytest.importorskip("onnxruntime")
@@ -114,3 +115,10 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bertree\[onnx\]'"):
         onnx.write(model._contents, tmp_path / "o")
+
+
+def test_a_head_that_is_left_out_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = preset("bert-base").architecture.with_values(SMALL)
+    folder.write(Contents(a, build(a, {"sequence": 2})), tmp_path / "model")
+    convert_folder(tmp_path / "model", tmp_path / "o", "onnx", "float32", False)
+    assert "the head 'sequence' is left out" in capsys.readouterr().err

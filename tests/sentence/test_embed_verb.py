@@ -3,6 +3,8 @@
 import json
 import random
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 
 import bertree
+from bertree import pipelines_vectors
 from bertree.errors import UserError
+from bertree.pipelines_vectors import Given, How
 from bertree.sentence import vector_file
 from bertree.sentence.embedding import WINDOW
 from bertree.sentence.vector_file import VectorFile
@@ -260,3 +264,19 @@ def test_nothing_is_left_of_a_run_that_made_nothing(command: Command, tiny: Path
     said = command("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "v.npy")
     assert (said.code, "is empty" in said.err) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_bar_moves_within_a_window(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(lines(WINDOW + 100)) + "\n")
+    said: list[tuple[int, int]] = []
+
+    @contextmanager
+    def bar(total: int) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, count: said.append((done, count))
+
+    monkeypatch.setattr(pipelines_vectors, "bar", bar)
+    pipelines_vectors.embed(str(tiny), Given(str(tmp_path / "a.txt")), tmp_path / "v.npy", How(), "float32")
+    assert said == sorted(said)
+    assert said[0] == (0, 0)
+    assert said[-1] == ((tmp_path / "a.txt").stat().st_size, WINDOW + 100)
+    assert len([count for _, count in said if 0 < count < WINDOW]) > 3

@@ -94,6 +94,9 @@ def test_what_a_folder_holds_beside_texts_is_said(tmp_path: Path) -> None:
     assert sources.passed_over([str(tmp_path), "nowhere.pdf"]) == said
     assert "3 left out" in sources.passed_over([str(tmp_path)], more={".md": "text"})
     assert sources.passed_over([str(tmp_path / "b.PDF")]) == ""  # a file is read or refused
+    (tmp_path / "c" / "gone.txt").symlink_to("nowhere")
+    assert "links to nothing and the like (1)" in sources.passed_over([str(tmp_path)])
+    assert [Path(source.path).name for source in sources.find([str(tmp_path)])] == ["a.txt"]
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,10 @@ def split(store: Store, share: float, least: int = 1) -> tuple[Store, Store]:
     if not 0 < share < 1:
         raise UserError(f"{where}: held_out_share {share}: must lie between 0 and 1")
     if store.documents < 2:
-        raise UserError(f"{where}: has one document, so none can be held out; give data.held_out another store")
+        raise UserError(
+            f"{where}: has one document, so none can be held out; divide its text (an empty line ends a document) and "
+            "prepare it again, or give data.held_out=ANOTHER-STORE"
+        )
     runs = max(least, min(RUNS, int(share * store.documents)))
     chosen = np.unique(np.linspace(0, len(store.shards) - 1, min(runs, len(store.shards))).round().astype(int))
     kept: list[Shard] = []

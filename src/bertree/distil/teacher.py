@@ -14,6 +14,7 @@ import numpy as np
 
 from bertree.api import Model, load
 from bertree.errors import UserError
+from bertree.interop.shipped import located
 from bertree.interop.weights import digest
 from bertree.model.network import TOKEN_HEADS
 from bertree.tasks.answering import Autocast, fitting, logits
@@ -36,7 +37,7 @@ class Teacher:
     @classmethod
     def of(cls, name: str, task: Task[Any]) -> "Teacher":
         """Load it; refused where it was not fine-tuned for such a task."""
-        if not Path(name).is_dir():
+        if not located(name).is_dir():
             raise UserError(f"{name}: no such folder; a teacher is the model/ folder that bertree finetune has written")
         model = load(name)
         do = f"fine-tune it first: bertree finetune {name} --task {task.name} ..."

@@ -50,6 +50,7 @@ class Parts:
     device: torch.device
     width: int
     tokens: int = 0  # computed at once; 0: what suits the device
+    advance: Callable[[int], None] = lambda count: None  # hears how many more texts are done
 
 
 def embedded(parts: Parts, texts: Iterable[str]) -> Iterator[Vectors]:
@@ -90,6 +91,7 @@ def _begun(parts: Parts, encoded: Sequence[Encoded]) -> Callable[[], Vectors]:
         found = np.empty((len(encoded), parts.width), np.float32)
         for rows, vectors in given:
             found[rows] = vectors.float().cpu().numpy()
+            parts.advance(len(rows))
         return found
 
     return fetched

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertree.errors import UserError
 from bertree.sentence.index_kinds import Graph, Keep
-from bertree.sentence.index_vectors import BLOCK, Mapped, Numbers, Vectors, best
+from bertree.sentence.index_vectors import BLOCK, WHICH, Mapped, Numbers, Vectors, best
 
 Found = tuple[Numbers, Vectors]  # positions and scores of one query, the best first
 QUERIES = 256  # compared with a block of vectors at once
@@ -67,10 +67,7 @@ def _compared(
 def _sound(scores: Vectors, vectors: Mapped) -> Vectors:
     """Cosines as they are; no vectors of length 1 give others than from -1 to 1, so those are damaged."""
     if scores.size and not np.abs(scores).max() <= LARGEST:
-        raise UserError(
-            f"{vectors.folder}: its vectors are damaged (a cosine is {np.abs(scores).max():g}); "
-            "`bertree index info --check` says in which file; restore it, or build the index again"
-        )
+        raise UserError(f"{vectors.folder}: its vectors are damaged (a cosine is {np.abs(scores).max():g}); {WHICH}")
     return scores
 
 

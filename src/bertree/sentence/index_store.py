@@ -21,7 +21,7 @@ from bertree.sentence.chunks import Span
 from bertree.sentence.documents import Document, File, value_text
 from bertree.sentence.index_database import BROKEN, DATABASE, Database
 from bertree.sentence.index_state import State
-from bertree.sentence.index_vectors import Numbers
+from bertree.sentence.index_vectors import WHICH, Numbers
 
 SCHEMA = """
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT NOT NULL);
@@ -211,7 +211,7 @@ class Store(Database):
             except (ValueError, TypeError) as error:
                 raise UserError(f"{self.path}: {BROKEN.format(error)}") from None
         if len(found) < len(wanted):
-            raise UserError(f"{self.path}: {BROKEN.format('a passage has a vector, but no text')}")
+            raise UserError(f"{self.path}: a vector has no passage, so a file is damaged; {WHICH}")
         return found
 
     def counts(self) -> tuple[int, int, dict[str, int]]:

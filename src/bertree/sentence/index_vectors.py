@@ -23,6 +23,7 @@ from bertree.files import sync
 
 Vectors = NDArray[np.float32]
 Numbers = NDArray[np.int64]
+WHICH = "`bertree index info --check` says which file; restore it, or build the index again"
 MAGIC, HEADER = b"bertree vectors\n", 64
 LAYOUT = struct.Struct("<16sQQQ")  # magic, layout, vectors, dimension
 LEAST = 1 << 20  # bytes of a file below which its size does not matter
@@ -107,7 +108,7 @@ class Mapped:
         self.numbers: Numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in opened)])
         self._ends = np.cumsum([0, *(part.count for part in parts)])
         if len(self.numbers) > 1 and not (np.diff(self.numbers) > 0).all():
-            raise UserError(f"{folder}: the numbers of the vectors are out of order; build the index again")
+            raise UserError(f"{folder}: the numbers of its vectors are out of order; {WHICH}")
 
     def __len__(self) -> int:
         return len(self.numbers)

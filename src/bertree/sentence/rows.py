@@ -47,6 +47,8 @@ class Rows:
         if len(found) != 1 or Path(name).is_dir():
             raise UserError(f"{name}: is not one file; give a file of texts (.txt, .jsonl, .csv, .tsv, .parquet)")
         self.source, self._column = found[0], column
+        if column is not None and self.source.format == "text":
+            raise UserError(f"{name}: is plain text, a row a line, and has no column '{column}'")
         self.name = "standard input" if name == STANDARD_INPUT else name
         self.counts = Counts()
         self.total = self.source.size  # bytes; of parquet, rows; 0: nobody knows

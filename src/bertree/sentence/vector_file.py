@@ -24,6 +24,7 @@ from bertree.sentence.embedding import Vectors
 
 HEADER = 128  # bytes, whatever the numbers: rows are written before they are counted
 VERSION = 1
+EXISTS = "{}: exists already; remove it, or give another --out"
 DTYPES = {"float32": "<f4", "float16": "<f2"}
 
 
@@ -31,6 +32,18 @@ def header(rows: int, width: int, dtype: str) -> bytes:
     """The beginning of a .npy file, of one length."""
     description = f"{{'descr': '{DTYPES[dtype]}', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
     return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + description.ljust(HEADER - 11).encode() + b"\n"
+
+
+def check(out: Path, dtype: str) -> None:
+    """Refuse what cannot come to anything."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: unknown; known: {', '.join(DTYPES)}")
+    if out.exists() and not _journal(out).exists():
+        raise UserError(EXISTS.format(out))
+
+
+def _journal(out: Path) -> Path:
+    return out.with_name(out.name + ".journal")
 
 
 class Fingerprint:
@@ -52,10 +65,9 @@ class VectorFile:
     """A .npy file being written. `job` is what must not change between two runs that make one file."""
 
     def __init__(self, out: Path, job: Json, dimension: int, dtype: str) -> None:
-        if dtype not in DTYPES:
-            raise UserError(f"dtype '{dtype}': unknown; known: {', '.join(DTYPES)}")
+        check(out, dtype)
         self.out, self.job, self.dimension, self.dtype = out, job, dimension, dtype
-        self.part, self.journal = out.with_name(out.name + ".part"), out.with_name(out.name + ".journal")
+        self.part, self.journal = out.with_name(out.name + ".part"), _journal(out)
         self.rows = 0
         self.texts = ""  # the fingerprint of those embedded
         self._file: IO[bytes] | None = None
@@ -71,7 +83,7 @@ class VectorFile:
         if self.journal.is_file() and not self.part.exists() and read_json(self.journal).get("job") == self.job:
             self.journal.unlink()  # killed between the last two steps
             return True
-        raise UserError(f"{self.out}: exists already; remove it, or give another --out")
+        raise UserError(EXISTS.format(self.out))
 
     @contextmanager
     def writing(self) -> Iterator["VectorFile"]:

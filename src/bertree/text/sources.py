@@ -72,7 +72,7 @@ def _behind(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[
         return
     known = ", ".join((*FORMATS, *more))
     if os.path.isdir(name):
-        below = sorted(path for path in _walk(name) if format or format_of(path, more))
+        below = sorted(path for path in _walk(name) if os.path.isfile(path) and (format or format_of(path, more)))
         if not below:
             raise UserError(f"{name}: no text files in this folder (known: {known}, each also .gz, .xz or .zst)")
         paths = below
@@ -99,7 +99,11 @@ def _behind(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[
 def passed_over(names: Sequence[str], more: Mapping[str, str] = NO_MORE) -> str:
     """What lies in the folders among these names and is not read, in a line; nothing where all of it is."""
     below = (path for name in names if os.path.isdir(name) for path in _walk(name))
-    kinds = Counter(Path(path).suffix.lower() or "without a suffix" for path in below if not format_of(path, more))
+    kinds = Counter(
+        (Path(path).suffix.lower() or "without a suffix") if os.path.isfile(path) else "links to nothing and the like"
+        for path in below
+        if not (format_of(path, more) and os.path.isfile(path))
+    )
     if not kinds:
         return ""
     listed = ", ".join(f"{kind} ({count:,})" for kind, count in kinds.most_common(LISTED))
