@@ -1,5 +1,6 @@
 """The command line: verbs, one function each. Heavy imports happen inside the verb."""
 
+import inspect
 import sys
 import warnings
 from io import TextIOWrapper
@@ -126,6 +127,19 @@ app.add_typer(cli_index.index, name="index")
 app.add_typer(cli_sentence.sentence, name="sentence")
 for of_vectors in (cli_vectors.embed, cli_vectors.similar, cli_vectors.pairs, cli_vectors.cluster):
     app.command()(of_vectors)
+
+
+def _flow(verbs: typer.Typer) -> None:
+    """Let the paragraphs of help run as wide as the terminal is; examples keep their lines."""
+    for verb in verbs.registered_commands:
+        parts = (inspect.getdoc(verb.callback) or "").split("\n\n")
+        verb.help = "\n\n".join(part if part.startswith("[dim]") else " ".join(part.split()) for part in parts)
+    for group in verbs.registered_groups:
+        assert group.typer_instance is not None
+        _flow(group.typer_instance)
+
+
+_flow(app)
 
 
 def main() -> None:

@@ -116,6 +116,10 @@ def beside(
         return
     found.write(out)
     show(Console(), found)
+    first, second = found.models
+    if second.parameters < first.parameters and second.weight_bytes > first.weight_bytes:
+        again = f"bertree convert {student} SMALL --to bertree --dtype int8"
+        note(f"the teacher's weights are stored rounded, the student's are not; {again}")
 
 
 def _devices(name: str) -> tuple[str, ...]:
