@@ -67,13 +67,30 @@ def test_a_file_that_moved_and_shrank(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (index.add("b.txt", blocks=True).gone, texts(index)) == (1, {"One."})
 
 
+def test_documents_that_only_look_like_those_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b.txt").write_text("One.\n")
+    given = [Document("b.txt#7", "A text of nowhere."), Document("b.txt#9", "Another's.", "elsewhere/c.txt")]
+    index = Index.build(Words(), given, tmp_path / "index")
+    assert (index.add("b.txt", blocks=True).gone, len(index)) == (0, 3)
+
+
 def test_values_that_json_does_not_have(tmp_path: Path) -> None:
     day = datetime.date(1851, 11, 14)
-    records = [{"id": np.int64(5), "text": "One.", "n": np.int64(7), "x": np.float32(0.5), "day": day}]
+    records = [{"id": np.int64(5), "text": "One.", "n": np.int64(7), "x": np.float32(0.5), "day": day, "odd": "a\0b🙂"}]
     index = Index.build(Words(), records, tmp_path / "index")
-    for where in ({"n": 7}, {"n": np.int64(7)}, {"n": "7"}, {"x": 0.5}, {"day": day}, {"id": 5}, {"id": np.int64(5)}):
+    for where in (
+        {"n": 7},
+        {"n": np.int64(7)},
+        {"n": "7"},
+        {"x": 0.5},
+        {"day": day},
+        {"id": 5},
+        {"id": np.int64(5)},
+        {"odd": "a\0b🙂"},
+    ):
         assert texts(index, where=where) == {"One."}, where
-    assert index.search("one")[0].metadata == {"n": 7, "x": 0.5, "day": "1851-11-14"}
+    assert index.search("one")[0].metadata == {"n": 7, "x": 0.5, "day": "1851-11-14", "odd": "a\0b🙂"}
     assert index.remove("5") == 1
 
 

@@ -72,6 +72,11 @@ class File:
         self.lines.extend(bytes(max(0, line + 1 - len(self.lines))))
         self.lines[line] = 1
 
+    def was(self, source: str) -> bool:
+        """Whether a document of that source came from it, here or where it stood before it was moved."""
+        moved = os.path.basename(source) == os.path.basename(self.source) and not os.path.isfile(source)
+        return source == self.source or moved
+
     def holds(self, id: str) -> bool:
         """Whether a document of this file still stands in it."""
         number = id[len(self.typed) + 1 :]
@@ -256,7 +261,7 @@ def value_text(value: Any) -> str:
     """A value of metadata as a filter compares it: 1815 in JSON and "1815" in a table are the same."""
     value = _plain(value)
     if isinstance(value, str):
-        return value
+        return value.replace("\0", "\ufffd")  # at which SQLite would cut off what is compared
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True, ensure_ascii=False)

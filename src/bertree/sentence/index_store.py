@@ -182,8 +182,7 @@ class Store(Database):
         """Documents that came from a file and are no longer in it."""
         question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
         found = self._base.execute(question, (file.typed, f"{file.typed}#", f"{file.typed}$"))  # $ comes after #
-        mine = (id for id, source in found if source == file.source or not os.path.isfile(source))
-        return [id for id in mine if not file.holds(id)]
+        return [id for id, source in found if file.was(source) and not file.holds(id)]
 
     def keys(self) -> list[str]:
         """Keys of metadata; found by jumps through the index, not by reading it."""
