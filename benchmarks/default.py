@@ -5,8 +5,9 @@
     python -m benchmarks.default --models --merge rows-*.jsonl --table result.md
 
 `default` is the model that comes with bertree (or --default DIR), `fresh` its architecture with weights that are
-drawn anew for each seed, `glove` the mean of word vectors under the best of several heads (benchmarks/glove.py); any
-folders can stand beside them. All are trained with the same settings (epochs=3, the rate by the width), unless --set
+drawn anew for each seed, `glove` the mean of word vectors under the best of several heads (benchmarks/glove.py),
+`vectors` the default model's sentence vectors, which it is not trained further for, under the same heads; any folders
+can stand beside them. All others are trained with the same settings (epochs=3, the rate by the width), unless --set
 says otherwise: for all (--set epochs=5) or for one (--set fresh:epochs=10). The best evaluation on the dev split
 counts, for everyone.
 
@@ -53,7 +54,8 @@ from bertree.text.identity import tokenizer_hash
 from bertree.train.device import Machine, be_deterministic
 
 FOLDERS = {"sst-2": "SST-2", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B", "cola": "CoLA", "qnli": "QNLI"}
-OWN = ("default", "fresh", "glove")
+OWN = ("default", "fresh", "glove", "vectors")
+READ = ("glove", "vectors")  # vectors as they are, under heads
 SHARE = 0.8  # of QNLI's dev split that is learned from where it has no training file
 
 
@@ -100,7 +102,8 @@ class Bench:
     data: dict[str, Data | str] = field(default_factory=dict)  # or why there is none
     models: dict[str, Model] = field(default_factory=dict)
     units: dict[tuple[str, str, int, str], list[Unit]] = field(default_factory=dict)
-    vectors: dict[Path, WordVectors] = field(default_factory=dict)
+    vectors: dict[str, WordVectors | Model] = field(default_factory=dict)  # by what READ calls them
+    features: dict[tuple[str, str], list[torch.Tensor]] = field(default_factory=dict)  # of the examples, both parts
     identities: dict[str, str] = field(default_factory=dict)
 
     def examples(self, name: str) -> Data:
@@ -144,7 +147,7 @@ class Bench:
         """One row."""
         data = self.examples(task)
         began = time.perf_counter()
-        found = self._glove(data, seed) if model == "glove" else self._tuned(data, model, seed)
+        found = self._read(data, model, seed) if model in READ else self._tuned(data, model, seed)
         found["seconds"] = round(time.perf_counter() - began, 1)
         return found | {"dev": len(data.dev)} | ({"note": data.note} if data.note else {})
 
@@ -184,11 +187,15 @@ class Bench:
             self.units[key] = data.task.units(examples, tokenizer, longest)[0]
         return Split(examples, self.units[key])
 
-    def _glove(self, data: Data, seed: int) -> Json:
-        task, path = data.task, self.options.glove
-        if path not in self.vectors:
-            self.vectors[path] = WordVectors.read(path)
-        train, dev = (features(self.vectors[path], examples) for examples in (data.train, data.dev))
+    def _read(self, data: Data, name: str, seed: int) -> Json:
+        """A row of vectors as they are, under the best head."""
+        task = data.task
+        if name not in self.vectors:
+            self.vectors[name] = WordVectors.read(self.options.glove) if name == "glove" else load(self.folder(name))
+        source, key = self.vectors[name], (name, task.name)
+        if key not in self.features:
+            self.features[key] = [features(source, examples) for examples in (data.train, data.dev)]
+        train, dev = self.features[key]
         kind = torch.float32 if task.regression else torch.int64
         gold = [e.gold if task.regression else task.labels.index(str(e.gold)) for e in data.train]
         answers = torch.tensor(gold, dtype=kind)
@@ -202,7 +209,10 @@ class Bench:
 
         _, head, said = best_head(train, answers, dev, task.classes, score, seed)
         found = lines(said)
-        size = self.vectors[path].table.size
+        if isinstance(source, Model):
+            size = sum(p.numel() for p in source.network.encoder.parameters())
+        else:
+            size = source.table.size
         return _result(task, task.score(data.dev, found), found) | {"head": head, "parameters": size}
 
 

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
 
 def table(rows: list[Json]) -> str:
     """Means and deviations over the seeds, and how far each row is from the whole loss."""
-    tasks = list(rows[0]["scores"])
+    tasks = [task for task in rows[0]["scores"] if all(task in row["scores"] for row in rows)]
     lines = [
         "| student | seeds | held-out MLM loss | "
         + "".join(f"{task} | " for task in tasks)
@@ -98,7 +98,7 @@ def table(rows: list[Json]) -> str:
         found = [row for row in rows if row["row"] == name]
         # Without tasks, the held-out loss is what is compared; its sign turned, so that more is better.
         averages[name] = {
-            row["seed"]: 100 * statistics.mean(row["scores"].values()) if tasks else -row["held_out_mlm"]
+            row["seed"]: 100 * statistics.mean(row["scores"][task] for task in tasks) if tasks else -row["held_out_mlm"]
             for row in found
         }
         if not found:

@@ -7,23 +7,33 @@ That is more choice than a fine-tuned model has with its best epoch, and errs on
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertree.sentence.words import WordVectors
 from bertree.tasks.columns import TextExample
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of L2, beside the mean loss
 DECAYS = (0.0, 0.1, 1.0)  # of weights, times the rate, a step
 LOOKS = (5, 10, 20)  # epochs
 HIDDEN, DROPOUT, BATCH, RATE = 128, 0.3, 128, 1e-3
+
+
 Score = Callable[[NDArray[np.float32]], float]  # of what a head says about the dev split
 
 
-def features(vectors: WordVectors, examples: Sequence[TextExample]) -> Tensor:
+class Embeds(Protocol):
+    """Word vectors, or a model."""
+
+    def embed(self, texts: list[str], /) -> NDArray[np.float32]:
+        """A row a text."""
+        ...
+
+
+def features(vectors: Embeds, examples: Sequence[TextExample]) -> Tensor:
     """One row an example."""
     first = vectors.embed([example.text for example in examples])
     if examples[0].pair is None:
