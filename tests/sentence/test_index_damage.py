@@ -124,7 +124,7 @@ def test_rows_that_are_missing(good: Path, tmp_path: Path) -> None:
         index.nearest(np.ones((1, 128), np.float32), 300)
     base.execute("DELETE FROM chunks WHERE number = 7")
     base.commit()
-    with pytest.raises(UserError, match=r"index.sqlite: is damaged .a passage has a vector, but no text"):
+    with pytest.raises(UserError, match=r"index.sqlite: a vector has no passage, so a file is damaged"):
         index.nearest(np.ones((1, 128), np.float32), 300)
 
 

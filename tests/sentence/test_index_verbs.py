@@ -44,7 +44,7 @@ def test_the_whole_way(minilm: Path, letters: Path, tmp_path: Path, command: Com
     assert "  3  0-41  from=Ida\n   We have sold the old piano to the school." in shown
     (tmp_path / "more.txt").write_text("A violin was found in the attic.")
     said = command.well("index", "add", minilm, out, tmp_path / "more.txt")
-    assert "1 new; 1 passages embedded" in said.out
+    assert "1 new; 1 passage embedded" in said.out
     assert "1 unchanged; 0 passages" in command.well("index", "add", minilm, out, tmp_path / "more.txt").out
     said = command.well("index", "remove", out, "3")
     assert "1 document removed; 3 documents in 3 passages" in said.out

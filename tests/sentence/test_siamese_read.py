@@ -102,7 +102,7 @@ def test_mistakes_are_said_with_their_place(tmp_path: Path, text: str, named: Na
 def test_kinds_do_not_mix(tmp_path: Path) -> None:
     one = write(tmp_path / "one.csv", [{"sentence1": "a", "sentence2": "b", "label": "x"}])
     other = write(tmp_path / "other.csv", [{"sentence1": "a", "sentence2": "b", "score": "0.5"}])
-    with pytest.raises(UserError, match=r"other.csv: holds scores, but .*one.csv labels"):
+    with pytest.raises(UserError, match=r"other.csv: holds pairs with scores, but .*one.csv pairs with labels"):
         siamese_read.read([one, other], Named())
 
 
