@@ -206,7 +206,7 @@ def _added(index: Index) -> None:
         (done.new, "new"),
         (done.replaced, "replaced"),
         (done.unchanged, "unchanged"),
-        (done.gone, "removed, for they are no longer in their file"),
+        (done.gone, "removed (no longer in their file)"),
     )
     said = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
     _say(f"{said}; {_several(done.passages, 'passage')} embedded")
