@@ -17,10 +17,10 @@ from pathlib import Path
 
 from benchmarks.common import environment
 from benchmarks.standings import rows_in
+from bertree.distillation.task import teach
 from bertree.files import Json, read_json
-from bertree.pipelines_tasks import Files
-from bertree.pipelines_teach import teach
-from bertree.pipelines_tune import finetune
+from bertree.finetuning.run import finetune
+from bertree.tasks.files import Files
 from bertree.tasks.registry import make
 
 LABELS, TAUGHT, COPIES = "labels", "taught", "taught, copies"

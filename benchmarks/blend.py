@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import table
-from bertree.api import Model, load
 from bertree.batch import Batch
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.model.vector import Vector
-from bertree.objectives.losses import cross_entropy
+from bertree.inference.load import Model, load
+from bertree.model.pooling import Vector
+from bertree.objectives.objective import cross_entropy
 from bertree.tasks.metrics import spearman
-from bertree.tasks.siamese_read import Named, Sentences, read
+from bertree.tasks.similarity.read import Named, Sentences, read
 
 SHARES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 BATCHES = 6

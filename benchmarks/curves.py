@@ -6,7 +6,7 @@ python -m benchmarks.curves curves.svg "pre-norm=run-a" "post-norm=run-b"
 import argparse
 from pathlib import Path
 
-from bertree.train.report import comparison, held_out_svg
+from bertree.report.run import comparison, held_out_svg
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from tokenizers import __version__ as tokenizers_version
 
 from bertree.data.prepare import prepare
-from bertree.text import training
+from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 from bertree.text.tokenizer import Tokenizer
 
@@ -122,8 +122,8 @@ def main() -> None:
         if folder is None:
             folder = work / "tokenizer"
             names = [str(text) for text in options.text]
-            trained = training.train(lambda: Corpus(names).documents(), "wordpiece", 30_000)
-            training.save(trained, folder)
+            trained = tokenizer_training.train(lambda: Corpus(names).documents(), "wordpiece", 30_000)
+            tokenizer_training.save(trained, folder)
         tokenizer = Tokenizer.load(folder)
         assert tokenizer is not None, f"{folder}: no tokenizer"
         corpus, out = work / "corpus.txt", work / "store"

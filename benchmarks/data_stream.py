@@ -20,9 +20,9 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from bertree.data.lengths import encode  # noqa: E402
 from bertree.data.store import Encoded, Shard, Store  # noqa: E402
 from bertree.data.stream import Stream  # noqa: E402
+from bertree.data.varint import encode  # noqa: E402
 
 CASES = [  # format, masking, fixed, million tokens per second it must reach
     ("full-sentences", "token", False, 5.0),

@@ -36,20 +36,20 @@ import torch
 from benchmarks.common import environment
 from benchmarks.glove import best_head, features
 from benchmarks.standings import key, rows_in, summary
-from bertree.api import Model, fresh, load
+from bertree.config.default_model import located
+from bertree.embeddings.glove import WordVectors
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
+from bertree.finetuning import config as configs
+from bertree.finetuning.outcome import degenerate
+from bertree.finetuning.tuner import Split, Start, Tuner, measured
+from bertree.inference.load import Model, fresh, load
 from bertree.interop.folder import describe
-from bertree.interop.shipped import located
-from bertree.sentence.words import WordVectors
-from bertree.tasks import config as configs
-from bertree.tasks.answering import fitting
 from bertree.tasks.columns import TextExample
 from bertree.tasks.glue import make
-from bertree.tasks.outcome import degenerate
+from bertree.tasks.logits import fitting
 from bertree.tasks.task import Unit
 from bertree.tasks.text import TextTask
-from bertree.tasks.tune import Split, Start, Tuner, measured
 from bertree.text.identity import tokenizer_hash
 from bertree.train.device import Machine, be_deterministic
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from benchmarks.common import environment
 from benchmarks.default import FOLDERS, Bench
 from benchmarks.standings import rows_in
+from bertree.distillation.text import distill
 from bertree.files import Json
-from bertree.pipelines_distill import distill
 
 ROWS: dict[str, list[str]] = {
     "whole": [],

@@ -30,11 +30,11 @@ import torch
 import bertree
 from benchmarks.common import CORPUS, environment, medians, sentences, table
 from benchmarks.encode import real_weights
+from bertree.config.default_model import located
+from bertree.inference.cpu.linear import products
+from bertree.inference.embedding import Vectors
 from bertree.interop import folder, onnx
-from bertree.interop.shipped import located
-from bertree.model.products import products
-from bertree.model.vector import Vector
-from bertree.sentence.embedding import Vectors
+from bertree.model.pooling import Vector
 from bertree.text.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

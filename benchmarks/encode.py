@@ -19,7 +19,7 @@ import torch
 
 import bertree
 from benchmarks.common import CORPUS, environment, medians, sentences, table
-from bertree.api import Model
+from bertree.inference.load import Model
 from bertree.text.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

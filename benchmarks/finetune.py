@@ -25,13 +25,14 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, synchronise, table
-from bertree.api import load
-from bertree.recipe import Optim, Run
-from bertree.tasks.batches import by_length, steps_an_epoch
-from bertree.tasks.config import FineTune, Train
+from bertree.config.recipe import Optim, Run
+from bertree.finetuning.config import FineTune, Train
+from bertree.finetuning.feed import steps_an_epoch
+from bertree.finetuning.tuner import Split, Start, Tuner
+from bertree.inference.load import load
+from bertree.tasks.collate import by_length
 from bertree.tasks.registry import make
 from bertree.tasks.task import Logits, Task, Unit
-from bertree.tasks.tune import Split, Start, Tuner
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.feed import Work, ahead
 

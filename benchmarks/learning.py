@@ -18,10 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import CORPUS, environment, table
-from bertree import assembly, pipelines_data, pipelines_train
-from bertree import recipe as recipes
+from bertree.config import recipe as recipes
+from bertree.data.build import prepare_store, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
+from bertree.pretraining import build, run
 
 KINDS = {"bert-base-tiny": "wordpiece", "roberta-base-tiny": "bpe", "albert-base-tiny": "unigram"}
 DISCOUNT = 0.75
@@ -59,8 +60,8 @@ def baselines(train: Store, stream: Stream) -> tuple[float, float]:
 
 def prepared(kind: str, folder: Path, vocabulary: int = 8000) -> Path:
     """The corpus as a token store."""
-    pipelines_data.train_tokenizer([str(CORPUS)], folder / "tokenizer", kind, vocabulary)
-    pipelines_data.prepare_store([str(CORPUS)], folder / "tokenizer", folder / "store", workers=2)
+    train_tokenizer([str(CORPUS)], folder / "tokenizer", kind, vocabulary)
+    prepare_store([str(CORPUS)], folder / "tokenizer", folder / "store", workers=2)
     return folder / "store"
 
 
@@ -75,13 +76,13 @@ def main() -> None:
             overrides = [f"data.store={json.dumps(str(store))}"]
             recipe = recipes.load(name, overrides)
             began = time.perf_counter()
-            pipelines_train.pretrain(name, overrides, Path(scratch) / name / "run", resume=False)
+            run.pretrain(name, overrides, Path(scratch) / name / "run", resume=False)
             seconds = time.perf_counter() - began
             lines = [json.loads(line) for line in (Path(scratch) / name / "run" / "metrics.jsonl").open()]
             last = [line for line in lines if line["kind"] == "eval"][-1]
             pair = last.get("nsp_accuracy", last.get("sop_accuracy"))
-            train, held = assembly.stores(recipe.data)
-            single, double = baselines(train, assembly.held_out(recipe, held, recipe.phases[-1]))
+            train, held = build.stores(recipe.data)
+            single, double = baselines(train, build.held_out(recipe, held, recipe.phases[-1]))
             figures = [f"{x:.3f}" for x in (single, double, last["mlm"])]
             rows.append([name, *figures, f"{last['accuracy']:.1%}", f"{pair:.1%}" if pair else "", f"{seconds:.0f}"])
     print(environment())

@@ -12,18 +12,18 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, table
+from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.finetuning.feed import Shapes, UnitFeed
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.supervised import supervised
-from bertree.recipe import Optim, Phase, Schedule
-from bertree.tasks.batches import Shapes, UnitFeed
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from bertree.train import optim
 from bertree.train.device import be_deterministic
 from bertree.train.loop import Loop, Result
-from bertree.train.plan import Plan
-from bertree.train.replay import Replay
+from bertree.train.schedule import Plan
+from bertree.train.steps.cuda_graph import Replay
 
 STEPS, SIZE, OPTIONS = 200, 32, 4
 CASES = {"sequence": (27, 70, 2), "token": (25, 120, 9), "span": (180, 384, 2), "choice": (60, 128, 1)}

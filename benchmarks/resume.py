@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.common import CORPUS, environment, table
 from bertree.data.prepare import prepare
 from bertree.files import file_hash
-from bertree.text import training
+from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 
 FAMILIES = {
@@ -84,7 +84,7 @@ def main() -> None:
 def make_store(place: Path) -> Path:
     """A token store of the text in this repository."""
     documents = list(Corpus([str(CORPUS)]).documents())
-    tokenizer = training.train(lambda: documents, "wordpiece", 4000)
+    tokenizer = tokenizer_training.train(lambda: documents, "wordpiece", 4000)
     prepare(Corpus([str(CORPUS)]), tokenizer, place / "store")
     return place / "store"
 

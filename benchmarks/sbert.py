@@ -32,15 +32,15 @@ from numpy.typing import NDArray
 from benchmarks.common import environment, table
 from benchmarks.default import attempted
 from benchmarks.standings import rows_in
-from bertree.api import Model, load
+from bertree.embeddings.glove import WordVectors
+from bertree.embeddings.train import Read, Source, read, vectors
 from bertree.errors import BertreeWarning, suggest
 from bertree.files import Json
-from bertree.model.vector import Vector
-from bertree.pipelines_siamese import Read, Source, read, vectors
-from bertree.sentence.words import WordVectors
-from bertree.tasks import siamese_read
+from bertree.inference.load import Model, load
+from bertree.model.pooling import Vector
 from bertree.tasks.metrics import spearman
-from bertree.tasks.siamese_read import Named, Sentences
+from bertree.tasks.similarity import read as siamese_read
+from bertree.tasks.similarity.read import Named, Sentences
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 UNTRAINED = ("mean", "cls", "max")

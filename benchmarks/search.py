@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 import bertree
 from benchmarks.common import CORPUS, environment, table
 from bertree import Index
-from bertree.sentence.documents import Document
-from bertree.sentence.index_kinds import choose
-from bertree.text.sentences import split
+from bertree.search.documents import Document
+from bertree.search.faiss_index import choose
+from bertree.text.sentence_splitter import split
 
 Vectors = NDArray[np.float32]
 HEAD = (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import CORPUS, environment, sentences, table
-from bertree.api import DTYPES, load
+from bertree.inference.load import DTYPES, load
 
 HEAD = ("weights", "bytes", "of float32", "cosine, least", "cosine, mean", "largest difference", "same nearest text")
 

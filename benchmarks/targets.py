@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.common import environment
-from bertree.api import load
 from bertree.data.masking import Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.objectives.distillation import coarse_divergence, divergence, likeliest
+from bertree.inference.load import load
+from bertree.objectives.divergences import coarse_divergence, divergence, likeliest
 
 KEPT = (1, 4, 8, 16, 32, 64, 128, 512)
 

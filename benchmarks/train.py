@@ -25,20 +25,20 @@ import torch
 
 from benchmarks.common import environment, synchronise, table
 from bertree.batch import Batch
+from bertree.config.recipe import Optim, Phase, Run, Schedule
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.interop.config import config_of, family_for
+from bertree.interop.hf_config import config_of, family_for
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining
-from bertree.recipe import Optim, Phase, Run, Schedule
 from bertree.train import optim
 from bertree.train.device import Machine, be_deterministic, peak_flops
 from bertree.train.feed import Feed
 from bertree.train.loop import Loop, Result, Stop
-from bertree.train.plan import Plan
+from bertree.train.schedule import Plan
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 FILL = 0.47

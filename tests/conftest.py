@@ -3,15 +3,24 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.tasks.learnable import Command, Trained
+from bertree.text import tokenizer_training
+from bertree.text.tokenizer import Tokenizer
+from tests.support.learnable import Command, Trained, one_thread
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-torch.set_num_threads(2)
+BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """One thread: the models are small, and the suite runs in several processes."""
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +46,14 @@ def small_folder(tmp_path: Path, minilm: Path) -> Path:
 def token_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small token store of real text: 500 entries in the vocabulary, several shards."""
     from bertree.data.prepare import prepare
-    from bertree.text import training
+    from bertree.text import tokenizer_training
     from bertree.text.corpus import Corpus
 
     folder = tmp_path_factory.mktemp("store")
     text = (Path(__file__).parent.parent / "corpus" / "books.txt").read_text().split("\n\n")[:40]
     (folder / "text.txt").write_text("\n\n".join(text))
-    tokenizer = training.train(lambda: text, "wordpiece", 500)
-    training.save(tokenizer, folder / "tokenizer")
+    tokenizer = tokenizer_training.train(lambda: text, "wordpiece", 500)
+    tokenizer_training.save(tokenizer, folder / "tokenizer")
     prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store", shard_tokens=20_000)
     return folder / "store"
 
@@ -71,3 +80,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command line in this process."""
     return Command(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="session")
+def tokenizers() -> dict[str, Tokenizer]:
+    """A tokenizer of each kind, small but trained on real text."""
+    text = BOOKS.read_text().split("\n\n")[:60]
+    return {kind: tokenizer_training.train(lambda: text, kind, 600) for kind in ("wordpiece", "bpe", "unigram")}
+
+
+@pytest.fixture(params=["wordpiece", "bpe", "unigram"])
+def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    """Each of them in turn."""
+    return tokenizers[request.param]

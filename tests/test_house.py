@@ -1,70 +1,27 @@
-"""Imports only point down the house: a room may use the rooms below it, never those above."""
+"""The structure of the package: rooms (top-level folders and modules), floors, and which imports are allowed.
+
+The floors are not written down: they follow from the imports. A room stands one floor above the highest room it
+imports, which is possible only if no imports run in a circle.
+"""
 
 import ast
+import sys
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "bertree"
-# From the top of the house to the bottom.
-ROOMS = [
-    "__main__",
-    "cli",
-    "cli_data",
-    "cli_train",
-    "cli_distill",
-    "cli_index",
-    "cli_sentence",
-    "cli_vectors",
-    "cli_tasks",
-    "pipelines",
-    "pipelines_data",
-    "pipelines_distill",
-    "pipelines_index",
-    "pipelines_student",
-    "pipelines_teach",
-    "pipelines_compare",
-    "pipelines_siamese",
-    "pipelines_train",
-    "pipelines_tune",
-    "pipelines_job",
-    "pipelines_judge",
-    "pipelines_mine",
-    "pipelines_vectors",
-    "pipelines_predict",
-    "pipelines_tasks",
-    "assembly",
-    "distil",
-    "info",
-    "api",
-    "loaded",
-    "inputs",
-    "masks",
-    "sentence",
-    "interop",
-    "tasks",
-    "train",
-    "objectives",
-    "model",
-    "data",
-    "text",
-    "recipe",
-    "settings",
-    "batch",
-    "files",
-    "errors",
-]
-ONLY = {  # stricter than the order: what a room may import beside the standard library
+MOST_ROOMS, MOST_FLOORS, MOST_ROOT_MODULES, MOST_FILES = 30, 11, 8, 17
+# Stricter than the floors: what a room may import beside the standard library.
+ONLY = {
     "model": {"torch", "triton", "bertree.batch", "bertree.errors", "bertree.model"},
     "text": {
-        "tokenizers",
-        "numpy",
-        "sentencex",
-        "pyarrow",
-        "zstandard",
-        "bertree.errors",
-        "bertree.files",
-        "bertree.text",
+        *("tokenizers", "numpy", "sentencex", "pyarrow", "zstandard"),
+        *("bertree.console", "bertree.errors", "bertree.files", "bertree.text"),
     },
 }
+# Rooms that nothing below may import.
+TOP = {"cli", "serve", "studies", "__main__"}
 
 
 def imports(path: Path) -> set[str]:
@@ -73,30 +30,86 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
             found.add(node.module)
             if node.module == "bertree":
                 found |= {f"bertree.{alias.name}" for alias in node.names}
     return found
 
 
-def room(module: str) -> str:
-    return module.split(".")[1]
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def test_imports_point_down() -> None:
-    for path in SOURCE.rglob("*.py"):
-        here = path.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if here == "__init__":
-            continue
-        assert here in ROOMS, f"{here}: a new room; give it its place in this list"
+def room_graph() -> dict[str, dict[str, str]]:
+    """Room -> rooms it imports -> one of the files that does."""
+    files = list(SOURCE.rglob("*.py"))
+    graph: dict[str, dict[str, str]] = defaultdict(dict)
+    for path in files:
+        graph[room_of(path)]
         for module in imports(path):
-            if module.startswith("bertree.") and room(module) in ROOMS:
-                assert ROOMS.index(room(module)) >= ROOMS.index(here), f"{path.name} imports {module}, a room above it"
+            parts = module.split(".")
+            if parts[0] != "bertree" or room_of(path) == "__init__":
+                continue
+            other = parts[1] if len(parts) > 1 else "__init__"
+            if not ((SOURCE / other).is_dir() or (SOURCE / f"{other}.py").is_file()):
+                other = "__init__"
+            if other != room_of(path):
+                graph[room_of(path)][other] = str(path.relative_to(SOURCE))
+    return graph
+
+
+def test_imports_only_point_down() -> None:
+    graph = room_graph()
+
+    @cache
+    def floor(room: str, above: tuple[str, ...] = ()) -> int:
+        assert room not in above, f"imports run in a circle: {' -> '.join((*above, room))} ({graph[above[-1]]})"
+        return 1 + max((floor(other, (*above, room)) for other in graph[room]), default=0)
+
+    assert max(map(floor, graph)) <= MOST_FLOORS
+    assert len(graph) <= MOST_ROOMS
+    for room, others in graph.items():
+        for other in TOP & set(others) - {room}:
+            assert room in TOP, f"{others[other]} imports {other}, which nothing below may import"
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    modules = {}
+    for path in SOURCE.rglob("*.py"):
+        name = ".".join(("bertree", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        modules[name] = path
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())) if name != "bertree" else []:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    target = f"{node.module}.{alias.name}"
+                    graph[name].add(target if target in modules else node.module)
+        graph[name] = {target for target in graph[name] if target in modules and target != name}
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, f"circle: {' -> '.join((*above[above.index(name) :], name))}"
+        if name not in done:
+            for target in graph[name]:
+                visit(target, (*above, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_no_folder_is_crowded() -> None:
+    root = list(SOURCE.glob("*.py"))
+    assert len(root) <= MOST_ROOT_MODULES, "a new module belongs into a room"
+    for folder in {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}:
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= MOST_FILES, f"{folder.name}: {len(files)} files; which of them make a room of their own?"
 
 
 def test_some_rooms_are_stricter() -> None:
-    import sys
-
     for name, allowed in ONLY.items():
         for path in (SOURCE / name).rglob("*.py"):
             for module in imports(path):

@@ -5,18 +5,19 @@ Importing this package loads nothing heavy; torch comes in with the first name t
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from bertree.api import Model, load
-    from bertree.errors import UserError
-    from bertree.sentence.index import Index
+from bertree.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from bertree.errors import UserError
+    from bertree.inference.load import Model, load
+    from bertree.search.index import Index
+
 __all__ = ["Index", "Model", "UserError", "__version__", "load"]
 
 _HOMES = {
-    "load": "bertree.api",
-    "Model": "bertree.api",
-    "Index": "bertree.sentence.index",
+    "load": "bertree.inference.load",
+    "Model": "bertree.inference.load",
+    "Index": "bertree.search.index",
     "UserError": "bertree.errors",
 }
 

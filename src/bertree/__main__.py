@@ -1,5 +1,5 @@
 """`python -m bertree` is `bertree`."""
 
-from bertree.cli import main
+from bertree.cli.main import main
 
 main()

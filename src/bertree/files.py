@@ -6,11 +6,12 @@ A write goes to a temporary name beside its target, is flushed to the disk, and 
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,33 @@ def alone(out: Path) -> Iterator[None]:
         raise UserError(f"{out}: another run is writing here; wait for it, or give another --out") from None
     finally:
         os.close(handle)
+
+
+def write_lines(path: Path, lines: Iterable[Json]) -> None:
+    """One object a line."""
+    write(path, "".join(as_text(line) + "\n" for line in lines))
+
+
+def as_text(value: Json, indent: int | None = None) -> str:
+    """JSON; a number that is not finite, which a model that has diverged may say, is null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(path: Path, text: str) -> None:
+    """A whole file, and its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertree.data import index
+from bertree.data import example_index
 from bertree.data.formats import Format
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from tests.data.corpora import CLS, FIRST, FORMATS, PAIRED, SEP, SPECIAL, Corpus, corpus, sequences, shapes
+from tests.support.corpora import CLS, FIRST, FORMATS, PAIRED, SEP, SPECIAL, Corpus, corpus, sequences, shapes
 
 TINY = [
     [[10, 11, 12], [13, 14], [15]],
@@ -133,7 +133,7 @@ def test_nsp_exchanges_second_segments() -> None:
 
 def whole(corpus: Corpus, format: Format, max_length: int, seed: int, epoch: int = 0) -> list[tuple]:
     """(ids, segments, label) of all sequences of an epoch, none of them torn."""
-    with mock.patch.object(index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.WINDOW_CHUNKS", 3):
+    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.WINDOW_CHUNKS", 3):
         stream = Stream(
             corpus.store,
             format=format,

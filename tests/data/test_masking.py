@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertree.data import draws
+from bertree.data import counter_random
 from bertree.data.masking import Masker, Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from tests.data.corpora import FIRST, FORMATS, MASK, SPECIAL, corpus, long_store, same, shapes
+from tests.support.corpora import FIRST, FORMATS, MASK, SPECIAL, corpus, long_store, same, shapes
 
 # Words of the tiny store: 10 11+12+ 13 14+ 15 16 (a + goes on with the word before it).
 PARTS = [11, 12, 14]
@@ -75,7 +75,7 @@ def test_words_and_ngrams_end_with_their_sequence() -> None:
         # A key under which the n-gram that starts at token 5 is longer than one word.
         under = next(
             under
-            for under in (draws.key(n) for n in range(100))
+            for under in (counter_random.key(n) for n in range(100))
             if unit == "word" or len(masker.spans(ids, places, bounds, np.arange(7), under)) == 3
         )
         assert masker.spans(ids, places, bounds, np.arange(7), under).tolist() == wanted
@@ -202,7 +202,7 @@ def test_ngram_lengths(million: Store) -> None:
         batch.cu_seqlens.numpy().astype(np.int64),
         np.arange(1_000_000),
     )
-    under = draws.key("test")
+    under = counter_random.key("test")
     places = np.flatnonzero(masker.maskable[ids])
     starts = masker.spans(ids, places, bounds, counters, under)
     text = ids[places]
@@ -242,7 +242,7 @@ def masks(stream: Stream, epoch: int) -> list[tuple]:
 @pytest.mark.parametrize("chunk", [1 << 20, 256])  # one window, and several
 @pytest.mark.parametrize("name", ["full-sentences", "segment-pair+nsp", "sentence-pair+sop"])
 def test_static_masks_repeat_and_dynamic_ones_do_not(name: str, chunk: int, monkeypatch) -> None:
-    monkeypatch.setattr("bertree.data.index.CHUNK_TOKENS", chunk)
+    monkeypatch.setattr("bertree.data.example_index.CHUNK_TOKENS", chunk)
     monkeypatch.setattr("bertree.data.stream.WINDOW_CHUNKS", 3)
     made = corpus([[7, 9, 5] * 6] * 20)
     common = {"format": name, "batch_tokens": 6400, "max_length": 64}  # large enough that nothing is torn

@@ -8,7 +8,7 @@ from bertree.data.formats import Format
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from tests.data.corpora import SPECIAL
+from tests.support.corpora import SPECIAL
 
 TINY = [[[10, 11, 12], [13, 14], [15]], [[20, 21], [22, 23, 24, 25]], [[30]]]
 

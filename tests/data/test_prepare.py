@@ -21,10 +21,10 @@ from bertree.data.prepare import prepare
 from bertree.data.store import Store, verify
 from bertree.data.writer import ShardWriter
 from bertree.errors import UserError
-from bertree.text import training
+from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, Options
 from bertree.text.identity import tokenizer_hash
-from bertree.text.sentences import split
+from bertree.text.sentence_splitter import split
 from bertree.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tokenizers")
     documents = list(Corpus([str(BOOKS)]).documents())[::10]
     for kind in ("wordpiece", "bpe", "unigram"):
-        training.save(training.train(lambda: documents, kind, 1000), folder / kind)
+        tokenizer_training.save(tokenizer_training.train(lambda: documents, kind, 1000), folder / kind)
     return {kind: folder / kind for kind in ("wordpiece", "bpe", "unigram")}
 
 

@@ -11,7 +11,7 @@ from bertree.data.split import split
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from tests.data.corpora import FIRST, corpus, long_store, shapes
+from tests.support.corpora import FIRST, corpus, long_store, shapes
 
 
 def documents(store: Store) -> list[list[list[int]]]:

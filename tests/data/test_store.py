@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertree.data import lengths
+from bertree.data import varint
 from bertree.data.store import HEADER, Store, part_name, verify
 from bertree.data.writer import ShardWriter, write_header
 from bertree.errors import UserError
@@ -50,17 +50,17 @@ def read(store: Store) -> Documents:
 
 @given(st.lists(st.integers(0, 2**62)))
 def test_lengths_come_back(values: list[int]) -> None:
-    assert lengths.decode(lengths.encode(np.array(values, dtype=np.int64))).tolist() == values
+    assert varint.decode(varint.encode(np.array(values, dtype=np.int64))).tolist() == values
 
 
 def test_lengths_cost_one_byte_below_128() -> None:
-    assert len(lengths.encode(np.array([1, 127, 128, 16_383, 16_384]))) == 1 + 1 + 2 + 2 + 3
+    assert len(varint.encode(np.array([1, 127, 128, 16_383, 16_384]))) == 1 + 1 + 2 + 2 + 3
 
 
 @pytest.mark.parametrize("data", [b"\x80", b"\x01\xff", b"\x80" * 12 + b"\x01"])
 def test_broken_lengths_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        lengths.decode(data)
+        varint.decode(data)
 
 
 def test_disk_and_memory_hold_the_same(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertree.data import index
+from bertree.data import example_index
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from tests.data.corpora import FIRST, FORMATS, corpus, long_store, same, sequences, shapes
+from tests.support.corpora import FIRST, FORMATS, corpus, long_store, same, sequences, shapes
 
 MASKS = ("token", "word+static2", "ngram", None)
 any_setting = st.fixed_dictionaries(
@@ -35,7 +35,7 @@ any_setting = st.fixed_dictionaries(
 
 def stream(made, budget: int = 4, **settings) -> Stream:
     """A stream over many small windows, with batches of some full examples."""
-    with mock.patch.object(index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.WINDOW_CHUNKS", 2):
+    with mock.patch.object(example_index, "CHUNK_TOKENS", 64), mock.patch("bertree.data.stream.WINDOW_CHUNKS", 2):
         return Stream(made.store, batch_tokens=budget * settings["max_length"], **settings)
 
 
@@ -250,7 +250,7 @@ def test_the_index_is_cached_and_made_again_where_broken(tmp_path: Path) -> None
     assert same(Stream(store, **settings)[5], expected)
     [path] = (tmp_path / "index").iterdir()
     whole = path.read_bytes()
-    with mock.patch.object(index, "_make", side_effect=AssertionError("must come from the cache")):
+    with mock.patch.object(example_index, "_make", side_effect=AssertionError("must come from the cache")):
         assert same(Stream(store, **settings)[5], expected)
         with pytest.raises(AssertionError, match="cache"):  # another limit, another index
             Stream(store, **settings | {"max_length": 63})

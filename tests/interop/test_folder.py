@@ -10,15 +10,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import bertree
-from bertree.api import fresh
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError
+from bertree.inference.load import fresh
 from bertree.interop import folder
-from bertree.interop.config import family_for
+from bertree.interop.hf_config import family_for
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.model.top import Top
-from tests.parity import peer, ragged
+from bertree.model.readout import Top
+from tests.support.parity import peer, ragged
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
 WEIGHTS = "model.safetensors"

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import bertree
-from bertree.api import fresh
 from bertree.errors import UserError
+from bertree.inference.load import fresh
 from bertree.interop import folder
-from bertree.interop.rounding import restored, rounded
+from bertree.interop.int8_storage import restored, rounded
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.model.top import Top
+from bertree.model.readout import Top
 from tests.conftest import run_bertree
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 import bertree
-from bertree.api import Model, fresh
+from bertree.cli.convert import convert_folder
 from bertree.errors import UserError
-from bertree.inputs import packed
+from bertree.inference.inputs import packed
+from bertree.inference.load import Model, fresh
 from bertree.interop import folder, onnx
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
+from bertree.model.pooling import Dense, Vector
 from bertree.model.presets import preset
-from bertree.model.top import Top
-from bertree.model.vector import Dense, Vector
-from bertree.pipelines import convert_folder
+from bertree.model.readout import Top
 from tests.conftest import run_bertree
 
 runtime = pytest.importorskip("onnxruntime")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.parity import batch_of, flat, gradients, load, padded, peer, ragged
+from tests.support.parity import batch_of, flat, gradients, load, padded, peer, ragged
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
 HEADS = {

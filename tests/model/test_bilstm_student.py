@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import bertree
-from bertree.api import Model, fresh
 from bertree.batch import Batch
 from bertree.errors import UserError
+from bertree.inference.load import Model, fresh
 from bertree.interop import folder
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
-from bertree.model.top import Top
+from bertree.model.readout import Top
 
 WIDTH, E, INNER, VOCABULARY = 8, 6, 5, 40
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import bertree
-from bertree.api import fresh
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.interop.config import family_for
+from bertree.inference.load import fresh
+from bertree.interop.hf_config import family_for
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from bertree.errors import UserError
-from bertree.interop.config import config_of, family_for
+from bertree.interop.hf_config import config_of, family_for
 from bertree.model import cost
 from bertree.model.architecture import RESIDUALS, Architecture, parsed
 from bertree.model.network import build

@@ -12,12 +12,12 @@ from bertree.batch import Batch
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.model.top import Top
+from bertree.model.readout import Top
 from bertree.objectives.supervised import supervised
-from bertree.tasks.batches import collate
+from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
-from tests import parity
+from tests.support import parity
 
 SMALL = {
     "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

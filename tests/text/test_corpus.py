@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.errors import UserError
-from bertree.text import hygiene, readers, sources
+from bertree.text import cleaning, readers, sources
 from bertree.text.corpus import Corpus, Options, Position, describe
 
 # Any code point, surrogates too, and often one that clean-up cares about. (st.text() first builds tables.)
@@ -264,8 +264,8 @@ def test_memory_is_flat_in_one_endless_line(tmp_path: Path, space: bytes) -> Non
 
 @given(TEXTS)
 def test_clean_text_is_clean_and_stays_so(text: str) -> None:
-    cleaned = hygiene.clean(text)
-    assert hygiene.clean(cleaned) == cleaned
+    cleaned = cleaning.clean(text)
+    assert cleaning.clean(cleaned) == cleaned
     assert unicodedata.is_normalized("NFC", cleaned)
     assert all(line == " ".join(line.split(" ")) and line for line in cleaned.split("\n")) or not cleaned
     assert all(unicodedata.category(c) not in ("Cc", "Cs") for c in cleaned.replace("\n", ""))
@@ -276,24 +276,24 @@ def test_clean_text_is_clean_and_stays_so(text: str) -> None:
 
 
 def test_clean_keeps_joiners_and_drops_noise() -> None:
-    assert hygiene.clean("👩\u200d👧 می\u200cخواهم") == "👩\u200d👧 می\u200cخواهم"
-    assert hygiene.clean("a\x1fb\tc\u00a0 d  e ") == "a b c d e"
-    assert hygiene.clean("\ufeffa\u00adb\u200bc\x00d\u2028e\u3000f\ufffe") == "abcd\ne f"
+    assert cleaning.clean("👩\u200d👧 می\u200cخواهم") == "👩\u200d👧 می\u200cخواهم"
+    assert cleaning.clean("a\x1fb\tc\u00a0 d  e ") == "a b c d e"
+    assert cleaning.clean("\ufeffa\u00adb\u200bc\x00d\u2028e\u3000f\ufffe") == "abcd\ne f"
 
 
 @given(st.lists(st.integers(0, 50)))
 def test_seen_is_a_set(numbers: list[int]) -> None:
-    seen, known = hygiene.Seen(), set()
+    seen, known = cleaning.Seen(), set()
     for number in numbers:
-        assert seen.add(hygiene.digest(str(number))) == (number not in known)
+        assert seen.add(cleaning.digest(str(number))) == (number not in known)
         known.add(number)
     assert seen.count == len(known)
 
 
 def test_seen_grows() -> None:
-    seen = hygiene.Seen()
-    assert all(seen.add(hygiene.digest(str(number))) for number in range(5000))
-    assert not any(seen.add(hygiene.digest(str(number))) for number in range(5000))
+    seen = cleaning.Seen()
+    assert all(seen.add(cleaning.digest(str(number))) for number in range(5000))
+    assert not any(seen.add(cleaning.digest(str(number))) for number in range(5000))
 
 
 @pytest.mark.parametrize("stop", range(1, 7))

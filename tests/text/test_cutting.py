@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bertree.text import training
+from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "unaffable", "e-mails", "wait"]
@@ -17,7 +17,7 @@ def tokenizer(request: pytest.FixtureRequest, minilm: Path) -> Tokenizer:
         loaded = Tokenizer.load(minilm)
         assert loaded is not None
         return loaded
-    return training.train(lambda: [" ".join(WORDS)] * 50, request.param, 300)
+    return tokenizer_training.train(lambda: [" ".join(WORDS)] * 50, request.param, 300)
 
 
 def test_the_same_is_kept_as_by_the_library(tokenizer: Tokenizer) -> None:

@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertree import assembly, recipe
 from bertree.batch import Batch
+from bertree.config import recipe
+from bertree.config.recipe import Optim, Phase, Schedule
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.objectives.pretraining import pretraining
-from bertree.recipe import Optim, Phase, Schedule
+from bertree.pretraining import build
 from bertree.train import optim
 from bertree.train.feed import Feed, Fixed
 from bertree.train.loop import Loop, Result, Stop
-from bertree.train.plan import Plan
-from tests.data.corpora import same
-from tests.train.batches import fresh, work
+from bertree.train.schedule import Plan
+from tests.support.batches import fresh, work
+from tests.support.corpora import same
 
 
 def streams(store: Path, length: int = 32, seed: int = 0, fixed: bool = False, count: int = 2) -> list[Stream]:
@@ -176,8 +177,8 @@ def test_next_tokens_need_a_model_that_does_not_see_them(token_store: Path) -> N
         given = recipe.load("bert-base-tiny", [*always, f"model.attention={attention}"])
         if refused:
             with pytest.raises(UserError, match=r"sees the one it is to predict; set model\.attention=causal"):
-                assembly.model(given, Store.open(token_store))
+                build.model(given, Store.open(token_store))
         else:
-            assert assembly.model(given, Store.open(token_store)).architecture.attention == "causal"
+            assert build.model(given, Store.open(token_store)).architecture.attention == "causal"
     masked = recipe.load("bert-base-tiny", [*always[:1], "model.attention=causal"])
-    assert assembly.model(masked, Store.open(token_store)).network.encoder.causal
+    assert build.model(masked, Store.open(token_store)).network.encoder.causal

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from bertree.batch import Batch
+from bertree.config.recipe import Optim
 from bertree.errors import UserError
 from bertree.model.network import Network
-from bertree.objectives.losses import Loss, Objective
+from bertree.objectives.objective import Loss, Objective
 from bertree.objectives.pretraining import pretraining
-from bertree.recipe import Optim
 from bertree.train import optim
 from bertree.train.feed import Work
 from bertree.train.hooks import Tally
 from bertree.train.loop import Loop, Result
-from bertree.train.record import Record
-from tests.train.batches import fresh, joined, sequences, work
+from bertree.train.metrics_log import Record
+from tests.support.batches import fresh, joined, sequences, work
 
 
 def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:

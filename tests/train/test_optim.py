@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from bertree.config.recipe import Optim
 from bertree.objectives.pretraining import pretraining
-from bertree.recipe import Optim
 from bertree.train import optim
-from tests.train.batches import fresh, joined, sequences
+from tests.support.batches import fresh, joined, sequences
 
 
 def reference(

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import draws
-from bertree.data.draws import Ints
+from bertree.data import counter_random
+from bertree.data.counter_random import Ints
 from bertree.data.store import Shard
 from bertree.errors import UserError, suggest
 
@@ -107,13 +107,13 @@ class Examples:
     def join(cls, pieces: "list[Examples]", documents: list[int], max_length: int) -> "Examples":
         """The examples of consecutive shards with so many documents, in as few bytes as they need."""
         narrow = np.uint16 if max_length < 1 << 16 else np.uint32
-        bases = draws.running(np.array(documents))
+        bases = counter_random.running(np.array(documents))
         return cls(
             np.concatenate([piece.contents.astype(narrow) for piece in pieces]),
             np.concatenate([piece.counts.astype(narrow) for piece in pieces]),
             np.concatenate([piece.marks.astype(narrow) for piece in pieces]),
             np.concatenate([(p.documents + b).astype(np.uint32) for p, b in zip(pieces, bases, strict=False)]),
-            draws.running(np.array([piece.contents.size for piece in pieces])),
+            counter_random.running(np.array([piece.contents.size for piece in pieces])),
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -130,7 +130,7 @@ def cut_shard(format: Format, max_length: int, seed: int, shard: Shard, first_to
         return _stream(documents, room)
     if format.paired:
         units = _cut_long(sentences, room, room // 2, even=True)
-        return _pairs(format, room, units, documents, draws.key(seed, "short"), first_token)
+        return _pairs(format, room, units, documents, counter_random.key(seed, "short"), first_token)
     units = _cut_long(sentences, room, room, even=False)
     return _sentences(units, documents, room, crossing=format.kind == "full-sentences")
 
@@ -157,7 +157,7 @@ def _sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examp
     chosen = _follow(after)
     final = np.append(chosen[1:], units.size - 1) - 1
     counts = document[final] - document[chosen] if crossing else np.zeros(chosen.size, np.int64)
-    crossed = draws.ragged(document[chosen], counts)
+    crossed = counter_random.ragged(document[chosen], counts)
     marks = documents[crossed + 1] + crossed - np.repeat(begins[chosen], counts)
     return Examples(ends[final] - begins[chosen], counts, marks, document[:0])
 
@@ -171,9 +171,9 @@ def _pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.ui
     fits = units[two] - begins <= room
     after = np.where(fits, two, number + 1)
     if format.kind == "segment-pair":
-        random = draws.bits(under, begins + first_token)
-        short = random < draws.threshold(format.short)
-        aims = SHORT + draws.below(draws.bits(under, random), room + 1 - SHORT)
+        random = counter_random.bits(under, begins + first_token)
+        short = random < counter_random.threshold(format.short)
+        aims = SHORT + counter_random.below(counter_random.bits(under, random), room + 1 - SHORT)
         target = np.where(short, aims, room)
         after = np.maximum(after, np.minimum(np.searchsorted(ends, begins + target, "right"), last))
         # No single sentence is left over at a document's end where the example before can spare one.
@@ -187,7 +187,7 @@ def _pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.ui
     stops = np.append(starts[1:], units[-1])
     first = np.searchsorted(units, starts, "right")
     counts = np.searchsorted(units, stops, "left") - first
-    marks = units[draws.ragged(first, counts)] - np.repeat(starts, counts)
+    marks = units[counter_random.ragged(first, counts)] - np.repeat(starts, counts)
     owner = np.searchsorted(documents, starts, "right") - 1
     return Examples(stops - starts, counts, marks, owner)
 

@@ -16,8 +16,8 @@ from bertree.data.store import JOURNAL, Part, dtype_for, part_name, read_parts
 from bertree.data.writer import shard_json, write_json
 from bertree.errors import UserError
 from bertree.files import Json, read_json, sync
+from bertree.text.cleaning import DIGEST
 from bertree.text.corpus import Position
-from bertree.text.hygiene import DIGEST
 
 SEEN, LOCK, VERSION = "seen.bin", ".lock", 1
 

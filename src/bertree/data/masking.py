@@ -22,8 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import draws
-from bertree.data.draws import Bits, Ints
+from bertree.data import counter_random
+from bertree.data.counter_random import Bits, Ints
 from bertree.data.store import Store
 from bertree.errors import UserError, suggest
 
@@ -123,9 +123,9 @@ class Masker:
         self.maskable[list(store.special.values())] = False
         self.ordinary: Ints = np.flatnonzero(self.maskable)
         self.word_start: NDArray[np.bool_] = np.asarray(store.word_start, np.bool_)
-        self.limit = draws.threshold(masking.rate)
+        self.limit = counter_random.threshold(masking.rate)
         chances = np.cumsum(masking.ngram_chances())[:-1]
-        self.ngram_limits: Bits = np.array([draws.threshold(chance) for chance in chances], dtype=np.uint64)
+        self.ngram_limits: Bits = np.array([counter_random.threshold(chance) for chance in chances], dtype=np.uint64)
 
     def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
         """Mask a packed stream in place; the masked places and the ids that stood there.
@@ -140,7 +140,7 @@ class Masker:
             first = places[starts]
             chosen = self._choose(first, bounds, counters.take(first), under)
             lengths = np.diff(np.append(starts, places.size))[chosen]
-            masked = places[draws.ragged(starts[chosen], lengths)]
+            masked = places[counter_random.ragged(starts[chosen], lengths)]
         targets = ids[masked]
         ids[masked] = self._replaced(targets, counters[masked], under)
         return masked, targets
@@ -158,7 +158,7 @@ class Masker:
         if self.masking.unit == "word":
             return words
         texts = np.flatnonzero(fresh.take(words))  # first word of each text between special tokens
-        random = draws.bits(draws.key(int(under), "ngram"), counters.take(places.take(words)))
+        random = counter_random.bits(counter_random.key(int(under), "ngram"), counters.take(places.take(words)))
         drawn = np.ones(words.size, np.int64)
         for limit in self.ngram_limits:
             drawn += random >= limit
@@ -170,7 +170,7 @@ class Masker:
 
     def _choose(self, first: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> Ints:
         """The spans (by the place of their first token) whose coin says yes, at least one a sequence."""
-        coins = draws.bits(under, counters)
+        coins = counter_random.bits(under, counters)
         chosen = coins < self.limit
         starts = np.searchsorted(first, bounds)
         filled = np.flatnonzero(starts[1:] > starts[:-1])
@@ -178,17 +178,17 @@ class Masker:
             least = np.minimum.reduceat(coins, starts[filled])
             empty = filled[least >= self.limit]
             sizes = starts[empty + 1] - starts[empty]
-            spans = draws.ragged(starts[empty], sizes)
+            spans = counter_random.ragged(starts[empty], sizes)
             chosen[spans[coins[spans] == np.repeat(least[least >= self.limit], sizes)]] = True
         return np.flatnonzero(chosen)
 
     def _replaced(self, targets: Ints, counters: Ints, under: np.uint64) -> NDArray[Any]:
         """80 % [MASK], 10 % a random ordinary token, 10 % as it was (or as set)."""
-        action = draws.bits(draws.key(int(under), "action"), counters)
+        action = counter_random.bits(counter_random.key(int(under), "action"), counters)
         shown = targets.copy()
-        others = np.flatnonzero(action >= draws.threshold(self.masking.mask))
-        to_random = others[action[others] < draws.threshold(self.masking.mask + self.masking.random)]
-        shown[action < draws.threshold(self.masking.mask)] = self.mask_id
-        random = draws.bits(draws.key(int(under), "random"), counters[to_random])
-        shown[to_random] = self.ordinary[draws.below(random, self.ordinary.size)]
+        others = np.flatnonzero(action >= counter_random.threshold(self.masking.mask))
+        to_random = others[action[others] < counter_random.threshold(self.masking.mask + self.masking.random)]
+        shown[action < counter_random.threshold(self.masking.mask)] = self.mask_id
+        random = counter_random.bits(counter_random.key(int(under), "random"), counters[to_random])
+        shown[to_random] = self.ordinary[counter_random.below(random, self.ordinary.size)]
         return shown

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import draws
-from bertree.data.draws import Ints
+from bertree.data import counter_random
+from bertree.data.counter_random import Ints
 
 NO_LABEL = -100  # what torch's losses ignore
 TRIES, TURNS = 6, 4
@@ -35,10 +35,10 @@ class Borders:
         """Places in each example."""
         return np.diff(self.offsets)
 
-    def draw(self, chosen: Ints, random: draws.Bits) -> Ints:
+    def draw(self, chosen: Ints, random: counter_random.Bits) -> Ints:
         """A random place in each of the chosen examples; the end of an example that has none."""
         counts = self.counts[chosen]
-        picks = self.offsets[chosen] + draws.below(random, counts)
+        picks = self.offsets[chosen] + counter_random.below(random, counts)
         ends = self.starts[chosen] + self.contents[chosen]
         return np.where(counts > 0, self.places[np.minimum(picks, self.places.size - 1)], ends)
 
@@ -71,11 +71,11 @@ class Pairs:
 
 def arrange(borders: Borders, documents: Ints, question: str | None, room: int, under: np.uint64) -> Pairs:
     """The pairs of a window in corpus order."""
-    at = draw_all(borders, draws.key(int(under), "division"))
+    at = draw_all(borders, counter_random.key(int(under), "division"))
     if question == "nsp":
         paired = np.flatnonzero(borders.counts > 0)
-        left, right = partners(paired, documents[paired], draws.key(int(under), "partners"))
-        right = divide(borders, left, right, documents, room, at, draws.key(int(under), "exchange"))
+        left, right = partners(paired, documents[paired], counter_random.key(int(under), "partners"))
+        right = divide(borders, left, right, documents, room, at, counter_random.key(int(under), "exchange"))
         pairs = Pairs.divided(borders, at)
         for field in (pairs.second_starts, pairs.second_lengths):
             field[left], field[right] = field[right], field[left]
@@ -84,7 +84,7 @@ def arrange(borders: Borders, documents: Ints, question: str | None, room: int, 
     pairs = Pairs.divided(borders, at)
     if question == "sop":
         paired = np.flatnonzero(pairs.labels == 0)
-        random = draws.bits(draws.key(int(under), "swap"), np.arange(paired.size + 1))
+        random = counter_random.bits(counter_random.key(int(under), "swap"), np.arange(paired.size + 1))
         half = int(paired.size / 2 + int(random[-1]) / 2**64)  # of an odd number, one more or less
         swapped = paired[np.argsort(random[:-1])[:half]]
         for one, other in (
@@ -101,13 +101,13 @@ def draw_all(borders: Borders, under: np.uint64) -> Ints:
     chosen = np.arange(borders.starts.size)
     if borders.places.size == 0:
         return borders.starts + borders.contents
-    return borders.draw(chosen, draws.bits(under, chosen))
+    return borders.draw(chosen, counter_random.bits(under, chosen))
 
 
 def partners(paired: Ints, documents: Ints, under: np.uint64) -> tuple[Ints, Ints]:
     """Half of the pairs, two by two from different documents (fewer where one document has nearly all)."""
     count = paired.size
-    random = draws.bits(under, np.arange(count + 1))
+    random = counter_random.bits(under, np.arange(count + 1))
     wanted = 2 * int(count / 4 + int(random[-1]) / 2**64)  # half on average, however few there are
     order = np.argsort(random[:-1], kind="stable")
     names, sizes = np.unique(documents, return_counts=True)
@@ -123,7 +123,7 @@ def partners(paired: Ints, documents: Ints, under: np.uint64) -> tuple[Ints, Int
     surplus = max(int(2 * sizes.max()) - chosen.size, chosen.size % 2)
     chosen, numbers = _without(chosen, numbers, int(np.argmax(sizes)), surplus)
     # Sorted by document, no document has more than half: half the list further stands another document.
-    scattered = draws.bits(under, numbers + count + 1)
+    scattered = counter_random.bits(under, numbers + count + 1)
     chosen = paired[chosen[np.lexsort((random[chosen], scattered))]]
     return chosen[: chosen.size // 2], chosen[chosen.size // 2 :]
 
@@ -141,7 +141,7 @@ def divide(borders: Borders, left: Ints, right: Ints, documents: Ints, room: int
     right = right.copy()
     open_ = np.arange(left.size)
     for turn in range(TURNS):
-        fits = _divide(borders, left[open_], right[open_], room, at, draws.key(int(under), turn))
+        fits = _divide(borders, left[open_], right[open_], room, at, counter_random.key(int(under), turn))
         open_ = open_[~fits]
         passed = np.roll(right[open_], 1)
         if open_.size < 2 or (documents[left[open_]] == documents[passed]).any():
@@ -159,7 +159,7 @@ def _divide(borders: Borders, left: Ints, right: Ints, room: int, at: Ints, unde
     fits = np.zeros(left.size, np.bool_)
     open_ = np.arange(left.size)
     for attempt in range(TRIES):
-        random = draws.bits(under, open_ * TRIES + attempt)
+        random = counter_random.bits(under, open_ * TRIES + attempt)
         one = borders.draw(left[open_], random) - starts[open_]
         low = np.maximum(one - other_spare[open_], 1)
         high = np.minimum(one + spare[open_], borders.contents[right[open_]] - 1)

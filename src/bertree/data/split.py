@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from bertree.data.lengths import Lengths
 from bertree.data.store import Shard, Store
+from bertree.data.varint import Lengths
 from bertree.errors import UserError
 
 RUNS = 64  # places where documents are taken out, at most

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import lengths
+from bertree.data import varint
 from bertree.errors import UserError
 from bertree.files import Json, file_hash, read_json
 from bertree.text.identity import tokenizer_hash
@@ -62,12 +62,12 @@ class Shard:
         self._documents = documents
 
     @cached_property
-    def sentence_starts(self) -> lengths.Lengths:
+    def sentence_starts(self) -> varint.Lengths:
         """Offsets into `tokens`, one more than there are sentences (int64)."""
         return self._sentences.starts(self.tokens.size)
 
     @cached_property
-    def document_starts(self) -> lengths.Lengths:
+    def document_starts(self) -> varint.Lengths:
         """Offsets into the sentences, one more than there are documents (int64)."""
         return self._documents.starts(self._sentences.count)
 
@@ -79,12 +79,12 @@ class Encoded:
     count: int
     source: Path | bytes
 
-    def starts(self, total: int) -> lengths.Lengths:
+    def starts(self, total: int) -> varint.Lengths:
         """Offsets of `count` non-empty runs that fill `total` exactly."""
         name = self.source if isinstance(self.source, Path) else "store"
         try:
             data = self.source.read_bytes() if isinstance(self.source, Path) else self.source
-            decoded = lengths.decode(data)
+            decoded = varint.decode(data)
         except OSError as error:
             raise UserError(f"{name}: cannot be read ({error.strerror})") from None
         except ValueError as error:
@@ -158,7 +158,7 @@ class Store:
         sentences = np.array([len(sentence) for document in kept for sentence in document], dtype=np.int64)
         counts = np.array([len(document) for document in kept], dtype=np.int64)
         tokens = np.array(ids, dtype=dtype_for(vocab_size))
-        data = [tokens.tobytes(), lengths.encode(sentences), lengths.encode(counts)]
+        data = [tokens.tobytes(), varint.encode(sentences), varint.encode(counts)]
         sizes = (tokens.size, sentences.size, counts.size)
         parts = {
             part: Part(count, len(raw), hashlib.sha256(raw).hexdigest())

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 
 from bertree.batch import Batch
-from bertree.data import draws
-from bertree.data.dealing import dealt
-from bertree.data.draws import Ints
+from bertree.data import counter_random
+from bertree.data.balanced_order import dealt
+from bertree.data.counter_random import Ints
+from bertree.data.example_index import Index
 from bertree.data.formats import Format
-from bertree.data.index import Index
 from bertree.data.masking import Masking, questions
 from bertree.data.store import Store
 from bertree.data.window import Slice, Window, build
@@ -177,9 +177,13 @@ class Stream:
         with self._lock:
             if epoch not in self._orders:
                 chunks = np.arange(self.index.totals.size)
-                mixed = np.argsort(draws.bits(draws.key(self.seed, self._content(epoch), "chunks"), chunks))
+                mixed = np.argsort(
+                    counter_random.bits(counter_random.key(self.seed, self._content(epoch), "chunks"), chunks)
+                )
                 groups = np.array_split(mixed, ceil(mixed.size / self._window_chunks))
-                order = np.argsort(draws.bits(draws.key(self.seed, epoch, "windows"), np.arange(len(groups))))
+                order = np.argsort(
+                    counter_random.bits(counter_random.key(self.seed, epoch, "windows"), np.arange(len(groups)))
+                )
                 sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
                 self._orders[epoch] = (groups, order, np.concatenate(([0], np.cumsum(sizes))))
                 if len(self._orders) > KEPT:
@@ -200,8 +204,8 @@ class Stream:
                     self.format,
                     self._room,
                     groups[group],
-                    draws.key(self.seed, repeated, group, "content"),
-                    draws.key(self.seed, epoch, group, "order"),
+                    counter_random.key(self.seed, repeated, group, "content"),
+                    counter_random.key(self.seed, epoch, group, "order"),
                     lambda lengths: dealt(
                         lengths, epoch * self.epoch_tokens + int(starts[place]), self._stride, self._slack
                     ),

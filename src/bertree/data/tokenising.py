@@ -25,7 +25,7 @@ from tokenizers import Tokenizer as Backend
 from bertree.data.store import dtype_for
 from bertree.errors import UserError
 from bertree.text.identity import is_byte_level
-from bertree.text.sentences import split
+from bertree.text.sentence_splitter import split
 from bertree.text.tokenizer import Tokenizer
 
 Task = TypeVar("Task")

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import draws, pairing
-from bertree.data.draws import Ints
+from bertree.data import counter_random, pairing
+from bertree.data.counter_random import Ints
+from bertree.data.example_index import Index
 from bertree.data.formats import Format
-from bertree.data.index import Index
 from bertree.data.pairing import NO_LABEL
 from bertree.data.store import Store
 
@@ -106,10 +106,10 @@ def build(
     `arrange` gives the final order of shuffled examples of these lengths."""
     chunks = np.sort(chunks)
     firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
-    numbers = draws.ragged(firsts, lasts - firsts)
+    numbers = counter_random.ragged(firsts, lasts - firsts)
     runs = list(zip(firsts, lasts, strict=True))
     contents = _gather(index.examples.contents, runs)
-    offsets = draws.running(_gather(index.examples.counts, runs))
+    offsets = counter_random.running(_gather(index.examples.counts, runs))
     marks = _gather(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
     read = contents if format.paired else contents - np.diff(offsets)
     starts = np.cumsum(read) - read
@@ -122,9 +122,9 @@ def build(
         pairs = pairing.arrange(borders, documents, format.question, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
         lengths += np.where(pairs.labels == NO_LABEL, format.alone, format.frame)
-    shuffled = np.argsort(draws.bits(order, numbers))
+    shuffled = np.argsort(counter_random.bits(order, numbers))
     shuffled = shuffled[arrange(lengths[shuffled])]
-    bounds = draws.running(lengths[shuffled])
+    bounds = counter_random.running(lengths[shuffled])
     labels = seconds = None
     if pairs is not None:
         parts = _pair_parts(pairs, shuffled, format.separators, buffer.size)
@@ -132,7 +132,7 @@ def build(
         seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
     else:
         parts = _plain_parts(starts, contents, offsets, marks, shuffled, format.alone > 0, buffer.size)
-    mask_key = draws.key(int(content), "mask")
+    mask_key = counter_random.key(int(content), "mask")
     return Window(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
 
 
@@ -171,7 +171,7 @@ def _plain_parts(
 ) -> Parts:
     """[CLS] text [SEP], with a separator at each mark of the text; a stream has the text alone."""
     counts = np.diff(offsets)[shuffled]
-    marks = marks[draws.ragged(offsets[shuffled], counts)]
+    marks = marks[counter_random.ragged(offsets[shuffled], counts)]
     pieces = counts + 1  # of text between separators
     ends_of = np.cumsum(pieces)
     firsts = ends_of - pieces
@@ -200,4 +200,4 @@ def _parts(lengths: Ints, sources: Ints, segments: NDArray[np.uint8]) -> Parts:
     there = lengths > 0
     if not there.all():
         lengths, sources, segments = lengths[there], sources[there], segments[there]
-    return Parts(draws.running(lengths), sources, segments)
+    return Parts(counter_random.running(lengths), sources, segments)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import lengths
+from bertree.data import varint
 from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, Part, dtype_for, header_hash, part_name
 from bertree.errors import UserError
 from bertree.files import Json, sync
@@ -78,7 +78,7 @@ class ShardWriter:
         self._size += len(data)
         self.tokens += tokens.size
         for part, values in (("sentences", sentences), ("documents", documents)):
-            self._lengths[part] += lengths.encode(values)
+            self._lengths[part] += varint.encode(values)
             self._counts[part] += values.size
 
     def close(self) -> dict[str, Part]:

@@ -15,8 +15,8 @@ from bertree.errors import UserError
 from bertree.files import Json, read_toml, toml_text
 from bertree.model.architecture import Architecture
 from bertree.model.network import HEADS
-from bertree.model.top import Top
-from bertree.model.vector import Vector
+from bertree.model.pooling import Vector
+from bertree.model.readout import Top
 
 LAYOUTS = ("bertree", "huggingface")
 WHOLE = "int8"  # the one storage that has a name: matrices as int8 with one scale a row; else as the file says

@@ -17,15 +17,15 @@ import torch
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json, new_folder, read_json, write_text
-from bertree.interop import names, sentence_folder, weights
-from bertree.interop.config import architecture_of, config_of, family_for, family_of
+from bertree.interop import hf_names, sentence_transformers, weights
 from bertree.interop.description import WHOLE, Description, read_description
+from bertree.interop.hf_config import architecture_of, config_of, family_for, family_of
 from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.network import FIXED_CLASSES, Network, build
-from bertree.model.top import Top
-from bertree.model.vector import ToVector, Vector
+from bertree.model.pooling import ToVector, Vector
+from bertree.model.readout import Top
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
-    if tokenizer is None and contents.tokenizer is not None and sentence_folder.lowers(folder):
+    if tokenizer is None and contents.tokenizer is not None and sentence_transformers.lowers(folder):
         contents.tokenizer = contents.tokenizer.lowered()
     _fit(contents, folder)
     return contents
@@ -95,11 +95,11 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     spelled = {_modern(name).removeprefix(family.prefix): name for name in tensors.names}
     heads = _heads_in(config, family, tensors, spelled, path)
     network = _empty(a, heads, path)
-    table = names.theirs(family, heads, network.state_dict(), prefixed=False)
+    table = hf_names.theirs(family, heads, network.state_dict(), prefixed=False)
     _check_rest(heads, table, tensors, spelled)
     table = {ours: tuple(spelled.get(name, name) for name in theirs) for ours, theirs in table.items()}
     weights.load_into(network, tensors, table, dtype)
-    _add_vector(network, a, sentence_folder.read_vector(folder), folder, dtype)
+    _add_vector(network, a, sentence_transformers.read_vector(folder), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
 
@@ -110,7 +110,7 @@ def _add_vector(network: Network, a: Architecture, vector: Vector | None, folder
     with torch.device("meta"):
         made = ToVector(a.width, vector)
     if vector.dense:
-        sentence_folder.load_dense(made, sentence_folder.dense_folders(folder), dtype)
+        sentence_transformers.load_dense(made, sentence_transformers.dense_folders(folder), dtype)
     network.vector = made
 
 
@@ -132,7 +132,7 @@ def _modern(name: str) -> str:
 
 
 def _heads_in(
-    config: Json, family: names.Family, tensors: Weights, spelled: dict[str, str], path: Path
+    config: Json, family: hf_names.Family, tensors: Weights, spelled: dict[str, str], path: Path
 ) -> dict[str, int]:
     classes = config.get("architectures") or [_guess(family, spelled)]
     if not isinstance(classes, list) or not isinstance(classes[0], str):
@@ -152,7 +152,7 @@ def _heads_in(
     return found
 
 
-def _guess(family: names.Family, spelled: dict[str, str]) -> str:
+def _guess(family: hf_names.Family, spelled: dict[str, str]) -> str:
     """The class of a folder that does not name it: with the pretraining heads whose tensors are there."""
     rows = {head: next(iter(family.head_rows(head)))[1] for head in ("mask", "pair") if head in family.heads}
     heads = [head for head, module in rows.items() if f"{module}.weight" in spelled]
@@ -164,13 +164,13 @@ def _check_rest(
 ) -> None:
     """What the file holds beyond what is loaded: tied copies must be copies, the rest is named."""
     used = {name for theirs in table.values() for name in theirs}
-    rest = [name for name in spelled if name not in used and name not in names.IGNORED]
-    for name in [n for n in rest if n in names.TIED and "mask" in heads and names.TIED[n] in spelled]:
+    rest = [name for name in spelled if name not in used and name not in hf_names.IGNORED]
+    for name in [n for n in rest if n in hf_names.TIED and "mask" in heads and hf_names.TIED[n] in spelled]:
         rest.remove(name)
-        one, other = (tensors.tensor(spelled[n]) for n in (name, names.TIED[name]))
+        one, other = (tensors.tensor(spelled[n]) for n in (name, hf_names.TIED[name]))
         if not torch.equal(one, other):
             raise UserError(
-                f"{tensors.path(spelled[name])}: '{name}' differs from '{names.TIED[name]}'; "
+                f"{tensors.path(spelled[name])}: '{name}' differs from '{hf_names.TIED[name]}'; "
                 "an MLM head with an output layer of its own is not supported"
             )
     if rest:
@@ -215,7 +215,7 @@ def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[st
     state = network.state_dict()
     if layout == "huggingface":
         own = [name for name in state if not name.startswith("vector.")]  # those have folders of their own
-        return names.theirs(family_for(a), heads_of(network), own)
+        return hf_names.theirs(family_for(a), heads_of(network), own)
     return {name: (name,) for name in state}
 
 
@@ -250,13 +250,13 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
     except UserError:
         if to == "huggingface":
             raise
-    with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES, *sentence_folder.files())) as work:
+    with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES, *sentence_transformers.files())) as work:
         config["dtype"] = str(dtype or next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)
         if network.vector is not None and layout == "huggingface":
             limit = min(contents.max_length or a.max_positions, a.max_positions)
-            sentence_folder.write_vector(network.vector, a.width, work, limit, dtype)
+            sentence_transformers.write_vector(network.vector, a.width, work, limit, dtype)
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.segments > 1)
         if to == "bertree":

@@ -26,9 +26,11 @@ from bertree.errors import UserError
 from bertree.files import new_folder
 from bertree.interop.folder import Contents
 from bertree.model.attention import Attention
+from bertree.model.embeddings import Embeddings
+from bertree.model.feed_forward import FeedForward
 from bertree.model.network import Network
-from bertree.model.parts import Embeddings, FeedForward, Joined, PreNorm
-from bertree.model.vector import ToVector
+from bertree.model.pooling import ToVector
+from bertree.model.residual import Joined, PreNorm
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
 FILE, BESIDE = "model.onnx", "model.onnx.data"

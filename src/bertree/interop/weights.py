@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertree.errors import UserError
 from bertree.files import file_hash, read_json, sync
-from bertree.interop.rounding import restored, rounded
+from bertree.interop.int8_storage import restored, rounded
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALE = ".scale"  # what the name of a matrix's scales ends in

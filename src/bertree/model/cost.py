@@ -20,6 +20,7 @@ flash attention keeps one number a head and query instead of the scores.
 
 from dataclasses import asdict, dataclass
 
+from bertree.model import cost
 from bertree.model.architecture import Architecture
 
 LENGTHS = (64, 128, 256, 320, 384, 512)
@@ -153,3 +154,8 @@ def largest_batch(a: Architecture, length: int, card_gb: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if training_bytes(a, middle, length) <= usable else (low, middle)
     return low
+
+
+def describe_architecture(a: Architecture) -> str:
+    """A few words on a size, for messages."""
+    return f"{a.layers} layers, width {a.width}, {cost.parameters(a).total / 1e6:.1f}M parameters"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.model.parts import ACTIVATION
+from bertree.model.feed_forward import ACTIVATION
 
 ROUND = 64
 NEVER = -30000.0  # a logit with no probability; half precision can hold it

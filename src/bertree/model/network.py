@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture
+from bertree.model.bilstm import _bilstm
 from bertree.model.crf import Crf
-from bertree.model.encoder import Encoder, build_encoder, initialise
+from bertree.model.encoder import Encoder, _transformer
 from bertree.model.heads import ClassHead, MaskHead
-from bertree.model.top import Features, Top, build_crf, build_features
-from bertree.model.vector import ToVector, Vector
+from bertree.model.init import initialise
+from bertree.model.pooling import ToVector, Vector
+from bertree.model.readout import Features, Top, build_crf, build_features
 
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
 HEADS = ("mask", "pair", "sequence", "token", "span", "choice")
@@ -165,3 +167,8 @@ def _sequence_head(a: Architecture, name: str, classes: int) -> ClassHead:
         activation=a.sequence_head,
         input_dropout=a.classifier_dropout if a.sequence_head == "tanh" else 0.0,
     )
+
+
+def build_encoder(a: Architecture) -> Encoder:
+    """The encoder of a point in the design space, with fresh weights."""
+    return _transformer(a) if a.body == "transformer" else _bilstm(a)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.model.network import Network
-from bertree.objectives.losses import IGNORED, Loss, Objective, Term, cross_entropy
+from bertree.objectives.objective import IGNORED, Loss, Objective, Term, cross_entropy
 
 
 class MaskedTokens:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.model.network import Network
-from bertree.objectives.losses import IGNORED, Loss, Objective, Term, cross_entropy
+from bertree.objectives.objective import IGNORED, Loss, Objective, Term, cross_entropy
 
 NEVER = -1e9  # a score in fp32 that has no probability
 

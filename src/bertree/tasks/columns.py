@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.tasks.delimited import Quoting
-from bertree.tasks.records import place
-from bertree.tasks.tables import Table, read_table
+from bertree.text.delimited import Quoting
+from bertree.text.records import place
+from bertree.text.tables import Table, read_table
 
 
 class TextExample(NamedTuple):

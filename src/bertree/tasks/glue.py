@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bertree.errors import UserError, suggest
 from bertree.files import Json
-from bertree.tasks.averages import GLUE_AVERAGES
 from bertree.tasks.columns import Columns, Headless, TextExample
+from bertree.tasks.glue_averages import GLUE_AVERAGES
 from bertree.tasks.splits import WORDS, plain
 from bertree.tasks.text import TextTask
 

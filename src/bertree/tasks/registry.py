@@ -8,10 +8,10 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks import glue
-from bertree.tasks.choice import ChoiceTask
-from bertree.tasks.config import configured, options
-from bertree.tasks.squad import SquadTask
-from bertree.tasks.tagging import TaggingTask
+from bertree.tasks.choice.task import ChoiceTask
+from bertree.tasks.options import configured, options
+from bertree.tasks.squad.task import SquadTask
+from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task
 from bertree.tasks.text import text_task
 

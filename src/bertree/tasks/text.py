@@ -18,9 +18,9 @@ from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, Raw, TextExample
-from bertree.tasks.tables import read_table
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
 from bertree.text.sources import FORMATS
+from bertree.text.tables import read_table
 from bertree.text.tokenizer import Tokenizer
 
 FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {

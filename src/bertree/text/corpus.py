@@ -12,7 +12,7 @@ from typing import IO
 
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.text import hygiene, readers, sources
+from bertree.text import cleaning, readers, sources
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Corpus:
         self.sources = sources.find(names, self.options.format)
         self.counts = readers.Counts()
         self.position = Position()
-        self.seen = hygiene.Seen()
+        self.seen = cleaning.Seen()
         self.digests: list[bytes] = []  # of documents kept since someone last took them, if deduplicating
         self._told: Callable[[], int] = lambda: 0
 
@@ -99,7 +99,7 @@ class Corpus:
     def _keep(self, text: str) -> str | None:
         """The document cleaned, or None and a count of the reason."""
         options, counts = self.options, self.counts
-        document = hygiene.clean(text, options.wrapped)
+        document = cleaning.clean(text, options.wrapped)
         if not document:
             counts.empty += 1
             return None
@@ -107,7 +107,7 @@ class Corpus:
             counts.short += 1
             return None
         if options.deduplicate:
-            key = hygiene.digest(document)
+            key = cleaning.digest(document)
             if not self.seen.add(key):
                 counts.duplicate += 1
                 return None

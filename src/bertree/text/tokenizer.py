@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
 from bertree.files import Json, read_json
-from bertree.text import vocabularies
-from bertree.text.hygiene import whole
+from bertree.text import vocabulary_files
+from bertree.text.cleaning import whole
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (
@@ -74,7 +74,7 @@ class Tokenizer:
         try:
             if JSON in files:
                 backend = Backend.from_buffer(files[JSON])
-            elif built := vocabularies.build(files, config):
+            elif built := vocabulary_files.build(files, config):
                 backend = built
             else:
                 return None

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from bertree.config.recipe import Phase, Run
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Architecture
-from bertree.recipe import Phase, Run
 
 CPU_TOKENS, GPU_TOKENS = 8192, 65536  # computed at once, at most
 FILL = 0.8  # of a GPU's memory

@@ -9,8 +9,8 @@ import torch
 
 from bertree.batch import Batch
 from bertree.data.stream import Stream
-from bertree.objectives.losses import IGNORED
-from bertree.train.plan import Plan, Update
+from bertree.objectives.objective import IGNORED
+from bertree.train.schedule import Plan, Update
 
 AHEAD = 3  # steps: their batches are small beside the model, and making one is much quicker than using it
 ROUND = 64  # sizes that must not vary in a compiled step are rounded up to a multiple of this

@@ -11,8 +11,8 @@ from typing import Any
 
 from bertree.files import Json
 from bertree.train.loop import Result, Stop
+from bertree.train.metrics_log import Record
 from bertree.train.progress import Progress
-from bertree.train.record import Record
 
 Measure = Callable[[Result], dict[str, float]]
 

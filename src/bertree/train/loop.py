@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bertree.batch import Batch
-from bertree.data import draws
+from bertree.data import counter_random
 from bertree.errors import UserError
-from bertree.objectives.losses import Asks, Loss
+from bertree.objectives.objective import Asks, Loss
 from bertree.train.feed import Work
 
 Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
@@ -149,7 +149,7 @@ class Loop:
                 counts[name] += count
         sums: dict[str, Tensor] = {}
         for number, batch in enumerate(work.batches):
-            torch.manual_seed(int(draws.key(self._seed, work.update.number, number, "dropout")) >> 1)
+            torch.manual_seed(int(counter_random.key(self._seed, work.update.number, number, "dropout")) >> 1)
             with self.autocast():
                 losses = self.compute(self.network, batch.to(self.device))
             terms = [self.objective.weights[n] / max(1, counts[n]) * loss.sum for n, loss in losses.items()]

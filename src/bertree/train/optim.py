@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from bertree.recipe import Optim
+from bertree.config.recipe import Optim
 
 
 def build(network: nn.Module, settings: Optim, recorded: bool = False) -> Optimizer:

@@ -15,8 +15,8 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from bertree.train.figures import digits, duration, figure, label, percent
-from bertree.train.history import BOOKKEEPING, KNOWN, number
+from bertree.report.formats import digits, duration, figure, label, percent
+from bertree.report.history import BOOKKEEPING, KNOWN, number
 
 REFRESH = 0.2  # seconds between two looks of the bar
 EVERY = 30.0  # seconds between two lines on training where there is no bar

@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 
+from bertree.config.recipe import Run
 from bertree.errors import UserError
 from bertree.files import Json, write_atomically
-from bertree.recipe import Run
-from bertree.train import report
+from bertree.report import run
+from bertree.run_folder import BEST_MODEL, CHECKPOINTS, ENVIRONMENT, MODEL, RECIPE
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.device import peak_flops
 from bertree.train.feed import Feed
 from bertree.train.hooks import Evaluate, Interrupts, Log, Measure, Save, Tally
 from bertree.train.loop import Loop, Result, Stop
+from bertree.train.metrics_log import Record, environment
 from bertree.train.progress import Progress
-from bertree.train.record import ENVIRONMENT, RECIPE, Record, environment
-
-CHECKPOINTS, MODEL, BEST_MODEL = "checkpoints", "model", "model-best"
 
 
 def begin(
@@ -41,7 +40,7 @@ def begin(
 def write_report(out: Path, note: Callable[[str], None]) -> None:
     """The page, if it can be written: a run does not end for want of it."""
     try:
-        report.write(out)
+        run.write(out)
     except (UserError, OSError) as error:
         note(str(error))
 

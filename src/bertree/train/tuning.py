@@ -14,17 +14,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bertree.config.recipe import Run
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.recipe import Run
+from bertree.run_folder import CHECKPOINTS
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.feed import Work
 from bertree.train.hooks import Interrupts, Log, Save, Tally
 from bertree.train.loop import Loop, Result, Stop
-from bertree.train.plan import Plan
+from bertree.train.metrics_log import Record
 from bertree.train.progress import Progress
-from bertree.train.record import Record
-from bertree.train.session import CHECKPOINTS, begin, write_report
+from bertree.train.schedule import Plan
+from bertree.train.session import begin, write_report
 
 BEST = "best/"  # what the names of the best weights begin with in a checkpoint
 PAUSE = 60.0  # seconds between two checkpoints, at least

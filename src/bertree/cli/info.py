@@ -1,0 +1,216 @@
+"""`bertree info`: the family tree, and one point of the design space with what it costs."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from bertree.config import default_model
+from bertree.errors import UserError
+from bertree.model import cost
+from bertree.model.architecture import MEANING, parsed
+from bertree.model.presets import DEFAULT, PRESETS, Preset, preset
+
+
+def find(name: str, overrides: list[str]) -> Preset:
+    """A preset, or the architecture of a model folder, with axes turned."""
+    if name not in PRESETS and (path := default_model.located(name)).is_dir():
+        from bertree.interop.folder import describe
+
+        own = path == Path(name)
+        note = "a model folder" if own else "the trained model that comes with bertree"
+        found = Preset(name, None, describe(path), note, folder=str(path))
+    else:
+        found = preset(name)
+    if not overrides:
+        return found
+    changed = found.architecture.with_values(dict(map(parsed, overrides)))
+    turned = f"{found.name} {' '.join(overrides)}"
+    return Preset(
+        turned,
+        found.name if found.name in PRESETS else None,
+        changed,
+        f"{found.name}, turned on {len(overrides)} axes",
+    )
+
+
+def as_json(point: Preset) -> dict[str, Any]:
+    """One point for machines."""
+    a = point.architecture
+    counts = cost.parameters(a)
+    everything = counts.total + counts.mlm_head
+    return {
+        "name": point.name,
+        "parent": point.parent,
+        "note": point.note,
+        "published": point.published or None,
+        "folder": point.folder or None,
+        "architecture": asdict(a),
+        "parameters": counts.as_dict(),
+        "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
+        "flops_per_token": {
+            str(n): {"forward": cost.forward_flops(a, n), "training": cost.training_flops(a, n)} for n in cost.LENGTHS
+        },
+    }
+
+
+def print_json(value: Any) -> None:
+    """JSON on standard output, whatever the terminal's width."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def tree_json() -> list[dict[str, Any]]:
+    """Every preset for machines."""
+    return [as_json(point) for point in PRESETS.values()]
+
+
+def print_tree(console: Console) -> None:
+    """The family, every preset with its parameters."""
+    root = PRESETS["bert-base"]
+    console.print(_grow(Tree(_line(root), guide_style="dim"), root.name))
+    console.print(
+        "\n[dim]Parameters without the MLM head, each shared tensor once. "
+        "One point in full: [/dim]bertree info albert-base[dim]; "
+        "any axis turned: [/dim]bertree info albert-base layers=6"
+    )
+    if default_model.FOLDER.is_dir():
+        console.print(f"[dim]A trained model comes along: [/dim]bertree info {DEFAULT}")
+
+
+def _grow(tree: Tree, name: str, depth: int = 1) -> Tree:
+    study = []
+    for child in (p for p in PRESETS.values() if p.parent == name):
+        if child.study:
+            study.append(child)
+        else:
+            _grow(tree.add(_line(child, depth)), child.name, depth + 1)
+    if study:
+        title = "ALBERT studies, E against sharing: albert-base-e64-none ..."
+        branch = tree.add(Text(title, style="italic"))
+        branch.add(_study_table(study))
+    return tree
+
+
+def _line(point: Preset, depth: int = 0) -> Text:
+    a = point.architecture
+    millions = cost.parameters(a).total / 1e6
+    factorised = f" E{a.embedding_width}" if a.embedding_width != a.width else ""
+    heads = f" A{a.heads}" if a.body == "transformer" else " LSTM"
+    line = Text.assemble(
+        (point.name.ljust(28 - 4 * depth), "bold"),  # each level of the tree indents by four
+        (f"{millions:7.1f}M  ", "green"),
+        (f"L{a.layers} H{a.width}{heads}{factorised}", "cyan"),
+        (f"  {point.note}", "dim"),
+    )
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _study_table(points: list[Preset]) -> Table:
+    widths = sorted({p.architecture.embedding_width for p in points})
+    table = Table("sharing", *(f"E {width}" for width in widths), box=None, pad_edge=False)
+    for sharing in dict.fromkeys(p.architecture.sharing for p in points):
+        row = {p.architecture.embedding_width: p for p in points if p.architecture.sharing == sharing}
+        table.add_row(sharing, *(f"{cost.parameters(row[w].architecture).total / 1e6:.1f}M" for w in widths))
+    return table
+
+
+def print_point(console: Console, point: Preset, batch: int, length: int, card: float) -> None:
+    """One point: axes, differences from its parent, and costs."""
+    a = point.architecture
+    if length > a.max_positions:
+        raise UserError(f"--length {length}: the architecture has only {a.max_positions} positions")
+    console.print(Text.assemble((point.name, "bold"), f"  {point.note}"))
+    if point.folder:
+        _print_folder(console, Path(point.folder))
+    console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
+    if a.attention_dropout and a.body == "transformer":
+        console.print(
+            f"\n[dim]attention_dropout {a.attention_dropout}: training takes the padded attention kernel, "
+            "the only one with dropout on probabilities; set attention_dropout=0 for the padding-free one.[/dim]"
+        )
+
+
+def _print_folder(console: Console, folder: Path) -> None:
+    """Where a model lies, what it weighs there, and where it is described. Paths are not wrapped: they are copied."""
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    console.print(Text(f"in {folder}, {size / 1e6:,.1f} MB"), soft_wrap=True)
+    if (folder / default_model.CARD).is_file():
+        console.print(Text(f"its card: {folder / default_model.CARD}"), soft_wrap=True)
+    console.print()
+
+
+def _axes(point: Preset) -> Table:
+    parent = PRESETS[point.parent].architecture if point.parent else None
+    changed = point.architecture.differences(parent) if parent else {}
+    table = Table("axis", "value", f"in {point.parent}" if parent else "", "what it is", box=None, pad_edge=False)
+    for name, meaning in MEANING.items():
+        value = _value(getattr(point.architecture, name))
+        if name in changed:
+            table.add_row(name, f"[bold yellow]{value}[/]", _value(changed[name][0]), f"[dim]{meaning}[/]")
+        else:
+            table.add_row(name, value, "", f"[dim]{meaning}[/]")
+    return table
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _parameters(point: Preset) -> Table:
+    counts = cost.parameters(point.architecture)
+    everything = counts.total + counts.mlm_head
+    table = Table("parameters", "", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    for name, value in counts.as_dict().items():
+        table.add_row(
+            name.replace("_", " ").replace("mlm", "MLM"),
+            f"{value:,}",
+            style="bold" if name == "total" else "",
+        )
+    headed = "weights with MLM head"
+    if (a := point.architecture).body == "bilstm":
+        headed = "weights"
+        for kind, head in (("single texts", "relu"), ("pairs", "compare")):
+            classifier = cost.classifier_parameters(a.with_values({"sequence_head": head}))
+            table.add_row(f"LSTM and classifier of {kind}", f"{counts.encoder + classifier:,}")
+    table.add_row(headed, f"{4 * everything / 1e6:,.1f} MB in fp32, {2 * everything / 1e6:,.1f} MB in bf16")
+    if point.published:
+        table.add_row("published", point.published)
+    return table
+
+
+def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
+    a = point.architecture
+    table = Table("sequence length", *map(str, cost.LENGTHS), box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+
+    def shown(length: int, cell: Any) -> str:
+        return str(cell) if length <= a.max_positions else "-"
+
+    def giga(flops: float) -> str:
+        return f"{flops / 1e9:.{2 if flops >= 1e7 else 4}f}"
+
+    table.add_row("forward GFLOP a token", *(shown(n, giga(cost.forward_flops(a, n))) for n in cost.LENGTHS))
+    table.add_row("training GFLOP a token", *(shown(n, giga(cost.training_flops(a, n))) for n in cost.LENGTHS))
+    table.add_row(f"largest batch, {card:g} GB card", *(shown(n, cost.largest_batch(a, n, card)) for n in cost.LENGTHS))
+    if card == 12 and point.name in cost.PUBLISHED_BATCHES:
+        published = map(str, cost.PUBLISHED_BATCHES[point.name])
+        table.add_row("[dim]published by BERT's authors[/]", *(f"[dim]{cell}[/]" for cell in published))
+    memory = cost.training_bytes(a, batch, length) / cost.GIB
+    return Group(
+        table,
+        Text(f"training memory for a batch of {batch} x {length}: {memory:.2f} GiB", style="bold"),
+        Text(
+            "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md"
+            if a.body == "transformer"
+            else "fp32, AdamW, packed, without a head; an estimate",
+            style="dim",
+        ),
+    )

@@ -1,0 +1,144 @@
+"""What a smaller model costs against a larger one: parameters, bytes, latency, throughput, what of the score is kept.
+
+Answers are made as the rest of bertree makes them: `Model.hidden` for an encoder alone, `tasks.answering.logits` for a
+task, in float32 on a CPU and in half precision on a GPU. Parameters are counted in the network itself, and only those
+that an answer needs: a student's figure is not to be spoiled, nor helped, by a head that is never asked.
+"""
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from bertree.comparison.samples import SENTENCES
+from bertree.comparison.timing import Clock, Runner, Subject, timed
+from bertree.inference.load import Model
+from bertree.interop import weights
+from bertree.model.heads import ClassHead
+from bertree.model.network import Network
+from bertree.report.comparison import Comparison, Figures, Speed
+from bertree.tasks.task import Task
+
+MOST_TEXTS = 1000  # that are drawn from those given
+SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
+
+
+def compare(
+    teacher: Model | Subject,
+    student: Model | Subject,
+    texts: Sequence[Any] = (),
+    *,
+    task: Task[Any] | None = None,
+    folders: tuple[Path | None, Path | None] = (None, None),
+    scores: Mapping[str, tuple[float, float]] | None = None,
+    seconds: float = 20.0,
+    devices: Sequence[str] | None = None,
+    measured_on: str = "",
+) -> Comparison:
+    """A student beside its teacher; `texts` are texts, pairs, or with a task its examples.
+
+    `folders` hold their weights, to be weighed there; `scores` are the teacher's and the student's by name; `devices`
+    are all there are, unless told."""
+    subjects = [
+        given if isinstance(given, Subject) else Subject(name, given, folder, task)
+        for name, given, folder in (("teacher", teacher, folders[0]), ("student", student, folders[1]))
+    ]
+    return compare_all(subjects, texts, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on)
+
+
+def compare_all(
+    subjects: Sequence[Subject],
+    texts: Sequence[Any] = (),
+    *,
+    scores: Mapping[str, Sequence[float | None]] | None = None,
+    seconds: float = 20.0,
+    devices: Sequence[str] | None = None,
+    measured_on: str = "",
+    clock: Clock = time.perf_counter,
+) -> Comparison:
+    """Two models or more, each against the first."""
+    assert len(subjects) >= 2, "there is nothing to compare"
+    assert texts or all(subject.task is None for subject in subjects), "a task reads its own examples"
+    measured_on = measured_on or (f"{len(texts):,} texts" if texts else f"{len(SENTENCES)} sentences of bertree's own")
+    models = measure(subjects, texts or SENTENCES, seconds, devices or here(), clock)
+    known = {
+        name: tuple(None if value is None or not np.isfinite(value) else float(value) for value in values)
+        for name, values in (scores or {}).items()
+    }
+    assert all(len(values) == len(subjects) for values in known.values()), "a score for each model"
+    return Comparison(tuple(models), known, measured_on)
+
+
+def here() -> tuple[str, ...]:
+    """The devices of this machine."""
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def measure(
+    subjects: Sequence[Subject], texts: Sequence[Any], seconds: float, devices: Sequence[str], clock: Clock
+) -> list[Figures]:
+    """The figures of each model, all of them timed in turns on the same texts."""
+    some = random.Random(0).sample(list(texts), min(len(texts), MOST_TEXTS))
+    kinds = [torch.device(device).type for device in devices]
+    speeds: list[list[Speed]] = [[] for _ in subjects]
+    tokens = [0.0 for _ in subjects]
+    training = [subject.model.network.training for subject in subjects]
+    try:
+        for device, kind in zip(devices, kinds, strict=True):
+            runners = [Runner(subject, some, torch.device(device), clock) for subject in subjects]
+            budget = seconds * SHARE[kind] / sum(SHARE[kind] for kind in kinds)
+            for place, speed in enumerate(timed(runners, budget, clock)):
+                speeds[place].append(speed)
+            tokens = [float(np.mean(runner.lengths)) for runner in runners]
+            del runners  # their copies on the device
+    finally:
+        for subject, before in zip(subjects, training, strict=True):
+            subject.model.network.train(before)
+    return [
+        Figures(
+            subject.name,
+            *counts(subject.model.network, subject.task.head if subject.task else None),
+            *weight_bytes(subject),
+            tokens_a_text=mean,
+            speeds=tuple(found),
+        )
+        for subject, found, mean in zip(subjects, speeds, tokens, strict=True)
+    ]
+
+
+# Size
+
+
+def counts(network: Network, head: str | None = None) -> tuple[int, int, int, int]:
+    """Parameters: all that an answer of that head needs (None: of the encoder alone), and of them those in the
+    embeddings, in the layers, and above the layers."""
+    encoder = network.encoder
+    tables = _size(getattr(encoder, "embeddings", None))
+    pooler = _size(getattr(encoder, "pooler", None))
+    asked = network.heads[head] if head is not None else None
+    above = 0
+    if asked is not None:
+        pooled = isinstance(asked, ClassHead) and asked.reads == "pooled"
+        above = sum(map(_size, (asked, network.features, network.crf))) + (pooler if pooled else 0)
+    layers = _size(encoder) - tables - pooler
+    return tables + layers + above, tables, layers, above
+
+
+def _size(module: nn.Module | None) -> int:
+    return sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
+
+
+def weight_bytes(subject: Subject) -> tuple[int, bool]:
+    """Bytes of the files that hold a model's weights; of its tensors, where there are no files."""
+    if subject.folder is not None and subject.folder.is_dir():
+        single = subject.folder / weights.SINGLE
+        files = [single] if single.is_file() else sorted(subject.folder.glob("*.safetensors"))
+        if found := sum(file.stat().st_size for file in files):
+            return found, True
+    tensors = {tensor.data_ptr(): tensor for tensor in subject.model.network.state_dict().values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()), False

@@ -1,0 +1,210 @@
+"""How long models take for one text and for many, measured in turns.
+
+Timings are noisy, and noise comes in waves: another process, a warmer chip. So the models take turns (A, B, A, B
+...) on the same texts, and what is told are medians; all of them meet the same waves. A turn holds several texts and
+begins with a short one that is not counted, so that a model that fits the caches finds itself there, as it would
+where it works alone. The price is that few texts are timed where models are slow: the time allowed is shared by all.
+"""
+
+import copy
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertree.inference.load import Model
+from bertree.interop.folder import Contents
+from bertree.model.network import Network
+from bertree.report.comparison import Speed
+from bertree.tasks.logits import fitting, logits
+from bertree.tasks.task import Task
+
+Clock = Callable[[], float]
+WARM = 3  # answers before the first that counts
+TURN, TURN_SECONDS = 8, 0.1  # a turn ends after so many texts, or about so long: the next model meets the same noise
+ANSWERS, LEAST_ROUNDS = 320, 4  # of each model
+PASSES, LEAST_PASSES = 15, 5  # over many texts
+PROBE = {"cpu": 512, "cuda": 16384}  # tokens that say how many fit into the time
+MOST_TOKENS = {"cpu": 16384, "cuda": 524288}  # of a pass
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to be measured: its folder if it has one, and the task whose head is asked, if one is."""
+
+    name: str
+    model: Model
+    folder: Path | None = None
+    task: Task[Any] | None = None
+
+
+class Runner:
+    """A model on a device, with texts to answer; it shares the weights of the model given where they lie right."""
+
+    def __init__(
+        self, subject: Subject, texts: Sequence[Any], device: torch.device, clock: Clock = time.perf_counter
+    ) -> None:
+        model, task = subject.model, subject.task
+        self.name, self._task, self._texts, self._clock = subject.name, task, texts, clock
+        self.device, self.precision = device, _precision(device)
+        network = _placed(model.network, device, self.precision)
+        self._model = Model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
+        self._tokenizer = model.needed_tokenizer
+        most = model.architecture.max_positions
+        usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
+        self._longest = fitting(0, usual, most)
+        self._read = self._apart(self._encoded(texts), len(texts))
+        self.lengths = [sum(map(_tokens, units)) for units in self._read]
+
+    def _encoded(self, texts: Sequence[Any]) -> list[Any]:
+        """What the network reads: units of a task, or texts as ids."""
+        if self._task is not None:
+            return list(self._task.units(texts, self._tokenizer, self._longest)[0])
+        return list(self._tokenizer.encode(texts, self._longest))
+
+    def _apart(self, units: Sequence[Any], count: int) -> list[list[Any]]:
+        """By text: a task may read one as several units."""
+        if self._task is None:
+            return [[unit] for unit in units]
+        found: list[list[Any]] = [[] for _ in range(count)]
+        for unit in units:
+            found[unit.example].append(unit)
+        return found
+
+    def _answer(self, units: Sequence[Any]) -> None:
+        if self._task is not None:
+            logits(self._model.network, self._task.head, units)
+        else:
+            self._model.hidden([unit.ids for unit in units])
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def one(self, row: int) -> tuple[float, float]:
+        """Answer one text alone: seconds from its ids, and seconds from the text."""
+        began = self._clock()
+        units = self._encoded([self._texts[row]])
+        ready = self._clock()
+        self._answer(units)
+        done = self._clock()
+        return done - ready, done - began
+
+    def many(self, rows: Sequence[int]) -> float:
+        """Answer many at once, packed and sorted by length: seconds."""
+        units = [unit for row in rows for unit in self._read[row]]
+        began = self._clock()
+        self._answer(units)
+        return self._clock() - began
+
+
+def _tokens(unit: Any) -> int:
+    return sum(len(sequence.ids) for sequence in unit.sequences) if hasattr(unit, "sequences") else len(unit.ids)
+
+
+def _precision(device: torch.device) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def _placed(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
+    """The network itself where it lies right already, else a copy: the one given stays as it is."""
+    first = next(network.parameters())
+    right = first.device.type == device.type and first.dtype == dtype and device.index in (None, first.device.index)
+    return network if right else copy.deepcopy(network).to(device=device, dtype=dtype)
+
+
+def timed(runners: Sequence[Runner], seconds: float, clock: Clock = time.perf_counter) -> list[Speed]:
+    """How fast each is: half of the time goes to single texts, half to many."""
+    waits, rates = _latencies(runners, seconds / 2, clock), _rates(runners, seconds / 2)
+    device = runners[0].device
+    found = []
+    for runner, taken, (texts, tokens, passes) in zip(runners, waits, rates, strict=True):
+        milliseconds = 1000 * np.array(taken)  # answers x (from ids, from text)
+        middle, late = np.median(milliseconds, 0).tolist(), np.percentile(milliseconds, 90, 0).tolist()
+        found.append(
+            Speed(
+                device=device.type,
+                processor=processor(device),
+                threads=torch.get_num_threads() if device.type == "cpu" else 0,
+                precision=str(runner.precision).removeprefix("torch."),
+                latency_ms=middle[0],
+                latency_p90_ms=late[0],
+                text_latency_ms=middle[1],
+                text_latency_p90_ms=late[1],
+                timed_texts=len(taken),
+                texts_per_s=texts,
+                tokens_per_s=tokens,
+                passes=passes,
+            )
+        )
+    return found
+
+
+def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[list[tuple[float, float]]]:
+    """What each model took for each text, alone; (from ids, from the text)."""
+    count = len(runners[0].lengths)
+    began = clock()
+    expected = [max([runner.one(row % count)[1] for row in range(WARM)][-1], 1e-9) for runner in runners]
+    fits = min(TURN_SECONDS / min(expected), seconds / (LEAST_ROUNDS * sum(expected)) - 1)
+    turn = max(1, min(TURN, int(fits)))
+    shortest = int(np.argmin(runners[0].lengths))
+    taken: list[list[tuple[float, float]]] = [[] for _ in runners]
+    for number in range(1, ANSWERS // turn + 1):
+        start = (number - 1) * turn
+        for runner, found in zip(runners, taken, strict=True):
+            runner.one(shortest)  # its weights back into the caches: not counted
+            found += [runner.one(row % count) for row in range(start, start + turn)]
+        if number >= LEAST_ROUNDS and (clock() - began) * (number + 1) / number > seconds:
+            break
+    return taken
+
+
+def _rates(runners: Sequence[Runner], seconds: float) -> list[tuple[float, float, int]]:
+    """Texts and tokens a second of each model, and over how many passes that is a median."""
+    kind = runners[0].device.type
+    probe = _rows(runners[0].lengths, PROBE[kind])
+    spent = sum(runner.many(probe) for runner in runners)
+    size = sum(runners[0].lengths[row] for row in probe)
+    fitting_in = int(seconds * size / max(LEAST_PASSES * spent, 1e-9)) - size
+    rows = _rows(runners[0].lengths, max(PROBE[kind] // 4, min(MOST_TOKENS[kind], fitting_in)))
+    if kind == "cuda":
+        for runner in runners:
+            runner.many(rows)  # its memory is asked for once
+    taken: list[list[float]] = [[] for _ in runners]
+    for _ in range(PASSES):
+        for runner, found in zip(runners, taken, strict=True):
+            found.append(runner.many(rows))
+        passes = len(taken[0])
+        if passes >= LEAST_PASSES and sum(map(sum, taken)) * (passes + 1) / passes > seconds:
+            break
+    rates = []
+    for runner, found in zip(runners, taken, strict=True):
+        second = float(np.median(found))
+        rates.append((len(rows) / second, sum(runner.lengths[row] for row in rows) / second, len(found)))
+    return rates
+
+
+def _rows(lengths: Sequence[int], tokens: int) -> list[int]:
+    """Texts, again and again from the first, of that many tokens or a few more."""
+    rows: list[int] = []
+    while tokens > 0 or not rows:
+        rows.append(len(rows) % len(lengths))
+        tokens -= max(1, lengths[rows[-1]])
+    return rows
+
+
+def processor(device: torch.device) -> str:
+    """What a device is called."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine()

@@ -1,0 +1,164 @@
+"""The example index of a store: made once for a format and a length limit, kept beside the store.
+
+It costs ten bytes an example at most and two bytes a border, is read through the page cache, and is cut into
+chunks of contiguous examples, the unit in which an epoch is shuffled. A cached index that is cut off,
+altered or of another store is made again; a store that cannot be written to is used without a cache.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from safetensors.numpy import save
+
+from bertree.data.counter_random import Ints, running
+from bertree.data.formats import Examples, Format, cut_shard
+from bertree.data.store import Shard, Store
+from bertree.errors import UserError
+
+VERSION = 1
+CHUNK_TOKENS = 1 << 20
+LONG = 200_000_000  # tokens that take some seconds
+FOLDER = "index"
+TYPES = {"I64": np.int64, "U32": np.uint32, "U16": np.uint16}
+
+
+@dataclass(frozen=True)
+class Index:
+    """Examples, and the chunks they are shuffled in."""
+
+    examples: Examples
+    chunks: Ints  # c + 1: first example of each chunk
+    totals: Ints  # c: tokens of each chunk in batches, special tokens counted
+    shard_of: Ints  # c: shard each chunk lies in
+    tokens: Ints  # c + 1: tokens of the corpus before each chunk
+    marks: Ints  # c + 1: marks before each chunk
+    shard_tokens: Ints  # shards + 1: tokens of the corpus before each shard
+
+    @classmethod
+    def of(cls, store: Store, format: Format, max_length: int, seed: int) -> "Index":
+        """From the cache beside the store, or made and cached."""
+        format.room(max_length)
+        if store.tokens == 0:
+            raise UserError(f"{store.folder or 'store'}: holds no tokens; prepare it from a corpus that has some")
+        if store.folder is None:
+            return cls._of(_make(store, format, max_length, seed), format, store)
+        path = store.folder / FOLDER / _name(store, format, max_length, seed)
+        examples = _read(path, store)
+        if examples is None:
+            examples = _make(store, format, max_length, seed)
+            with contextlib.suppress(OSError):
+                _write(path, examples)
+        return cls._of(examples, format, store)
+
+    @classmethod
+    def _of(cls, examples: Examples, format: Format, store: Store) -> "Index":
+        chunks, shard_of = [], []
+        for shard, (first, last) in enumerate(zip(examples.shards[:-1], examples.shards[1:], strict=True)):
+            ends = np.cumsum(examples.contents[first:last], dtype=np.int64)
+            count = max(1, round(int(ends[-1]) / CHUNK_TOKENS))
+            wanted = np.arange(count) * int(ends[-1]) // count
+            found = np.unique(np.searchsorted(ends, wanted, "right"))
+            chunks.append(first + found)
+            shard_of += [shard] * found.size
+        starts = np.concatenate(chunks)
+        sizes = np.diff(np.append(starts, examples.contents.size))
+        contents = np.add.reduceat(examples.contents, starts, dtype=np.int64)
+        marks = np.add.reduceat(examples.counts, starts, dtype=np.int64)
+        totals = contents + sizes * format.alone
+        if format.paired:
+            totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (format.frame - format.alone)
+        return cls(
+            examples,
+            np.append(starts, examples.contents.size),
+            totals,
+            np.array(shard_of, dtype=np.int64),
+            running(contents if format.paired else contents - marks),
+            running(marks),
+            running(np.array([shard.tokens.size for shard in store.shards])),
+        )
+
+
+def _make(store: Store, format: Format, max_length: int, seed: int) -> Examples:
+    pieces: list[Examples] = []
+    documents: list[int] = []
+    tokens = 0
+    for shard in _watched(store):
+        held = "sentence_starts" in vars(shard)
+        pieces.append(cut_shard(format, max_length, seed, shard, tokens))
+        tokens += shard.tokens.size
+        documents.append(len(shard.document_starts) - 1)
+        if not held:  # decoded for this alone: let go, so that memory does not grow with the corpus
+            vars(shard).pop("sentence_starts", None)
+    return Examples.join(pieces, documents, max_length)
+
+
+def _watched(store: Store) -> Iterable[Shard]:
+    """The shards, with a progress bar where there are enough of them for a person to wait."""
+    if store.tokens < LONG or not (console := Console(stderr=True)).is_terminal:
+        return store.shards
+    return track(store.shards, "indexing examples", console=console, transient=True)
+
+
+def _name(store: Store, format: Format, max_length: int, seed: int) -> str:
+    """Whatever moves an example's border is in the name; the question asked about pairs is not."""
+    settings = [store.fingerprint[:16], f"v{VERSION}", format.kind, str(max_length)]
+    if format.paired:
+        settings += [f"{format.separators}sep"]
+    if format.kind == "segment-pair":
+        settings += [f"short{format.short:g}", f"seed{seed}"]
+    return "-".join(settings) + ".safetensors"
+
+
+def _write(path: Path, examples: Examples) -> None:
+    arrays = examples.arrays()
+    data = save(arrays, metadata={"checksum": str(_checksum(arrays))})
+    path.parent.mkdir(exist_ok=True)
+    handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(work, 0o644)
+        os.replace(work, path)
+    except BaseException:
+        Path(work).unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path, store: Store) -> Examples | None:
+    """The cached index, memory-mapped; None where there is none that can be trusted."""
+    try:
+        raw = np.memmap(path, dtype=np.uint8, mode="r")
+        size = int.from_bytes(raw[:8].tobytes(), "little")
+        header = json.loads(raw[8 : 8 + size].tobytes())
+        checksum = header.pop("__metadata__")["checksum"]
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            arrays[name] = raw[8 + size + begin : 8 + size + end].view(TYPES[entry["dtype"]])
+        if str(_checksum(arrays)) != checksum:
+            return None
+        examples = Examples(**arrays)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    sizes = (examples.shards.size, examples.contents.size)
+    return examples if sizes == (len(store.shards) + 1, int(examples.shards[-1])) else None
+
+
+def _checksum(arrays: dict[str, NDArray[Any]]) -> int:
+    value = 0
+    for name in sorted(arrays):
+        value = zlib.crc32(np.ascontiguousarray(arrays[name]).data, value)
+    return value

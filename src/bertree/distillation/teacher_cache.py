@@ -1,0 +1,150 @@
+"""A teacher's likeliest tokens for every step of a run, kept on disk: it is asked once for any number of students.
+
+A run's batches and masks follow from its seed, so what the teacher says about step k is the same every time. Kept are
+the log-probabilities (half precision) and ids of the k likeliest tokens at each masked one: 4 bytes a token kept, for
+vocabularies of up to 65,536. The rest of the distribution is lost but for its sum (see `coarse_divergence`).
+
+FOLDER/targets.json             what they belong to: teacher, text, masks, seed, temperature
+FOLDER/steps-0000064.safetensors   steps 64 up to 127: `scores`, `ids` (rows x k), `rows` of each batch
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.errors import UserError
+from bertree.files import Json, read_json, write_atomically
+from bertree.model.network import Network
+from bertree.objectives.divergences import likeliest
+from bertree.train.feed import Feed, Work, ahead
+
+CHUNK = 64  # steps a file
+HEADER = "targets.json"
+
+
+class Targets(Feed):
+    """A feed whose batches carry what the teacher said about them."""
+
+    def __init__(self, folder: Path, feed: Feed, k: int, vocabulary: int, identity: Json) -> None:
+        self.plan, self.streams = feed.plan, feed.streams
+        self._folder, self._feed, self._k, self._vocabulary = folder, feed, k, vocabulary
+        self._identity = identity
+        self._loaded: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
+        header = folder / HEADER
+        if header.exists():
+            before = read_json(header)
+            changed = next((key for key, value in identity.items() if before.get(key) != value), None)
+            if changed:
+                raise UserError(f"{folder}: was made with another {changed}; give another folder for distil.cache")
+        elif folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder}: is a file; give the path of a folder for distil.cache")
+
+    @property
+    def missing(self) -> list[int]:
+        """The first steps of the files that are yet to be made."""
+        return [first for first in range(0, len(self.plan), CHUNK) if not self._path(first).exists()]
+
+    @property
+    def steps_missing(self) -> int:
+        """Steps the teacher is yet to be asked about."""
+        return sum(min(CHUNK, len(self.plan) - first) for first in self.missing)
+
+    @property
+    def bytes(self) -> int:
+        """On disk."""
+        return sum(self._path(first).stat().st_size for first in range(0, len(self.plan), CHUNK))
+
+    @torch.no_grad()
+    def make(
+        self,
+        teacher: Network,
+        temperature: float,
+        autocast: Callable[[], AbstractContextManager[object]],
+        advance: Callable[[int], None],
+    ) -> None:
+        """Ask the teacher about every step that is missing. `advance` hears how many steps are done."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self._folder}: cannot be written ({error.strerror})") from None
+        write_atomically(self._folder / HEADER, json.dumps(self._identity, indent=2) + "\n")
+        device = next(teacher.parameters()).device
+        kind = np.uint16 if self._vocabulary <= 2**16 else np.uint32
+        for first in self.missing:
+            last = min(first + CHUNK, len(self.plan))
+            scores, ids, rows = [], [], []
+            for work in ahead(self._feed.__getitem__, first, last):
+                for batch in work.batches:
+                    assert batch.masked is not None
+                    moved = batch.to(device)
+                    assert moved.masked is not None
+                    with autocast():
+                        logits_mv = teacher.mask_logits(teacher(moved), moved.masked)
+                    values, places = likeliest(logits_mv, self._k, temperature)
+                    scores.append(values.half().cpu().numpy())
+                    ids.append(places.cpu().numpy().astype(kind))
+                    rows.append(len(values))
+                advance(1)
+            tensors = {"scores": np.concatenate(scores), "ids": np.concatenate(ids), "rows": np.array(rows, np.int64)}
+            write_atomically(self._path(first), save(tensors))
+
+    def __getitem__(self, number: int) -> Work:
+        """What a step reads, and what the teacher says about it."""
+        work = self._feed[number]
+        first = number // CHUNK * CHUNK
+        if self._loaded[0] != first:
+            self._loaded = first, self._load(first)
+        before = sum(self._batches(n) for n in range(first, number))
+        kept = self._loaded[1][before : before + len(work.batches)]
+        if len(kept) != len(work.batches):
+            raise self._broken(first)
+        made = [self._with(batch, *one, first) for batch, one in zip(work.batches, kept, strict=True)]
+        return replace(work, batches=made)
+
+    def since(self, first: int) -> Iterator[Work]:
+        """Steps from `first` on, made ahead."""
+        return ahead(self.__getitem__, first, len(self.plan))
+
+    def _batches(self, number: int) -> int:
+        update = self.plan.updates[number]
+        return update.batches * len(self.streams[update.phase])
+
+    def _with(self, batch: Batch, scores_mk: Tensor, ids_mk: Tensor, first: int) -> Batch:
+        assert batch.masked is not None
+        if len(batch.masked) != len(scores_mk):
+            raise self._broken(first)
+        return replace(batch, soft=scores_mk, soft_ids=ids_mk)
+
+    def _path(self, first: int) -> Path:
+        return self._folder / f"steps-{first:07}.safetensors"
+
+    def _broken(self, first: int) -> UserError:
+        return UserError(
+            f"{self._path(first)}: does not belong to this run or is broken; remove it, and it is made again"
+        )
+
+    def _load(self, first: int) -> list[tuple[Tensor, Tensor]]:
+        """The batches of a file, checked."""
+        try:
+            tensors = load_file(self._path(first))
+            scores, ids, rows = tensors["scores"], tensors["ids"], tensors["rows"]
+        except (SafetensorError, KeyError, OSError):
+            raise self._broken(first) from None
+        kinds = scores.dtype == np.float16 and ids.dtype in (np.uint16, np.uint32) and rows.dtype == np.int64
+        if not kinds or rows.ndim != 1 or (rows < 0).any():
+            raise self._broken(first)
+        known = scores.shape == ids.shape == (int(rows.sum()), self._k) and bool(np.isfinite(scores).all())
+        if not known or (ids >= self._vocabulary).any() or (np.exp(scores, dtype=np.float32).sum(-1) > 1.02).any():
+            raise self._broken(first)
+        cuts = rows.cumsum()[:-1]
+        pairs = zip(np.split(scores, cuts), np.split(ids.astype(np.int32), cuts), strict=True)
+        return [(torch.from_numpy(s), torch.from_numpy(i)) for s, i in pairs]

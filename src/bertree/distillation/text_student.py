@@ -1,0 +1,208 @@
+"""What `bertree distill` on text is built from: a recipe sized by the text, a teacher, a student, what it is asked."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bertree.config import recipe as recipes
+from bertree.config.recipe import Distil, DistilRecipe
+from bertree.data.store import Store
+from bertree.distillation.student import chosen, ends, halved, spread, warm
+from bertree.errors import UserError, suggest
+from bertree.inference.load import Model, load
+from bertree.interop.folder import Contents
+from bertree.model.architecture import Architecture
+from bertree.model.presets import PRESETS, preset
+from bertree.objectives.distill_pretraining import LIVE, TERMS, Distillation, Pupil, distillation, pupil
+from bertree.pretraining import build
+from bertree.pretraining.run import resolved
+from bertree.text.identity import tokenizer_hash
+from bertree.train.device import Machine
+
+USUAL = "distilbert"  # the recipe of a student that is named by its shape alone
+EPOCHS, WARMUP = 3.0, 0.05  # of such a student, and the share of its steps in which the rate rises
+MANY, LEAST = 4000, 4096  # steps worth having before batches grow to the paper's size, and the smallest batch
+
+
+def find(student: str, given: dict[str, str | None], overrides: Sequence[str]) -> DistilRecipe:
+    """The recipe of a student; `given` is what the verb's own options say."""
+    named = _is_shape(student)
+    if not named and Path(student).is_dir():
+        raise UserError(f"--student {student}: a model folder can be taught a task (--task); on text, name its shape")
+    if not named and student not in recipes.shipped() and not Path(student).is_file() and "/" not in student:
+        known = suggest(student, ("half", *(n for n, p in PRESETS.items() if not p.study), *recipes.shipped()))
+        raise UserError(f"--student {student}: is neither half nor a preset nor a recipe; {known}")
+    shape = [f"model.preset={json.dumps(student)}"] if named else []
+    lines = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value]
+    recipe = resolved(recipes.load(USUAL if named else student, [*shape, *overrides, *lines]))
+    assert isinstance(recipe, DistilRecipe)
+    if not recipe.data.store:
+        raise UserError("--corpus: is not set; give the folder of a token store (see `bertree prepare`)")
+    return recipe
+
+
+def _is_shape(student: str) -> bool:
+    return student == "half" or student in PRESETS
+
+
+def sized(
+    recipe: DistilRecipe, student: str, overrides: Sequence[str], epochs: float, store: Store, longest: int
+) -> DistilRecipe:
+    """The recipe with as many steps as its epochs ask for. What the user has set stays; of a student that is named by
+    its shape alone batches are as large as the paper's only if the text is: small steps, many of them, learn more from
+    little. `longest` is what the teacher reads."""
+    told = {override.partition("=")[0] for override in overrides}
+    named, steps_told = _is_shape(student), "phases.0.steps" in told
+    if epochs and (steps_told or len(recipe.phases) > 1):
+        why = "phases.0.steps says the same" if steps_told else f"the recipe has {len(recipe.phases)} phases"
+        raise UserError(f"--epochs: {why}; set the steps of each phase, or leave them out")
+    if epochs or (named and not steps_told):
+        epochs, phase = epochs or EPOCHS, recipe.phases[0]
+        size = phase.batch_tokens
+        while named and "phases.0.batch_tokens" not in told and size > LEAST and epochs * store.tokens / size < MANY:
+            size //= 2
+        length = phase.max_length if "phases.0.max_length" in told else min(phase.max_length, longest)
+        steps = max(1, math.ceil(epochs * store.tokens / size))
+        warmup = recipe.schedule.warmup if "schedule.warmup" in told else math.ceil(WARMUP * steps)
+        phase = replace(phase, steps=steps, batch_tokens=size, max_length=length)
+        recipe = replace(recipe, phases=(phase,), schedule=replace(recipe.schedule, warmup=warmup))
+        recipes.check(recipe, recipe.name)
+    for number, phase in enumerate(recipe.phases):
+        if phase.max_length > longest:
+            raise UserError(
+                f"{recipe.name}: phases.{number}.max_length: {phase.max_length} is more than the {longest} tokens the "
+                f"teacher reads; set phases.{number}.max_length={longest}"
+            )
+    return recipe
+
+
+def teacher_of(name: str, machine: Machine) -> Model:
+    """In half precision on a GPU, and never to change."""
+    model = load(name, device=str(machine.device), dtype="bfloat16" if machine.half else "float32")
+    if not model.trained:
+        raise UserError(f"{name}: is a preset with fresh weights, which has nothing to teach; give a trained model")
+    if "mask" not in model.network.heads:
+        raise UserError(
+            f"{name}: has no MLM head, so it cannot teach on text; give the model it was fine-tuned from, or teach a "
+            "task: --task TASK --data DIR"
+        )
+    model.network.requires_grad_(False)
+    return model
+
+
+def check(recipe: DistilRecipe, teacher: Model, store: Store, name: str) -> None:
+    """Refuse what cannot be taught."""
+    if teacher.tokenizer is not None and tokenizer_hash(teacher.tokenizer) != store.tokenizer_hash:
+        raise UserError(
+            f"{store.folder}: was made with another tokenizer than {name}'s, and a distribution over one vocabulary "
+            f"says nothing about another; prepare the text with the teacher's (bertree prepare ... --tokenizer "
+            f"{name}), or teach a task, where vocabularies may differ (--task TASK --data DIR)"
+        )
+    if teacher.architecture.vocab_size < store.vocab_size:
+        raise UserError(f"{name}: has {teacher.architecture.vocab_size} tokens, the text {store.vocab_size}")
+    if recipe.model.get("vocab_size", teacher.architecture.vocab_size) != teacher.architecture.vocab_size:
+        raise UserError(
+            f"{recipe.name}: model.vocab_size: a student has its teacher's vocabulary "
+            f"({teacher.architecture.vocab_size}); leave it out"
+        )
+    if recipe.objective.nsp or recipe.objective.sop:
+        raise UserError(f"{recipe.name}: objective: a student learns no sentence objective; set nsp=0 and sop=0")
+    if recipe.model.get("start"):
+        raise UserError(f"{recipe.name}: model.start: a student starts from its teacher (distil.start, distil.layers)")
+    if (build.masking(recipe.data).unit == "next") != (teacher.architecture.attention == "causal"):
+        raise UserError(
+            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {teacher.architecture.attention} "
+            "attention was not trained to answer that; full attention goes with masks, causal with next"
+        )
+    if recipe.distil.start == "random" and recipe.distil.layers:
+        raise UserError("distil.layers: has no meaning with distil.start=random; leave one of them out")
+    _check_cache(recipe, teacher.architecture.vocab_size)
+
+
+def _check_cache(recipe: DistilRecipe, vocabulary: int) -> None:
+    if not recipe.distil.cache:
+        return
+    if recipe.distil.top_k >= vocabulary:
+        raise UserError(f"distil.top_k: must be less than the vocabulary's {vocabulary} tokens")
+    weights = term_weights(recipe)
+    if not weights["ce"]:
+        raise UserError("distil.cache: with distil.ce=0 nothing would be read of it; leave one of them out")
+    live = [f"distil.{term}=0" for term in LIVE if weights[term]]
+    live += ["distil.everywhere=false"] if recipe.distil.everywhere else []
+    if live:
+        raise UserError(
+            f"distil.cache: keeps the teacher's likeliest tokens and nothing else of it; set {' '.join(live)}"
+        )
+
+
+def term_weights(recipe: DistilRecipe) -> dict[str, float]:
+    """Of all five terms."""
+    return {"mlm": recipe.objective.mlm} | {term: getattr(recipe.distil, term) for term in TERMS if term != "mlm"}
+
+
+def _architecture(recipe: DistilRecipe, teacher: Architecture) -> Architecture:
+    """The student's: half of the teacher's or a preset's, with its vocabulary, and what the recipe changes."""
+    name = str(recipe.model.get("preset") or "half")
+    base = halved(teacher) if name == "half" else preset(name).architecture
+    a = base.with_values({"vocab_size": teacher.vocab_size} | build.axes_of(recipe))
+    if a.attention != teacher.attention:
+        raise UserError(f"{recipe.name}: model.attention: {a.attention}: must be the teacher's, {teacher.attention}")
+    return a
+
+
+def first(recipe: DistilRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
+    """The student with its first weights, and a line about them."""
+    a = _architecture(recipe, teacher.architecture)
+    contents = build.untrained(a, {"mask": 0}, recipe.run.seed)
+    contents.tokenizer = teacher.needed_tokenizer
+    line = "random"
+    if recipe.distil.start == "teacher":
+        depth, given = teacher.architecture.layers, recipe.distil.layers
+        layers = chosen(given, depth, a.layers, "distil.layers") if given else spread(depth, a.layers)
+        copied = warm(contents.network, teacher.network, layers)
+        if given and copied.layers < a.layers:
+            raise UserError(f"distil.layers: {copied.misfit}; leave it out, or give the student the teacher's shape")
+        total = len(contents.network.state_dict())
+        which = f"layers {', '.join(map(str, layers))}" if copied.layers == a.layers else copied.misfit
+        line = f"{copied.tensors} of {total} tensors from the teacher; {which}"
+        if copied.tensors == total:
+            contents.max_length = teacher.limit  # every position is known
+    return build.fitted(contents, recipe, store), f"first weights: {line}"
+
+
+def asked_of(
+    wanted: Distil, weights: dict[str, float], contents: Contents, teacher: Model, seed: int
+) -> tuple[Pupil, Distillation]:
+    """What learns, and what it is asked."""
+    a, its = contents.architecture, teacher.architecture
+    given = wanted.match
+    last = chosen(given, its.layers, a.layers, "distil.match") if given else ends(its.layers, a.layers)
+    pairs = list(enumerate(last, 1)) if weights["hidden"] else []
+    both = math.gcd(a.width, its.width)
+    fitting = max(number for number in range(1, its.heads + 1) if both % number == 0)
+    heads, layer = wanted.relation_heads or fitting, wanted.relation_layer or its.layers
+    if weights["relation"]:
+        if both % heads:
+            raise UserError(
+                f"distil.relation_heads: {heads} must divide the widths of student and teacher ({a.width} and "
+                f"{its.width}); {fitting} does"
+            )
+        if layer > its.layers:
+            raise UserError(f"distil.relation_layer: {layer} is more than the teacher's {its.layers} layers")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        learner = pupil(contents.network, a.width, its.width, weights, len(pairs))
+    needed = any(weight for term, weight in weights.items() if term != "mlm") and not wanted.cache
+    objective = distillation(
+        weights,
+        teacher.network if needed else None,
+        wanted.temperature,
+        wanted.everywhere,
+        pairs,
+        (a.layers, layer, heads),
+    )
+    return learner, objective

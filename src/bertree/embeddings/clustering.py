@@ -1,0 +1,190 @@
+"""Sentences in groups: into a given number of them, or by how alike they must be.
+
+Both go by cosine. k-means on the sphere (Dhillon and Modha 2001) with k-means++ seeds is run several times and the
+best kept, as one run often ends in a poor place. Communities need no number: the row with the most neighbours takes
+them, then the next, and rows without any stay alone; greedy, so that a hundred thousand rows take two passes over
+their cosines in blocks, where linkage trees would need all of them at once.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertree.embeddings.mining import COLUMNS, ROUNDING, ROWS, unit
+from bertree.errors import UserError
+from bertree.inference.embedding import Vectors
+
+RESTARTS, ROUNDS = 8, 100
+NEAR = 1 << 22  # rows near some centres that are held at once
+Advance = Callable[[int], None]
+ALONE = -1
+Rows = NDArray[np.int64]
+
+
+class Cluster(NamedTuple):
+    """One group."""
+
+    rows: list[int]  # the most central first
+    central: int
+    mean: float  # cosine of its rows with its centre
+
+
+class Clusters(NamedTuple):
+    """Groups, the largest first; `labels` has the number of each row's, -1: of none."""
+
+    labels: Rows
+    clusters: list[Cluster]
+
+
+@torch.no_grad()
+def k_means(
+    vectors: Vectors, count: int, seed: int, restarts: int = RESTARTS, advance: Advance = lambda n: None
+) -> Clusters:
+    """`count` groups around unit centres, the best of several runs."""
+    if not 1 <= count <= len(vectors):
+        raise UserError(f"--clusters {count}: there are {len(vectors)} sentences; ask for at most as many clusters")
+    units = unit(vectors)
+    generator = torch.Generator().manual_seed(seed)
+    best, labels = -np.inf, torch.zeros(len(units), dtype=torch.int64)
+    for _ in range(restarts):
+        found, value = _run(units, _seeds(units, count, generator))
+        if value > best:
+            best, labels = value, found
+        advance(1)
+    return _grouped(units, labels.numpy())
+
+
+def _seeds(units: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Rows to start from: each drawn by its distance from those before it (k-means++)."""
+    first = int(torch.randint(len(units), (1,), generator=generator))
+    chosen = [first]
+    far = (1 - units @ units[first]).clamp_(min=0).double()
+    for _ in range(count - 1):
+        far[chosen] = 0
+        total = far.cumsum(0)
+        if float(total[-1]) <= 1e-9:  # only copies of the chosen ones are left: any of them
+            rest = torch.ones(len(units), dtype=torch.bool)
+            rest[chosen] = False
+            row = int(rest.nonzero()[0])
+        else:
+            at = torch.rand(1, generator=generator, dtype=torch.float64) * total[-1]
+            row = min(int(torch.searchsorted(total, at)), len(units) - 1)
+        chosen.append(row)
+        far = torch.minimum(far, (1 - units @ units[row]).clamp_(min=0).double())
+    return units[chosen]
+
+
+def _run(units: Tensor, centres: Tensor) -> tuple[Tensor, float]:
+    """Labels after which nothing changes, and the mean cosine of rows with their centre."""
+    labels = torch.full((len(units),), -1)
+    for _ in range(ROUNDS):
+        near, cosines = _assigned(units, centres)
+        near = _filled(near, cosines, len(centres))
+        if torch.equal(near, labels):
+            break
+        labels = near
+        sums = torch.zeros_like(centres).index_add_(0, labels, units)
+        lengths = sums.norm(dim=1, keepdim=True)
+        centres = torch.where(lengths > 0, sums / lengths.clamp(min=1e-12), centres)
+    return labels, float((units * centres[labels]).sum(1).double().mean())
+
+
+def _assigned(units: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest centre of each row, a block at a time."""
+    found = [(rows @ centres.T).max(1) for rows in units.split(max(1, (1 << 23) // len(centres)))]
+    return torch.cat([part.indices for part in found]), torch.cat([part.values for part in found])
+
+
+def _filled(near: Tensor, cosines: Tensor, count: int) -> Tensor:
+    """No cluster without a row: an empty one gets the row that fits its own least, from a cluster that can spare it."""
+    sizes = torch.bincount(near, minlength=count)
+    empty = (sizes == 0).nonzero()[:, 0].tolist()
+    if not empty:
+        return near
+    near = near.clone()
+    order = iter(cosines.argsort(stable=True).tolist())
+    for cluster in empty:
+        row = next(row for row in order if sizes[near[row]] > 1)
+        sizes[near[row]] -= 1
+        near[row] = cluster
+        sizes[cluster] = 1
+    return near
+
+
+@torch.no_grad()
+def communities(vectors: Vectors, least: float, smallest: int = 2, advance: Advance = lambda rows: None) -> Clusters:
+    """Groups whose rows all have a cosine of `least` with one row of theirs."""
+    units, least = unit(vectors), least - ROUNDING
+    count = _neighbours(units, least, advance)
+    labels = np.full(len(units), ALONE, np.int64)
+    order = np.argsort(-count, kind="stable")
+    order = order[count[order] >= smallest]
+    number = start = 0
+    while start < len(order):
+        free = order[start:]
+        centres = free[labels[free] == ALONE][:ROWS]  # those that a group found meanwhile has taken are passed over
+        if not len(centres):
+            break
+        centres = centres[: 1 + int(np.searchsorted(count[centres].cumsum(), NEAR))]
+        start = int(np.flatnonzero(order == centres[-1])[0]) + 1
+        for centre, near in zip(centres.tolist(), _around(units, centres, labels, least), strict=True):
+            members = near[labels[near] == ALONE]
+            if labels[centre] == ALONE and len(members) >= smallest:
+                labels[members] = number
+                number += 1
+    return _grouped(units, labels)
+
+
+def _neighbours(units: Tensor, least: float, advance: Advance) -> Rows:
+    """How many rows are as alike as that to each row, itself among them."""
+    count = torch.ones(len(units), dtype=torch.int64)
+    for top in range(0, len(units), ROWS):
+        rows = units[top : top + ROWS]
+        for left in range(top, len(units), COLUMNS):
+            block = rows @ units[left : left + COLUMNS].T
+            if left == top:
+                block.masked_fill_(torch.ones_like(block, dtype=torch.bool).tril_(), -2.0)
+            lines = (block.amax(1) >= least).nonzero()[:, 0]
+            if len(lines):
+                hits = (block[lines] >= least).nonzero()
+                count += torch.bincount(lines[hits[:, 0]] + top, minlength=len(units))
+                count += torch.bincount(hits[:, 1] + left, minlength=len(units))
+        advance(len(rows))
+    return count.numpy()
+
+
+def _around(
+    units: Tensor, centres: NDArray[np.int64], labels: NDArray[np.int64], least: float
+) -> list[NDArray[np.int64]]:
+    """The rows near each centre that were free when it was asked."""
+    free = np.flatnonzero(labels == ALONE)
+    targets = units[torch.from_numpy(free)]
+    rows = units[torch.from_numpy(centres)]
+    found: list[list[Rows]] = [[] for _ in centres]
+    for left in range(0, len(free), COLUMNS):
+        near = (rows @ targets[left : left + COLUMNS].T >= least).numpy()
+        for number in np.flatnonzero(near.any(1)).tolist():
+            found[number].append(free[left + np.flatnonzero(near[number])])
+    own = [np.array([centre]) for centre in centres.tolist()]  # rounding may take a row from itself
+    return [np.unique(np.concatenate([mine, *parts])) for mine, parts in zip(own, found, strict=True)]
+
+
+def _grouped(units: Tensor, labels: Rows) -> Clusters:
+    """Groups numbered by size, then by their first row; the rows of each by how central they are."""
+    found = []
+    for number in np.unique(labels[labels != ALONE]).tolist():
+        rows = np.flatnonzero(labels == number)
+        inside = units[torch.from_numpy(rows)]
+        centre = torch.nn.functional.normalize(inside.mean(0), dim=0)
+        cosines = (inside @ centre).numpy()
+        order = np.argsort(-np.round(cosines, 6), kind="stable")  # copies differ by rounding: the first counts
+        found.append(Cluster(rows[order].tolist(), int(rows[order[0]]), float(cosines.mean())))
+    found.sort(key=lambda cluster: (-len(cluster.rows), min(cluster.rows)))
+    numbers = np.full(len(labels), ALONE, np.int64)
+    for number, cluster in enumerate(found):
+        numbers[cluster.rows] = number
+    return Clusters(numbers, found)

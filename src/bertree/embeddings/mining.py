@@ -1,0 +1,141 @@
+"""The most similar pairs of a set of vectors, and the nearest of one set to each of another, by exact search.
+
+All n x n cosines are computed, in blocks of a bounded size, and never kept: a block is compared with the least
+cosine that can still be among the k best, which rises as better ones are found, so that after a few blocks hardly
+anything of a block is looked at twice. A hundred thousand vectors are five billion pairs, a minute of processor time;
+for millions an index is the right tool.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertree.inference.embedding import Vectors
+
+ROWS, COLUMNS = 1024, 8192  # of a block: 32 MB of cosines
+ROUNDING = 1e-6  # of a cosine: a vector's with itself may be as much less than 1
+Advance = Callable[[int], None]
+
+
+def unit(vectors: Vectors) -> Tensor:
+    """Vectors of length one; a zero stays zero, and is like nothing."""
+    found = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
+    return found / found.norm(dim=1, keepdim=True).clamp(min=1e-12)
+
+
+class Pair(NamedTuple):
+    """Two rows and their cosine."""
+
+    first: int
+    second: int
+    cosine: float
+
+
+class _Best:
+    """The k best pairs so far, and the cosine a further one must have."""
+
+    def __init__(self, k: int, least: float) -> None:
+        self._k, self.least = k, least
+        self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._count = 0
+
+    def add(self, cosines: Tensor, first: Tensor, second: Tensor) -> None:
+        self._waiting.append((cosines, first, second))
+        self._count += len(cosines)
+        if self._count >= 4 * self._k + 4096:
+            self._settle()
+
+    def _settle(self) -> None:
+        cosines, first, second = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+        # By cosine, then by rows: pairs of one cosine at the end of the list do not depend on the blocks.
+        order = np.lexsort((second.numpy(), first.numpy(), -cosines.numpy()))[: self._k]
+        rows = torch.from_numpy(order.copy())
+        self._waiting = [(cosines[rows], first[rows], second[rows])]
+        self._count = len(rows)
+        if self._count == self._k:
+            self.least = max(self.least, float(cosines[rows[-1]]))
+
+    def pairs(self) -> list[Pair]:
+        if not self._waiting:
+            return []
+        self._settle()
+        cosines, first, second = (part.tolist() for part in self._waiting[0])
+        return [Pair(i, j, min(1.0, value)) for value, i, j in zip(cosines, first, second, strict=True)]
+
+
+@torch.no_grad()
+def closest_pairs(vectors: Vectors, k: int, least: float, advance: Advance = lambda rows: None) -> list[Pair]:
+    """The k pairs of different rows with the largest cosine, `least` at least, the best first."""
+    assert k >= 1
+    units = unit(vectors)
+    best = _Best(k, least - ROUNDING)
+    for top in range(0, len(units), ROWS):
+        rows = units[top : top + ROWS]
+        for left in range(top, len(units), COLUMNS):
+            block = rows @ units[left : left + COLUMNS].T
+            if left == top:  # of the square on the diagonal, what lies above it
+                block.masked_fill_(torch.ones_like(block, dtype=torch.bool).tril_(), -2.0)
+            _gather(block, top, left, best, k)
+        advance(len(rows))
+    return best.pairs()
+
+
+def _gather(block: Tensor, top: int, left: int, best: _Best, k: int) -> None:
+    """What of a block may be among the best."""
+    peaks = block.amax(1)
+    lines = (peaks >= best.least).nonzero()[:, 0]
+    if not len(lines):
+        return
+    some = block if len(lines) == len(block) else block[lines]
+    most = k + 4096
+    if int((some >= best.least).sum()) > most:  # near copies everywhere: only the block's own best can count
+        cut = float(some.flatten().kthvalue(some.numel() - k + 1).values) if k < some.numel() else -2.0
+        best.least = max(best.least, cut)
+    hits = (some >= best.least).nonzero()
+    best.add(some[hits[:, 0], hits[:, 1]], lines[hits[:, 0]] + top, hits[:, 1] + left)
+
+
+@torch.no_grad()
+def nearest(queries: Vectors, among: Vectors, k: int) -> Iterator[list[tuple[int, float]]]:
+    """For each query its k nearest rows and their cosines, the nearest first."""
+    targets = unit(among)
+    wanted = unit(queries)
+    k = min(k, len(targets))
+    for top in range(0, len(wanted), ROWS):
+        rows = wanted[top : top + ROWS]
+        values, places = rows.new_empty(len(rows), 0), torch.empty(len(rows), 0, dtype=torch.int64)
+        for left in range(0, len(targets), COLUMNS):
+            found = (rows @ targets[left : left + COLUMNS].T).topk(min(k, len(targets) - left, COLUMNS))
+            values, places = torch.cat([values, found.values], 1), torch.cat([places, found.indices + left], 1)
+            kept = values.topk(min(k, values.shape[1]))
+            values, places = kept.values, places.gather(1, kept.indices)
+        for cosines, numbers in zip(values.clamp(max=1.0).tolist(), places.tolist(), strict=True):
+            yield list(zip(numbers, cosines, strict=True))
+
+
+def cosines(first: Vectors, second: Vectors) -> list[float]:
+    """Of the first with the first, the second with the second."""
+    found: list[float] = (unit(first) * unit(second)).sum(1).clamp(-1.0, 1.0).tolist()
+    return found
+
+
+class Distinct(NamedTuple):
+    """Texts without repetition."""
+
+    first: NDArray[np.int64]  # the row each distinct text was first seen in
+    groups: list[list[int]]  # rows that hold the same text, where there are several
+
+
+def distinct(texts: Sequence[str]) -> Distinct:
+    """Which texts repeat others, white space at their ends aside; empty ones are none."""
+    rows: dict[str, list[int]] = {}
+    for number, text in enumerate(texts):
+        if bare := text.strip():
+            rows.setdefault(bare, []).append(number)
+    return Distinct(
+        np.array([group[0] for group in rows.values()], np.int64), [group for group in rows.values() if len(group) > 1]
+    )

@@ -1,0 +1,187 @@
+"""Vectors on disk as a .npy file that grows while it is written, and goes on after any kind of end.
+
+Rows go to OUT.part; after each window of them they are flushed to the disk and OUT.journal says how many there are
+and what was embedded. Windows hold a fixed number of rows, and what goes into one batch is chosen within a window, so
+that a run that was killed and one that was not ask the model for the same batches and end in the same bytes. The
+texts are known by a running hash, not by the file's date: they are read again up to where the work goes on, which
+costs little beside a model, works for a pipe too, and cannot mistake a changed file for the old one.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from bertree.errors import UserError
+from bertree.files import Json, read_json, sync, write_atomically
+from bertree.inference.embedding import Vectors
+
+HEADER = 128  # bytes, whatever the numbers: rows are written before they are counted
+VERSION = 1
+EXISTS = "{}: exists already; remove it, or give another --out"
+DTYPES = {"float32": "<f4", "float16": "<f2"}
+
+
+def header(rows: int, width: int, dtype: str) -> bytes:
+    """The beginning of a .npy file, of one length."""
+    description = f"{{'descr': '{DTYPES[dtype]}', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
+    return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + description.ljust(HEADER - 11).encode() + b"\n"
+
+
+def check(out: Path, dtype: str) -> None:
+    """Refuse what cannot come to anything."""
+    if dtype not in DTYPES:
+        raise UserError(f"--dtype {dtype}: unknown; known: {', '.join(DTYPES)}")
+    if out.exists() and not _journal(out).exists():
+        raise UserError(EXISTS.format(out))
+
+
+def _journal(out: Path) -> Path:
+    return out.with_name(out.name + ".journal")
+
+
+class Fingerprint:
+    """A hash of texts as they go by, of which each state can be written down."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+
+    def add(self, text: str) -> None:
+        """Take one more."""
+        data = text.encode("utf-8")
+        self._hash.update(len(data).to_bytes(8, "little") + data)
+
+    def __str__(self) -> str:
+        return self._hash.hexdigest()
+
+
+class VectorFile:
+    """A .npy file being written. `job` is what must not change between two runs that make one file."""
+
+    def __init__(self, out: Path, job: Json, dimension: int, dtype: str) -> None:
+        check(out, dtype)
+        self.out, self.job, self.dimension, self.dtype = out, job, dimension, dtype
+        self.part, self.journal = out.with_name(out.name + ".part"), _journal(out)
+        self.rows = 0
+        self.texts = ""  # the fingerprint of those embedded
+        self._file: IO[bytes] | None = None
+
+    @property
+    def _width(self) -> int:
+        return self.dimension * np.dtype(DTYPES[self.dtype]).itemsize
+
+    def finished(self) -> bool:
+        """Whether an earlier run came to its end: the file is there, and this job made it. Cleans up after a kill."""
+        if not self.out.exists():
+            return False
+        if self.journal.is_file() and not self.part.exists() and read_json(self.journal).get("job") == self.job:
+            self.journal.unlink()  # killed between the last two steps
+            return True
+        raise UserError(EXISTS.format(self.out))
+
+    @contextmanager
+    def writing(self) -> Iterator["VectorFile"]:
+        """Open what there is, or begin."""
+        try:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            with open(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+                self._lock(file)
+                self._file = file
+                self._resume()
+                try:
+                    yield self
+                except BaseException:
+                    if not self.rows:  # nothing to go on from
+                        self.part.unlink(missing_ok=True)
+                    raise
+        except OSError as error:
+            raise UserError(f"{error.filename or self.out}: cannot be written ({error.strerror})") from None
+        finally:
+            self._file = None
+
+    def _lock(self, file: IO[bytes]) -> None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{self.part}: another run is writing here; wait for it, or give another --out") from None
+        if not self.part.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
+            raise UserError(f"{self.out}: another run has just ended here; look at what it made")
+
+    def _resume(self) -> None:
+        assert self._file is not None
+        if self.journal.is_file():
+            known = read_json(self.journal)
+            begun = known.get("job")
+            if not isinstance(begun, dict) or known.get("version") != VERSION:
+                raise UserError(f"{self.journal}: is not one of this version; remove it and {self.part}")
+            if begun != self.job:
+                differ = next((key for key in self.job if begun.get(key) != self.job[key]), "settings")
+                raise UserError(
+                    f"{self.part}: was begun with another {differ}; run it with that, or remove it and {self.journal}"
+                )
+            self.rows, self.texts = _whole(known.get("rows"), self.journal), str(known.get("texts"))
+        size = os.fstat(self._file.fileno()).st_size
+        if size < HEADER + self.rows * self._width and self.rows:
+            raise UserError(f"{self.part}: is cut off; remove it and {self.journal}, and begin again")
+        if not self.rows:
+            self._file.truncate(0)
+            self._file.write(header(0, self.dimension, self.dtype))
+        self._file.truncate(HEADER + self.rows * self._width)  # what a killed run wrote after its last entry
+        self._file.seek(0, os.SEEK_END)
+
+    def add(self, vectors: Vectors, texts: str) -> None:
+        """Settle a window; `texts` is the fingerprint of everything embedded up to here."""
+        assert self._file is not None
+        assert vectors.shape[1] == self.dimension
+        self._file.write(np.ascontiguousarray(vectors, DTYPES[self.dtype]).tobytes())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.rows += len(vectors)
+        self.texts = texts
+        self._save()
+
+    def _save(self) -> None:
+        state = {"version": VERSION, "job": self.job, "rows": self.rows, "texts": self.texts}
+        write_atomically(self.journal, json.dumps(state, indent=1) + "\n")
+
+    def finish(self) -> None:
+        """Give the file its name; nothing is left beside it."""
+        assert self._file is not None
+        self._file.seek(0)
+        self._file.write(header(self.rows, self.dimension, self.dtype))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        os.replace(self.part, self.out)
+        sync(self.out.resolve().parent)
+        self.journal.unlink(missing_ok=True)
+
+
+def _whole(value: Any, path: Path) -> int:
+    if type(value) is not int or value < 0:
+        raise UserError(f"{path}: is damaged; remove it and begin again")
+    return value
+
+
+def load(path: Path, rows: int | None = None) -> Vectors:
+    """The vectors of a .npy file, checked."""
+    try:
+        found = np.lib.format.open_memmap(path, mode="r")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (ValueError, EOFError, OverflowError, TypeError):
+        raise UserError(f"{path}: is not a .npy file of numbers") from None
+    if found.ndim != 2 or found.dtype.kind != "f":
+        raise UserError(f"{path}: must hold vectors as rows x numbers, of floating point")
+    if rows is not None and len(found) != rows:
+        raise UserError(f"{path}: has {len(found):,} vectors for {rows:,} texts; were they made from another file?")
+    vectors: Vectors = np.asarray(found, np.float32)
+    good = np.isfinite(vectors).all(1)
+    if not good.all():
+        raise UserError(f"{path}: row {int(good.argmin()) + 1}: holds NaN or infinity; embed the texts again")
+    return vectors

@@ -1,0 +1,290 @@
+"""Sets of sentence pairs with a gold similarity, in the layouts people have them.
+
+STS12 to STS16 are folders of parts, `STS.input.PART.txt` beside `STS.gs.PART.txt`, whose blank lines are pairs
+nobody judged. The STS benchmark is a table of tabs without a header, named .csv; GLUE's copy of it has a header and
+no gold in its test file; SICK has a header and, in one release, all splits in one file. Everything else is a table
+whose columns are named. A set may be found in a folder of several, so a name never depends on where it was found
+unless two share it.
+"""
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.errors import UserError, suggest
+from bertree.tasks.columns import Columns, Headless, Raw
+from bertree.text.records import kind_of, lines, place
+from bertree.text.sources import format_of
+from bertree.text.tables import read_table
+
+SPLITS = ("test", "dev", "train", "all")
+INPUT, GOLD = "STS.input.", "STS.gs."
+BENCHMARK = re.compile(r"sts-?(?:b-)?(train|dev|test)[\w-]*\.(?:csv|tsv)(?:\.\w+)?", re.IGNORECASE)
+GLUE = re.compile(r"(train|dev|test)\.tsv(?:\.\w+)?", re.IGNORECASE)
+SICK = re.compile(r"SICK(?:_(train|trial|test)\w*|_annotated)?\.(?:txt|tsv)(?:\.\w+)?", re.IGNORECASE)
+SICK_SPLITS = {"trial": "dev"}
+SEMEVAL = "SemEval_set"
+TEXTS = ("sentence1", "sentence_A", "text1", "text", "first", "question1")
+PAIRS = ("sentence2", "sentence_B", "text2", "pair", "second", "question2")
+LABELS = ("score", "relatedness_score", "similarity", "gold", "label")
+FORM = Headless(7, 9, text=5, pair=6, label=4)  # genre, file, year, number, score, the sentences, their sources
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pairs that were gathered together."""
+
+    name: str
+    file: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    gold: NDArray[np.float64]
+    lines: tuple[int, ...]
+    skipped: int = 0  # pairs without gold
+
+
+@dataclass(frozen=True)
+class PairSet:
+    """One set, of one part or several."""
+
+    name: str
+    parts: tuple[Part, ...]
+    folder: str = ""  # tells two sets of one name apart
+    notes: tuple[str, ...] = ()
+
+    @property
+    def pairs(self) -> int:
+        """How many are scored."""
+        return sum(len(part.gold) for part in self.parts)
+
+    @property
+    def skipped(self) -> int:
+        """How many have no gold."""
+        return sum(part.skipped for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Columns the user has named; None: by the names people use."""
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether any is."""
+        return any((self.text, self.pair, self.label))
+
+    def columns(self, known: bool) -> Columns:
+        """How a file is read; `known`: it is one of the released ones, where a quote is a character."""
+        return Columns(
+            text=(self.text,) if self.text else TEXTS,
+            pair=(self.pair,) if self.pair else PAIRS,
+            label=(self.label,) if self.label else LABELS,
+            headless=() if self.given else (FORM,),
+            quoting="none" if known else "auto",
+            labelled=True,
+        )
+
+
+def find(paths: Sequence[Path], named: Named = Named(), split: str = "test") -> list[PairSet]:  # noqa: B008
+    """Every set behind the paths, in the order given, below a folder by name."""
+    if split not in SPLITS:
+        raise UserError(f"split '{split}': unknown, {suggest(split, SPLITS)}")
+    found: list[PairSet] = []
+    for path in paths:
+        if not path.exists():
+            raise UserError(f"{path}: no such file or folder")
+        sets = list(_below(path, named, split)) if path.is_dir() else [_file(path, named, split)]
+        if not sets:
+            known = "STS.input.*.txt, sts-test.csv, dev.tsv, SICK*.txt; for tables of your own, --text, --pair, --label"
+            raise UserError(f"{path}: holds no set of pairs that is known ({known})")
+        found += sets
+    return _distinct(found)
+
+
+def _distinct(sets: Sequence[PairSet]) -> list[PairSet]:
+    """Names made unique: by the folder, then by number."""
+    count = Counter(found.name for found in sets)
+    named = [replace(s, name=f"{s.name} ({s.folder})") if count[s.name] > 1 else s for s in sets]
+    seen: Counter[str] = Counter()
+    result = []
+    for one in named:
+        seen[one.name] += 1
+        result.append(one if seen[one.name] == 1 else replace(one, name=f"{one.name} {seen[one.name]}"))
+    return result
+
+
+def _below(folder: Path, named: Named, split: str) -> Iterator[PairSet]:
+    def unreadable(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
+
+    for root, folders, files in os.walk(folder, onerror=unreadable):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        here, names = Path(root), sorted(name for name in files if not name.startswith("."))
+        if named.given:
+            for name in names:
+                if format_of(name) in ("csv", "tsv", "jsonl", "parquet") or kind_of(Path(name)) == ".json":
+                    yield _table(here / name, named, name)
+        elif any(name.startswith(INPUT) for name in names):
+            yield _parts(here)
+        else:
+            yield from _released(here, names, split)
+
+
+def _released(folder: Path, names: Sequence[str], split: str) -> Iterator[PairSet]:
+    """The files of a benchmark that belong to the split; where that has no gold, to dev, and that is said."""
+    by_split: dict[str, list[Path]] = {}
+    for name in names:
+        if (match := BENCHMARK.fullmatch(name)) or ((match := GLUE.fullmatch(name)) and _has_gold(folder / name)):
+            by_split.setdefault(match[1].lower(), []).append(folder / name)
+        elif match := SICK.fullmatch(name):
+            kind = (match[1] or split).lower()
+            by_split.setdefault(SICK_SPLITS.get(kind, kind), []).append(folder / name)
+    wanted = sorted(by_split, key=SPLITS.index) if split == "all" else [split] if split in by_split else ["dev"]
+    for kind in wanted:
+        for path in by_split.get(kind, []):
+            note = [] if split in ("all", kind) else [f"{folder}: has no gold for {split}, so {kind} is scored"]
+            made = _sick(path, split) if SICK.fullmatch(path.name) else _benchmark(path)
+            yield replace(made, notes=(*made.notes, *note))
+
+
+def _has_gold(path: Path) -> bool:
+    """Whether a file that is named like GLUE's holds pairs with scores: every task of GLUE has a dev.tsv."""
+    header = next((text.split("\t") for _, text in lines(path)), [])
+    return {"sentence1", "sentence2", "score"} <= set(header)
+
+
+def _file(path: Path, named: Named, split: str) -> PairSet:
+    """One file the user has named, by its own name."""
+    name = path.name
+    if named.given:
+        return _table(path, named, name)
+    if name.startswith(INPUT):
+        return PairSet(name.removeprefix(INPUT).split(".txt")[0], (_part(path),), path.parent.name)
+    if BENCHMARK.fullmatch(name) or GLUE.fullmatch(name):
+        return _benchmark(path)
+    if SICK.fullmatch(name):
+        return _sick(path, split)
+    return _table(path, named, name)
+
+
+def _benchmark(path: Path) -> PairSet:
+    found = _table(path, Named(), path.name, known=True)
+    match = re.search("train|dev|test", path.name.lower())
+    return replace(found, name=f"STS-B {match[0]}" if match else "STS-B")
+
+
+def _sick(path: Path, split: str) -> PairSet:
+    """SICK; `split` is which rows of the file that has all of them."""
+    found = _table(path, Named(), path.name, known=True)
+    table = read_table(path, quoting="none")
+    match = SICK.fullmatch(path.name)
+    kind = (match[1] or split).lower() if match else split
+    name = "SICK-R" if kind == "all" else f"SICK-R {SICK_SPLITS.get(kind, kind)}"
+    if kind == "all" or (column := table.find([SEMEVAL])) is None:
+        return replace(found, name=name)
+    part = found.parts[0]
+    which = dict(zip(table.lines, (str(value).lower() for value in table.values(column)), strict=True))
+    kept = [n for n, line in enumerate(part.lines) if SICK_SPLITS.get(which[line], which[line]) == split]
+    if not kept:
+        raise UserError(f"{path}: has no rows of the split '{split}'")
+    chosen = replace(
+        part,
+        first=tuple(part.first[n] for n in kept),
+        second=tuple(part.second[n] for n in kept),
+        gold=part.gold[kept],
+        lines=tuple(part.lines[n] for n in kept),
+    )
+    return replace(found, name=name, parts=(chosen,))
+
+
+def _table(path: Path, named: Named, name: str, known: bool = False) -> PairSet:
+    rows, skipped = named.columns(known).read(path)
+    judged = [row for row in rows if row.label not in (None, "")]
+    if not judged:
+        raise UserError(f"{path}: has no gold score; name its column with --label")
+    part = Part(
+        name=name,
+        file=str(path),
+        first=tuple(row.text for row in judged),
+        second=tuple(row.pair or "" for row in judged),
+        gold=np.array([_gold(row) for row in judged]),
+        lines=tuple(row.line for row in judged),
+        skipped=skipped + len(rows) - len(judged),
+    )
+    return PairSet(name.partition(".")[0] or name, (part,), path.parent.name)
+
+
+def _gold(row: Raw) -> float:
+    return _number(row.label or "", place(Path(row.file), row.line))
+
+
+def _number(text: str, where: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        raise UserError(f"{where}: the gold score is {text!r:.40}, not a number") from None
+    if not math.isfinite(found):
+        raise UserError(f"{where}: the gold score is {text}, not a finite number")
+    return found
+
+
+def _parts(folder: Path) -> PairSet:
+    """A folder of STS12 to STS16."""
+    inputs = sorted(path for path in folder.iterdir() if path.name.startswith(INPUT))
+    inputs = [path for path in inputs if ".ALL." not in path.name or len(inputs) == 1]  # the others once more
+    notes = [f"{path}: has no {_judged(path).name} beside it, and is left out" for path in inputs]
+    missing = [note for path, note in zip(inputs, notes, strict=True) if not _judged(path).is_file()]
+    parts = tuple(_part(path) for path in inputs if _judged(path).is_file())
+    if not parts:
+        raise UserError(f"{folder}: has {INPUT}*.txt but no {GOLD}*.txt with their scores")
+    alone = [
+        f"{path}: has no {INPUT}* beside it, and is left out"
+        for path in sorted(folder.iterdir())
+        if path.name.startswith(GOLD) and ".ALL." not in path.name
+        if not (folder / path.name.replace(GOLD, INPUT, 1)).is_file()
+    ]
+    match = re.match(r"STS-?(?:20)?(\d\d)\b", folder.resolve().name, re.IGNORECASE)
+    name = f"STS{match[1]}" if match else folder.resolve().name
+    return PairSet(name, parts, folder.resolve().parent.name, (*missing, *alone))
+
+
+def _judged(path: Path) -> Path:
+    return path.with_name(path.name.replace(INPUT, GOLD, 1))
+
+
+def _part(path: Path) -> Part:
+    gold = _judged(path)
+    if not gold.is_file():
+        raise UserError(f"{gold}: no such file; the scores of {path.name} are expected there")
+    texts, scores = list(lines(path)), list(lines(gold))
+    while len(scores) < len(texts) and (not scores or scores[-1][1] == ""):  # a last blank line has no end
+        scores.append((len(scores) + 1, ""))
+    if len(texts) != len(scores):
+        raise UserError(f"{gold}: has {len(scores)} lines, {path.name} {len(texts)}: they do not belong together")
+    first, second, values, numbers = [], [], [], []
+    for (number, text), (_, score) in zip(texts, scores, strict=True):
+        if not score.strip():
+            continue
+        cells = text.split("\t")
+        if len(cells) < 2:
+            raise UserError(f"{path}: line {number}: has no tab between two sentences")
+        first.append(cells[0].strip())
+        second.append(cells[1].strip())
+        values.append(_number(score.strip(), f"{gold}: line {number}"))
+        numbers.append(number)
+    if not values:
+        raise UserError(f"{gold}: has no score at all")
+    name = path.name.removeprefix(INPUT).split(".txt")[0]
+    return Part(
+        name, str(path), tuple(first), tuple(second), np.array(values), tuple(numbers), len(texts) - len(values)
+    )

@@ -1,0 +1,174 @@
+"""A file as texts, one a row, of any size: what `embed`, `pairs`, `cluster` and `similar` read.
+
+Row n of the result must be row n of the file, so nothing is dropped or split: an empty line is the empty text, a
+line that no model could read whole is cut, bytes that are no UTF-8 are replaced, and each is counted. A record that
+cannot be understood stops the work, because a row without its text would move all that follow.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from bertree.errors import UserError, suggest
+from bertree.text import delimited
+from bertree.text.cleaning import whole
+from bertree.text.readers import RECORD, parquet
+from bertree.text.sources import STANDARD_INPUT, find, opened
+
+LONGEST = 1 << 15  # characters of a text: the 512 tokens a model reads are some 2,500
+COLUMNS = ("text", "sentence", "content", "body", "sentence1")
+
+
+@dataclass
+class Counts:
+    """What was found on the way."""
+
+    rows: int = 0
+    empty: int = 0
+    cut: int = 0  # longer than LONGEST
+    invalid: int = 0  # with bytes that are not UTF-8
+
+    def notes(self, name: str) -> list[str]:
+        """What a user should know, a line each."""
+        empty = f"{name}: {self.empty:,} of {self.rows:,} rows are empty and have the vector of the empty text"
+        cut = f"{name}: {self.cut:,} of {self.rows:,} rows are longer than {LONGEST:,} characters and were cut there"
+        invalid = f"{name}: {self.invalid:,} of {self.rows:,} rows hold bytes that are not UTF-8, which were replaced"
+        known = ((self.empty, empty), (self.cut, cut), (self.invalid, invalid))
+        return [line for count, line in known if count]
+
+
+class Rows:
+    """The texts of one file, or of standard input, read once from the beginning."""
+
+    def __init__(self, name: str, column: str | None = None, format: str | None = None) -> None:
+        found = find([name], format)
+        if len(found) != 1 or Path(name).is_dir():
+            raise UserError(f"{name}: is not one file; give a file of texts (.txt, .jsonl, .csv, .tsv, .parquet)")
+        self.source, self._column = found[0], column
+        if column is not None and self.source.format == "text":
+            raise UserError(f"{name}: is plain text, a row a line, and has no column '{column}'")
+        self.name = "standard input" if name == STANDARD_INPUT else name
+        self.counts = Counts()
+        self.total = self.source.size  # bytes; of parquet, rows; 0: nobody knows
+        self.done = 0  # how far reading has come, of `total`
+
+    def __iter__(self) -> Iterator[str]:
+        with opened(self.source) as (stream, beneath):
+            read = {"text": self._text, "jsonl": self._jsonl, "parquet": self._parquet}
+            for text in read.get(self.source.format, self._delimited)(stream):
+                found = self._counted(text)
+                if self.total:
+                    self.done = self.counts.rows if self.source.format == "parquet" else beneath.tell()
+                yield found
+        if not self.counts.rows:
+            raise UserError(f"{self.name}: is empty")
+
+    def _counted(self, text: str) -> str:
+        self.counts.rows += 1
+        text = whole(text)
+        if len(text) > LONGEST:
+            self.counts.cut += 1
+            text = text[:LONGEST]
+        if not text.strip():
+            self.counts.empty += 1
+        return text
+
+    def _text(self, stream: IO[bytes]) -> Iterator[str]:
+        most = 4 * LONGEST + 1  # bytes of as many characters, and one more
+        first = True
+        while data := stream.readline(most):
+            if first:
+                data, first = data.removeprefix(b"\xef\xbb\xbf"), False
+            rest, longer = data, False
+            while not rest.endswith(b"\n") and (rest := stream.readline(most)):
+                longer = True  # what is beyond is passed over, a piece at a time
+            if longer:  # one character too many: then it is counted as cut
+                yield self._decoded(_ended(data)).ljust(LONGEST + 1)
+            else:
+                yield self._decoded(data).rstrip("\r\n")
+
+    def _decoded(self, data: bytes) -> str:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            self.counts.invalid += 1
+            return data.decode("utf-8", "replace")
+
+    def _lines(self, stream: IO[bytes]) -> Iterator[tuple[int, str]]:
+        number = 0
+        while data := stream.readline(RECORD):
+            number += 1
+            if len(data) == RECORD:
+                raise UserError(f"{self.name}: line {number}: is longer than {RECORD >> 20} MB")
+            text = self._decoded(data)
+            yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
+
+    def _jsonl(self, stream: IO[bytes]) -> Iterator[str]:
+        column = ""
+        for number, line in self._lines(stream):
+            if not line.strip():
+                continue
+            where = f"{self.name}: line {number}"
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{where}: is not valid JSON ({error})") from None
+            if isinstance(record, str):
+                yield record
+                continue
+            if not isinstance(record, dict):
+                raise UserError(f"{where}: must hold a JSON object or a text")
+            column = column or self._chosen(list(record))
+            if column not in record:
+                raise UserError(f"{where}: has no field '{column}'; {suggest(column, map(str, record))}")
+            yield self._cell(record[column], where)
+
+    def _delimited(self, stream: IO[bytes]) -> Iterator[str]:
+        comma = self.source.format == "csv"
+        rows = delimited.rows(Path(self.name), self._lines(stream), comma, "cell")
+        header = [name.strip() for name in next(rows, (1, []))[1]]
+        if not header:
+            return
+        column = header.index(self._chosen(header))
+        for number, cells in rows:
+            if len(cells) != len(header):
+                raise UserError(f"{self.name}: line {number}: has {len(cells)} columns, the header {len(header)}")
+            yield cells[column]
+
+    def _parquet(self, stream: IO[bytes]) -> Iterator[str]:
+        with parquet(self.source, stream) as table:
+            self.total = table.metadata.num_rows
+            column = self._chosen(table.schema_arrow.names)
+            for batch in table.iter_batches(batch_size=64, columns=[column], use_threads=False):
+                batch.validate(full=True)
+                for value in batch.column(0).to_pylist():
+                    yield self._cell(value, f"{self.name}: row {self.counts.rows + 1}")
+
+    def _cell(self, value: Any, where: str) -> str:
+        if value is not None and not isinstance(value, str):
+            raise UserError(f"{where}: holds {type(value).__name__} {value!r:.40}, not text; choose with --text")
+        return value or ""
+
+    def _chosen(self, names: Sequence[str]) -> str:
+        """The column asked for, or the one that must be meant."""
+        if self._column is not None:
+            if self._column not in names:
+                there = ", ".join(map(str, names))
+                raise UserError(f"{self.name}: has no column '{self._column}'; there are: {there}")
+            return self._column
+        known = [name for name in COLUMNS if name in names]
+        if not known and len(names) != 1:
+            raise UserError(f"{self.name}: which column is the text? Say --text NAME; there are: {', '.join(names)}")
+        return known[0] if known else names[0]
+
+
+def _ended(data: bytes) -> bytes:
+    """Without the character at its end of which only a part is there."""
+    for length in (1, 2, 3):
+        if data[-length] >= 0xC0:  # the first byte of several
+            return data[:-length]
+        if data[-length] < 0x80:
+            break
+    return data

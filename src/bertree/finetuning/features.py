@@ -1,0 +1,74 @@
+"""TODO."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from bertree.console import note
+from bertree.errors import UserError
+from bertree.files import new_folder
+from bertree.finetuning.prepare import encoded
+from bertree.inference.load import device_of, load
+from bertree.model.network import build
+from bertree.model.readout import Top
+from bertree.tasks.files import read
+from bertree.tasks.logits import fitting, half, states
+from bertree.tasks.tagging.task import TaggingTask
+
+CHUNK = 1024  # lines taken at once
+
+
+FEATURES, WORDS = "features.npy", "words.jsonl"
+
+
+def features(
+    model: str, file: Path, out: Path, layers: str, max_length: int, device: str, tokenizer: Path | None
+) -> None:
+    """`bertree features`: the states of every word of a file."""
+    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
+    network = loaded.network
+    if network.top.layers != layers or network.top.lstm:
+        network = build(loaded.architecture, {}, Top(layers=layers, frozen=True))
+        # Weights of a sum are learned for its own layers and say nothing about others.
+        kept = ("encoder.", "features.join.") if loaded.network.top.layers == layers else ("encoder.",)
+        known = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
+        network.load_state_dict(known, strict=False)
+        network.to(loaded.device)
+    task = TaggingTask("tagging")
+    longest = fitting(max_length, loaded.max_length, loaded.architecture.max_positions)
+    rest = read(file)
+    count = words = 0
+    with (
+        new_folder(out, (FEATURES, WORDS)) as work,
+        (work / FEATURES).open("w+b") as rows,
+        (work / WORDS).open("w", encoding="utf-8") as index,
+    ):
+        rows.write(_header(0, 0))
+        width = 0
+        while some := list(islice(rest, CHUNK)):
+            examples = [task.parse(record) for record in some]
+            part, cut = encoded(task, examples, loaded, longest)
+            if cut.examples:
+                note(cut.line(str(file), len(some), longest))
+            for block in states(network, part.units, lambda: half(loaded.device)):
+                width = block.shape[1]
+                rows.write(np.ascontiguousarray(block, "<f4").tobytes())
+            for example in examples:
+                text, places = example.placed()
+                line = {"text": text, "words": list(example.words), "offsets": places, "row": words}
+                index.write(json.dumps(line, ensure_ascii=False) + "\n")
+                words += len(example.words)
+            count += len(some)
+        if not words:
+            raise UserError(f"{file}: holds no words")
+        rows.seek(0)
+        rows.write(_header(words, width))
+    print(f"{out}: {FEATURES} ({words:,} words x {width}), {WORDS} ({count:,} texts)")
+
+
+def _header(words: int, width: int) -> bytes:
+    """The beginning of a .npy file, of one length whatever the numbers: rows are written before they are counted."""
+    description = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({words}, {width}), }}"
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + description.ljust(117).encode() + b"\n"

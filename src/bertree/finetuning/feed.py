@@ -1,0 +1,136 @@
+"""TODO."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertree.batch import Batch
+from bertree.data import counter_random
+from bertree.objectives.objective import IGNORED
+from bertree.tasks.collate import collate
+from bertree.tasks.task import Unit
+from bertree.train.feed import Work, ahead
+from bertree.train.schedule import Plan
+
+LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
+
+
+class Shapes:
+    """Gives batches one of a few shapes, so that a step can be recorded once a shape and replayed.
+
+    Tokens nobody asks about fill up the stream, in sequences of their own; questions without an answer fill up the
+    rest. At most an eighth of a batch is filling.
+    """
+
+    def __init__(self, head: str, units: int, options: int = 1) -> None:
+        """`units` a batch at most, each of at most `options` sequences."""
+        self._head, self._units, self._options = head, units, options
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The same batch, filled up."""
+        assert batch.answers is not None
+        longest = next((n for n in LENGTHS if n >= batch.max_seqlen), -(-batch.max_seqlen // 128) * 128)
+        spare, step = _spare(batch.ids.numel())
+        fillers = -(-step // longest)  # sequences
+        sizes = np.minimum(longest, np.maximum(0, spare - longest * np.arange(fillers)))
+        empty = self._units * self._options - (batch.cu_seqlens.numel() - 1)
+        ends = batch.cu_seqlens.numpy()
+        bounds = np.concatenate([ends, np.repeat(ends[-1], empty), ends[-1] + sizes.cumsum()]).astype(np.int32)
+        zeros = torch.zeros(spare, dtype=torch.int64)
+        # The rung may lie beyond the model's positions; the longest sequence does not.
+        positions = (np.arange(spare) - (sizes.cumsum() - sizes).repeat(sizes)) % batch.max_seqlen
+        answers, chosen, cells = batch.answers, batch.chosen, batch.cells
+        rows = len(bounds) - 1 if self._head == "sequence" else self._units + 1  # the last row takes what is spare
+        if chosen is not None:
+            extra, _ = _spare(chosen.numel())
+            chosen = torch.cat([chosen, torch.arange(extra)])
+            rows = chosen.numel() if self._head == "token" else rows
+        scores = len(bounds) - 1 if chosen is None else chosen.numel()
+        if cells is not None and self._head != "token":
+            width = longest if self._head == "span" else self._options
+            rest = self._units * width + torch.arange(scores - cells.numel()) % width
+            cells = torch.cat([cells // max(1, batch.width) * width + cells % max(1, batch.width), rest])
+        else:
+            cells, width = None, 0
+        soft = batch.soft
+        if soft is not None:
+            soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])
+        ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _nothing(answers))
+        return Batch(
+            ids=torch.cat([batch.ids, zeros]),
+            positions=torch.cat([batch.positions, torch.from_numpy(positions)]),
+            segments=torch.cat([batch.segments, zeros]),
+            cu_seqlens=torch.from_numpy(bounds),
+            max_seqlen=longest,
+            chosen=chosen,
+            cells=cells,
+            width=width,
+            answers=torch.cat([answers, ignored]),
+            soft=soft,
+        )
+
+
+def _nothing(answers: torch.Tensor) -> float:
+    return float("nan") if answers.is_floating_point() else IGNORED
+
+
+def _spare(count: int) -> tuple[int, int]:
+    """How far it is to the next rung of a ladder with eight rungs an octave, and the distance of two rungs."""
+    step = max(32, 1 << max(0, (max(1, count) - 1).bit_length() - 4))
+    return -count % step, step
+
+
+class UnitFeed:
+    """The batches of a run: every epoch all units in an order of its own."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        units: Sequence[Unit],
+        size: int,
+        head: str,
+        *,
+        regression: bool = False,
+        seed: int = 0,
+        shapes: Shapes | None = None,
+        micro: int = 1,
+    ) -> None:
+        """`size` units a step, computed in `micro` pieces."""
+        self.plan = plan
+        self._units, self._size, self._micro = units, size, micro
+        self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
+        self.steps_an_epoch = steps_an_epoch(len(units), size)
+        self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
+
+    def __getitem__(self, number: int) -> Work:
+        """What a step reads."""
+        update = self.plan.updates[number]
+        epoch, place = divmod(number, self.steps_an_epoch)
+        if self._order[0] != epoch:
+            self._order = epoch, _shuffled(len(self._units), self._seed, epoch)
+        rows = self._order[1][place * self._size : (place + 1) * self._size]
+        pieces = [piece for piece in np.array_split(rows, self._micro) if len(piece)]
+        batches = [collate([self._units[i] for i in piece], self._head, self._regression) for piece in pieces]
+        asked = sum(batch.ids.numel() for batch in batches)
+        if self._shapes is not None:
+            batches = [self._shapes(batch) for batch in batches]
+        filling = sum(batch.ids.numel() for batch in batches) - asked
+        return Work(update, batches, (number + 1) / self.steps_an_epoch, filling)
+
+    def since(self, first: int) -> Iterator[Work]:
+        """Steps from `first` on, made ahead."""
+        return ahead(self.__getitem__, first, len(self.plan))
+
+
+def steps_an_epoch(units: int, size: int) -> int:
+    """The last step of an epoch may read fewer units than the others."""
+    return -(-units // size)
+
+
+def _shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    order: NDArray[np.int64] = np.argsort(
+        counter_random.bits(counter_random.key(seed, epoch, "units"), np.arange(count)), kind="stable"
+    )
+    return order

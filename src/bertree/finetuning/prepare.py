@@ -1,0 +1,143 @@
+"""A task to be learned, prepared for any seed: its files read, its examples encoded, its model at hand."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.finetuning import config as configs
+from bertree.finetuning.config import FineTune
+from bertree.finetuning.tuner import Split, Start, Tuner, digest, held_out
+from bertree.inference.load import Model
+from bertree.interop.folder import Contents
+from bertree.model.cost import describe_architecture
+from bertree.model.network import Network
+from bertree.objectives.objective import Asks
+from bertree.tasks.files import Files
+from bertree.tasks.logits import fitting
+from bertree.tasks.task import Cut, Task
+from bertree.train.device import Machine
+
+Labels = Callable[[Task[Any], Sequence[Any]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A task that knows its labels, and the examples of each split."""
+
+    task: Task[Any]
+    splits: Mapping[str, tuple[Path, ...]]
+    examples: Mapping[str, Sequence[Any]]
+    held: int  # how many were held out of the training examples, for want of a dev split
+
+
+@dataclass(frozen=True)
+class Job:
+    """A task prepared: everything but the seed."""
+
+    tuner: Tuner
+    start: Model
+    parts: Mapping[str, Split[Any]]
+    cuts: Mapping[str, Cut]
+    out: Path
+    intro: Sequence[str]
+    model: str  # what it begins with, as the user named it
+    teacher: Json = field(default_factory=dict)  # the model it learns from and its scores, where there is one
+    kept: Callable[["Job", Network], Contents] | None = None  # what is written of a trained network, where not all
+
+
+def splits_of(files: Files, task: Task[Any]) -> dict[str, tuple[Path, ...]]:
+    """The files of each split; there must be some to learn from."""
+    splits = files.splits(task)
+    if "train" not in splits:
+        raise UserError(f"{files.data or files.dev}: has no training file; give one with --train FILE")
+    return splits
+
+
+def gather(
+    task: Task[Any],
+    splits: Mapping[str, tuple[Path, ...]],
+    share: float,
+    labels: Labels = lambda task, examples: task.labels_in(examples),
+) -> Gathered:
+    """Read the examples of every split; `share` of the training's are held out where there is no dev split."""
+    examples = {"train": task.read(splits["train"])}
+    task = task.with_labels(labels(task, examples["train"]))
+    task.check_training(examples["train"])
+    examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
+    if "dev" in examples:
+        return Gathered(task, splits, examples, 0)
+    examples = held_out(examples["train"], share, task.group)
+    return Gathered(task, splits, examples, len(examples["dev"]))
+
+
+def prepared(
+    start: Model,
+    model: str,
+    given: Gathered,
+    out: Path,
+    config: FineTune,
+    machine: Machine,
+    objective: Asks | None = None,
+    *,
+    identity: Sequence[str],
+    unanswered: bool = False,
+    tuner_of: Callable[..., Tuner] = Tuner,
+) -> Job:
+    """Encode the examples. `identity` is of the model; `unanswered`: those without a gold answer stay."""
+    task, examples, splits = given.task, given.examples, given.splits
+    longest = fitting(config.train.max_length, task.max_length, start.architecture.max_positions)
+    rate = configs.learning_rate(config, start.architecture)
+    train, optim = replace(config.train, max_length=longest), replace(config.optim, lr=rate)
+    config = replace(config, name=task.name, note=config.note or model, train=train, optim=optim)
+    both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
+    parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
+    if not unanswered:
+        asked = [unit for unit in parts["train"].units if unit.answer is not None]
+        parts["train"] = Split(parts["train"].examples, asked)
+    for name, part in parts.items():
+        known = any(unit.answer is not None for unit in part.units)
+        if not (known or (unanswered and name == "train")):
+            where = ", ".join(map(str, splits.get(name, splits["train"])))
+            raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
+    digests = [f"{name} {digest(path)}" for name in sorted(splits) for path in splits[name]]
+    tuner = tuner_of(
+        task,
+        Start(start.architecture, start.network, start.labels, str(start.task.get("name", ""))),
+        parts["train"],
+        parts["dev"],
+        config,
+        machine,
+        identity="\n".join([*identity, task.name, *digests]),
+        objective=objective,
+    )
+    tuner.check()
+    intro = _intro(tuner, given.held)
+    intro += [cut.line(name, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
+    return Job(tuner, start, parts, cuts, out, intro, model)
+
+
+def _intro(tuner: Tuner, held: int) -> list[str]:
+    """What is about to happen."""
+    task, config, machine = tuner.task, tuner.config, tuner.machine
+    labels = f": {', '.join(task.labels[:8])}{', ...' if len(task.labels) > 8 else ''}" if task.labels else ""
+    kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
+    dev = f"{len(tuner.dev.examples):,} held out of them" if held else f"{len(tuner.dev.examples):,} dev"
+    where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}"
+    top = f"; encoder frozen, reading {config.top.layers}" if config.top.frozen else ""
+    steps = max(1, math.ceil(tuner.steps_an_epoch * config.train.epochs))
+    return [
+        f"{describe_architecture(tuner.architecture)} on {where}{top}",
+        f"{task.name}: {len(tuner.train.examples) + held:,} examples, {dev}; {kind}",
+        f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
+        f"best by {task.metric}{'; going on with the head of the model' if tuner.goes_on else ''}",
+    ]
+
+
+def encoded(task: Task[Any], examples: Sequence[Any], model: Model, longest: int) -> tuple[Split[Any], Cut]:
+    """What the encoder reads of examples."""
+    units, cut = task.units(examples, model.needed_tokenizer, longest)
+    return Split(examples, units), cut

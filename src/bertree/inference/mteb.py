@@ -1,0 +1,168 @@
+"""The shape in which other tools ask a model for vectors: `encode`, as sentence-transformers has it and mteb calls it.
+
+mteb calls `encode` with batches under the key "text" and keywords of its own (the task, its split, a batch size),
+and compares vectors, numpy's or torch's. All of that is understood here, so that a model object goes into
+`mteb.evaluate` as it is; mteb is not imported unless it asks. What it must not find is a method `predict`: it would
+take the model for a cross-encoder (see `api.TaskModel`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from bertree.errors import UserError
+from bertree.inference.embedding import Vectors
+from bertree.inference.similarity import SIMILARITIES, checked
+from bertree.model.pooling import Vector
+from bertree.text.cleaning import whole
+
+# What sentence-transformers' `encode` may be told that changes its result, and the one way it is done here.
+USUAL = {"output_value": "sentence_embedding", "precision": "float32", "convert_to_numpy": True}
+SAME = {"document": "passage", "passage": "document"}  # two words for one kind of text
+
+
+def texts_of(inputs: object) -> list[str]:
+    """The texts in whatever `encode` was given: one, a sequence of them, a column, or batches with a key "text"."""
+    if isinstance(inputs, str | Mapping):
+        inputs = [inputs]
+    if not isinstance(inputs, Iterable):
+        raise UserError(f"encode: takes texts or batches of them, not {type(inputs).__name__}")
+    return [text for item in inputs for text in _item(item)]
+
+
+def _item(item: object) -> Iterator[str]:
+    """A text as it is; of a batch those under "text", where mteb's loaders put title and body together."""
+    if isinstance(item, Mapping):
+        if "text" not in item:
+            raise UserError(f"encode: a batch needs the key 'text'; there are: {', '.join(map(str, item)) or 'none'}")
+        found = item["text"]
+        texts = [found] if isinstance(found, str) else found
+    else:
+        texts = [item]
+    for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"encode: takes texts or batches of them, not {type(text).__name__} {text!r:.40}")
+        yield whole(text)
+
+
+def kind_of(known: Iterable[str], metadata: Any, prompt_type: Any) -> str | None:
+    """Which of a model's prompts belongs to a task of mteb: the most special that there is."""
+    known = set(known)
+    side = getattr(prompt_type, "value", prompt_type)
+    task, family = getattr(metadata, "name", None), getattr(metadata, "type", None)
+    sides = [side, SAME.get(str(side))] if side else []
+    names = [f"{task}-{side}", task, f"{family}-{side}", family, *sides]
+    return next((str(name) for name in names if name in known), None)
+
+
+def as_vectors(given: Any) -> Vectors:
+    """n x d, for numpy's and torch's, one vector or many."""
+    if isinstance(given, torch.Tensor):
+        given = given.detach().float().cpu().numpy()
+    found: Vectors = checked(given).numpy()
+    return found
+
+
+def paired(a: Vectors, b: Vectors, by: str) -> Vectors:
+    """The first of `a` with the first of `b`, the second with the second."""
+    one, other = checked(a), checked(b)
+    if one.shape != other.shape:
+        raise UserError(f"vectors of shapes {tuple(one.shape)} and {tuple(other.shape)} cannot be compared in pairs")
+    # A thousand small products would be slow: by the same definition, on rows.
+    found = {
+        "cosine": lambda: torch.nn.functional.cosine_similarity(one, other),
+        "dot": lambda: (one * other).sum(1),
+        "euclidean": lambda: -(one - other).norm(dim=1),
+        "manhattan": lambda: -(one - other).abs().sum(1),
+    }
+    assert found.keys() == SIMILARITIES.keys()
+    values: Vectors = found[by]().numpy()
+    return values
+
+
+class Asked(Protocol):
+    """What `Encodes` needs of the model it is put on."""
+
+    @property
+    def vector(self) -> Vector: ...
+    @property
+    def dimension(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def max_length(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def network(self) -> torch.nn.Module: ...
+    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors: ...
+
+
+class Encodes:
+    """`encode` and what else mteb looks for, for a model that has `embed`."""
+
+    def encode(
+        self: Asked,
+        sentences: Any,
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        convert_to_tensor: bool = False,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        task_metadata: Any = None,
+        prompt_type: Any = None,
+        **ignored: Any,
+    ) -> Any:
+        """As `embed`, with the names of sentence-transformers and of mteb; keywords of theirs that would change what
+        comes out are refused, others (batch_size, show_progress_bar ...) ignored.
+
+        One text gives one vector, not a row of one.
+        """
+        if convert_to_tensor:
+            ignored.pop("convert_to_numpy", None)
+        for name, usual in USUAL.items():
+            if ignored.get(name, usual) not in (usual, None):
+                raise UserError(f"encode: {name}={ignored[name]!r} is not known here; leave it out")
+        texts = texts_of(sentences)
+        kind = prompt_name or kind_of(dict(self.vector.prompts), task_metadata, prompt_type)
+        if prompt is not None:
+            texts, kind = [prompt + text for text in texts], ""
+        found = self.embed(texts, prompt=kind)
+        found = found[:, :truncate_dim]
+        if normalize_embeddings:
+            found = torch.nn.functional.normalize(torch.from_numpy(found)).numpy()
+        one = found[0] if isinstance(sentences, str) else found
+        return torch.from_numpy(np.ascontiguousarray(one)) if convert_to_tensor else one
+
+    def similarity_pairwise(self: Asked, a: Any, b: Any) -> Vectors:
+        """How similar the first of `a` is to the first of `b`, the second to the second; texts or vectors."""
+        one, other = (self.embed(texts_of(side)) if _texts(side) else as_vectors(side) for side in (a, b))
+        return paired(one, other, self.vector.similarity)
+
+    @property
+    def mteb_model_meta(self: Asked) -> Any:
+        """What mteb asks of a model before it takes it; AttributeError without mteb, so that `hasattr` says no."""
+        try:
+            from mteb.models.model_meta import ModelMeta, ScoringFunction  # type: ignore[import-not-found,unused-ignore]
+        except ImportError:
+            raise AttributeError("mteb_model_meta: mteb is not installed") from None
+        name = self.name
+        known = {
+            "name": name if name.count("/") == 1 else f"bertree/{name.replace('/', '-')}",  # it wants OWNER/NAME
+            "revision": self.digest[:40],
+            "embed_dim": self.dimension,
+            "max_tokens": self.max_length,
+            "n_parameters": sum(parameter.numel() for parameter in self.network.parameters()),
+            "framework": ["PyTorch"],
+            "similarity_fn_name": ScoringFunction(self.vector.similarity),
+            "open_weights": True,
+            "use_instructions": bool(self.vector.prompts),
+        }
+        return ModelMeta.create_empty(known)
+
+
+def _texts(side: Any) -> bool:
+    return isinstance(side, str) or (isinstance(side, list | tuple) and all(isinstance(text, str) for text in side))

@@ -1,0 +1,39 @@
+"""How alike vectors are: every one of some to every one of others, or pair by pair."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from bertree.errors import UserError
+from bertree.inference.embedding import Vectors
+
+# Higher is more alike: distances count downwards.
+SIMILARITIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cosine": lambda a, b: torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(b, dim=-1).T,
+    "dot": lambda a, b: a @ b.T,
+    "euclidean": lambda a, b: -torch.cdist(a, b),
+    "manhattan": lambda a, b: -torch.cdist(a, b, p=1.0),
+}
+
+
+def checked(vectors: Vectors) -> torch.Tensor:
+    """Rows of finite numbers."""
+    found = np.asarray(vectors, np.float32)
+    if found.ndim == 1:
+        found = found[None]
+    if found.ndim != 2:
+        raise UserError(f"vectors must be rows of numbers, not {found.ndim}-dimensional")
+    if not np.isfinite(found).all():
+        row = int(np.flatnonzero(~np.isfinite(found).all(1))[0])
+        raise UserError(f"vector {row} holds a number that is not finite")
+    return torch.from_numpy(np.ascontiguousarray(found))
+
+
+def compared(a: Vectors, b: Vectors, by: str = "cosine") -> Vectors:
+    """Each of `a` with each of `b`: a row for each of `a`."""
+    one, other = checked(a), checked(b)
+    if one.shape[1] != other.shape[1]:
+        raise UserError(f"vectors of {one.shape[1]} and of {other.shape[1]} numbers cannot be compared")
+    found: Vectors = SIMILARITIES[by](one, other).numpy()
+    return found

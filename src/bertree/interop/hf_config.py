@@ -1,0 +1,199 @@
+"""Hugging Face's config.json and our Architecture, both ways.
+
+Plain axes are a table of names per family. What one side derives and the other states (offsets,
+groups, the MLM head's activation) is worked out in code, in one place for each direction.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+from bertree.interop.hf_names import FAMILIES, Family
+from bertree.model.architecture import Architecture, typed
+from bertree.model.presets import PRESETS
+
+_COMMON = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ffn_width": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "norm_eps": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "classifier_dropout": "classifier_dropout",
+    "init_std": "initializer_range",
+    "activation": "hidden_act",
+}
+KEYS: dict[str, dict[str, str]] = {
+    "bert": _COMMON,
+    # MegatronBert's classes take hidden_dropout_prob before their classifier; it keeps the key unread, for us.
+    "megatron-bert": _COMMON,
+    "roberta": _COMMON,
+    "albert": {
+        **_COMMON,
+        "classifier_dropout": "classifier_dropout_prob",
+        "embedding_width": "embedding_size",
+    },
+    "distilbert": {
+        "vocab_size": "vocab_size",
+        "width": "dim",
+        "layers": "n_layers",
+        "heads": "n_heads",
+        "ffn_width": "hidden_dim",
+        "max_positions": "max_position_embeddings",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "classifier_dropout": "seq_classif_dropout",
+        "init_std": "initializer_range",
+        "activation": "activation",
+    },
+}
+_PRESET = {
+    "bert": "bert-base",
+    "megatron-bert": "megatron-bert",
+    "roberta": "roberta-base",
+    "albert": "albert-xxlarge",
+    "distilbert": "distilbert-base",
+}
+_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
+
+
+def family_of(config: Json, where: str) -> Family:
+    """The family a config.json names."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise UserError(f"{where}: has no 'model_type', so the architecture is not known")
+    if model_type not in FAMILIES:
+        raise UserError(
+            f"{where}: model_type '{model_type}' is not one bertree can load; {suggest(model_type, FAMILIES)}"
+        )
+    return FAMILIES[model_type]
+
+
+def architecture_of(config: Json, where: str) -> Architecture:
+    """The point of the design space that a config.json describes. Keys it leaves out have the family's defaults."""
+    family = family_of(config, where)
+    _refuse_what_is_not_there(config, where)
+    base = PRESETS[_PRESET[family.model_type]].architecture
+    values: dict[str, Any] = {}
+    for ours, theirs in KEYS[family.model_type].items():
+        if config.get(theirs) is not None:
+            value = config[theirs]
+            if ours == "activation":
+                value = _activation(value, f"{where}: {theirs}")
+            try:
+                values[ours] = typed(ours, value, where)
+            except UserError:
+                raise UserError(f"{where}: {theirs}: {value!r} is not a value it can have") from None
+    if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
+        values["classifier_dropout"] = values.get("dropout", base.dropout)
+    if family.model_type == "roberta":
+        offset = _whole(config.get("pad_token_id", 1), f"{where}: pad_token_id") + 1
+        values["position_offset"] = offset
+        values["max_positions"] = values.get("max_positions", base.max_positions + 2) - offset
+    if family.model_type == "albert":
+        values |= _albert(config, values.get("layers", base.layers), where)
+    values["mask_activation"] = "gelu" if family.model_type == "roberta" else values.get("activation", base.activation)
+    if family.model_type != "albert":
+        values["embedding_width"] = values.get("width", base.width)
+    try:
+        return replace(base, **values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _albert(config: Json, layers: int, where: str) -> dict[str, Any]:
+    groups = _whole(config.get("num_hidden_groups", 1), f"{where}: num_hidden_groups")
+    if config.get("inner_group_num", 1) != 1:
+        raise UserError(f"{where}: inner_group_num: only groups of one layer are supported")
+    sharing = {"sharing": "none"} if groups == layers else {"sharing": "all", "groups": groups}
+    return {"embedding_projection": True, **sharing}
+
+
+def _whole(value: Any, where: str) -> int:
+    if type(value) is not int:
+        raise UserError(f"{where}: must be a whole number, not {value!r}")
+    return value
+
+
+def _activation(value: Any, where: str) -> str:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
+        raise UserError(f"{where}: activation {value!r} is not supported; known: {', '.join(_ACTIVATIONS)}")
+    return _ACTIVATIONS[value]
+
+
+def _refuse_what_is_not_there(config: Json, where: str) -> None:
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        raise UserError(f"{where}: position_embedding_type: only 'absolute' is supported")
+    for key in ("is_decoder", "add_cross_attention"):
+        if config.get(key):
+            raise UserError(f"{where}: {key}: decoders are not supported")
+
+
+def family_for(a: Architecture) -> Family:
+    """The Hugging Face family that can hold this point, or the reason why none can."""
+    if a.body != "transformer":
+        raise UserError(f"Hugging Face has no such model: its body is {a.body}; bertree's own layout holds it")
+    if a.residual == "pre-norm":
+        name = "megatron-bert"
+    elif a.embedding_projection or a.sharing != "none":
+        name = "albert"
+    elif a.position_offset:
+        name = "roberta"
+    else:
+        name = "bert" if a.segments else "distilbert"
+    everything: dict[str, dict[str, Any]] = {
+        "bert": {"sequence_head": "pooler", "position_offset": 0, "mask_activation": a.activation},
+        "megatron-bert": {
+            "embedding_projection": False,
+            "sharing": "none",
+            "segments": a.segments or "1 or more",
+            "sequence_head": "pooler",
+            "position_offset": 0,
+            "mask_activation": a.activation,
+        },
+        "roberta": {"sequence_head": "tanh", "mask_activation": "gelu"},
+        "albert": {
+            "sequence_head": "pooler",
+            "position_offset": 0,
+            "mask_activation": a.activation,
+            "embedding_projection": True,
+        },
+        "distilbert": {
+            "sequence_head": "relu",
+            "norm_eps": 1e-12,
+            "pooler": False,
+            "mask_activation": a.activation,
+        },
+    }
+    # How fresh weights are drawn (residual_init) is no part of a trained model, so any family holds any value of it.
+    always = {"embedding_norm": name != "megatron-bert", "attention": "full"}
+    for axis, value in {**everything[name], **always}.items():
+        if getattr(a, axis) != value:
+            raise UserError(
+                f"Hugging Face's {FAMILIES[name].title} cannot hold this architecture: "
+                f"{axis} is {getattr(a, axis)}, there it is {value}"
+            )
+    if a.sharing in ("attention", "ffn"):
+        raise UserError(f"Hugging Face has no model that shares only the {a.sharing} part of its layers")
+    return FAMILIES[name]
+
+
+def config_of(a: Architecture, family: Family, pad_id: int | None) -> Json:
+    """The config.json of a point in the design space (without its class name and labels)."""
+    back = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    config: Json = {"model_type": family.model_type}
+    for ours, theirs in KEYS[family.model_type].items():
+        value = getattr(a, ours)
+        config[theirs] = back[value] if ours == "activation" else value
+    config |= {"pad_token_id": 0 if pad_id is None else pad_id, "tie_word_embeddings": True}
+    if family.model_type == "roberta":
+        config |= {"pad_token_id": a.position_offset - 1, "bos_token_id": 0, "eos_token_id": 2}
+        config["max_position_embeddings"] = a.max_positions + a.position_offset
+    if family.model_type == "albert":
+        config |= {"num_hidden_groups": a.layers if a.sharing == "none" else a.groups, "inner_group_num": 1}
+    return config

@@ -1,0 +1,189 @@
+"""Folders of sentence-transformers: a Hugging Face model and, beside it, what makes vectors of its states.
+
+modules.json names the stages in their order. Those that a `Vector` can say are read and written: Transformer, Pooling,
+Dense, Normalize. Any other is refused by name, for leaving it out would give other vectors without a word.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertree.errors import UserError
+from bertree.files import Json, read_json, write_text
+from bertree.interop import weights
+from bertree.interop.weights import Weights
+from bertree.model.pooling import Dense, ToVector, Vector
+
+MODULES, SETTINGS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
+POOLING, NORMALISE = "1_Pooling", "{}_Normalize"
+DENSE = "{}_Dense"
+TITLE = "sentence_transformers.models."  # the names every release since the first reads
+MODES = {  # ours: theirs, and the flag of releases before 6
+    "cls": ("cls", "pooling_mode_cls_token"),
+    "max": ("max", "pooling_mode_max_tokens"),
+    "mean": ("mean", "pooling_mode_mean_tokens"),
+    "sqrt": ("mean_sqrt_len_tokens", "pooling_mode_mean_sqrt_len_tokens"),
+    "weighted": ("weightedmean", "pooling_mode_weightedmean_tokens"),
+    "last": ("lasttoken", "pooling_mode_lasttoken"),
+}
+ACTIVATIONS = {
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+    "relu": "torch.nn.modules.activation.ReLU",
+    "gelu": "torch.nn.modules.activation.GELU",
+    "sigmoid": "torch.nn.modules.activation.Sigmoid",
+}
+MOST = 16  # dense layers that are looked for and cleared away
+
+
+def files() -> list[str]:
+    """Everything this writes into a folder."""
+    numbered = [name.format(n) for n in range(2, MOST + 3) for name in (DENSE, NORMALISE)]
+    return [MODULES, SETTINGS, LENGTH, POOLING, *numbered]
+
+
+def read_vector(folder: Path) -> Vector | None:
+    """What a folder says about vectors, if it is one of theirs."""
+    if not (folder / MODULES).is_file():
+        return None
+    stages = _stages(folder)
+    if not stages or stages[0][0] != "Transformer" or (len(stages) > 1 and stages[1][0] != "Pooling"):
+        raise UserError(f"{folder / MODULES}: must name a Transformer and then a Pooling, not {_listed(stages)}")
+    rest = [name for name, _ in stages[2:]]
+    if [name for name in rest if name not in ("Dense", "Normalize")] or "Normalize" in rest[:-1]:
+        raise UserError(
+            f"{folder / MODULES}: bertree knows Transformer, Pooling, Dense ..., Normalize, not {_listed(stages)}"
+        )
+    pooling = _pooling(folder / stages[1][1] / "config.json") if len(stages) > 1 else "mean"
+    dense = tuple(_dense(folder / path / "config.json") for name, path in stages[2:] if name == "Dense")
+    return Vector(pooling, "Normalize" in rest, dense, **_settings(folder / SETTINGS))
+
+
+def dense_folders(folder: Path) -> list[Path]:
+    """Where the weights of the dense layers lie, in their order."""
+    return [folder / path for name, path in _stages(folder) if name == "Dense"]
+
+
+def _stages(folder: Path) -> list[tuple[str, str]]:
+    """Class and sub-folder of each stage."""
+    path = folder / MODULES
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(f"{path}: is not JSON ({error})") from None
+    found = []
+    for entry in entries if isinstance(entries, list) else [None]:
+        kind, place = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(place, str):
+            raise UserError(f"{path}: must be a list of stages, each with a type and a path")
+        if place and (Path(place).name != place or place == ".." or "\0" in place):
+            raise UserError(f"{path}: '{place}' is not the name of a folder beside it")
+        found.append((kind.rpartition(".")[2], place))
+    if found and found[0][1]:
+        raise UserError(f"{path}: its Transformer lies in '{found[0][1]}'; bertree reads it from the folder itself")
+    return found
+
+
+def lowers(folder: Path) -> bool:
+    """Whether a folder wants its texts in small letters, whatever its tokenizer does."""
+    return (folder / LENGTH).is_file() and read_json(folder / LENGTH).get("do_lower_case") is True
+
+
+def _listed(stages: list[tuple[str, str]]) -> str:
+    return ", ".join(name for name, _ in stages) or "nothing"
+
+
+def _pooling(path: Path) -> str:
+    config = read_json(path)
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [theirs for theirs, flag in MODES.values() if config.get(flag) is True] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    ours = {theirs: name for name, (theirs, _) in MODES.items()}
+    if not isinstance(modes, list) or not modes or not all(isinstance(m, str) and m in ours for m in modes):
+        raise UserError(f"{path}: pooling_mode: must be among {', '.join(ours)}, not {modes!r}")
+    if config.get("include_prompt") is False:
+        raise UserError(f"{path}: include_prompt: bertree pools a prompt's tokens with the others")
+    return "+".join(ours[mode] for mode in modes)
+
+
+def _dense(path: Path) -> Dense:
+    config = read_json(path)
+    names = {theirs.rpartition(".")[2]: ours for ours, theirs in ACTIVATIONS.items()}
+    activation = names.get(str(config.get("activation_function", "Tanh")).rpartition(".")[2])
+    width, bias = config.get("out_features"), config.get("bias", True)
+    if activation is None or type(width) is not int or type(bias) is not bool or config.get("use_residual"):
+        raise UserError(
+            f"{path}: bertree knows Dense with out_features, bias and one of {', '.join(names)}, without a residual"
+        )
+    return Dense(width, activation, bias)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    config = read_json(path) if path.is_file() else {}
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise UserError(f"{path}: prompts: must be texts by their names")
+    similarity = config.get("similarity_fn_name") or "cosine"
+    given = tuple((kind, text) for kind, text in prompts.items() if text)
+    return {"similarity": str(similarity), "prompts": given, "prompt": str(default) if default in dict(given) else ""}
+
+
+def load_dense(vector: ToVector, folders: list[Path], dtype: torch.dtype) -> None:
+    """Give the dense layers (built on the meta device) their weights."""
+    if len(folders) != len(vector.dense):
+        raise UserError(f"{MODULES} names {len(folders)} dense layers, but bertree.toml {len(vector.dense)}")
+    for layer, place in zip(vector.dense, folders, strict=True):
+        tensors = Weights(place)
+        weights.load_into(layer, tensors, {name: (name,) for name in layer.state_dict()}, dtype)
+
+
+def write_vector(vector: ToVector, width: int, folder: Path, longest: int | None, dtype: torch.dtype | None) -> None:
+    """Write what sentence-transformers needs beside a Hugging Face model of that width."""
+    settings = vector.settings
+    stages = [("Transformer", ""), ("Pooling", POOLING)]
+    modes = [MODES[name] for name in settings.pooling.split("+")]
+    flags = {flag: (theirs, flag) in modes for theirs, flag in MODES.values()}
+    # Flags know no order; where it is not theirs, only releases that know `pooling_mode` read the vectors right.
+    named: Json = {"pooling_mode": [theirs for theirs, _ in modes]} if len(modes) > 1 else {}
+    _write(folder / POOLING / "config.json", {"word_embedding_dimension": width, **flags, **named})
+    before = width * len(modes)
+    for layer, dense in zip(vector.dense, settings.dense, strict=True):
+        place = DENSE.format(len(stages))
+        stages.append(("Dense", place))
+        _write(
+            folder / place / "config.json",
+            {
+                "in_features": before,
+                "out_features": dense.width,
+                "bias": dense.bias,
+                "activation_function": ACTIVATIONS[dense.activation],
+            },
+        )
+        weights.save(layer, {name: (name,) for name in layer.state_dict()}, folder / place / weights.SINGLE, dtype)
+        before = dense.width
+    if settings.normalise:
+        place = NORMALISE.format(len(stages))
+        _write(folder / place / "config.json", {})
+        stages.append(("Normalize", place))
+    _write(
+        folder / MODULES,
+        [{"idx": i, "name": str(i), "path": path, "type": TITLE + name} for i, (name, path) in enumerate(stages)],
+    )
+    _write(
+        folder / SETTINGS,
+        {
+            "model_type": "SentenceTransformer",
+            "prompts": dict(settings.prompts),
+            "default_prompt_name": settings.prompt or None,
+            "similarity_fn_name": settings.similarity,
+        },
+    )
+    _write(folder / LENGTH, {"max_seq_length": longest, "do_lower_case": False})
+
+
+def _write(path: Path, value: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, json.dumps(value, indent=2) + "\n")

@@ -1,0 +1,159 @@
+"""Masked tokens with a teacher at hand: DistilBERT's three terms and, for students of another width, two more.
+
+    ce         the teacher's distribution at the tokens asked about, softened by a temperature
+    mlm        the tokens that stood there
+    cos        the direction of the last states, at every token
+    hidden     the states between, at every token
+    relation   which tokens the last layer's queries, keys and values see as related, at every token
+
+Student and teacher read the same batch; the teacher once, without a trace for the backward pass. Where widths
+differ the student's states are compared through a linear map that is learned with it and thrown away: a bridge.
+
+Shape letters: t tokens, h width, m tokens asked about, v vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.model.network import Network
+from bertree.objectives.divergences import angle, coarse_divergence, distance, divergence, relation_divergence
+from bertree.objectives.objective import IGNORED, Loss, cross_entropy
+
+TERMS = ("ce", "mlm", "cos", "hidden", "relation")
+LIVE = ("cos", "hidden", "relation")  # terms that read the teacher's states, not only its scores
+
+
+LAST = -1
+
+
+class Pupil(nn.Module):
+    """A student and what helps it to be compared with its teacher. Both learn; only the student is kept."""
+
+    def __init__(self, student: Network, bridges: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.student = student
+        self.bridges = nn.ModuleDict(bridges)
+
+    def across(self, name: str, states_th: Tensor) -> Tensor:
+        """The student's states as the teacher's are: through a bridge, where there is one."""
+        return self.bridges[name](states_th) if name in self.bridges else states_th
+
+
+def pupil(student: Network, width: int, teacher_width: int, weights: Mapping[str, float], matched: int) -> Pupil:
+    """A student with the bridges its terms need; `matched`: how many of its layers are compared."""
+    names = [*(["cos"] if weights.get("cos") else []), *(f"hidden-{n}" for n in range(matched))]
+    bridges = {name: nn.Linear(width, teacher_width, bias=False) for name in names} if width != teacher_width else {}
+    for bridge in bridges.values():
+        nn.init.normal_(bridge.weight, std=width**-0.5)
+    return Pupil(student, bridges)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """A weighted sum of `TERMS`; one that has no weight is not computed."""
+
+    weights: Mapping[str, float]
+    teacher: Network | None  # None: batches carry what it says
+    temperature: float = 2.0
+    everywhere: bool = False  # `ce` at every token, not only at those masked
+    pairs: Sequence[tuple[int, int]] = field(default=())  # layers whose states are compared: student's, teacher's
+    relation: tuple[int, int, int] = (
+        0,
+        0,
+        1,
+    )  # layers whose relations are, and in how many heads
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Tokens a batch (on the host) asks about, by term."""
+        assert batch.targets is not None, "the stream must mask"
+        masked, tokens = int((batch.targets != IGNORED).sum()), batch.ids.numel()
+        return {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else tokens for n in self.weights}
+
+    def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
+        """Every term's loss on a batch."""
+        assert isinstance(network, Pupil)
+        assert batch.masked is not None, "the stream must mask"
+        assert batch.targets is not None
+        student, teacher = network.student, self.teacher
+        mine = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
+        its: dict[int, Tensor] = {}
+        if teacher is not None:
+            with torch.no_grad():
+                its = _states(teacher, batch, {t for _, t in self.pairs} | {self.relation[1] - 1})
+        found: dict[str, Loss] = {}
+        if "ce" in self.weights or "mlm" in self.weights:
+            found |= self._scores(student, mine[LAST], its, batch)
+        if "cos" in self.weights:
+            found["cos"] = _sum(angle(network.across("cos", mine[LAST]), its[LAST]))
+        if "hidden" in self.weights:
+            apart = [distance(network.across(f"hidden-{n}", mine[s]), its[t]) for n, (s, t) in enumerate(self.pairs)]
+            found["hidden"] = _sum(torch.stack(apart).mean(0))
+        if "relation" in self.weights:
+            assert teacher is not None
+            s, t, heads = self.relation
+            with torch.no_grad():
+                shown = _looks(teacher, its, t)
+            found["relation"] = _sum(relation_divergence(_looks(student, mine, s), shown, batch, heads))
+        return {name: found[name] for name in self.weights}
+
+    def _scores(self, student: Network, mine_th: Tensor, its: Mapping[int, Tensor], batch: Batch) -> dict[str, Loss]:
+        """The terms on the vocabulary; the head is asked once for both."""
+        assert batch.masked is not None
+        assert batch.targets is not None
+        wide = self.everywhere and "ce" in self.weights
+        asked_m = torch.arange(batch.ids.numel(), device=batch.ids.device) if wide else batch.masked
+        scores_mv = student.mask_logits(mine_th, asked_m, rounded=True)
+        found = {}
+        if "ce" in self.weights:
+            if self.teacher is None:
+                assert batch.soft is not None
+                assert batch.soft_ids is not None
+                apart_m = coarse_divergence(scores_mv, batch.soft, batch.soft_ids.long(), self.temperature)
+            else:
+                with torch.no_grad():
+                    shown_mv = self.teacher.mask_logits(its[LAST], asked_m, rounded=True)
+                apart_m = divergence(scores_mv, shown_mv, self.temperature)
+            known_m = torch.ones_like(asked_m, dtype=torch.bool) if wide else batch.targets != IGNORED
+            found["ce"] = _sum(torch.where(known_m, apart_m, 0.0))
+        if "mlm" in self.weights:
+            found["mlm"] = cross_entropy(scores_mv[batch.masked] if wide else scores_mv, batch.targets)
+        return found
+
+
+def _states(network: Network, batch: Batch, depths: Set[int]) -> dict[int, Tensor]:
+    """The states at these depths, and the last as `LAST`."""
+    found = {}
+    for depth, state in enumerate(network.encoder.states(batch)):
+        found[LAST] = state
+        if depth in depths:
+            found[depth] = state
+    return found
+
+
+def _sum(rows: Tensor) -> Loss:
+    return Loss(rows.sum(), None)
+
+
+def _looks(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor:
+    """Queries, keys and values of a layer (t x 3 x h), from what it reads."""
+    stack = network.encoder.stack
+    block = stack.attention[stack.plan[layer - 1][0]]
+    return block.part.qkv(block.reads(states[layer - 1])).unflatten(-1, (3, -1))  # type: ignore
+
+
+def distillation(
+    weights: Mapping[str, float],
+    teacher: Network | None,
+    temperature: float = 2.0,
+    everywhere: bool = False,
+    pairs: Sequence[tuple[int, int]] = (),
+    relation: tuple[int, int, int] = (0, 0, 1),
+) -> Distillation:
+    """The sum of the terms whose weight is not 0."""
+    used = {name: weights[name] for name in TERMS if weights.get(name)}
+    assert teacher is not None or not set(used) & set(LIVE), "states cannot be kept on disk"
+    return Distillation(used, teacher, temperature, everywhere, tuple(pairs), relation)

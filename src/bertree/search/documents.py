@@ -1,0 +1,267 @@
+"""What is to be searched: files, folders and records -> documents, each with a name of its own and metadata.
+
+A text or Markdown file is one document, character by character as it stands, so that the places of its passages are
+places in the file. A row of a table is one document too; every column but the text and the id is its metadata.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+from bertree.text import sources
+from bertree.text.cleaning import whole
+from bertree.text.records import place, records
+
+TEXTS = {".md": "text", ".markdown": "text"}  # beside those every corpus may have
+LARGEST = 1 << 28  # bytes of one text file, which is held in memory whole
+DEEPEST = 64  # lists and mappings of metadata in each other
+BLOCK = re.compile(r"\n[^\S\n]*\n\s*")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text under the name it is added, replaced and removed by."""
+
+    id: str
+    text: str
+    source: str = ""  # the file it stood in
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values
+    typed: str = ""  # the path of its file as it was given, where `source` is the whole path
+
+    @property
+    def named_by_path(self) -> bool:
+        """Whether its id is a path (and a line), which means another file in another folder."""
+        return bool(self.typed) and (self.id == self.typed or self.id.startswith(f"{self.typed}#"))
+
+    @property
+    def digest(self) -> bytes:
+        """Tells whether it is the same as the one that is there; a folder that was moved changes nothing."""
+        content = json.dumps([self.typed or self.source, self.text, self.metadata], sort_keys=True, ensure_ascii=True)
+        return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which columns hold what, and whether an empty line ends a document of a text file."""
+
+    text: str = "text"
+    id: str | None = None
+    blocks: bool = False
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was read to its end: what the index has of it beyond this is no longer in it."""
+
+    typed: str
+    source: str
+    lines: bytearray = field(default_factory=bytearray)  # not 0 where a document stands; line 0: the whole file is one
+
+    def mark(self, line: int) -> None:
+        """A document stands there."""
+        self.lines.extend(bytes(max(0, line + 1 - len(self.lines))))
+        self.lines[line] = 1
+
+    def was(self, source: str) -> bool:
+        """Whether a document of that source came from it, here or where it stood before it was moved."""
+        moved = os.path.basename(source) == os.path.basename(self.source) and not os.path.isfile(source)
+        return source == self.source or moved
+
+    def holds(self, id: str) -> bool:
+        """Whether a document of this file still stands in it."""
+        number = id[len(self.typed) + 1 :]
+        line = int(number) if number.isdecimal() else 0
+        return line < len(self.lines) and self.lines[line] == 1
+
+
+@dataclass
+class Found:
+    """What came in, what did not and why."""
+
+    documents: int = 0
+    empty: int = 0
+    replaced_lines: int = 0  # files with bytes that are not UTF-8
+    repeated: int = 0  # ids that came twice: the last one counts
+    example: str = ""  # of those
+    passed: str = ""  # files that are not read, in words
+    files: list[File] = field(default_factory=list)  # those that are read, until somebody takes them
+
+    def lines(self) -> list[str]:
+        """One line for each thing a person should know."""
+        given = (
+            (self.empty, "left out: empty"),
+            (self.replaced_lines, "files with bytes that are not UTF-8 (replaced)"),
+            (self.repeated, f"came twice under one id (the last one counts), such as {self.example!r}"),
+        )
+        return [*(f"{count:,} {what}" for count, what in given if count), *([self.passed] if self.passed else [])]
+
+
+Given = str | Path | Mapping[str, Any] | Document
+
+
+def read(given: Given | Iterable[Given], how: Reading, found: Found) -> Iterator[Document]:
+    """The documents of files, folders and globs (strings and paths), of records (mappings), or as they are.
+
+    A path that leads nowhere is said before anything is read."""
+    items: Iterable[Given] = [given] if isinstance(given, str | Path | Mapping | Document) else given
+    if isinstance(items, Sequence):
+        for item in items:
+            if isinstance(item, str | Path):
+                _sources(str(item))
+        found.passed = sources.passed_over([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
+    return _documents(items, how, found)
+
+
+def _documents(items: Iterable[Given], how: Reading, found: Found) -> Iterator[Document]:
+    for number, item in enumerate(items, 1):
+        for document in _behind(item, number, how, found):
+            if not document.text.strip():
+                found.empty += 1
+                continue
+            found.documents += 1
+            yield document
+
+
+def size(given: Given | Iterable[Given]) -> int | None:
+    """Bytes of the files, where they are plain and all that is given; else nobody knows."""
+    items = [given] if isinstance(given, str | Path) else given
+    if not isinstance(items, Sequence) or not all(isinstance(item, str | Path) for item in items):
+        return None
+    behind = [source for item in items for source in _sources(str(item))]
+    if any(source.packed or source.format == "parquet" for source in behind):
+        return None
+    return sum(source.size for source in behind)
+
+
+def _behind(item: Given, number: int, how: Reading, found: Found) -> Iterator[Document]:
+    if isinstance(item, Document):
+        if not all(isinstance(part, str) for part in (item.id, item.text, item.source)):
+            raise UserError(f"document {number}: its id, text and source must be texts, not {item!r}"[:200])
+        known = {whole(str(key)): _plain(value) for key, value in item.metadata.items()}
+        yield Document(whole(item.id), whole(item.text), whole(item.source), known)
+    elif isinstance(item, Mapping):
+        text = str(item.get(how.text, ""))
+        name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        yield _row(dict(item), f"document {number}", f"text-{name}", "", how)  # no number: the next add counts anew
+    elif isinstance(item, str | Path):
+        for source in _sources(str(item)):
+            yield from _file(source, how, found)
+    else:
+        raise UserError(f"document {number}: must be a path, a mapping with '{how.text}' or a Document, not {item!r}")
+
+
+def _sources(name: str) -> list[sources.Source]:
+    if name == sources.STANDARD_INPUT:
+        raise UserError("an index needs names for what it holds: give files or folders, not standard input")
+    try:
+        return sources.find([name], more=TEXTS)
+    except UserError as error:
+        hint = "; a text itself is given as {'text': ...}" if "no such file" in str(error) and " " in name else ""
+        raise UserError(f"{error}{hint}") from None
+
+
+def _file(source: sources.Source, how: Reading, found: Found) -> Iterator[Document]:
+    file = File(source.path, os.path.abspath(source.path))  # links stay: what they lead to may change
+    yield from _whole(source, file, how, found) if source.format == "text" else _rows(file, how)
+    found.files.append(file)
+
+
+def _rows(file: File, how: Reading) -> Iterator[Document]:
+    path = Path(file.typed)
+    for number, record in records(path, "cell"):
+        name = f"{file.typed}#{number}"
+        row = _row(record, place(path, number), name, file.source, how)
+        if row.id == name and row.text.strip():
+            file.mark(number)
+        yield replace(row, typed=file.typed)
+
+
+def _whole(source: sources.Source, file: File, how: Reading, found: Found) -> Iterator[Document]:
+    text = _text(source, found)
+    if not how.blocks:
+        if text.strip():
+            file.mark(0)
+        yield Document(file.typed, text, file.source, typed=file.typed)
+        return
+    ends = [match.span() for match in BLOCK.finditer(text)]
+    start, line, counted = 0, 1, 0
+    for end, following in [*ends, (len(text), len(text))]:
+        if block := text[start:end].strip("\r\n"):
+            at = text.index(block, start)
+            line, counted = line + text.count("\n", counted, at), at
+            file.mark(line)
+            yield Document(f"{file.typed}#{line}", block, file.source, {"line": line}, file.typed)
+        start = following
+
+
+def _text(source: sources.Source, found: Found) -> str:
+    with sources.opened(source) as (stream, _):
+        data = stream.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise UserError(f"{source.path}: is larger than {LARGEST >> 20} MB; divide it, or give it as .jsonl")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        found.replaced_lines += 1
+        return data.decode("utf-8-sig", "replace")
+
+
+def _row(record: Json, where: str, name: str, source: str, how: Reading) -> Document:
+    if how.text not in record:
+        near = suggest(how.text, map(str, record))
+        raise UserError(f"{where}: has no column '{how.text}'; {near} (choose one with --text)")
+    text = record[how.text]
+    if text is None:
+        text = ""
+    if not isinstance(text, str):
+        raise UserError(f"{where}: '{how.text}' must be a text, not {json.dumps(text, default=str)[:40]}")
+    column = how.id or ("id" if "id" in record else None)
+    if column is not None:
+        if column not in record:
+            raise UserError(f"{where}: has no column '{column}'; {suggest(column, map(str, record))}")
+        if record[column] is None or (name := whole(value_text(record[column]))) == "":
+            raise UserError(f"{where}: '{column}' is empty; every document needs an id")
+    rest = {whole(str(key)): value for key, value in record.items() if key not in (how.text, column)}
+    try:
+        return Document(name, whole(text), source, {key: _plain(value) for key, value in rest.items()})
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A value that JSON can hold: what a parquet file has beyond that (dates, decimals) as text."""
+    if depth > DEEPEST:
+        raise UserError(f"its metadata is nested more than {DEEPEST} deep")
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str):
+        return whole(value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, Mapping):
+        return {whole(str(key)): _plain(item, depth + 1) for key, item in value.items()}
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def value_text(value: Any) -> str:
+    """A value of metadata as a filter compares it: 1815 in JSON and "1815" in a table are the same."""
+    value = _plain(value)
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")  # at which SQLite would cut off what is compared
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)

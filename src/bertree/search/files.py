@@ -1,0 +1,106 @@
+"""The files of one state of an index, opened; and what an index is, for people."""
+
+from dataclasses import asdict, dataclass, field
+from importlib import metadata as packages
+from pathlib import Path
+
+import numpy as np
+
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.search.database import DATABASE
+from bertree.search.faiss_index import Graph
+from bertree.search.passage_store import Store
+from bertree.search.state import FORMAT, State
+from bertree.search.vector_files import Mapped, Numbers, Part, hash_of
+from bertree.version import __version__
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a search reads. Files that were unlinked since can still be read by whoever has them open."""
+
+    folder: Path
+    state: State | None = None
+    vectors: Mapped = field(default_factory=lambda: Mapped(Path(), (), 1))
+    graph: Graph | None = None
+    dead: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # positions, sorted
+
+    def of(self, state: State, store: Store) -> "Files":
+        """Those of a state, within its transaction; what is open and still the same stays open."""
+        if self.state is not None and self.state.generation == state.generation:
+            return self
+        vectors = Mapped(self.folder, state.parts, state.dimension)
+        graph = None
+        if state.graph is not None:
+            same = self.state is not None and self.state.graph == state.graph
+            graph = self.graph if same else None
+            if graph is None:
+                graph = Graph.read(self.folder, state.graph, state.kind, dict(state.settings), state.dimension)
+            if graph.count > len(vectors):
+                raise UserError(f"{self.folder}: its files do not belong together; build the index again")
+        dead = vectors.positions(store.dead()) if state.dead else np.empty(0, np.int64)
+        return Files(self.folder, state, vectors, graph, dead)
+
+
+def describe(folder: Path, store: Store) -> Json:
+    """What an index is, how large, of what and why so."""
+    with store.transaction() as state:
+        documents, passages, sources = store.counts()
+        keys = store.keys()
+    vectors = sum(part.bytes for part in state.parts)
+    graph = state.graph.bytes if state.graph else 0
+    database = sum(path.stat().st_size for path in folder.glob(f"{DATABASE}*"))
+    return {
+        "path": str(folder),
+        "format": FORMAT,
+        "generation": state.generation,
+        "complete": state.complete,
+        "kind": state.kind,
+        "why": state.why,
+        "settings": dict(state.settings),
+        "documents": documents,
+        "passages": passages,
+        "removed": state.dead,  # vectors of them that are still in the files
+        "beside": state.vectors - state.graph.count if state.graph else 0,  # vectors the graph does not hold yet
+        "dimension": state.dimension,
+        "model": {"path": state.model, "digest": state.digest},
+        "prompts": list(state.prompts),
+        "chunking": asdict(state.chunking),
+        "bytes": {"vectors": vectors, "graph": graph, "database": database, "all": vectors + graph + database},
+        "sources": sources,
+        "metadata": keys,
+        "versions": dict(state.versions),
+    }
+
+
+def verify(folder: Path, store: Store) -> None:
+    """Read every byte; one line on the first file that is not what was written."""
+    store.check()
+    whole: set[Part] = set()
+    before: State | None = None
+    while True:
+        with store.transaction() as state:
+            parts = (*state.parts, *([state.graph] if state.graph else []))
+        try:
+            for part in parts:
+                path = folder / part.name
+                if part not in whole and hash_of(path) != part.hash:
+                    raise UserError(f"{path}: is damaged; build the index again, or restore this file")
+                whole.add(part)
+            return
+        except FileNotFoundError:
+            if state == before:  # else a writer may have replaced it: there is a newer state
+                raise UserError(f"{path}: is missing; build the index again, or restore this file") from None
+            before = state
+
+
+def versions() -> dict[str, str]:
+    """Of what an index is made with."""
+    found = {"bertree": __version__}
+    for name in ("faiss-cpu", "numpy"):
+        try:
+            found[name] = packages.version(name)
+        except packages.PackageNotFoundError:
+            continue
+    return found

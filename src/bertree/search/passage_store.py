@@ -1,0 +1,234 @@
+"""What an index knows beside its vectors: documents, passages, metadata and which files belong together.
+
+All of it is one SQLite file, so that a change is there as a whole or not at all, whenever a process dies. The files
+of vectors a state needs are named in the same transaction (`State`), after they are safely on the disk: whoever
+reads within one transaction sees one state of everything, while another process writes the next.
+"""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertree.errors import UserError, suggest
+from bertree.search.chunks import Span
+from bertree.search.database import BROKEN, DATABASE, Database
+from bertree.search.documents import Document, File, value_text
+from bertree.search.state import State
+from bertree.search.vector_files import WHICH, Numbers
+
+SCHEMA = """
+CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT NOT NULL);
+CREATE TABLE documents (number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, source TEXT NOT NULL, digest BLOB NOT NULL,
+    metadata TEXT NOT NULL, characters INTEGER NOT NULL, chunks INTEGER NOT NULL);
+CREATE TABLE chunks (number INTEGER PRIMARY KEY, document INTEGER NOT NULL, first INTEGER NOT NULL,
+    last INTEGER NOT NULL, text TEXT NOT NULL);
+CREATE INDEX chunks_of ON chunks (document);
+CREATE TABLE labels (key TEXT NOT NULL, value TEXT NOT NULL, document INTEGER NOT NULL,
+    PRIMARY KEY (key, value, document)) WITHOUT ROWID;
+CREATE INDEX labels_of ON labels (document);
+CREATE INDEX sources ON documents (source);
+CREATE TABLE dead (number INTEGER PRIMARY KEY);
+"""
+LABEL = 1000  # characters of a value that a filter finds
+SOME = 500  # values in one question to SQLite
+Where = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A document that is there."""
+
+    digest: bytes
+    source: str
+    last: int  # number of its last passage, by which one that came in this run is known; -1: it has none
+
+
+class Store(Database):
+    """What is in the database of an index folder."""
+
+    @classmethod
+    def create(cls, folder: Path, state: State) -> None:
+        """A database with nothing in it but a state."""
+        base = sqlite3.connect(folder / DATABASE, isolation_level=None)
+        base.execute("PRAGMA journal_mode=WAL")
+        base.executescript(SCHEMA)
+        base.execute("INSERT INTO state VALUES (1, ?)", (state.text(),))
+        base.close()
+
+    @contextmanager
+    def transaction(self, write: bool = False) -> Iterator[State]:
+        """One state of everything while the block runs; what it writes is there when it ends well."""
+        with self._lock, self._said():
+            self._renew()
+            self._base.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            try:
+                yield self._state()
+                self._base.execute("COMMIT")
+            finally:
+                if self._base.in_transaction:
+                    self._base.execute("ROLLBACK")
+
+    def _state(self) -> State:
+        row = self._base.execute("SELECT value FROM state").fetchone()
+        if row is None or not isinstance(row[0], str):
+            raise UserError(f"{self.path}: does not say what the index is; build the index again")
+        return State.of(row[0], self.path)
+
+    def save(self, state: State) -> State:
+        """Make this the state, as the next generation. Within a transaction."""
+        state = replace(state, generation=state.generation + 1)
+        self._base.execute("UPDATE state SET value = ?", (state.text(),))
+        return state
+
+    def known(self, id: str) -> Known | None:
+        """The document of this id, if there is one; the one question that needs no transaction."""
+        question = (
+            "SELECT digest, source, (SELECT max(number) FROM chunks WHERE document = d.number) "
+            "FROM documents d WHERE id = ?"
+        )
+        with self._lock, self._said():
+            row = self._base.execute(question, (id,)).fetchone()
+        return Known(row[0], row[1], -1 if row[2] is None else row[2]) if row else None
+
+    # Documents. All of these want a transaction around them.
+
+    def put(self, document: Document, digest: bytes, spans: Sequence[Span], first: int) -> None:
+        """A new document, whose passages get the numbers from `first` on."""
+        metadata = json.dumps(dict(document.metadata), ensure_ascii=False)
+        cursor = self._base.execute(
+            "INSERT INTO documents (id, source, digest, metadata, characters, chunks) VALUES (?, ?, ?, ?, ?, ?)",
+            (document.id, document.source, digest, metadata, len(document.text), len(spans)),
+        )
+        number = cursor.lastrowid
+        self._base.executemany(
+            "INSERT INTO chunks VALUES (?, ?, ?, ?, ?)",
+            ((first + n, number, s.start, s.end, document.text[s.start : s.end]) for n, s in enumerate(spans)),
+        )
+        labels = {(key, text) for key, value in document.metadata.items() for text in _alternatives(value)}
+        self._base.executemany("INSERT INTO labels VALUES (?, ?, ?)", ((*label, number) for label in labels))
+
+    def drop(self, ids: Iterable[str]) -> tuple[int, int]:
+        """Remove documents; how many there were, and their passages."""
+        documents = chunks = 0
+        for id in ids:
+            row = self._base.execute("SELECT number FROM documents WHERE id = ?", (id,)).fetchone()
+            if row is None:
+                continue
+            documents += 1
+            self._base.execute("INSERT INTO dead SELECT number FROM chunks WHERE document = ?", row)
+            chunks += self._base.execute("DELETE FROM chunks WHERE document = ?", row).rowcount
+            self._base.execute("DELETE FROM labels WHERE document = ?", row)
+            self._base.execute("DELETE FROM documents WHERE number = ?", row)
+        return documents, chunks
+
+    def move(self, moved: Iterable[tuple[str, str]]) -> None:
+        """New sources of documents, each with its id, that are otherwise the same."""
+        self._base.executemany("UPDATE documents SET source = ? WHERE id = ?", moved)
+
+    def dead(self) -> Numbers:
+        """Numbers of the vectors that belong to nothing any more."""
+        return self._numbers("SELECT number FROM dead")
+
+    def bury(self) -> None:
+        """Forget the dead, whose vectors are gone."""
+        self._base.execute("DELETE FROM dead")
+
+    def _numbers(self, question: str, values: Sequence[Any] = ()) -> Numbers:
+        found = self._base.execute(question, values).fetchall()
+        return np.fromiter((row[0] for row in found), np.int64, len(found))
+
+    # Filters.
+
+    def matching(self, where: Where) -> Numbers:
+        """Numbers of the passages whose document fits: every key, with one of its values."""
+        clause, values = self._clause(where, "document")
+        return np.sort(self._numbers(f"SELECT number FROM chunks WHERE {clause}", values))
+
+    def ids(self, where: Where) -> list[str]:
+        """Names of the documents that fit."""
+        clause, values = self._clause(where, "number")
+        return [row[0] for row in self._base.execute(f"SELECT id FROM documents WHERE {clause}", values)]
+
+    def _clause(self, where: Where, column: str) -> tuple[str, list[str]]:
+        """What a column that holds the number of a document must fulfil."""
+        if not isinstance(where, Mapping):
+            raise UserError(f"where: must be a mapping of keys to values, not {where!r}"[:200])
+        among = "IN (SELECT value FROM json_each(?))"
+        labelled = f"{column} IN (SELECT document FROM labels WHERE key = ? AND value {among})"
+        clauses, values = [], []
+        for key, value in where.items():
+            wanted = [value_text(v) for v in value] if isinstance(value, list | tuple | set) else [value_text(value)]
+            if key in ("id", "source"):  # the document's own, or one of its metadata
+                own = wanted + [os.path.abspath(path) for path in wanted if key == "source"]  # as typed, or whole
+                clauses.append(f"({labelled} OR {column} IN (SELECT number FROM documents WHERE {key} {among}))")
+                values += [key, json.dumps(wanted), json.dumps(own)]
+            elif self._base.execute("SELECT 1 FROM labels WHERE key = ? LIMIT 1", (key,)).fetchone():
+                clauses.append(labelled)
+                values += [key, json.dumps(wanted)]
+            elif self._base.execute("SELECT 1 FROM documents LIMIT 1").fetchone():
+                raise UserError(f"where '{key}': no document has this; {suggest(key, {*self.keys(), 'id', 'source'})}")
+            else:
+                clauses.append("0")
+        return " AND ".join(clauses) or "1", values
+
+    def left(self, file: File) -> list[str]:
+        """Documents that came from a file and are no longer in it."""
+        question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
+        found = self._base.execute(question, (file.typed, f"{file.typed}#", f"{file.typed}$"))  # $ comes after #
+        return [id for id, source in found if file.was(source) and not file.holds(id)]
+
+    def keys(self) -> list[str]:
+        """Keys of metadata; found by jumps through the index, not by reading it."""
+        found: list[str] = []
+        row = self._base.execute("SELECT min(key) FROM labels").fetchone()
+        while row[0] is not None:
+            found.append(row[0])
+            row = self._base.execute("SELECT min(key) FROM labels WHERE key > ?", row).fetchone()
+        return found
+
+    # What is shown.
+
+    def passages(self, numbers: Iterable[int]) -> dict[int, tuple[Any, ...]]:
+        """Text, id, source, start, end and metadata of passages."""
+        wanted = sorted(set(numbers))
+        found: dict[int, tuple[Any, ...]] = {}
+        for at in range(0, len(wanted), SOME):
+            some = wanted[at : at + SOME]
+            question = (
+                "SELECT c.number, c.text, d.id, d.source, c.first, c.last, d.metadata FROM chunks c "
+                f"JOIN documents d ON d.number = c.document WHERE c.number IN ({', '.join('?' * len(some))})"
+            )
+            try:
+                found |= {row[0]: (*row[1:-1], dict(json.loads(row[-1]))) for row in self._base.execute(question, some)}
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{self.path}: {BROKEN.format(error)}") from None
+        if len(found) < len(wanted):
+            raise UserError(f"{self.path}: a vector has no passage, so a file is damaged; {WHICH}")
+        return found
+
+    def counts(self) -> tuple[int, int, dict[str, int]]:
+        """Documents, passages, and documents by source, the largest first."""
+        documents, chunks = self._base.execute("SELECT count(*), coalesce(sum(chunks), 0) FROM documents").fetchone()
+        by = "SELECT source, count(*) n FROM documents GROUP BY source ORDER BY n DESC, source"
+        return documents, chunks, dict(self._base.execute(by))
+
+    def check(self) -> None:
+        """Read all of it and say what is broken."""
+        with self._lock, self._said():
+            self._renew()
+            said = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if said != "ok":
+            raise UserError(f"{self.path}: {BROKEN.format(said)}")
+
+
+def _alternatives(value: Any) -> set[str]:
+    """What a filter may say to find a value: of a list, any item. Nobody asks for a text of pages."""
+    found = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
+    return {text for text in found if len(text) <= LABEL}

@@ -1,1 +1,0 @@
-"""Vectors of sentences: made, judged, indexed, searched."""

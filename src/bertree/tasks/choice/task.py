@@ -1,0 +1,174 @@
+"""Multiple choice: which option follows from a text (SWAG, HellaSwag) or answers a question about it (RACE).
+
+Each option is read with the whole context as a pair, and the scores of one question's options compete. When a pair
+is too long the context is cut, because without the question and the option there is nothing left to score. The
+context is tokenised once however many questions and options it has.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+from bertree.tasks.choice import read
+from bertree.tasks.choice.read import LAYOUTS, LEVELS, ChoiceExample
+from bertree.tasks.metrics import accuracy, softmax
+from bertree.tasks.splits import find_splits, own_split, split_folders
+from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.framing import Frame, tokenised
+from bertree.text.tokenizer import Tokenizer
+
+HIDDEN = ("label", "answer", "answers")  # what is not looked at where an answer is asked for
+OBJECTS = (".jsonl", ".ndjson", ".json", ".parquet")
+
+
+class Form(NamedTuple):
+    """Tokens a pair has unless told otherwise, and the files a task comes in."""
+
+    max_length: int
+    kinds: tuple[str, ...] = OBJECTS
+
+
+FORMS = {"swag": Form(128, (".csv", *OBJECTS)), "hellaswag": Form(192), "race": Form(512), "choice": Form(512)}
+_BLANK = re.compile(r"_+")
+_BLANK_ALONE = re.compile(r"(?<![^\W_])_+(?![^\W_])")  # in one's own questions a name may hold an underscore
+
+
+@dataclass(frozen=True)
+class ChoiceTask(Task[ChoiceExample]):
+    """`swag`, `hellaswag`, `race` or `choice` (one's own)."""
+
+    max_length: int = 0  # 0: what suits the task
+
+    head = "choice"
+
+    def __post_init__(self) -> None:
+        if self.name not in FORMS:
+            raise UserError(f"task '{self.name}': unknown; {suggest(self.name, FORMS)}")
+        if not self.max_length:
+            object.__setattr__(self, "max_length", FORMS[self.name].max_length)
+
+    @property
+    def classes(self) -> int:
+        return 1
+
+    def splits(self, data: Path) -> Splits:
+        if self.name == "race" and (found := _passages(data)):
+            return found
+        kinds = FORMS[self.name].kinds
+        return find_splits(data, (self.name,), ("hellaswag_", "swag_"), kinds=kinds, parts=LEVELS)
+
+    def read(self, paths: Sequence[Path]) -> list[ChoiceExample]:
+        found: list[ChoiceExample] = []
+        for path in paths:
+            before = len(found)
+            found += read.read(path, self.name)
+            if len(found) == before:
+                raise UserError(f"{path}: holds no question")
+        return found
+
+    def parse(self, record: str | Json) -> ChoiceExample:
+        if isinstance(record, str):
+            raise UserError(f'{self.name}: a line must be an object: {{"context": ..., "options": [..., ...]}}')
+        asked = {key: value for key, value in record.items() if key not in HIDDEN}
+        if "context" in asked or self.name == "choice":
+            return read.own(asked, "record")
+        if self.name != "race":
+            return LAYOUTS[self.name](asked, "record")
+        found = read.passage(asked, "record")
+        if len(found) != 1:
+            raise UserError(f"record: holds {len(found)} questions; give one at a time (article, question, options)")
+        return found[0]
+
+    def parse_all(self, record: str | Json) -> list[ChoiceExample]:
+        if self.name != "race" or isinstance(record, str) or "context" in record or "questions" not in record:
+            return [self.parse(record)]
+        asked = {key: value for key, value in record.items() if key not in HIDDEN}
+        if not (found := read.passage(asked, "record")):
+            raise UserError("record: 'questions' is empty")
+        return found
+
+    def group(self, example: ChoiceExample) -> str | None:
+        return example.context or None
+
+    def units(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+        frame = Frame(tokenizer, pair=True)
+        room = frame.room(max_length)
+        contexts = _spaced([example.context for example in examples])
+        asked = [[self._second(example, option) for option in example.options] for example in examples]
+        ids = tokenised((*contexts.values(), *(text for texts in asked for text in texts)), tokenizer)
+        found: list[Unit] = []
+        cut_examples = cut_tokens = 0
+        for number, (example, texts) in enumerate(zip(examples, asked, strict=True)):
+            first = ids[contexts[example.context]]
+            sequences = []
+            lost_context = lost_asked = 0  # the context is one, however many options it is read with
+            for text in texts:
+                second = ids[text]
+                kept = second[-room:]  # its end, where the option mostly is
+                left = room - len(kept)
+                # A continuation hangs on what stands last before it; a passage is read from its beginning.
+                fitting = first[:left] if self.name in ("race", "choice") else first[max(0, len(first) - left) :]
+                of_context, of_asked = len(first) - len(fitting), len(second) - len(kept)
+                sequences.append(frame.around(fitting, kept, dropped=of_context + of_asked))
+                lost_context, lost_asked = max(lost_context, of_context), lost_asked + of_asked
+            lost = lost_context + lost_asked
+            cut_examples, cut_tokens = cut_examples + (lost > 0), cut_tokens + lost
+            found.append(Unit(number, tuple(sequences), answer=example.answer))
+        return found, Cut(cut_examples, cut_tokens)
+
+    def _second(self, example: ChoiceExample, option: str) -> str:
+        """What is read beside the context: the option in the question's blank, or after it."""
+        blank = {"race": _BLANK, "choice": _BLANK_ALONE}.get(self.name)
+        if blank and blank.search(example.question):
+            return " ".join(blank.sub(lambda _: option, example.question).split())
+        return " ".join(f"{example.question} {option}".split())
+
+    def predict(self, examples: Sequence[ChoiceExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
+        assert len(examples) == len(units), "one unit a question"
+        lines = []
+        for unit, scores in zip(units, logits, strict=True):
+            example = examples[unit.example]
+            flat = scores.reshape(-1)
+            assert len(flat) == len(example.options), "a score for each option"
+            shares = softmax(flat)
+            best = int(flat.argmax())
+            line: Json = {"context": example.context, "question": example.question, "options": list(example.options)}
+            if example.answer is not None:
+                line["gold"] = example.answer
+            line |= {"predicted": best, "answer": example.options[best]}
+            lines.append(line | {"score": float(shares[best]), "probabilities": shares.tolist()})
+        return lines
+
+    def score(self, examples: Sequence[ChoiceExample], predictions: Sequence[Json]) -> dict[str, float]:
+        """The share of right answers; for RACE also of each level that is there."""
+        known = [pair for pair in zip(examples, predictions, strict=True) if pair[0].answer is not None]
+        found = {"accuracy": _accuracy(known)}
+        for level in LEVELS:
+            if of_level := [pair for pair in known if pair[0].level == level]:
+                found[f"accuracy-{level}"] = _accuracy(of_level)
+        return found
+
+
+def _accuracy(known: Sequence[tuple[ChoiceExample, Json]]) -> float:
+    return accuracy([example.answer for example, _ in known], [line["predicted"] for _, line in known])
+
+
+def _spaced(texts: Sequence[str]) -> dict[str, str]:
+    """Each distinct text with single spaces: to a byte-level BPE a line's end would be a token."""
+    return {text: " ".join(text.split()) for text in dict.fromkeys(texts)}
+
+
+def _passages(data: Path) -> Splits:
+    """RACE as it is handed out: a folder a split (or just one of them), in it a folder a level, a file a passage."""
+    if files := _of_levels(data):
+        return {own_split(data): files}
+    folders = split_folders(data, ("race",)).items()
+    return {split: files for split, folder in folders if (files := _of_levels(folder))}
+
+
+def _of_levels(folder: Path) -> tuple[Path, ...]:
+    return tuple(sorted(path for level in LEVELS for path in (folder / level).glob("*.txt") if path.name[0] != "."))

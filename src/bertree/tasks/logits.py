@@ -1,0 +1,92 @@
+"""What a network says about units, whatever their lengths and whatever lies beside them: logits, or plain states."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.errors import UserError
+from bertree.model.network import Network
+from bertree.objectives.embedding import compared, table
+from bertree.tasks.collate import VECTOR_HEADS, by_length, collate, rows_of
+from bertree.tasks.task import Logits, Unit
+
+TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
+Autocast = Callable[[], AbstractContextManager[object]]
+Advance = Callable[[int], None]  # hears how many units are done
+
+
+def half(device: torch.device) -> AbstractContextManager[object]:
+    """The precision in which a trained model is asked: half where it is much faster."""
+    return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+
+
+def fitting(asked: int, usual: object, most: int) -> int:
+    """The length asked for, which a model of `most` positions must be able to read; else the usual one, if it is."""
+    if asked > most:
+        raise UserError(f"max_length {asked}: the model has only {most} positions")
+    return asked or (min(usual, most) if type(usual) is int and usual > 0 else most)
+
+
+def logits(
+    network: Network,
+    head: str,
+    units: Sequence[Unit],
+    autocast: Autocast = nullcontext,
+    advance: Advance = lambda count: None,
+) -> list[Logits]:
+    """One array a unit: a row for its sequence, for each chosen token, or for each option; of `vector`, its vectors."""
+
+    def ask(hidden_tw: Tensor, batch: Batch) -> Tensor:
+        if head in VECTOR_HEADS:
+            vectors_sd = network.vectors(hidden_tw, batch)
+            return vectors_sd if head == "vector" else compared(network, table(vectors_sd, batch))
+        scores_mc = network.class_logits(head, hidden_tw, batch, batch.chosen)
+        if network.crf is None:
+            return scores_mc
+        assert batch.cells is not None
+        return F.one_hot(network.crf.decode(scores_mc, batch.cells, batch.width), scores_mc.shape[1])
+
+    return _asked(network, head, units, ask, autocast, advance)
+
+
+def states(network: Network, units: Sequence[Unit], autocast: Autocast = nullcontext) -> list[Logits]:
+    """What heads would read at the chosen tokens of each unit: a row for each."""
+
+    def ask(hidden_tw: Tensor, batch: Batch) -> Tensor:
+        assert batch.chosen is not None
+        return hidden_tw[batch.chosen]
+
+    return _asked(network, "token", units, ask, autocast, lambda count: None)
+
+
+def _asked(
+    network: Network,
+    head: str,
+    units: Sequence[Unit],
+    ask: Callable[[Tensor, Batch], Tensor],
+    autocast: Autocast,
+    advance: Advance,
+) -> list[Logits]:
+    device = next(network.parameters()).device
+    found: dict[int, Logits] = {}
+    before = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            for rows in by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
+                some = [units[row]._replace(answer=None, soft=None) for row in rows]
+                batch = collate(some, head).to(device)
+                with autocast():
+                    given = ask(network(batch), batch)
+                sizes = [rows_of(unit, head) for unit in some]
+                pieces = np.split(given.float().cpu().numpy(), np.cumsum(sizes)[:-1])
+                found.update(zip(rows, pieces, strict=True))
+                advance(len(rows))
+    finally:
+        network.train(before)
+    return [found[row] for row in range(len(units))]

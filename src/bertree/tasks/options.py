@@ -1,0 +1,35 @@
+"""TODO."""
+
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
+
+from bertree.config import settings
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+from bertree.tasks.task import Task
+
+FREE = (  # fields that are not settings
+    *("name", "max_length", "regression", "numbered", "label_folders", "server"),
+    *("loss", "judged", "low", "high", "before"),
+)
+
+
+def options(task: Task[Any]) -> list[str]:
+    """Settings of a task: its plain values."""
+    hints = get_type_hints(type(task))
+    plain = (int, float, bool, str)
+    return [option.name for option in fields(task) if hints[option.name] in plain and option.name not in FREE]
+
+
+def configured(task: Task[Any], given: Json) -> Task[Any]:
+    """The task with settings of its own."""
+    hints = get_type_hints(type(task))
+    for key, value in given.items():
+        if key not in options(task):
+            known = options(task)
+            raise UserError(f"task.{key}: is not a setting of {task.name}, {suggest(key, known)}")
+        task = replace(task, **{key: settings.read(hints[key], value, "settings", f"task.{key}")})
+        figures = getattr(task, "figures", ())
+        if key == "metric" and value not in figures:
+            raise UserError(f"metric '{value}': is not a figure of {task.name}, {suggest(str(value), figures)}")
+    return task

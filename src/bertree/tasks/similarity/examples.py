@@ -1,0 +1,109 @@
+"""From what files hold to what a loss asks for: triplets out of labelled pairs, labelled pairs out of triplets.
+
+NLI as triplets: a premise, what follows from it, and what contradicts it, as in SimCSE and sentence-transformers'
+AllNLI. Every entailed sentence makes one, the contradictions of its premise being used in turn.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bertree.data import counter_random
+from bertree.errors import UserError
+from bertree.tasks.columns import TextExample
+from bertree.tasks.similarity.read import KINDS, Sentences
+from bertree.tasks.text import TextTask, text_task
+
+LOSSES = ("softmax", "cosine", "triplet", "ranking", "cross")
+USUAL = {"label": "softmax", "score": "cosine", "triplet": "triplet", "pair": "ranking"}
+SAME = ("entailment", "1", "true", "yes", "positive", "duplicate", "paraphrase", "equivalent")  # labels: it belongs
+OTHER = ("contradiction", "0", "false", "no", "negative", "not_duplicate", "not_equivalent", "not_entailment")
+LIMITS = (1.0, 5.0, 10.0, 100.0)  # usual ends of scales of scores
+SPARE = 8  # draws for a negative that is none of the anchor's own
+
+
+def shaped(examples: Sequence[Sentences], loss: str) -> list[Sentences]:
+    """The same as the loss reads it."""
+    kind, file = examples[0].kind, examples[0].file
+    fits = {"softmax": ("label",), "cosine": ("score",), "triplet": ("triplet",), "ranking": ("triplet", "pair")}[loss]
+    if kind in fits:
+        return [example for example in examples if loss != "triplet" or len(example.texts) > 2]
+    if kind == "label" and loss in ("triplet", "ranking"):
+        return triplets(examples, bare=loss == "ranking")
+    needs = {
+        "softmax": "a label for each pair",
+        "cosine": "a score for each pair",
+        "triplet": "three texts (anchor, positive, negative) or labels of NLI",
+        "ranking": "two texts that belong together, with negatives or without, or labels of NLI",
+    }[loss]
+    raise UserError(f"{file}: holds {KINDS[kind]}, but the loss '{loss}' needs {needs}; try --loss {USUAL[kind]}")
+
+
+def triplets(examples: Sequence[Sentences], bare: bool) -> list[Sentences]:
+    """Of labelled pairs: the second texts that belong to a first, each with one that does not; `bare`: also without."""
+    same: dict[str, list[Sentences]] = {}
+    other: dict[str, list[str]] = {}
+    numbers = {label for example in examples if (label := str(example.gold)).isdecimal()}
+    if not numbers <= {"0", "1"}:  # 0 is entailment in some files, and "no" in others
+        raise UserError(
+            f"{examples[0].file}: the labels are numbers ({', '.join(sorted(numbers)[:8])}), which do not say what "
+            "belongs together; write entailment, neutral, contradiction, or 1 and 0"
+        )
+    for example in examples:
+        label = str(example.gold).casefold()
+        first, second = example.texts[:2]
+        if label in SAME:
+            same.setdefault(first, []).append(example)
+        elif label in OTHER:
+            other.setdefault(first, []).append(second)
+    found = []
+    for first, rows in same.items():
+        negatives = other.get(first, [])
+        for number, row in enumerate(rows):
+            if negatives:
+                found.append(row._replace(texts=(*row.texts[:2], negatives[number % len(negatives)]), gold=None))
+            elif bare:
+                found.append(row._replace(gold=None))
+    if not found:
+        known = ", ".join(sorted({str(example.gold) for example in examples})[:8])
+        need = "say that two texts belong together (entailment, 1)"
+        need += "" if bare else ", and for the same first text another row that one does not (contradiction, 0)"
+        raise UserError(f"{examples[0].file}: the labels ({known}) must {need}")
+    found.sort(key=lambda row: len(row.texts) < 3)  # what has a negative first: the first says what the rows are
+    return found
+
+
+def span_of(examples: Sequence[Sentences]) -> tuple[float, float]:
+    """The ends of a scale of scores: the usual one that holds all of them."""
+    values = [float(example.gold) for example in examples if not isinstance(example.gold, str | None)]
+    least, most = min(values), max(max(values), -min(values))
+    high = next((limit for limit in LIMITS if most <= limit), most)
+    return (-high if least < 0 else 0.0), high
+
+
+def crossed(examples: Sequence[Sentences], task: TextTask | None = None) -> tuple[TextTask, list[TextExample]]:
+    """A task that reads both texts at once, and its examples. Of triplets and pairs: whether they belong together,
+    with the negatives of the file or, where a row has none, another row's second text."""
+    kind = examples[0].kind
+    if task is None:
+        task = text_task("regression" if kind == "score" else "classification", "sentence1", "sentence2", "label")
+    if kind in ("label", "score"):
+        return task, [
+            TextExample(str(number), e.texts[0], e.texts[1], e.gold, e.file, e.line)
+            for number, e in enumerate(examples)
+        ]
+    own: dict[str, set[str]] = {}
+    for example in examples:
+        own.setdefault(example.texts[0], {example.texts[0]}).add(example.texts[1])
+    drawn = counter_random.bits(counter_random.key(0, "negatives"), np.arange(len(examples) * SPARE)).reshape(
+        -1, SPARE
+    ) % len(examples)
+    found: list[TextExample] = []
+    for example, others in zip(examples, drawn.tolist(), strict=True):
+        first, second, *negatives = example.texts
+        if not negatives:
+            texts = (examples[other].texts[1] for other in others)
+            negatives = [text for text in texts if text not in own[first]][:1]
+        for text, label in ((second, "1"), *((text, "0") for text in negatives)):
+            found.append(TextExample(str(len(found)), first, text, label, example.file, example.line))
+    return task, found

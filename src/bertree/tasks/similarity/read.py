@@ -1,0 +1,237 @@
+"""Files of sentences that belong together, or do not: NLI, STS, pairs, triplets, and one's own columns.
+
+The released files of SNLI, MultiNLI and the STS benchmark are read as the tasks of those names read them. Any other
+table says by its header what it holds; names that people use are known, others are given. A row that has no answer
+where others have one is left out and counted.
+"""
+
+import csv
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertree.errors import BertreeWarning, UserError
+from bertree.tasks import glue, splits
+from bertree.tasks.columns import TextExample
+from bertree.tasks.task import Splits
+from bertree.text.delimited import Quoting
+from bertree.text.records import kind_of, lines, place, records
+from bertree.text.sources import FORMATS
+from bertree.text.tables import Table, read_table
+
+KINDS = {  # what is known of the texts of a row, and what a file of such rows holds
+    "label": "pairs with labels",
+    "score": "pairs with scores",
+    "triplet": "triplets (an anchor, its positive, negatives)",
+    "pair": "pairs of texts alone",
+}
+TEXT = ("sentence1", "premise", "question1", "#1 String", "sentence_A", "anchor", "query", "question", "text1", "text")
+PAIR = (
+    *("sentence2", "hypothesis", "question2", "#2 String", "sentence_B", "positive", "answer", "passage"),
+    *("text2", "pair"),
+)
+SCORE = ("score", "similarity_score", "similarity", "relatedness_score")
+LABEL = ("label", "gold_label", "is_duplicate", "Quality", "entailment_judgment")
+NEGATIVE = "negative"  # what names of columns with negatives begin with
+PREFIXES = ("snli_1.0_", "multinli_1.0_", "sts-", "msr_paraphrase_")
+BENCHMARK = (7, 9)  # fields of a line of the STS benchmark
+NUMBERED = 3  # and of a file without header that holds two texts and the number of their class
+
+
+class Sentences(NamedTuple):
+    """Texts that are compared: two, or an anchor, its positive and negatives."""
+
+    texts: tuple[str, ...]
+    gold: str | float | None = None  # a class, a score; of triplets and pairs, the order says it
+    file: str = ""
+    line: int = 0
+
+    @property
+    def where(self) -> str:
+        """The beginning of an error line."""
+        return place(Path(self.file), self.line) if self.file else f"'{self.texts[0]:.40}'"
+
+    @property
+    def kind(self) -> str:
+        """Of KINDS."""
+        if self.gold is not None:
+            return "label" if isinstance(self.gold, str) else "score"
+        return "triplet" if len(self.texts) > 2 else "pair"
+
+
+@dataclass(frozen=True)
+class Named:
+    """Columns the user has named, and what the training asks for, where a file could be read in two ways."""
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+    negatives: tuple[str, ...] = ()
+    wants: str | None = None  # label or score, where a column could be either
+
+    @property
+    def any(self) -> bool:
+        """Whether a column was named."""
+        return bool(self.text or self.pair or self.label or self.negatives)
+
+
+def columns_of(path: Path) -> list[str]:
+    """Names of a file's columns, or of what stands in their place."""
+    return _top(path)[0]
+
+
+def find(data: Path) -> Splits:
+    """The files of each split of a folder; a file alone is to be learned from."""
+    if not data.exists():
+        raise UserError(f"{data}: no such file or folder")
+    if data.is_file():
+        return {"train": (data,)}
+    return splits.find_splits(data, ("snli", "sts-b", "mnli"), PREFIXES, splits.WORDS, (*FORMATS, ".json"))
+
+
+def read(paths: Sequence[Path], named: Named) -> list[Sentences]:
+    """The rows of files, all of one kind."""
+    found: list[Sentences] = []
+    for path in paths:
+        some = _file(path, named)
+        if found and some[0].kind != found[0].kind:
+            raise UserError(f"{path}: holds {KINDS[some[0].kind]}, but {paths[0]} {KINDS[found[0].kind]}")
+        found += some
+    return found
+
+
+def _file(path: Path, named: Named) -> list[Sentences]:
+    release = None if named.any else _release(path)
+    if release is not None:
+        task = glue.make(release)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BertreeWarning)  # they speak of training; ours is below
+            rows = [_from_task(example) for example in task.read([path])]
+        found = [row for row in rows if row.gold is not None]
+    else:
+        rows = _table(path, named)
+        kinds = {row.kind for row in rows}
+        # A label or score is there or not; more texts or fewer are both fine.
+        answered = bool(kinds & {"label", "score"})
+        found = [row for row in rows if row.gold is not None] if answered else rows
+    if not found:
+        raise UserError(f"{path}: no row has a label or a score")
+    if len(found) < len(rows):
+        line = f"{path}: {len(rows) - len(found):,} of {len(rows):,} rows have no answer and are left out"
+        warnings.warn(line, BertreeWarning, stacklevel=2)
+    if any(row.kind == "triplet" for row in found) and (alone := next((r for r in found if len(r.texts) < 3), None)):
+        line = f"{path}: {alone.where.removeprefix(f'{path}: ')} and others have no negative; they are pairs"
+        warnings.warn(line, BertreeWarning, stacklevel=2)
+        found.sort(key=lambda row: len(row.texts) < 3)  # the first says what the file is
+    return found
+
+
+def _from_task(example: TextExample) -> Sentences:
+    assert example.pair is not None
+    return Sentences((example.text, example.pair), example.gold, example.file, example.line)
+
+
+def _release(path: Path) -> str | None:
+    """Which task's files this is one of, by its columns; None: of none."""
+    names, fields = _top(path)
+    folded = {name.casefold() for name in names}
+    if "gold_label" in folded or {"premise", "hypothesis"} <= folded:
+        answered = folded & {"gold_label", "label"}
+        return "snli" if answered and not folded & set(SCORE) else None
+    if {"genre", "sentence1", "sentence2", "score"} <= folded:
+        return "sts-b"
+    if folded & {name.casefold() for name in (*TEXT, *PAIR)} or not fields:
+        return None
+    if BENCHMARK[0] <= len(fields) <= BENCHMARK[1] and _number(fields[4]) is not None:
+        return "sts-b"
+    known = (*glue.INFERENCE, "-", "0", "1", "2")
+    return "snli" if len(fields) == NUMBERED and fields[2].strip() in known else None
+
+
+def _top(path: Path) -> tuple[list[str], list[str]]:
+    """Names of the columns, or what could be; and the fields of the first line of a text file."""
+    if not path.is_file():
+        raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+    if kind_of(path) in (".jsonl", ".json", ".parquet"):
+        return [str(name) for name in next(iter(records(path)), (0, {}))[1]], []
+    first = next((text for _, text in lines(path) if text.strip()), "")
+    fields = first.split("\t") if "\t" in first else next(csv.reader([first]), [])
+    return [field.strip() for field in fields], fields
+
+
+def _number(text: Any) -> float | None:
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _table(path: Path, named: Named) -> list[Sentences]:
+    quoting: Quoting = "auto"
+    table = read_table(path, None, (), quoting)
+    text = table.column([named.text] if named.text else TEXT)
+    others = [name for name in PAIR if name != table.names[text]]
+    pair = table.column([named.pair] if named.pair else others)
+    taken = (table.names[text], table.names[pair])
+    if named.negatives:
+        negatives = [table.column([name]) for name in named.negatives]
+    else:
+        negatives = [n for n, name in enumerate(table.names) if name.casefold().startswith(NEGATIVE)]
+    columns = [table.values(column) for column in (text, pair, *negatives)]
+    rows = [
+        Sentences(_texts(table, line, cells), None, str(path), line)
+        for line, *cells in zip(table.lines, *columns, strict=True)
+    ]
+    answer = _answer(table, named, taken) if not negatives or named.label else None
+    return rows if answer is None else _answered(table, rows, answer, named)
+
+
+def _texts(table: Table, line: int, cells: Sequence[Any]) -> tuple[str, ...]:
+    """Two texts that must be there, and negatives: cells may be empty, or lists."""
+    several = chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in cells[2:])
+    kept = [cell for cell in several if cell not in (None, "")]
+    for name, cell in (("first text", cells[0]), ("second text", cells[1]), *(("negative", cell) for cell in kept)):
+        if not isinstance(cell, str) or not cell.strip():
+            what = "is empty" if cell is None or isinstance(cell, str) else f"is {cell!r:.40}, not text"
+            raise UserError(f"{place(table.path, line)}: the {name} {what}; a text is needed")
+    return tuple(str(cell).strip() for cell in (*cells[:2], *kept))
+
+
+def _answer(table: Table, named: Named, taken: Sequence[str]) -> int | None:
+    """The column with the label or score."""
+    if named.label:
+        return table.column([named.label])
+    orders = (LABEL, SCORE) if named.wants == "label" else (SCORE, LABEL)
+    found = [number for names in orders if (number := table.find(names)) is not None]
+    return next((number for number in found if table.names[number] not in taken), None)
+
+
+def _answered(table: Table, rows: Sequence[Sentences], answer: int, named: Named) -> list[Sentences]:
+    """Rows with their answers: numbers where all are and some is broken, where the column's name says so or where
+    that is what is asked for; else labels."""
+    cells = table.values(answer)
+    given = [None if cell in (None, "", "-") else cell for cell in cells]
+    numbers = [None if cell is None else _number(cell) for cell in given]
+    plain = all(number is not None for number, cell in zip(numbers, given, strict=True) if cell is not None)
+    name = table.names[answer]
+    called = name.casefold() in SCORE and not named.label
+    broken = any(number is not None and not number.is_integer() for number in numbers)
+    if named.wants == "score" or called or (plain and broken and named.wants != "label"):
+        for row, number, cell in zip(rows, numbers, given, strict=True):
+            if cell is not None and number is None:
+                raise UserError(f"{row.where}: '{name}' is {str(cell)!r:.40}, not a number")
+        return [row._replace(gold=number) for row, number in zip(rows, numbers, strict=True)]
+    return [row._replace(gold=_label(cell)) for row, cell in zip(rows, given, strict=True)]
+
+
+def _label(cell: Any) -> str | None:
+    if cell is None:
+        return None
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    return str(cell).strip()

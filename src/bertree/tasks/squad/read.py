@@ -1,0 +1,126 @@
+"""SQuAD files -> questions with their contexts, everything checked.
+
+The layout of both official versions: articles of paragraphs, each a context with its questions; plain or compressed.
+An answer must stand in its context where the file says. One that is off by a few characters or in its white space
+is put right; one that is not there is kept without a place: it cannot be learned from, but whether that is asked is
+not known here, and for scoring its text is enough.
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertree.errors import BertreeWarning, UserError
+from bertree.files import Json
+from bertree.text.cleaning import whole
+from bertree.text.records import content, json_object
+
+VERSIONS = {"squad": "1.1", "squad2": "2.0"}
+NEAR = 10  # characters an answer may be away from where the file says
+_KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
+
+
+class Answer(NamedTuple):
+    """A gold answer: context[start : start + len(text)] is its text, unless it does not stand there (start None)."""
+
+    text: str
+    start: int | None
+
+
+@dataclass(frozen=True)
+class SquadExample:
+    """One question about one context."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...] | None = None  # none at all: the question has no answer; None: not known
+    file: str = field(default="", compare=False)  # it comes from, for errors
+
+
+@dataclass
+class _Reader:
+    path: Path
+    impossible: bool  # questions without an answer are part of the task
+    repaired: int = 0
+
+    def wrong(self, where: str, what: str) -> UserError:
+        return UserError(f"{self.path}: {where}: {what}")
+
+    def value(self, record: Any, name: str, kind: type, where: str) -> Any:
+        if not isinstance(record, dict):
+            raise self.wrong(where, "must be an object")
+        if name not in record:
+            raise self.wrong(where, f"has no '{name}'; there are: {', '.join(map(str, record)) or 'no fields'}")
+        if type(record[name]) is not kind:
+            raise self.wrong(where, f"'{name}' must be {_KINDS[kind]}")
+        return record[name]
+
+    def examples(self, data: Json) -> Iterator[SquadExample]:
+        for number, article in enumerate(self.value(data, "data", list, "the file"), start=1):
+            where = f"article {number}"
+            for position, paragraph in enumerate(self.value(article, "paragraphs", list, where), start=1):
+                place = f"{where}, paragraph {position}"
+                context = whole(self.value(paragraph, "context", str, place))
+                if not context.strip():
+                    raise self.wrong(place, "its context is empty")
+                for index, record in enumerate(self.value(paragraph, "qas", list, place), start=1):
+                    identity = self.value(record, "id", str, f"{place}, question {index}")
+                    question = whole(self.value(record, "question", str, f"question {identity}"))
+                    answers = self.answers(record, context, identity)
+                    yield SquadExample(identity, question, context, answers, str(self.path))
+
+    def answers(self, record: Json, context: str, identity: str) -> tuple[Answer, ...] | None:
+        where = f"question {identity}"
+        impossible = "is_impossible" in record and self.value(record, "is_impossible", bool, where)
+        if impossible and not self.impossible:
+            raise self.wrong(where, "is marked as one without an answer; the task for such files is 'squad2'")
+        if "answers" not in record:
+            return () if impossible else None
+        given = self.value(record, "answers", list, where)
+        if impossible and given:
+            raise self.wrong(where, "is marked as one without an answer but has answers")
+        if not given and not self.impossible:
+            raise self.wrong(where, "has no answer; the task for questions without an answer is 'squad2'")
+        return tuple(self.answer(answer, context, where) for answer in given)
+
+    def answer(self, record: Any, context: str, where: str) -> Answer:
+        text = whole(self.value(record, "text", str, where))
+        start = self.value(record, "answer_start", int, where)
+        if not text.strip():
+            raise self.wrong(where, "an answer text that is empty")
+        if 0 <= start < len(context):
+            if context.startswith(text, start):
+                return Answer(text, start)
+            if found := _nearest(context, text, start):
+                self.repaired += 1
+                return Answer(found.group(), found.start())
+        return Answer(text, None)
+
+
+def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
+    """All questions of some files; `impossible`: some may be without an answer."""
+    found: list[SquadExample] = []
+    repaired = 0
+    for path in paths:
+        reader = _Reader(path, impossible)
+        before = len(found)
+        found += reader.examples(json_object(content(path), str(path)))
+        if len(found) == before:
+            raise UserError(f"{path}: holds no questions")
+        repaired += reader.repaired
+    if repaired:
+        line = f"{paths[0]}: {repaired} answers stood a few characters beside their place or differed in white space"
+        warnings.warn(f"{line}; put right", BertreeWarning, stacklevel=2)
+    return found
+
+
+def _nearest(context: str, text: str, start: int) -> re.Match[str] | None:
+    pattern = re.compile(r"\s+".join(map(re.escape, text.split())))
+    # White space in the context may be longer than in the answer, so the end is left some room.
+    first, last = max(start - NEAR, 0), start + 2 * len(text) + 2 * NEAR
+    near = [found for found in pattern.finditer(context, first, last) if abs(found.start() - start) <= NEAR]
+    return min(near, key=lambda found: abs(found.start() - start), default=None)

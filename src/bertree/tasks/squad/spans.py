@@ -1,0 +1,91 @@
+"""Scores of first and last tokens -> the answer to a question, over all windows of its context.
+
+As BERT does it: a span's score is that of its first token plus that of its last; a span counts only in the window
+that shows most of what stands around its first token; probabilities are a softmax over the best spans with
+different texts. The best spans are exact: all pairs up to the length limit are looked at, not only those of the
+best first and the best last tokens.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from bertree.tasks.squad.windows import Window
+from bertree.tasks.task import Logits, Unit
+
+
+class Span(NamedTuple):
+    """A candidate answer: context[start:end]."""
+
+    score: float
+    start: int
+    end: int
+
+
+class Found(NamedTuple):
+    """What a question's windows say together."""
+
+    spans: list[Span]  # the best with different texts, best first
+    null: float  # score of "no answer"
+
+
+def find(units: Sequence[Unit], logits: Sequence[Logits], max_answer: int, best: int) -> Found:
+    """The best spans of one question."""
+    places: list[Window] = [unit.source for unit in units]
+    extents = [(place.begin, place.begin + len(rows) - 1) for place, rows in zip(places, logits, strict=True)]
+    spans: list[Span] = []
+    for place, (begin, end), rows, allowed in zip(places, extents, logits, widest(extents), strict=True):
+        starts, ends = place.context.starts[begin:end], place.context.ends[begin:end]
+        spans += _best(rows[1:].astype(np.float64), starts, ends, allowed, max_answer, best)
+    spans.sort(key=lambda span: -span.score)
+    text = places[0].context.text
+    distinct: dict[str, Span] = {}
+    for span in spans:
+        distinct.setdefault(text[span.start : span.end], span)
+    null = min(float(rows[0, 0]) + float(rows[0, 1]) for rows in logits)
+    return Found(list(distinct.values())[:best], null)
+
+
+def widest(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
+    """For each window which of its tokens have more around them there than in any other window.
+
+    More is: the shorter of what stands left and right of the token; then the longer window; then the earlier one.
+    """
+    if len(extents) == 1:
+        return [np.ones(extents[0][1] - extents[0][0], bool)]
+    tokens = np.arange(max(end for _, end in extents))
+    around = np.full((len(extents), len(tokens)), -np.inf)
+    for row, (begin, end) in zip(around, extents, strict=True):
+        inside = tokens[begin:end]
+        row[begin:end] = np.minimum(inside - begin, end - 1 - inside) + 0.01 * (end - begin)
+    winner = around.argmax(axis=0)
+    return [winner[begin:end] == number for number, (begin, end) in enumerate(extents)]
+
+
+def _best(
+    scores: NDArray[np.float64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    allowed: NDArray[np.bool_],
+    max_answer: int,
+    best: int,
+) -> list[Span]:
+    """The best spans of one window; `scores` has a row of (first, last) for each of its context tokens."""
+    width = min(max_answer, len(scores))
+    if not width:
+        return []
+    first = np.where(allowed, scores[:, 0], -np.inf)
+    last = np.append(scores[:, 1], np.full(width - 1, -np.inf))
+    reach = np.append(ends, np.full(width - 1, -1))
+    # Row i, column k: the tokens i .. i + k. What is white space alone, or reaches beyond the window, is no span.
+    band = first[:, None] + sliding_window_view(last, width)
+    band = np.where(sliding_window_view(reach, width) > starts[:, None], band, -np.inf).ravel()
+    keep = min(best, len(band))
+    cells = np.argpartition(-band, keep - 1)[:keep]
+    cells = cells[np.lexsort((cells, -band[cells]))]
+    cells = cells[np.isfinite(band[cells])]
+    rows, steps = np.divmod(cells, width)
+    return list(map(Span, band[cells].tolist(), starts[rows].tolist(), ends[rows + steps].tolist()))

@@ -1,0 +1,201 @@
+"""SQuAD 1.1 and 2.0: the answer to a question is a span of its context, or (2.0) there is none.
+
+Both are one task: version 2.0 also weighs "no answer", the score of the first token, against the best span. An
+answer is given if s_best > s_null + threshold; the threshold that suits a dev split is found there, from what the
+predictions say alone, so that nothing is run twice.
+"""
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from bertree.errors import BertreeWarning, UserError, suggest
+from bertree.files import Json
+from bertree.tasks.metrics import softmax
+from bertree.tasks.splits import find_splits, split_in
+from bertree.tasks.squad import metric, windows
+from bertree.tasks.squad import spans as squad_spans
+from bertree.tasks.squad.read import VERSIONS, SquadExample, read
+from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.cleaning import whole
+from bertree.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class SquadTask(Task[SquadExample]):
+    """`squad` (1.1: every question has an answer) or `squad2` (2.0: some have none)."""
+
+    max_length: int = 384
+    stride: int = 128  # tokens from the start of one window to the start of the next
+    max_answer: int = 30  # tokens
+    best: int = 20  # spans that share a question's probability
+    threshold: float = 0.0  # 2.0: by how much a span's score must exceed that of "no answer"
+
+    head = "span"
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]  # depends on the version
+        """F1; for 2.0 the one that the best threshold gives, since the threshold is set at the end."""
+        return "best_f1" if self.impossible else "f1"
+
+    def __post_init__(self) -> None:
+        if self.name not in VERSIONS:
+            raise UserError(f"task '{self.name}': unknown; {suggest(self.name, VERSIONS)}")
+        for name in ("stride", "max_answer", "best"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}: must be at least 1")
+
+    @property
+    def classes(self) -> int:
+        """First and last token."""
+        return 2
+
+    @property
+    def impossible(self) -> bool:
+        """Whether questions may have no answer: version 2.0."""
+        return self.name == "squad2"
+
+    def splits(self, data: Path) -> Splits:
+        """The files with train, dev or test in their names; a version in the names picks between 1.1 and 2.0."""
+        if data.is_file():
+            return {split_in(data.name) or "dev": (data,)}
+        version = VERSIONS[self.name]
+        others = [other for other in VERSIONS.values() if other != version]
+        names = (self.name, f"squad{version}", f"squad-v{version}", "squad")  # the last may hold both versions
+        return find_splits(data, names, kinds=(".json",), versions=(version, *others))
+
+    def read(self, paths: Sequence[Path]) -> list[SquadExample]:
+        """The questions of files in the official layout, plain or compressed."""
+        return read(paths, self.impossible)
+
+    def parse(self, record: str | Json) -> SquadExample:
+        """{"question": ..., "context": ...}, or the two in a line with a tab between them."""
+        if isinstance(record, str):
+            question, tab, context = record.rstrip("\r\n").partition("\t")
+            if not tab:
+                raise UserError("a line must hold a question, a tab and the context to find its answer in")
+            record = {"question": question, "context": context}
+        for name in ("question", "context"):
+            if not isinstance(record.get(name), str) or not record[name].strip():
+                there = ", ".join(map(str, record)) or "none"
+                raise UserError(f"a question needs a text in '{name}'; fields given: {there}")
+        identity = record.get("id", "")
+        return SquadExample(str(identity), whole(record["question"]), whole(record["context"]))
+
+    def check_training(self, examples: Sequence[SquadExample]) -> None:
+        """Every answer must stand in its context."""
+        for example in examples:
+            if absent := next((answer.text for answer in example.answers or () if answer.start is None), None):
+                shown = absent if len(absent) <= 40 else absent[:37] + "..."
+                where = f"{example.file}: question {example.id}" if example.file else f"question {example.id}"
+                line = f"{where}: an answer text that does not stand in its context where the file says: {shown!r}"
+                raise UserError(f"{line}; it cannot be learned from, mend it or leave the question out")
+
+    def group(self, example: SquadExample) -> str | None:
+        return example.context
+
+    def units(self, examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+        """Question and context in windows that overlap; only a question beyond 64 tokens is cut."""
+        absent = sum(answer.start is None for example in examples for answer in example.answers or ())
+        if absent:
+            line = f"{absent} answers do not stand in their contexts where the file says; they are scored all the same"
+            warnings.warn(line, BertreeWarning, stacklevel=2)
+        return windows.units(examples, tokenizer, max_length, self.stride, self.max_answer)
+
+    def predict(self, examples: Sequence[SquadExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
+        """The answer as it stands in the context, by its characters."""
+        lines = []
+        together = zip(units, logits, strict=True)
+        for number, group in groupby(together, key=lambda pair: pair[0].example):
+            parts, rows = zip(*group, strict=True)
+            lines.append(self._line(examples[number], squad_spans.find(parts, rows, self.max_answer, self.best)))
+        assert len(lines) == len(examples), "units of every example, in their order"
+        return lines
+
+    def score(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, float]:
+        """What the official scripts say, as shares. The best thresholds are theirs too: on `null_odds`, with every
+        question answered by its best span; this task's threshold is measured the other way round."""
+        golds = _golds(examples)
+        counted = metric.count(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
+        figures = {"exact": metric.share(counted.exact), "f1": metric.share(counted.f1)}
+        if not self.impossible:
+            return figures
+        known = np.fromiter(map(bool, golds), bool, len(golds))
+        for name, these in (("has_answer", known), ("no_answer", ~known)):
+            figures[f"{name}_exact"] = metric.share(counted.exact, these)
+            figures[f"{name}_f1"] = metric.share(counted.f1, these)
+        texts, odds = _candidates(predictions)
+        answered = metric.count(golds, texts, 2)
+        for name, each in (("exact", answered.exact), ("f1", answered.f1)):
+            found = metric.best(each, [bool(text) for text in texts], known.tolist(), odds)
+            figures[f"best_{name}"], figures[f"best_{name}_threshold"] = found
+        return figures
+
+    def tuned(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
+        """2.0: the same task with the threshold of the highest F1 on these questions."""
+        if not self.impossible:
+            return self
+        golds, (texts, odds) = _golds(examples), _candidates(predictions)
+        answering, refusing = (metric.count(golds, given, 2).f1 for given in (texts, [""] * len(texts)))
+        cut = metric.best_cut(answering, refusing, odds)
+        return replace(self, threshold=-cut)
+
+    def decided(self, predictions: Sequence[Json]) -> list[Json]:
+        """Existing predictions of version 2.0 with this task's threshold instead of the one they were made with."""
+        return [self._decide(line) if self.impossible else line for line in predictions]
+
+    def settings(self) -> Json:
+        """How windows are cut and answers chosen."""
+        return {"stride": self.stride, "max_answer": self.max_answer, "threshold": self.threshold}
+
+    def submission(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, str]:
+        """The answers by question, as the official scripts read them; for 2.0 also the odds of "no answer"."""
+        files = {"predictions.json": _by_id(predictions, "predicted")}
+        return files | ({"null_odds.json": _by_id(predictions, "null_odds")} if self.impossible else {})
+
+    def _line(self, example: SquadExample, found: squad_spans.Found) -> Json:
+        line: Json = {"id": example.id, "question": example.question, "context": example.context}
+        if example.answers is not None:
+            line["gold"] = [answer.text for answer in example.answers]
+        spans = found.spans
+        scores = [span.score for span in spans] + ([found.null] if self.impossible or not spans else [])
+        shares = softmax(scores).tolist()
+        answer: Json = {"predicted": "", "start": None, "end": None, "score": shares[0]}
+        if spans:
+            text = example.context[spans[0].start : spans[0].end]
+            answer |= {"predicted": text, "start": spans[0].start, "end": spans[0].end}
+        if not self.impossible:
+            return line | answer
+        # Without any span (a context without a token) the odds say nothing: both decisions give no answer.
+        odds = found.null - spans[0].score if spans else 0.0
+        return self._decide(line | answer | {"null_odds": odds, "null_score": shares[-1], "best": answer})
+
+    def _decide(self, line: Json) -> Json:
+        """The same line with its best span as the answer, or none."""
+        if line["null_odds"] < -self.threshold:  # s_best > s_null + threshold
+            return line | line["best"]
+        return line | {"predicted": "", "start": None, "end": None, "score": line["null_score"]}
+
+
+def _golds(examples: Sequence[SquadExample]) -> list[list[str]]:
+    if unknown := next((example for example in examples if example.answers is None), None):
+        raise UserError(f"question {unknown.id}: has no gold answers to score against")
+    return [[answer.text for answer in example.answers or ()] for example in examples]
+
+
+def _candidates(predictions: Sequence[Json]) -> tuple[list[str], list[float]]:
+    """What each question is answered with if it is answered, and its odds of not being."""
+    return [line["best"]["predicted"] for line in predictions], [line["null_odds"] for line in predictions]
+
+
+def _by_id(predictions: Sequence[Json], field: str) -> str:
+    values = {line["id"]: line[field] for line in predictions}
+    if len(values) < len(predictions):
+        raise UserError("several questions have the same id; a submission needs one for each")
+    return json.dumps(values, ensure_ascii=False)

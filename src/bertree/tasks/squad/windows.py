@@ -1,0 +1,116 @@
+"""Questions and their contexts as an encoder reads them: overlapping windows, no token of a context lost.
+
+Every context and every question is tokenised once, however often it is asked about, and the pairs are put together
+from ids: that saves most of the tokenising, for a context has some five questions, and some have several windows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.tasks.squad.read import SquadExample
+from bertree.tasks.task import Cut, Unit
+from bertree.text.framing import Frame, encodings, tokenised
+from bertree.text.tokenizer import Tokenizer
+
+QUESTION = 64  # tokens of a question that are read, as BERT does
+NOWHERE = (0, 0)  # start and end on the first of the chosen tokens: no answer in this window
+Positions = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Context:
+    """A tokenised context. Token i covers text[starts[i] : ends[i]], no white space at either end."""
+
+    text: str
+    ids: list[int]
+    starts: Positions
+    ends: Positions
+
+    def tokens_of(self, start: int, end: int) -> tuple[int, int] | None:
+        """First and last token that cover any of the characters start : end."""
+        first = int(self.ends.searchsorted(start, "right"))
+        last = int(self.starts.searchsorted(end, "left")) - 1
+        return (first, last) if first <= last else None
+
+
+class Window(NamedTuple):
+    """Which part of its context a unit reads: the tokens from `begin`, one for each chosen token but the first."""
+
+    context: Context
+    begin: int
+
+
+def units(
+    examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int, stride: int, max_answer: int
+) -> tuple[list[Unit], Cut]:
+    """The windows of all questions, in order; only questions beyond `QUESTION` tokens are cut."""
+    frame = Frame(tokenizer, pair=True)
+    room = frame.room(max_length, least=2)
+    contexts = _contexts((example.context for example in examples), tokenizer)
+    questions = tokenised((example.question for example in examples), tokenizer)
+    longest = min(QUESTION, room // 2)
+    made: list[Unit] = []
+    cut = [0, 0]
+    for number, example in enumerate(examples):
+        context, ids = contexts[example.context], questions[example.question]
+        dropped = max(len(ids) - longest, 0)
+        cut = [cut[0] + (dropped > 0), cut[1] + dropped]
+        question = ids[:longest]
+        # Where the tokenizer puts nothing in front, the first special token stands behind the question.
+        null = 0 if frame.start() else len(question)
+        first = frame.start(len(question))
+        gold = _gold(example, context)
+        for begin, end in windows(len(context.ids), room - len(question), stride, max_answer):
+            sequence = frame.around(question, context.ids[begin:end], dropped=dropped)
+            chosen = [null, *range(first, first + end - begin)]
+            answer = None if example.answers is None else _inside(gold, begin, end)
+            made.append(Unit(number, (sequence,), chosen, answer, Window(context, begin)))
+    return made, Cut(*cut)
+
+
+def windows(tokens: int, room: int, stride: int, max_answer: int) -> list[tuple[int, int]]:
+    """Parts of a context that together hold all its tokens; each starts `stride` tokens after the one before.
+
+    Sooner where the windows are so short that they would not overlap by an answer's length: every answer of up to
+    `max_answer` tokens (or half a window) then stands whole in one of them.
+    """
+    step = max(min(stride, max(room - max_answer, room // 2)), 1)
+    return [(begin, min(begin + room, tokens)) for begin in range(0, max(tokens - room, 0) + step, step)]
+
+
+def _gold(example: SquadExample, context: Context) -> tuple[int, int] | None:
+    """The tokens of the first gold answer."""
+    for text, start in example.answers or ():
+        if start is not None:
+            return context.tokens_of(start, start + len(text))
+    return None
+
+
+def _inside(gold: tuple[int, int] | None, begin: int, end: int) -> tuple[int, int]:
+    """A span of context tokens as indices into a window's chosen tokens, of which the first is the null token."""
+    if gold is None or gold[0] < begin or gold[1] >= end:
+        return NOWHERE
+    return gold[0] - begin + 1, gold[1] - begin + 1
+
+
+def _contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, Context]:
+    found: dict[str, Context] = {}
+    for text, encoding in encodings(texts, tokenizer, offsets=True):
+        offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
+        found[text] = Context(text, encoding.ids, *_trimmed(text, offsets))
+    return found
+
+
+def _trimmed(text: str, offsets: Positions) -> tuple[Positions, Positions]:
+    """Starts and ends of tokens without white space, which some tokenizers count to the token behind it."""
+    blank = np.fromiter(map(str.isspace, text), bool, len(text))
+    places = np.arange(len(text))
+    # For each start the next visible character, for each end the nearest one right behind a visible character.
+    start_at = np.minimum.accumulate(np.append(np.where(blank, len(text), places), len(text))[::-1])[::-1]
+    end_at = np.maximum.accumulate(np.concatenate([[0], np.where(blank, 0, places + 1)]))
+    # Never back: a token without characters of its own stands where the one before it does.
+    return np.maximum.accumulate(start_at[offsets[:, 0]]), np.maximum.accumulate(end_at[offsets[:, 1]])

@@ -1,0 +1,155 @@
+"""Tagged sentences from CoNLL column files and from tables: JSONL, Parquet, CSV, TSV with named columns.
+
+What was read keeps its place, because tags can only be judged when all of them are known (their scheme, and later
+whether training had them), and an error must still name the line.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.text.records import kind_of, lines, place, records, text_field, texts_field
+
+TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
+CELLS = (".csv", ".tsv")  # tables of text alone: words and tags are separated by spaces
+COLUMNS = (".txt", ".conll", ".iob", ".bio", ".tsv")
+_NUMBER = re.compile(r"-?\d{1,3}")
+_REMARK = re.compile(r"# +[^ \t]|#(begin|end) document")  # the second: of the CoNLL-2012 files
+_BLANKS = re.compile(r"[ \t]+")  # not every white space: words hold no-break spaces and the like
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words, their tags where known, and where they stand in the text they come from, where there is one."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None = None
+    text: str | None = None
+    places: tuple[tuple[int, int], ...] | None = None
+
+    def placed(self) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """The text, which is the words joined by spaces if there is no other, and each word's place in it."""
+        if self.text is not None and self.places is not None:
+            return self.text, self.places
+        found, at = [], 0
+        for word in self.words:
+            found.append((at, at + len(word)))
+            at += len(word) + 1
+        return " ".join(self.words), tuple(found)
+
+
+class Read(NamedTuple):
+    """A sentence and where it was found, for errors."""
+
+    path: Path
+    line: int
+    by_word: bool  # each word has a line of its own
+    words: list[str]
+    tags: list[str] | None
+
+    def at(self, word: int) -> str:
+        """Where a word stands, as an error line begins."""
+        return place(self.path, self.line + (word if self.by_word else 0))
+
+
+def read(path: Path, text: str | None, label: str | None) -> Iterator[Read]:
+    """The sentences of a file. `text` and `label`: names of fields, or numbers of columns.
+
+    A .tsv file is in columns (one word a line) unless one of them is a name: only a table has names.
+    """
+    named = any(given is not None and not _NUMBER.fullmatch(given) for given in (text, label))
+    if kind_of(path) in TABLES or (kind_of(path) == ".tsv" and named):
+        return _table(path, text or "words", label)
+    return _columns(path, _column(path, text, 0), _column(path, label, -1), label is not None)
+
+
+def _column(path: Path, given: str | None, default: int) -> int:
+    if given is None:
+        return default
+    if not _NUMBER.fullmatch(given):
+        raise UserError(f"{path}: column '{given}': a file in columns has no names; give a number from 0, or -1")
+    return int(given)
+
+
+def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Read]:
+    """One word a line, a blank line after each sentence; lines of one column only have no tags."""
+    words: list[str] = []
+    tags: list[str] = []
+    first = 0
+    tabs, width = _form(path, text, label, must)
+    for number, line in lines(path):
+        row = _row(line, tabs)
+        begins = not words
+        if not line.strip(" \t") or "-DOCSTART-" in row:
+            if words:
+                yield Read(path, first, True, words, tags if width > 1 else None)
+            words, tags = [], []
+            continue
+        if begins and _REMARK.match(line) and len(row) != width:
+            continue  # a remark above a sentence; a word "#" has as many columns as the others
+        if len(row) != width:
+            raise UserError(f"{place(path, number)}: has {len(row)} columns where the lines before have {width}")
+        if begins:
+            first = number
+        words.append(row[text])
+        tags.append(row[label])
+    if words:
+        yield Read(path, first, True, words, tags if width > 1 else None)
+
+
+def _form(path: Path, text: int, label: int, must: bool) -> tuple[bool, int]:
+    """Whether tabs separate the columns and how many there are, by the first line that is no remark.
+
+    A file may begin with a word "#", so where every line could be a remark the first of them is taken.
+    """
+    told: tuple[int, str] | None = None
+    for number, line in lines(path):
+        if not line.strip(" \t") or "-DOCSTART-" in _BLANKS.split(line):
+            continue
+        if told is None or not _REMARK.match(line):
+            told = number, line
+        if not _REMARK.match(line):
+            break
+    if told is None:
+        return False, 0
+    number, line = told
+    tabs = kind_of(path) == ".tsv" and "\t" in line
+    width = len(_row(line, tabs))
+    if not (-width <= text < width and -width <= label < width) or (must and width == 1):
+        raise UserError(f"{place(path, number)}: has {width} columns; there is no column {label} beside {text}")
+    return tabs, width
+
+
+def _row(line: str, tabs: bool) -> list[str]:
+    return line.split("\t") if tabs else _BLANKS.split(line.strip(" \t"))
+
+
+def _table(path: Path, text: str, label: str | None) -> Iterator[Read]:
+    """One sentence a record. The tags may be left out if nobody said where they are, but of all or of none."""
+    tagged = None
+    name = label or "tags"
+    texts = _cell if kind_of(path) in CELLS else texts_field
+    for number, record in records(path):
+        where = place(path, number)
+        words = texts(record, text, where)
+        if tagged is None:
+            tagged = label is not None or name in record
+        tags = texts(record, name, where) if tagged or name in record else None
+        if tags is not None and not tagged:
+            raise UserError(f"{where}: has '{name}' where the records before have none")
+        if tags is not None and len(tags) != len(words):
+            raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; one tag a word is needed")
+        yield Read(path, number, False, words, tags)
+
+
+def _cell(record: Json, name: str, where: str) -> list[str]:
+    return apart(text_field(record, name, where))
+
+
+def apart(text: str) -> list[str]:
+    """Words or tags that stand in one text with spaces between them."""
+    return [word for word in _BLANKS.split(text) if word]

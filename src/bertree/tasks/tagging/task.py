@@ -1,0 +1,234 @@
+"""A tag for each word: named entities (CoNLL-2003) and one's own tags, parts of speech among them.
+
+A word is labelled at its first sub-word, as in the BERT paper; the others are read but not asked. Entity tags are
+brought to IOB2 on reading, whatever scheme the file has: its labels are fewest, and an entity's beginning is always
+marked. A sentence that does not fit is read in overlapping windows, so every word gets its tag.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from bertree.errors import BertreeWarning, UserError, suggest
+from bertree.files import Json
+from bertree.tasks.metrics import accuracy, softmax
+from bertree.tasks.splits import WORDS, find_splits
+from bertree.tasks.tagging import conll
+from bertree.tasks.tagging.conll import Read, Sentence
+from bertree.tasks.tagging.entities import PLAIN, SHAPE, compare, entities, parts, scheme_of, tag_of, to_iob2
+from bertree.tasks.tagging.windows import windows
+from bertree.tasks.tagging.words import words as words_of
+from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.text.cleaning import whole
+from bertree.text.framing import Frame, tokenised
+from bertree.text.records import texts_field
+from bertree.text.tokenizer import Tokenizer
+
+ENTITIES = "entities"
+SCHEMES = ("auto", ENTITIES, PLAIN)
+FOLDERS = ("conll2003", "conll03", "conll")  # what a folder of `ner` goes by, beside its name
+LANGUAGES = ("eng", "deu", "esp", "ned")  # of the CoNLL files: eng.train, eng.testa, eng.testb
+CONLL = {"train": "train", "testa": "dev", "testb": "test"}
+SPLITS = WORDS | CONLL
+SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split in CONLL.items()}
+
+
+@dataclass(frozen=True)
+class TaggingTask(Task[Sentence]):
+    """`ner` (CoNLL-2003; entities only) or `tagging` (one's own)."""
+
+    max_length: int = 256
+    crf: bool = False  # the best whole sequence of tags instead of the best tag for each word
+    scheme: str = "auto"  # whether tags are of entities or plain; told by the labels unless said
+    text: str | None = None  # where the words are: a field's name (words), a column's number (0)
+    label: str | None = None  # where the tags are: a field's name (tags), a column's number (-1)
+
+    head = "token"
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise UserError(f"scheme '{self.scheme}': unknown; {suggest(self.scheme, SCHEMES)}")
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]  # depends on the tags
+        """Entity F1, or accuracy for plain tags."""
+        return "f1" if self.of_entities else "accuracy"
+
+    @property
+    def of_entities(self) -> bool:
+        """Whether the tags are of entities."""
+        return self.scheme == ENTITIES or (self.scheme == "auto" and all(map(SHAPE.fullmatch, self.labels)))
+
+    def splits(self, data: Path) -> Splits:
+        names = (self.name, *FOLDERS) if self.name == "ner" else (self.name,)
+        return find_splits(data, names, words=SPLITS, kinds=(*conll.COLUMNS, *conll.TABLES, ""))
+
+    def read(self, paths: Sequence[Path]) -> list[Sentence]:
+        found = [sentence for path in paths for sentence in self._of(path)]
+        tagged = [sentence.tags for sentence in found if sentence.tags is not None]
+        scheme = self._scheme(found, tagged)
+        converted = tagged if scheme == PLAIN else [to_iob2(tags, scheme) for tags in tagged]
+        self._check(found, converted)
+        self._say(scheme, tagged, converted)
+        remaining = iter(converted)
+        return [Sentence(tuple(s.words), tuple(next(remaining)) if s.tags is not None else None) for s in found]
+
+    def _of(self, path: Path) -> list[Read]:
+        found = list(conll.read(path, self.text, self.label))
+        if not found:
+            raise UserError(f"{path}: holds no sentence")
+        return found
+
+    def _scheme(self, found: Sequence[Read], tagged: Sequence[Sequence[str]]) -> str:
+        """The scheme of a file's tags; those of entities must look like it where entities are expected."""
+        if self.scheme == PLAIN or (self.labels and not self.of_entities):
+            return PLAIN
+        scheme = scheme_of(tagged)
+        if scheme == PLAIN and (self.labels or self.scheme == ENTITIES or self.name == "ner"):
+            for sentence in found:
+                for at, tag in enumerate(sentence.tags or ()):
+                    if not SHAPE.fullmatch(tag):
+                        known = f"known: {', '.join(self.labels)}" if self.labels else "use the task 'tagging'"
+                        raise UserError(f"{sentence.at(at)}: tag '{tag}' is not of an entity (O, B-, I-); {known}")
+            raise UserError(f"{found[0].path}: tags of IOBES (E-, S-) and of BILOU (L-, U-) are mixed; use one scheme")
+        return scheme
+
+    def _check(self, found: Sequence[Read], tagged: Sequence[Sequence[str]]) -> None:
+        """Every tag must be one the head has."""
+        if not self.labels:
+            return
+        known = set(self.labels)
+        for sentence, tags in zip((s for s in found if s.tags is not None), tagged, strict=True):
+            if not known.issuperset(tags):
+                at = next(at for at, tag in enumerate(tags) if tag not in known)
+                assert sentence.tags is not None
+                raise UserError(f"{sentence.at(at)}: {self._unknown(sentence.tags[at])}")
+
+    def _unknown(self, tag: str) -> str:
+        return f"tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
+
+    def _say(self, scheme: str, before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> None:
+        # Without the file's name, so that the same line for dev and test is not shown again.
+        changed = sum(a != b for old, new in zip(before, after, strict=True) for a, b in zip(old, new, strict=True))
+        if changed and scheme == "iob2":
+            line = f"{changed} I- tags that begin an entity are read as B-"
+        elif changed:
+            line = f"the tags are {scheme.upper()}; they are read as IOB2"
+        else:
+            return
+        warnings.warn(line, BertreeWarning, stacklevel=3)
+
+    def parse(self, record: str | Json) -> Sentence:
+        if isinstance(record, dict):
+            field = self.text if self.text is not None and not self.text.lstrip("-").isdigit() else "words"
+            if isinstance(record.get(field), str):  # a cell of a table of text
+                return Sentence(tuple(conll.apart(whole(record[field]))))
+            if field in record:
+                return Sentence(tuple(texts_field(record, field, "record")))
+            text = record.get("text")
+            if not isinstance(text, str):
+                raise UserError(f"record: needs '{field}', a list of texts, or 'text', a text")
+            record = text
+        text = whole(record)
+        places = tuple(words_of(text))
+        return Sentence(tuple(text[start:end] for start, end in places), None, text, places)
+
+    def labels_in(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
+        """O, then B- and I- of each type; plain tags in their order."""
+        tags = {tag for example in examples for tag in example.tags or ()}
+        if not tags:
+            name = self.label or "tags"
+            raise UserError(f"{self.name}: the training sentences have no tags; say where with --label (now '{name}')")
+        if self.scheme == PLAIN or not all(map(SHAPE.fullmatch, tags)):
+            return tuple(sorted(tags))
+        kinds = sorted({parts(tag)[1] for tag in tags if tag != "O"})
+        return ("O", *(tag_of(place, kind) for kind in kinds for place in "BI"))
+
+    def with_labels(self, labels: Sequence[str]) -> Self:
+        made = replace(self, labels=tuple(labels))
+        return replace(made, scheme=ENTITIES if made.of_entities else PLAIN)
+
+    def units(self, examples: Sequence[Sentence], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+        frame = Frame(tokenizer, pair=False)
+        room = frame.room(max_length)
+        # A space before each: inside a sentence a byte-level BPE word begins with one.
+        pieces = tokenised((f" {word}" for example in examples for word in example.words), tokenizer)
+        nothing = next((i for kind in ("unk", "mask", "sep") if (i := tokenizer.id_of(kind)) is not None), 0)
+        classes = {label: number for number, label in enumerate(self.labels)}
+        found: list[Unit] = []
+        cut_examples = cut_tokens = 0
+        for number, example in enumerate(examples):
+            ids = [pieces[f" {word}"] or [nothing] for word in example.words]
+            dropped = sum(max(0, len(word) - room) for word in ids)
+            if dropped:
+                ids = [word[:room] for word in ids]
+                cut_examples, cut_tokens = cut_examples + 1, cut_tokens + dropped
+            if unknown := next((tag for tag in example.tags or () if tag not in classes), None):
+                raise UserError(self._unknown(unknown))
+            answers = None if example.tags is None else [classes[tag] for tag in example.tags]
+            found += self._windows(number, ids, answers, frame, room)
+        return found, Cut(cut_examples, cut_tokens)
+
+    def _windows(
+        self, number: int, ids: list[list[int]], answers: list[int] | None, frame: Frame, room: int
+    ) -> list[Unit]:
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        starts = np.concatenate([[0], lengths.cumsum()])
+        made = []
+        for start, end, first, last in windows(lengths, room):
+            chosen = (starts[first:last] - starts[start] + frame.start()).tolist()
+            answer = None if answers is None else answers[first:last]
+            made.append(Unit(number, (frame.around([i for word in ids[start:end] for i in word]),), chosen, answer))
+        return made
+
+    def predict(self, examples: Sequence[Sentence], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
+        rows: list[list[Logits]] = [[] for _ in examples]
+        for unit, some in zip(units, logits, strict=True):
+            rows[unit.example].append(some)
+        return [self._line(example, some) for example, some in zip(examples, rows, strict=True)]
+
+    def _line(self, example: Sentence, rows: list[Logits]) -> Json:
+        """One sentence's prediction. A CRF decides on the whole sequence and has no score for a word: None."""
+        scores = np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, max(self.classes, 1)))
+        assert len(scores) == len(example.words), "a row of scores for each word"
+        best = scores.argmax(1)
+        sure = softmax(scores).max(1)
+        predicted = [self.labels[i] for i in best]
+        text, places = example.placed()
+        line: dict[str, Any] = {"text": text, "words": list(example.words)}
+        if example.tags is not None:
+            line["gold"] = list(example.tags)
+        line["predicted"] = predicted
+        if self.of_entities:
+            line["entities"] = [
+                {
+                    "type": kind,
+                    "text": text[places[start][0] : places[end - 1][1]],
+                    "start": places[start][0],
+                    "end": places[end - 1][1],
+                    "score": None if self.crf else float(sure[start:end].mean()),
+                }
+                for kind, start, end in entities(predicted)
+            ]
+        line["score"] = None if self.crf or not predicted else float(sure.mean())
+        return line
+
+    def score(self, examples: Sequence[Sentence], predictions: Sequence[Json]) -> dict[str, float]:
+        gold = [list(example.tags or ()) for example in examples]
+        predicted = [p["predicted"] if e.tags is not None else [] for e, p in zip(examples, predictions, strict=True)]
+        right = {"accuracy": accuracy([*chain.from_iterable(gold)], [*chain.from_iterable(predicted)])}
+        if not self.of_entities:
+            return right
+        total, kinds = compare(gold, predicted)
+        by_type = {f"f1-{kind}": found.f1 for kind, found in kinds.items()}
+        return {**total._asdict(), **right, **by_type}
+
+    def settings(self) -> Json:
+        columns = {"text": self.text, "label": self.label}
+        given = {name: column for name, column in columns.items() if column is not None}
+        return {"crf": self.crf, "scheme": self.scheme} | given

@@ -1,0 +1,133 @@
+"""Columns of .tsv, .csv, .txt (tabs), .jsonl, .json and .parquet files, plain or compressed, checked line by line.
+
+A file of labelled examples is small beside a corpus, so it is read whole; in return every mistake is said with its
+line, and quoting can be decided by looking at all of it. Nothing is repaired in silence: a line that does not fit is
+refused, or, where a released file is known to hold broken ones, left out and counted.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, dropwhile
+from pathlib import Path
+from typing import Any
+
+from bertree.errors import UserError, suggest
+from bertree.text import delimited
+from bertree.text.delimited import Quoting, Row
+from bertree.text.records import kind_of, lines, records
+from bertree.text.sources import format_of
+
+
+@dataclass(frozen=True)
+class Table:
+    """A file's columns. Cells of text files are strings as they stand; JSON and parquet have their own values."""
+
+    path: Path
+    names: tuple[str, ...]  # of the columns; none where there is no header
+    lines: Sequence[int]  # where each row starts, from 1; for parquet, the row's number
+    values: Callable[[int], list[Any]]  # all of one column, by its number
+    headless: int | None = None  # without a header: which of the known forms it has
+    skipped: int = 0  # rows left out because they had too few or too many fields
+
+    def find(self, alternatives: Sequence[str]) -> int | None:
+        """Number of the first of these columns that is there; capitals do not matter if the exact one is missing."""
+        folded = [name.casefold() for name in self.names]
+        for wanted in alternatives:
+            if wanted in self.names:
+                return self.names.index(wanted)
+        return next((folded.index(a.casefold()) for a in alternatives if a.casefold() in folded), None)
+
+    def column(self, alternatives: Sequence[str]) -> int:
+        """As `find`, or one line saying what is there instead."""
+        if (number := self.find(alternatives)) is not None:
+            return number
+        wanted = " or ".join(f"'{name}'" for name in alternatives)
+        there = ", ".join(self.names)
+        near = suggest(alternatives[0], self.names)
+        raise UserError(f"{self.path}: has no column {wanted}; there are: {there}{f'; {near}' if '?' in near else ''}")
+
+
+def read_table(
+    path: Path,
+    header: Collection[str] | None = None,
+    headless: Sequence[tuple[int, int]] = (),
+    quoting: Quoting = "auto",
+    skip: bool = False,
+    optional: Collection[str] = (),
+    wanted: Collection[str] | None = None,
+) -> Table:
+    """A file as columns.
+
+    `header`: the first line is a header if it holds one of these names; None: it is one in any case. `headless`: the
+    fewest and most fields of a line in files without, form by form. `quoting` is that of tabs; commas are always
+    quoted as the standard says. `skip`: lines with the wrong number of fields are left out and counted. `optional`:
+    last columns of a header that a line may lack. `wanted`: the columns of a text file with a header that are kept,
+    since the others may be most of it (the parse trees of MNLI); None: all.
+    """
+    kind = "json" if kind_of(path) == ".json" else format_of(str(path))
+    if kind is None:
+        raise UserError(f"{path}: unknown kind of file; a table is .tsv, .csv, .txt, .jsonl, .json or .parquet")
+    if not path.is_file():
+        raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+    if kind in ("jsonl", "json", "parquet"):
+        return _objects(path)
+    rows = delimited.rows(path, lines(path), kind == "csv", quoting)
+    rows = dropwhile(lambda row: not any(cell.strip() for cell in row[1]), rows)
+    if (first := next(rows, None)) is None:
+        raise UserError(f"{path}: is empty")
+    return _delimited(path, first, rows, header, headless, skip, optional, wanted)
+
+
+def _delimited(
+    path: Path,
+    top: Row,
+    rows: Iterator[Row],
+    header: Collection[str] | None,
+    headless: Sequence[tuple[int, int]],
+    skip: bool,
+    optional: Collection[str],
+    wanted: Collection[str] | None,
+) -> Table:
+    first = [name.strip() for name in top[1]]
+    named = header is None or any(name.casefold() in {h.casefold() for h in header} for name in first)
+    form = None
+    if not named:
+        form = next((n for n, (fewest, most) in enumerate(headless) if fewest <= len(first) <= most), None)
+    needed = max((number for number, name in enumerate(first, 1) if name not in optional), default=1)
+    fewest, most = headless[form] if form is not None else (needed, len(first))
+    keep = None if wanted is None or form is not None else {name.casefold() for name in wanted}
+    columns: dict[int, list[str]]
+    columns = {n: [] for n in range(most) if keep is None or first[n].casefold() in keep}
+    numbers: list[int] = []
+    skipped = 0
+    for number, cells in rows if form is None else chain([top], rows):
+        if fewest <= len(cells) <= most:
+            numbers.append(number)
+            for n, column in columns.items():
+                column.append(cells[n] if n < len(cells) else "")
+        elif skip:
+            skipped += 1
+        else:
+            expected = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+            raise UserError(f"{path}: line {number}: has {len(cells)} fields where {expected} are expected")
+    names = () if form is not None else tuple(first)
+    table = Table(
+        path=path,
+        names=names,
+        lines=numbers,
+        values=columns.__getitem__,
+        headless=form,
+        skipped=skipped,
+    )
+    if not numbers and (named or form is not None):  # else the header is not what was expected: say that instead
+        raise UserError(f"{path}: has a header but no rows" if not skipped else f"{path}: has no whole row")
+    return table
+
+
+def _objects(path: Path) -> Table:
+    found = list(records(path))
+    if not found:
+        raise UserError(f"{path}: has no rows")
+    names = tuple(dict.fromkeys(chain.from_iterable(record for _, record in found)))
+    values = [record for _, record in found]
+    return Table(path, names, [n for n, _ in found], lambda column: [record.get(names[column]) for record in values])

@@ -1,0 +1,267 @@
+"""Training a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE or ALBERT's Unigram.
+
+The algorithms are those of the `tokenizers` library; what is ours is the family's normalisation, special
+tokens and frame around a text, and a report on documents that training has not seen.
+
+The library's WordPiece and Unigram trainers give other ids on every run, because they number pieces in the
+order of a hash table. Here the same text gives the same tokenizer: WordPiece is told its alphabet, which
+takes a second pass over the text, and Unigram's pieces are put in order afterwards.
+"""
+
+import json
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
+
+from bertree.errors import UserError, suggest
+from bertree.files import new_folder
+from bertree.text import vocabulary_files
+from bertree.text.tokenizer import CONFIG, JSON, Tokenizer
+
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT}
+HELD_OUT = 20  # every so many-th document is kept for the report
+HELD_OUT_CHARACTERS = 4_000_000  # and no more than this, so that memory stays flat
+BYTES = 256
+Documents = Callable[[], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a tokenizer does on text it was not trained on."""
+
+    documents: int
+    words: int
+    tokens: int
+    unknown: int
+    size: int  # bytes of UTF-8
+
+    @property
+    def fertility(self) -> float:
+        """Tokens per word, words being what white space separates."""
+        return self.tokens / max(self.words, 1)
+
+    @property
+    def unknown_rate(self) -> float:
+        """Share of tokens that are the unknown token."""
+        return self.unknown / max(self.tokens, 1)
+
+    @property
+    def compression(self) -> float:
+        """Bytes of text per token."""
+        return self.size / max(self.tokens, 1)
+
+
+@dataclass
+class Split:
+    """Every n-th document is held out, the others pass through."""
+
+    every: int = HELD_OUT
+    held: list[str] = field(default_factory=list)
+    passed: int = 0
+    characters: int = 0
+
+    def training(self, documents: Iterable[str]) -> Iterator[str]:
+        """What is left for training."""
+        for number, document in enumerate(documents, start=1):
+            if number % self.every == 0 and self.characters < HELD_OUT_CHARACTERS:
+                self.held.append(document)
+                self.characters += len(document)
+            else:
+                self.passed += 1
+                yield document
+
+
+def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | None = None) -> Tokenizer:
+    """A tokenizer of one of the three kinds; the vocabulary is smaller where the text gives no more.
+
+    `documents` starts a pass over the text each time it is called. `lowercase` is on for WordPiece and
+    Unigram, as in BERT-uncased and ALBERT, and never for byte-level BPE.
+    """
+    if kind not in NAMES:
+        raise UserError(f"tokenizer kind '{kind}': unknown; {suggest(kind, NAMES)}")
+    least = len(NAMES[kind]) + (BYTES if kind == "bpe" else 1)
+    if not least <= vocab_size <= 1_000_000:
+        raise UserError(f"vocab_size {vocab_size}: must be between {least} and 1,000,000 for {kind}")
+    if kind == "bpe" and lowercase:
+        raise UserError("lowercase: byte-level BPE keeps case; choose wordpiece or unigram, or leave it out")
+    lower = kind != "bpe" if lowercase is None else lowercase
+    try:
+        backend = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind](documents, vocab_size, lower)
+    except UserError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"the {kind} vocabulary cannot be trained on this corpus ({error})") from None
+    if backend.get_vocab_size() <= len(NAMES[kind]):
+        raise UserError("the corpus holds no text to train a vocabulary on")
+    if kind == "bpe":
+        vocabulary_files.frame_roberta(backend)
+    else:
+        vocabulary_files.frame_bert(backend, mask_takes_space=kind == "unigram")
+    return Tokenizer(backend, _config(kind, lower))
+
+
+def _lines(documents: Documents) -> Iterator[str]:
+    return (line for document in documents() for line in document.split("\n"))
+
+
+def _wordpiece(documents: Documents, vocab_size: int, lower: bool) -> Backend:
+    normalizer = normalizers.BertNormalizer(lowercase=lower)
+
+    def dress(model: models.WordPiece) -> Backend:
+        backend = Backend(model)
+        backend.normalizer = normalizer
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        backend.decoder = decoders.WordPiece(prefix="##")
+        return backend
+
+    # A rare script must not crowd out the vocabulary: what is beyond these characters is [UNK].
+    limit = max(1, min(1000, (vocab_size - len(BERT)) // 2))
+    alphabet, inner = wordpiece_alphabet(map(normalizer.normalize_str, _lines(documents)), limit)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        # Named as special tokens the inner letters get their ids in this order; they are not special below.
+        special_tokens=[*BERT, *(f"##{letter}" for letter in inner)],
+        min_frequency=2,
+        limit_alphabet=limit,
+        initial_alphabet=alphabet,
+        continuing_subword_prefix="##",
+        show_progress=False,
+    )
+    learner = dress(models.WordPiece(unk_token="[UNK]"))
+    learner.train_from_iterator(_lines(documents), trainer)
+    vocab = learner.get_vocab(with_added_tokens=True)
+    return dress(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+
+
+def wordpiece_alphabet(lines: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
+    """The most frequent characters of normalised lines, and those among them that stand within words."""
+    counts: Counter[str] = Counter()
+    inside: set[str] = set()
+    apart = _Apart()
+    for line in lines:
+        counts.update(line)
+        for word in line.translate(apart).split():
+            inside.update(word[1:])
+    letters = [letter for letter in counts if not letter.isspace()]
+    alphabet = sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[:limit])
+    return alphabet, [letter for letter in alphabet if letter in inside]
+
+
+class _Apart(dict[int, int | str]):
+    """Punctuation as BERT sees it (all ASCII symbols too) becomes a space."""
+
+    def __missing__(self, code: int) -> int | str:
+        character = chr(code)
+        symbol = code < 128 and not character.isalnum()
+        self[code] = " " if symbol or unicodedata.category(character)[0] == "P" else code
+        return self[code]
+
+
+def _bpe(documents: Documents, vocab_size: int, lower: bool) -> Backend:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=ROBERTA,
+        min_frequency=2,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(_lines(documents), trainer)
+    return backend
+
+
+def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
+    backend = Backend(models.Unigram())
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if lower:
+        steps.append(normalizers.Lowercase())
+    # The original's character map is NFKC with all white space made one kind; these two do the same.
+    steps += [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
+    )
+    backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=ALBERT, unk_token="<unk>", show_progress=False
+    )
+    backend.train_from_iterator(_lines(documents), trainer)
+    pieces = json.loads(backend.to_str())["model"]["vocab"]
+    ordered = [*pieces[: len(ALBERT)], *_in_order(pieces[len(ALBERT) :])]
+    backend.model = models.Unigram([(piece, score) for piece, score in ordered], unk_id=ALBERT.index("<unk>"))
+    return backend
+
+
+def _in_order(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Unigram pieces with what depends on the order of a hash table taken out.
+
+    Sums taken in another order differ in their last digits, so those are rounded away. Letters that training
+    left without a score get the lowest one, then 0.0001 more each, as they come: here in alphabetical order.
+    """
+    scores = {piece: round(score, 6) for piece, score in pieces}
+    lowest, step = min(scores.values(), default=0.0), 0
+    letters: dict[str, float] = {}
+    while found := {p: s for p, s in scores.items() if len(p) == 1 and abs(s - lowest - step * 1e-4) < 2e-6}:
+        letters |= found
+        step += 1
+    scores |= dict(zip(sorted(letters), sorted(letters.values(), reverse=True), strict=True))
+    return sorted(scores.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _config(kind: str, lower: bool) -> dict[str, Any]:
+    """What Hugging Face's AutoTokenizer needs beside tokenizer.json."""
+    names = {"bpe": ["input_ids", "attention_mask"]}.get(kind, ["input_ids", "token_type_ids", "attention_mask"])
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
+    config |= {"clean_up_tokenization_spaces": False, "do_lower_case": lower}
+    start, pad, end, unknown, mask = _roles(kind)
+    return config | {
+        "cls_token": start,
+        "pad_token": pad,
+        "sep_token": end,
+        "unk_token": unknown,
+        "mask_token": mask,
+    }
+
+
+def _roles(kind: str) -> tuple[str, str, str, str, str]:
+    if kind == "bpe":
+        return "<s>", "<pad>", "</s>", "<unk>", "<mask>"
+    pad, unknown = NAMES[kind][:2]
+    return "[CLS]", pad, "[SEP]", unknown, "[MASK]"
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json, all or nothing."""
+    with new_folder(folder, (JSON, CONFIG)) as work:
+        (work / JSON).write_text(tokenizer.backend.to_str(), encoding="utf-8")
+        (work / CONFIG).write_text(json.dumps(tokenizer.config, indent=2), encoding="utf-8")
+
+
+def evaluate(tokenizer: Tokenizer, documents: list[str]) -> Report:
+    """Fertility, unknown rate and compression on given documents."""
+    unknown_id = tokenizer.id_of("unk")
+    tokens = unknown = 0
+    for start in range(0, len(documents), 64):
+        batch = documents[start : start + 64]
+        for encoding in tokenizer.backend.encode_batch_fast(batch, add_special_tokens=False):
+            tokens += len(encoding.ids)
+            unknown += sum(token == unknown_id for token in encoding.ids)
+    return Report(
+        documents=len(documents),
+        words=sum(len(document.split()) for document in documents),
+        tokens=tokens,
+        unknown=unknown,
+        size=sum(len(document.encode()) for document in documents),
+    )

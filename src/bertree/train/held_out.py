@@ -1,0 +1,142 @@
+"""Held-out text: how well it is predicted, in numbers and in a few examples people can read."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from bertree.batch import Batch
+from bertree.data.preview import names_of
+from bertree.data.stream import Stream
+from bertree.model.network import Network
+from bertree.objectives.objective import Objective
+
+SAMPLES, SHORT, LONG = 4, 12, 48  # texts shown, and how long they may be
+
+
+def evaluate(
+    network: Network,
+    objective: Objective,
+    stream: Stream,
+    tokens: int,
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> dict[str, float]:
+    """Mean of each term over the first `tokens` of the stream's text, the same ones every time.
+
+    `mlm` comes with `perplexity` and `accuracy`, every other term with its own accuracy.
+    """
+    device = next(network.parameters()).device
+    sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in objective.terms}
+    with _watching(network):
+        read = 0
+        for batch in stream.once():
+            counts = objective.counts(batch)
+            with autocast():
+                losses = objective(network, batch.to(device))
+            for name, loss in losses.items():
+                assert loss.right is not None, "answers are counted where no gradient is asked for"
+                for place, value in enumerate((float(loss.sum), float(loss.right), counts[name])):
+                    sums[name][place] += value
+            read += batch.ids.numel()
+            if read >= tokens:
+                break
+    found = {"loss": 0.0}
+    for name, (total, correct, count) in sums.items():
+        found[name] = total / max(1, count)
+        found["loss"] += objective.weights[name] * found[name]
+        found["accuracy" if name == "mlm" else f"{name}_accuracy"] = correct / max(1, count)
+    if "mlm" in found:
+        found["perplexity"] = math.exp(min(found["mlm"], 700.0))
+    return found
+
+
+class Samples:
+    """A few short held-out texts with masks, to watch the model learn to fill them."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._name = names_of(stream.store)
+        self._stream = stream
+        self._mask = stream.store.special["mask"]
+        self.examples = list(self._find())
+
+    def _find(self) -> Iterator[Batch]:
+        found, count = 0, self._stream.examples
+        tries = [k * count // SAMPLES + extra for extra in range(10) for k in range(SAMPLES)]  # all over the text
+        for number in dict.fromkeys(number for number in tries if number < count):
+            example = self._stream.example(number)
+            if example.masked is None or example.targets is None or not example.ids.numel() >= SHORT:
+                continue
+            if example.ids.numel() > LONG:
+                example = _head(example, LONG)
+            assert example.masked is not None
+            if bool((example.ids[example.masked] == self._mask).any()):
+                yield example
+                found += 1
+            if found == SAMPLES:
+                return
+
+    def __call__(self, network: Network) -> list[dict[str, Any]]:
+        """For each text: the text with its masks, and what the network would put there."""
+        device = next(network.parameters()).device
+        found = []
+        with _watching(network):
+            for example in self.examples:
+                assert example.masked is not None
+                assert example.targets is not None
+                chosen = example.masked[example.ids[example.masked] == self._mask]
+                gold = example.targets[example.ids[example.masked] == self._mask]
+                logits = network.mask_logits(network(example.to(device)), chosen.to(device))
+                best = logits.float().softmax(-1).max(-1)
+                masks = [
+                    {"gold": self._name(g), "predicted": self._name(p), "probability": round(chance, 4)}
+                    for g, p, chance in zip(gold.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+                ]
+                found.append({"text": self._text(example), "masks": masks})
+        return found
+
+    def _text(self, example: Batch) -> str:
+        """The text a person reads; where a token stands in for another, the true one is shown."""
+        assert example.masked is not None
+        assert example.targets is not None
+        ids = example.ids.clone()
+        stays = ids[example.masked] != self._mask
+        ids[example.masked[stays]] = example.targets[stays]
+        words = []
+        special = set(self._stream.store.special.values())
+        for token in ids.tolist():
+            if token == self._mask:
+                words.append(" [MASK]")
+            elif token not in special:
+                gap = " " if self._stream.store.word_start[token] else ""
+                words.append(gap + self._name(token))
+        return "".join(words).strip()
+
+
+def _head(example: Batch, length: int) -> Batch:
+    """The first tokens of an example of one sequence."""
+    assert example.masked is not None
+    assert example.targets is not None
+    keep = example.masked < length
+    return Batch(
+        ids=example.ids[:length],
+        positions=example.positions[:length],
+        segments=example.segments[:length],
+        cu_seqlens=torch.tensor([0, length], dtype=torch.int32),
+        max_seqlen=length,
+        masked=example.masked[keep],
+        targets=example.targets[keep],
+    )
+
+
+@contextmanager
+def _watching(network: Network) -> Iterator[None]:
+    """Without gradients or dropout, and afterwards as before."""
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        network.train(training)

@@ -1,0 +1,65 @@
+"""What every step of a run does, known before it starts: which batches it reads, at which rate.
+
+A run is counted in batches of its phases' size. The learning rate rises in the warm-up and then follows the
+schedule's shape. Where the batch may grow, a step reads 2, 4, 8 ... batches as soon as the shape has fallen to
+1/2, 1/4, 1/8 ..., and the rate is raised by the same factor: rate divided by batch size, the noise of the
+gradient, follows the shape exactly, with fewer and larger steps ("Don't decay the learning rate, increase the
+batch size", Smith et al. 2018).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bertree.config.recipe import Phase, Schedule
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step: batches `first` up to `first + batches` of its phase."""
+
+    number: int
+    phase: int
+    first: int
+    batches: int
+    lr: float
+
+
+class Plan:
+    """All steps of a run."""
+
+    def __init__(self, phases: Sequence[Phase], schedule: Schedule, lr: float) -> None:
+        self.phases = tuple(phases)
+        self._schedule, self._lr = schedule, lr
+        self.batches = sum(phase.steps for phase in phases)
+        self.updates: list[Update] = []
+        before = 0
+        for number, phase in enumerate(phases):
+            first = 0
+            while first < phase.steps:
+                size = min(self._growth(before + first), phase.steps - first)
+                rate = lr * self._shape(before + first) * size
+                self.updates.append(Update(len(self.updates), number, first, size, rate))
+                first += size
+            before += phase.steps
+
+    def __len__(self) -> int:
+        return len(self.updates)
+
+    def _shape(self, at: int) -> float:
+        """Share of the learning rate at a batch of the run."""
+        warmup, final = self._schedule.warmup, self._schedule.final
+        if at < warmup:
+            return (at + 1) / warmup
+        if self._schedule.shape == "constant":
+            return 1.0
+        left = 1 - (at - warmup) / max(1, self.batches - warmup)
+        if self._schedule.shape == "cosine":
+            left = (1 + math.cos(math.pi * (1 - left))) / 2
+        return final + (1 - final) * left
+
+    def _growth(self, at: int) -> int:
+        """How many batches make one step here: a power of two."""
+        if at < self._schedule.warmup:
+            return 1
+        return int(2 ** math.floor(math.log2(min(self._schedule.growth, 1 / max(self._shape(at), 1e-9)))))

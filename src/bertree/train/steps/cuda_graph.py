@@ -1,0 +1,91 @@
+"""Steps recorded once and replayed: for models and batches so small that a GPU waits for the host.
+
+Fine-tuning takes thousands of steps of a few hundred tokens. Each is some thousand kernels of a few microseconds,
+and telling the GPU about them takes longer than running them. So the whole step (forward, backward, clipping,
+optimiser) is recorded as a CUDA graph the first time a shape of batch is met, and afterwards replayed in one call.
+The price: batches must come in a few shapes, and all of a step's inputs, the learning rate too, lie on the GPU.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from bertree.batch import Batch
+from bertree.data import counter_random
+from bertree.model.network import Network
+from bertree.objectives.objective import Asks
+from bertree.train.feed import Work
+from bertree.train.loop import Loop, Result
+
+
+@dataclass
+class _Recording:
+    graph: torch.cuda.CUDAGraph
+    batch: Batch  # where the graph reads
+    scales: Tensor  # what each term's sum is multiplied by
+    numbers: Tensor  # where it writes: norm of the gradient, sum of each term
+
+
+class Replay(Loop):
+    """A loop on a GPU whose steps have one micro-batch each."""
+
+    def __init__(self, network: Network, objective: Asks, optimiser: Optimizer, **options: Any) -> None:
+        super().__init__(network, objective, optimiser, **options)
+        self._recordings: dict[tuple[Any, ...], _Recording] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self.device)
+        self._rate = torch.zeros((), device=self.device)
+        for group in optimiser.param_groups:
+            group["lr"] = self._rate
+
+    def step(self, work: Work) -> Result:
+        """One step of descent."""
+        (batch,) = work.batches
+        shape = tuple(value.shape if isinstance(value, Tensor) else value for _, value in _parts(batch))
+        recording = self._recordings.get(shape) or self._recordings.setdefault(shape, self._record(batch))
+        counts = self.objective.counts(batch)
+        torch.manual_seed(int(counter_random.key(self._seed, work.update.number, 0, "dropout")) >> 1)
+        for (_, value), (_, place) in zip(_parts(batch), _parts(recording.batch), strict=True):
+            if isinstance(value, Tensor):
+                place.copy_(value.pin_memory(), non_blocking=True)
+        scales = [self.objective.weights[name] / max(1, count) for name, count in counts.items()]
+        recording.scales.copy_(torch.tensor(scales).pin_memory(), non_blocking=True)
+        self._rate.fill_(work.update.lr)
+        recording.graph.replay()
+        return Result(work, counts, self.objective.weights, recording.numbers)
+
+    def _record(self, batch: Batch) -> _Recording:
+        self.network.train()
+        place = batch.to(self.device)
+        scales = torch.ones(len(self.objective.weights), device=self.device)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            # Once without recording: kernels are loaded, the optimiser makes its moments, nothing moves.
+            self._whole_step(place, scales, stand_still=True)
+            self.optimiser.zero_grad()
+            torch.cuda.synchronize()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            numbers = self._whole_step(place, scales)
+            graph.capture_end()
+            self.optimiser.zero_grad()  # the next recording may use their memory
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return _Recording(graph, place, scales, numbers)
+
+    def _whole_step(self, batch: Batch, scales: Tensor, stand_still: bool = False) -> Tensor:
+        with self.autocast():
+            losses = self.objective(self.network, batch)
+        sums = torch.stack([loss.sum for loss in losses.values()])
+        (sums * scales).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.learning, self._limit)
+        bad = torch.ones_like(norm) if stand_still else (~norm.isfinite()).float()
+        self.optimiser.found_inf = bad  # type: ignore[attr-defined]
+        self.optimiser.step()
+        return torch.cat([norm[None], sums.detach()])
+
+
+def _parts(batch: Batch) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(batch, field.name)) for field in fields(batch)]

@@ -1,0 +1,273 @@
+"""New texts through fine-tuned models, and an encoder's states for every word."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bertree
+from bertree.batch import Batch
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model.network import build
+from bertree.model.readout import Top
+from tests.support import learnable
+from tests.support.learnable import Command, Said, Trained
+
+
+def objects(said: Said) -> list[dict[str, object]]:
+    return [json.loads(line) for line in said.out.splitlines()]
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
+
+
+def test_classes(trained: Trained, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained("classification") / "model"
+    texts = ["the boat is happy", "a stale  road ", "{not json"]
+    found = objects(command.well("predict", model, *texts, "--json"))
+    assert [line["predicted"] for line in found[:2]] == ["good", "bad"]
+    assert [line["text"] for line in found] == ["the boat is happy", "a stale  road", "{not json"]
+    assert all("gold" not in line for line in found)
+    for line in found:
+        assert sum(line["probabilities"].values()) == pytest.approx(1.0)
+        assert line["score"] == line["probabilities"][line["predicted"]] == max(line["probabilities"].values())
+    plain = command.well("predict", model, *texts).out.splitlines()
+    assert [line.split("\t")[0] for line in plain] == [line["predicted"] for line in found]
+    (tmp_path / "lines.txt").write_text("the boat is happy\r\n\n" + '{"text": "a stale  road "}\n{not json\n')
+    assert objects(command.well("predict", model, "--file", tmp_path / "lines.txt", "--json")) == found
+    typed(monkeypatch, "the boat is happy\n\na stale  road \n{not json\n")
+    assert objects(command.well("predict", model, "-", "--json")) == found
+    rows = [{"text": text, "label": "?"} for text in texts]
+    for name in ("rows.csv", "rows.tsv", "rows.jsonl", "rows.parquet"):
+        learnable.write(tmp_path / name, rows)
+        assert objects(command.well("predict", model, "--file", tmp_path / name, "--json")) == found, name
+
+
+def test_pairs(trained: Trained, command: Command) -> None:
+    model = trained("pair") / "model"
+    given = ("on is by\ta glad boat", '{"text": "on is by", "pair": "a broken boat"}', '{"one": "is", "two": "awful"}')
+    found = objects(command.well("predict", model, *given, "--json"))
+    assert [line["predicted"] for line in found] == ["good", "bad", "bad"]
+    assert [line["pair"] for line in found] == ["a glad boat", "a broken boat", "awful"]
+    said = command("predict", model, "one text only")
+    assert (said.code, len(said.lines)) == (2, 1)
+    assert "two texts" in said.err
+
+
+def test_scores(trained: Trained, command: Command) -> None:
+    model = trained("regression") / "model"
+    texts = ["happy fine glad the boat", "the boat", "stale awful bitter the boat"]
+    found = [line["predicted"] for line in objects(command.well("predict", model, *texts, "--json"))]
+    assert found[0] > found[1] > found[2]
+    shown = [float(line.split("\t")[0]) for line in command.well("predict", model, *texts).out.splitlines()]
+    assert shown == pytest.approx(found, abs=1e-3)
+
+
+TEXT = "  the  boat (Ada\u00a0Emil), to\tOslo—and Otto's 😀 Porto."
+
+
+@pytest.mark.parametrize("name", ["ner", "crf"])
+def test_entities_stand_in_the_line_as_it_was_given(
+    name: str, trained: Trained, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = trained(name) / "model"
+    long = "the boat " * 60 + "to Ada Greta " + "on the road " * 30 + "from Lyon"
+    typed(monkeypatch, f"{TEXT}\n{long}\n")
+    short, windowed = objects(command.well("predict", model, "--json"))
+    assert short["text"] == TEXT
+    assert windowed["text"] == long
+    for line, text in ((short, TEXT), (windowed, long)):
+        assert all(text[e["start"] : e["end"]] == e["text"] for e in line["entities"])
+        assert all((e["score"] is None) == (name == "crf") for e in line["entities"])
+    words = [e["text"] for e in short["entities"]]
+    assert any("Ada" in word for word in words)
+    assert any("Oslo" in word for word in words)
+    assert len(windowed["words"]) == 215
+    assert {"Ada", "Lyon"} <= {e["text"].split(" ")[0] for e in windowed["entities"]}
+    said = command.well("predict", model, '{"words": ["to", "Ada", "Emil"]}', "the boat").out.splitlines()
+    assert said[0] == "to Ada Emil"
+    assert said[1].split("\t")[:3] == ["  PER", "Ada Emil", "3-11"]
+    assert said[2:] == ["the boat", "  no entity"]
+    assert command("predict", model, "   ", "--json").code == 2
+    assert command.well("predict", model, "{x} the boat").out.startswith("{x} the boat")
+
+
+@pytest.mark.parametrize("name", ["squad", "squad2"])
+def test_answers_stand_in_the_context_as_it_was_given(name: str, trained: Trained, command: Command) -> None:
+    model, asked = trained(name) / "model", "which colour is it ?"
+    context = "  the \u00a0boat   is\tblue  on the river"
+    long = "the boat on a road " * 30 + "is purple by the lamp " + "in a garden " * 20
+    found = objects(command.well("predict", model, "--question", asked, context, long, "--json"))
+    for line, text, answer in zip(found, (context, long), ("blue", "purple"), strict=True):
+        assert line["context"] == text
+        assert line["predicted"] == text[line["start"] : line["end"]]
+        assert line["predicted"] == answer or text is long  # the model has never seen the end of a window
+    one = json.dumps({"question": asked, "context": context})
+    assert objects(command.well("predict", model, one, f"{asked}\t{context}", "--json")) == [found[0], found[0]]
+    shown = command.well("predict", model, one).out.rstrip("\n").split("\t")
+    assert shown[0] == "blue"
+    assert shown[2] == f"{context.index('blue')}-{context.index('blue') + 4}"
+    if name == "squad2":
+        (line,) = objects(command.well("predict", model, "--question", asked, "the boat is on it", "--json"))
+        assert (line["predicted"], line["start"]) == ("", None)
+        assert command.well("predict", model, "--question", asked, "the boat is on it").out.startswith("no answer\t")
+    for wrong in ("no tab", f"{asked}\t  "):
+        said = command("predict", model, wrong)
+        assert (said.code, len(said.lines)) == (2, 1)
+
+
+def test_options(trained: Trained, command: Command) -> None:
+    model = trained("choice") / "model"
+    record = {"context": "the boat is", "question": "which is it ?", "options": ["a stale road", "the glad tree"]}
+    (found,) = objects(command.well("predict", model, json.dumps(record), "--json"))
+    assert (found["predicted"], found["answer"]) == (1, "the glad tree")
+    assert len(found["probabilities"]) == 2
+    assert command.well("predict", model, json.dumps(record)).out.startswith("1\tthe glad tree\t")
+    said = command("predict", model, "no object")
+    assert (said.code, len(said.lines)) == (2, 1)
+
+
+def test_nothing_to_predict(
+    trained: Trained, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    for name in ("classification", "ner", "squad", "choice"):
+        model = trained(name) / "model"
+        typed(monkeypatch, "")
+        assert "the input is empty" in command("predict", model).err
+        assert command("predict", model, "--file", tmp_path / "empty.txt", "--json").code == 2
+
+
+def test_more_lines_than_are_taken_at_once(trained: Trained, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = learnable.feelings(50, 7)
+    model = trained("classification") / "model"
+    whole = command.well("predict", model, *(row["text"] for row in rows), "--json").out
+    monkeypatch.setattr("bertree.cli.main.predict.CHUNK", 7)
+    cut = command.well("predict", model, *(row["text"] for row in rows), "--json").out
+    assert [line["predicted"] for line in map(json.loads, cut.splitlines())] == [row["label"] for row in rows]
+    assert [json.loads(x)["predicted"] for x in whole.splitlines()] == [row["label"] for row in rows]
+
+
+def test_a_model_whose_classes_have_no_names(trained: Trained, command: Command, tmp_path: Path) -> None:
+    """transformers writes no names where there are two classes without any."""
+    path = learnable.model(tmp_path / "two", trained.words, heads={"sequence": 2}, pooler=True)
+    (path / "bertree.toml").unlink()
+    config = json.loads((path / "config.json").read_text())
+    del config["id2label"], config["label2id"]
+    (path / "config.json").write_text(json.dumps(config))
+    (found,) = objects(command.well("predict", path, "the boat", "--json"))
+    assert set(found["probabilities"]) == {"LABEL_0", "LABEL_1"}
+
+
+def test_longer_than_the_model_was_trained_with(trained: Trained, command: Command) -> None:
+    said = command("predict", trained("classification") / "model", "the boat", "--max-length", 65)
+    assert (said.code, said.lines) == (2, ["bertree: max_length 65: the model has only 64 positions"])
+    said = command.well("predict", trained("classification") / "model", "the " * 70)
+    assert "1 of 1 examples do not fit into 64 tokens" in said.err
+
+
+# Features
+
+
+@pytest.fixture(scope="module")
+def deep(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return learnable.model(tmp_path_factory.mktemp("deep") / "model", trained.words, layers=5)
+
+
+LINES = ["  the boatful (Ada)  is stale", "", "Oslo", "road " * 100]
+WIDTHS = {
+    "last": 32, "embeddings": 32, "second-to-last": 32, "sum-last-four": 32, "concat-last-four": 128, "sum-all": 32,
+}  # fmt: skip
+
+
+def test_features_are_the_states_of_first_sub_words(deep: Path, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n")
+    said = command.well("features", deep, tmp_path / "text.txt", "--out", tmp_path / "out", "--layers", "last")
+    rows = np.load(tmp_path / "out" / "features.npy")
+    assert rows.dtype == np.float32
+    index = [json.loads(line) for line in (tmp_path / "out" / "words.jsonl").read_text().splitlines()]
+    assert [line["text"] for line in index] == LINES
+    assert [line["row"] for line in index] == [0, 7, 7, 8]
+    assert len(rows) == sum(len(line["words"]) for line in index) == 108
+    assert "108 words x 32" in said.out
+    for line in index:
+        assert [line["text"][start:end] for start, end in line["offsets"]] == line["words"]
+    model = bertree.load(deep)
+    for line in index[:3]:
+        if not line["words"]:
+            continue
+        encoding = model.tokenizer.backend.encode(line["text"])
+        starts = [at for at, _ in encoding.offsets]
+        specials = encoding.special_tokens_mask
+        firsts = [
+            next(n for n, at in enumerate(starts) if at == start and not specials[n]) for start, _ in line["offsets"]
+        ]
+        (states,) = model.hidden([line["text"]])
+        assert np.allclose(rows[line["row"] :][: len(firsts)], states[firsts].numpy(), atol=1e-5)
+    assert len(encoding.ids) < 64 < 100, "and the last line is read in windows"
+    assert np.isfinite(rows).all()
+
+
+@pytest.mark.parametrize("layers", WIDTHS)
+def test_layers_that_can_be_read(layers: str, deep: Path, command: Command, tmp_path: Path) -> None:
+    learnable.write(tmp_path / "text.jsonl", [{"words": ["the", "boat"]}, {"text": "Ada, to Oslo"}])
+    command.well("features", deep, tmp_path / "text.jsonl", "--out", tmp_path / "out", "--layers", layers)
+    rows = np.load(tmp_path / "out" / "features.npy")
+    assert rows.shape == (6, WIDTHS[layers])
+    model = bertree.load(deep)
+    (encoded,) = model.tokenised(["the boat"])
+    with torch.no_grad():
+        states = list(model.network.encoder.states(Batch.pack([encoded.ids])))
+    expected = {
+        "last": states[5],
+        "embeddings": states[0],
+        "second-to-last": states[4],
+        "sum-last-four": torch.stack(states[2:]).mean(0),
+        "concat-last-four": torch.cat(states[2:], -1),
+        "sum-all": torch.stack(states[1:]).mean(0),
+    }[layers]
+    assert np.allclose(rows[:2], expected[1:3].numpy(), atol=1e-5)
+
+
+def test_features_of_a_tagger_with_a_top_of_its_own(deep: Path, command: Command, tmp_path: Path) -> None:
+    """Learned weights are used if they are of the same layers; an LSTM is not a state of the encoder."""
+    start = bertree.load(deep)
+    (tmp_path / "text.txt").write_text("the boat\n")
+    found = []
+    for number, top in enumerate((Top("last"), Top("sum-all"), Top("sum-all", lstm=4), Top("sum-last-four"))):
+        network = build(start.architecture, {"token": 3}, top)
+        network.load_state_dict(start.network.state_dict(), strict=False)
+        if network.features is not None:
+            torch.nn.init.constant_(network.features.join.scale, 3.0)
+        path = tmp_path / f"model{number}"
+        folder.write(Contents(start.architecture, network, start.tokenizer, ["O", "B-X", "I-X"]), path)
+        out = tmp_path / f"out{number}"
+        command.well("features", path, tmp_path / "text.txt", "--out", out, "--layers", "sum-all")
+        found.append(np.load(out / "features.npy"))
+    plain, same, below, other = found
+    assert np.allclose(same, 3 * plain, atol=1e-4)
+    assert np.array_equal(same, below)
+    assert np.array_equal(other, plain)
+
+
+def test_features_refused(deep: Path, trained: Trained, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the boat\n")
+    (tmp_path / "empty.txt").write_text("\n\n")
+    wrong = {
+        "holds no words": ("features", deep, tmp_path / "empty.txt"),
+        "did you mean 'sum-all'": ("features", deep, tmp_path / "text.txt", "--layers", "sum-al"),
+        "needs 4 layers, but the encoder has 2": ("features", trained.start, tmp_path / "text.txt"),
+        "nowhere.txt": ("features", deep, tmp_path / "nowhere.txt"),
+        "only 64 positions": ("features", deep, tmp_path / "text.txt", "--max-length", 100),
+    }
+    for reason, given in wrong.items():
+        said = command(*given, "--out", tmp_path / "out")
+        assert (said.code, len(said.lines)) == (2, 1), said.err
+        assert reason in said.err
+        assert not (tmp_path / "out").exists()

@@ -1,0 +1,163 @@
+"""`bertree index` as people use it, with real weights; and what docs/search.md says, run."""
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import bertree
+from bertree.errors import UserError
+from bertree.search.index import Index
+from bertree.search.rerank import positive
+from tests.support import learnable
+from tests.support.learnable import Command, Trained
+from tests.support.standin import Words
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "search.md"
+LETTERS = [
+    {"key": "1", "body": "The train to the mountains leaves at six in the morning.", "from": "Ida"},
+    {"key": "2", "body": "My cat has learned to open the kitchen door.", "from": "Otto"},
+    {"key": "3", "body": "We have sold the old piano to the school.", "from": "Ida"},
+]
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Path:
+    (tmp_path / "letters.jsonl").write_text("".join(json.dumps(letter) + "\n" for letter in LETTERS))
+    return tmp_path / "letters.jsonl"
+
+
+def test_the_whole_way(minilm: Path, letters: Path, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "index"
+    said = command.well("index", "build", minilm, letters, "--text", "body", "--id", "key", "--out", out)
+    assert "3 new; 3 passages embedded" in said.out
+    assert "flat: 3 vectors of 384 numbers" in said.out
+    found = json.loads(command.well("index", "query", out, "an animal in the house", "-k", 1, "--json").out)
+    assert [(hit["document"], hit["metadata"]) for hit in found] == [("2", {"from": "Otto"})]
+    found = json.loads(command.well("index", "query", out, "animal", "--where", "from=Ida", "--json").out)
+    assert {hit["document"] for hit in found} == {"1", "3"}
+    shown = command.well("index", "query", out, "a musical instrument", "-k", 1).out
+    assert shown.startswith("1  0.")
+    assert "  3  0-41  from=Ida\n   We have sold the old piano to the school." in shown
+    (tmp_path / "more.txt").write_text("A violin was found in the attic.")
+    said = command.well("index", "add", minilm, out, tmp_path / "more.txt")
+    assert "1 new; 1 passage embedded" in said.out
+    assert "1 unchanged; 0 passages" in command.well("index", "add", minilm, out, tmp_path / "more.txt").out
+    said = command.well("index", "remove", out, "3")
+    assert "1 document removed; 3 documents in 3 passages" in said.out
+    found = json.loads(command.well("index", "query", out, "a musical instrument", "-k", 1, "--json").out)
+    assert found[0]["document"] == str(tmp_path / "more.txt")
+    known = command.well("index", "info", out, "--json", "--check").json
+    assert known["documents"] == 3
+    assert known["model"] == {"path": str(minilm.resolve()), "digest": bertree.load(minilm).digest}
+    assert known["sources"] == {str(letters): 2, str(tmp_path / "more.txt"): 1}
+    assert "every byte is what was written" in command.well("index", "info", out, "--check").out
+
+
+def test_mistakes(minilm: Path, letters: Path, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "index"
+    build = ("index", "build", minilm, letters, "--text", "body", "--out")
+    command.well(*build, out)
+    for expected, arguments in (
+        ("is an index already", (*build, out)),
+        ("holds other files", (*build, tmp_path)),
+        ("kind 'hsnw': unknown", (*build, tmp_path / "other", "--kind", "hsnw")),
+        ("no such file or folder", ("index", "build", minilm, tmp_path / "none.txt", "--out", tmp_path / "other")),
+        ("has no column 'text'", ("index", "build", minilm, letters, "--out", tmp_path / "other")),
+        ("chunk 1000: the model reads", (*build, tmp_path / "third", "--chunk", "1000")),
+        ("was made with", ("index", "query", out, "x", "--model", "default")),
+        ("was made with", ("index", "add", "default", out, letters, "--text", "body")),
+        ("must be key=value", ("index", "query", out, "x", "--where", "from")),
+        (
+            "where 'form': no document has this; did you mean 'from'",
+            ("index", "query", out, "x", "--where", "form=Ida"),
+        ),
+        ("nothing in it to look for", ("index", "query", out, " ")),
+        ("is not an index", ("index", "info", tmp_path)),
+        ("say what", ("index", "remove", out)),
+        ("no document is there to remove", ("index", "remove", out, "nobody")),
+        ("no such folder", ("index", "query", tmp_path / "nowhere", "x")),
+    ):
+        said = command(*arguments)
+        assert said.code == 2, arguments
+        assert len(said.lines) == 1, said.err
+        assert expected in said.err
+    assert command.well("index", "info", out, "--json").json["documents"] == 3
+
+
+def test_the_model_has_moved(minilm: Path, letters: Path, tmp_path: Path, command: Command) -> None:
+    moving = tmp_path / "model"
+    bertree.load(minilm).save(moving)
+    command.well("index", "build", moving, letters, "--text", "body", "--out", tmp_path / "index")
+    moving.rename(tmp_path / "elsewhere")
+    said = command("index", "query", tmp_path / "index", "a cat")
+    assert f"its model was at {moving}, which is gone; say with --model" in said.err
+    ask = ("index", "query", tmp_path / "index", "a cat", "--model", tmp_path / "elsewhere", "-k", 1, "--json")
+    assert "cat" in json.loads(command.well(*ask).out)[0]["text"]
+
+
+def test_scores_are_the_models(minilm: Path, tmp_path: Path) -> None:
+    model = bertree.load(minilm)
+    texts = [letter["body"] for letter in LETTERS]
+    index = Index.build(model, [{"id": text, "text": text} for text in texts], tmp_path / "index")
+    expected = dict(zip(texts, model.similarity("a train", texts)[0], strict=True))
+    for hit in index.search("a train"):
+        assert hit.score == pytest.approx(float(expected[hit.document]), abs=1e-5)
+
+
+def test_rerank(trained: Trained, tmp_path: Path) -> None:
+    rows = learnable.pairs(40, 5)
+    judge = bertree.load(trained("pair") / "model")
+    said = judge.predict([("the is a", str(row["two"])) for row in rows])
+    index = Index.build(Words(), [{"id": f"{n}", "text": row["two"]} for n, row in enumerate(rows)], tmp_path / "i")
+    plain = index.search("the is a", k=40)
+    hits = index.search("the is a", k=8, rerank=judge, candidates=40, label="good")
+    expected = {f"{n}": line["probabilities"]["good"] for n, line in enumerate(said)}
+    assert [hit.score for hit in hits] == sorted(expected.values(), reverse=True)[:8]
+    for hit in hits:
+        assert hit.score == pytest.approx(expected[hit.document], abs=1e-5)
+        assert hit.cosine == next(p.score for p in plain if p.document == hit.document)
+    few = index.search("the is a", k=40, rerank=judge, candidates=5, label="good")
+    assert {hit.document for hit in few[:5]} == {hit.document for hit in plain[:5]}
+    assert few[5:] == plain[5:], "those it did not read stay as they were"
+    with pytest.raises(UserError, match=r"label 'goood'.*did you mean 'good'"):
+        index.search("the is a", rerank=judge, label="goood")
+    with pytest.raises(UserError, match="no head for pairs"):
+        index.search("the is a", rerank=bertree.load("bert-tiny"))
+
+
+def test_which_class_says_yes() -> None:
+    assert positive(["contradiction", "entailment", "neutral"]) == "entailment"
+    assert positive(["0", "1"]) == "1"
+    assert positive(["bad", "good"]) == "good"
+    assert positive(["Not_Equivalent", "Equivalent"]) == "Equivalent"
+    assert positive(["a", "b", "c"], "c") == "c"
+    with pytest.raises(UserError, match="say it with --label: a, b, c"):
+        positive(["a", "b", "c"])
+
+
+def test_the_documentation(minilm: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of docs/search.md in order."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(minilm, "my-model")
+    known: dict[str, object] = {}
+    ran = 0
+    for language, block in re.findall(r"```(python|console)\n(.*?)```", DOCS.read_text(), re.DOTALL):
+        if language == "python":
+            exec(compile(block, str(DOCS), "exec"), known)
+            ran += 1
+            continue
+        for line in block.splitlines():
+            said = command.well(*shlex.split(line.removeprefix("$ bertree ")))
+            assert said.out
+            ran += 1
+    assert ran >= 11
+
+
+def test_options_of_a_second_model_need_one(tmp_path: Path, command: Command) -> None:
+    for option, value in (("--label", "yes"), ("--candidates", "9")):
+        said = command("index", "query", tmp_path, "a question", option, value)
+        assert (said.code, f"{option}: is for a second model" in said.err) == (2, True)

@@ -1,0 +1,195 @@
+"""Recipes: read, laid over each other, checked, written out again."""
+
+from pathlib import Path
+
+import pytest
+
+from bertree.config import recipe, settings
+from bertree.errors import UserError
+from tests.support import runs
+
+BASE = """
+note = "ä \\"quoted\\" note"
+[model]
+preset = "bert-tiny"
+layers = 3
+[optim]
+betas = [0.8, 1e-3]
+[[phases]]
+steps = 10
+[[phases]]
+steps = 5
+max_length = 64
+batch_tokens = 640
+mask_rate = 0.3
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> str:
+    (tmp_path / "base.toml").write_text(BASE)
+    return str(tmp_path / "base.toml")
+
+
+@pytest.mark.parametrize("name", recipe.shipped())
+def test_shipped_recipes_load_and_round_trip(name: str, tmp_path: Path) -> None:
+    loaded = recipe.load(name)
+    assert loaded.name == name
+    assert loaded.note
+    (tmp_path / "again.toml").write_text(settings.as_toml(loaded))
+    assert recipe.load(str(tmp_path / "again.toml")) == loaded
+
+
+def test_every_value_survives_writing(base: str, tmp_path: Path) -> None:
+    changes = ["data.store=\"a 'b' \\\\ 😀\"", "run.tensorboard=true", "optim.lr=1e-05", "optim.clip=3", "run.seed=7"]
+    loaded = recipe.load(base, [*changes, "model.dropout=0.1", "model.pooler=false", "objective.mlm=0.3"])
+    assert loaded.data.store == "a 'b' \\ 😀"
+    assert loaded.optim.clip == 3.0
+    (tmp_path / "again.toml").write_text(settings.as_toml(loaded))
+    again = recipe.load(str(tmp_path / "again.toml"))
+    assert again == loaded
+    assert settings.differences(loaded, again) == []
+
+
+# What the papers print; Devlin et al. 2018 A.2, Liu et al. 2019 table 9, Lan et al. 2019 4.1.
+PUBLISHED = {
+    "bert-base": {
+        "optim.name": "adamw", "optim.lr": 1e-4, "optim.betas": (0.9, 0.999), "optim.weight_decay": 0.01,
+        "schedule.shape": "linear", "schedule.warmup": 10_000, "data.mask_rate": 0.15,
+        "phases": [(900_000, 128, 256 * 128), (100_000, 512, 256 * 512)],
+        "objective": (1.0, 1.0, 0.0), "data.format": "segment-pair+nsp", "data.masking": "token+static10",
+    },
+    "roberta-base": {
+        "optim.name": "adamw", "optim.lr": 6e-4, "optim.betas": (0.9, 0.98), "optim.weight_decay": 0.01,
+        "optim.eps": 1e-6, "optim.clip": 0.0, "schedule.shape": "linear", "schedule.warmup": 24_000,
+        "phases": [(500_000, 512, 8192 * 512)], "data.mask_rate": 0.15,
+        "objective": (1.0, 0.0, 0.0), "data.format": "full-sentences", "data.masking": "token",
+    },
+    "albert-base": {
+        "optim.name": "lamb", "optim.lr": 0.00176, "schedule.shape": "linear", "schedule.warmup": 3_125,
+        "phases": [(125_000, 512, 4096 * 512)], "data.mask_rate": 0.15,
+        "objective": (1.0, 0.0, 1.0), "data.format": "segment-pair+sop", "data.masking": "ngram",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_papers_settings(name: str) -> None:
+    loaded = recipe.load(name)
+    for key, value in PUBLISHED[name].items():
+        if key == "phases":
+            assert [(p.steps, p.max_length, p.batch_tokens) for p in loaded.phases] == value
+        elif key == "objective":
+            assert (loaded.objective.mlm, loaded.objective.nsp, loaded.objective.sop) == value
+        else:
+            section, field = key.split(".")
+            assert getattr(getattr(loaded, section), field) == value, key
+    assert loaded.model["preset"] == name
+    assert loaded.schedule.growth == 1
+
+
+def test_a_recipe_holds_its_differences(base: str, tmp_path: Path) -> None:
+    child = tmp_path / "child.toml"
+    child.write_text('extends = "base.toml"\n[model]\nlayers = 4\n[optim]\nlr = 0.5\n')
+    loaded, parent = recipe.load(str(child)), recipe.load(base)
+    assert settings.differences(loaded, parent) == ["model.layers", "name", "optim.lr"]
+    assert loaded.optim.betas == (0.8, 1e-3)
+    child.write_text('extends = "base"\n[[phases]]\nsteps = 1\n')
+    with pytest.raises(UserError, match=r"base: no such recipe, did you mean|known"):
+        recipe.load(str(child))
+    child.write_text('extends = "bert-base"\n[[phases]]\nsteps = 1\n[schedule]\nwarmup = 1\n')
+    assert len(recipe.load(str(child)).phases) == 1, "phases are replaced as a whole"
+
+
+def test_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b.toml"\n')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"\n')
+    with pytest.raises(UserError, match="extend each other in a circle"):
+        recipe.load(str(tmp_path / "a.toml"))
+    (tmp_path / "a.toml").write_text("extends = 3\n")
+    with pytest.raises(UserError, match="extends: must be the name"):
+        recipe.load(str(tmp_path / "a.toml"))
+
+
+def test_overrides(base: str) -> None:
+    loaded = recipe.load(
+        base,
+        ["phases.1.steps=7", "optim.name=lamb", "optim.betas=[0.5, 0.6]", "data.store=some/where", "data.held_out="],
+    )
+    assert [phase.steps for phase in loaded.phases] == [10, 7]
+    assert (loaded.optim.name, loaded.optim.betas, loaded.data.store) == ("lamb", (0.5, 0.6), "some/where")
+    assert loaded.data.held_out == ""
+    assert settings.differences(loaded, recipe.load(base)) == [
+        "data.store", "optim.betas", "optim.name", "phases.1.steps",
+    ]  # fmt: skip
+
+
+WRONG = {
+    "optim.lr": "expected key=value",
+    "=3": "expected key=value",
+    "optim.weight_decy=3": "optim.weight_decy: unknown key, did you mean 'weight_decay'",
+    "optin.lr=3": "optin: unknown key, did you mean 'optim'",
+    "optim.lr.x=3": "optim.lr.*: is a single value|optim.lr: must be a number",
+    "optim.lr=fast": "optim.lr: must be a number, not 'fast'",
+    "optim.lr=true": "optim.lr: must be a number, not True",
+    "optim.lr=0": "optim.lr: must be above 0",
+    "optim.lr=inf": "optim.lr: must be finite",
+    "optim.lr=nan": "optim.lr: must be finite",
+    "optim=3": "optim: must be a table",
+    "optim.betas=0.9": "optim.betas: must be a list",
+    "optim.betas=[0.9]": "optim.betas: must be a list of 2 values, not 1",
+    "optim.betas=[0.9, 1.0]": r"optim.betas: must lie in \[0, 1\)",
+    "optim.name=adam": "optim.name: unknown value 'adam', did you mean 'adamw'",
+    "schedule.shape=linar": "did you mean 'linear'",
+    "schedule.warmup=16": "schedule.warmup: 16 is more than the run's 15 steps",
+    "schedule.warmup=1.5": "schedule.warmup: must be a whole number, not 1.5",
+    "schedule.growth=0": "schedule.growth: must be at least 1",
+    "run.seed=-1": "run.seed: must not be negative",
+    "run.tensorboard=1": "run.tensorboard: must be true or false, not 1",
+    "data.store=7": "data.store: must be text, not 7",
+    "phases=[]": "phases: there is none",
+    "phases.2.steps=7": "phases.2.steps: '2' is not one of the 2 entries",
+    "phases.x.steps=7": "'x' is not one of the 2 entries",
+    "phases.-1.steps=7": "'-1' is not one of the 2 entries",
+    "phases.0.steps=0": "phases.steps: must be at least 1",
+    "phases.0.step=3": "phases.0.step: unknown key, did you mean 'steps'",
+    "objective.mlm=0": "there is nothing to learn",
+    "objective.nsp=1": r"objective.nsp: needs a format that asks it, for example segment-pair\+nsp, not full-sentences",
+    "objective.sop=-1": "objective.sop: must not be negative",
+    "objective.mln=1": "did you mean 'mlm'",
+}
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_mistakes_are_named(override: str, base: str) -> None:
+    with pytest.raises(UserError, match=WRONG[override]) as caught:
+        recipe.load(base, [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_two_questions_about_one_pair(base: str) -> None:
+    with pytest.raises(UserError, match="nsp and sop ask about the same pair"):
+        recipe.load(base, ["objective.nsp=1", "objective.sop=1", "data.format=segment-pair+nsp"])
+    with pytest.raises(UserError, match=r"objective.sop: needs a format that asks it, .*not segment-pair\+nsp"):
+        recipe.load(base, ["objective.sop=1", "data.format=segment-pair+nsp"])
+
+
+def test_files_that_are_not_recipes(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[optim\n")
+    with pytest.raises(UserError, match="is not valid TOML"):
+        recipe.load(str(broken))
+    with pytest.raises(UserError, match="no such recipe file"):
+        recipe.load(str(tmp_path / "nowhere.toml"))
+    with pytest.raises(UserError, match="did you mean 'bert-base'"):
+        recipe.load("bert-bse")
+
+
+def test_config_prints_what_will_be_run(tmp_path: Path) -> None:
+    shown, listed, wrong = (tmp_path / name for name in ("shown.toml", "listed", "wrong"))
+    assert runs.finish("config", "bert-base-tiny", "optim.lr=2e-4", said=shown) == 0
+    assert recipe.load(str(shown)) == recipe.load("bert-base-tiny", ["optim.lr=2e-4"])
+    assert runs.finish("config", said=listed) == 0
+    assert all(name in listed.read_text() for name in recipe.shipped())
+    assert runs.finish("config", "bert-base", "optim.lr=x", said=wrong) == 2
+    assert wrong.read_text() == "bertree: bert-base: optim.lr: must be a number, not 'x'\n"

@@ -1,0 +1,61 @@
+"""Examples that are made up: only the teacher labels them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+import bertree
+from bertree.distillation import teacher_scores
+from bertree.text import tokenizer_training
+from tests.support.learnable import WORDS, Command, Trained, model
+from tests.support.lessons import command_of
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.mark.parametrize("name", ["classification", "pair", "regression"])
+def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
+    out, count = tmp_path / "out", 320 if name == "regression" else 240
+    said = command.well(*command_of(trained, name, out, "copies=3", "epochs=1"))
+    found = json.loads((out / "metrics.json").read_text())
+    units = found["examples"]["train"]
+    assert 2 * count < units <= 4 * count
+    assert len(load_file(out / teacher_scores.FILE)["scores"]) == units
+    assert "3 copies of each example" in said.out + said.err
+    assert found["distillation"]["kept"] > 0.9
+    rows = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+    first = next(row for row in rows if row["kind"] == "train")
+    assert first["hard"] > 0
+    assert first["soft"] > 0
+
+
+def test_masks_are_spelled_as_each_tokenizer_does(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """The student's mask is <mask>, the teacher's [MASK]: to the teacher, both runs read the same texts."""
+    text = " ".join(WORDS)
+    words = tokenizer_training.train(lambda: [text] * 4, "bpe", 450)
+    assert words.special["mask"] != trained.words.special["mask"]
+    other = model(tmp_path / "other", words, layers=1)
+    rates = ("copies=2", "masking=0.5", "replacing=0", "ngram=0", "epochs=0.1")
+    command.well(*command_of(trained, "classification", tmp_path / "a", *rates, student="half"))
+    command.well(*command_of(trained, "classification", tmp_path / "b", *rates, student=other))
+    one, two = (load_file(tmp_path / out / teacher_scores.FILE)["scores"] for out in "ab")
+    assert one.shape == two.shape
+    assert abs(one - two).max() < 1e-4
+    assert abs(one[:240] - one[240:480]).max() > 1e-2, "masks must change something"
+
+
+def test_a_bilstm_learns_from_copies(command: Command, trained: Trained, tmp_path: Path) -> None:
+    """As in the paper: scores alone (mse), many copies; what comes out is a model like any other."""
+    out = tmp_path / "out"
+    settings = ("kind=mse", "copies=2", "epochs=2", "lr=1e-3")
+    command.well(*command_of(trained, "classification", out, *settings, student="bilstm"))
+    assert json.loads((out / "metrics.json").read_text())["distillation"]["kept"] > 0.9
+    made = bertree.load(out / "model")
+    assert made.architecture.body == "bilstm"
+    assert [line["predicted"] for line in made.predict(["the boat is happy", "a gloomy lamp"])] == ["good", "bad"]
+    said = command(*command_of(trained, "classification", tmp_path / "x", student="bilstm", more=("--layers", "1")))
+    assert said.code == 2
+    assert "a bilstm has no layers to give or to take" in said.err
+    assert len(said.lines) == 1

@@ -1,0 +1,378 @@
+"""`bertree distill` on text: a teacher helps, whatever the student's shape; a stopped run ends as one that was not."""
+
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+import bertree
+from bertree.batch import Batch
+from bertree.data.prepare import prepare
+from bertree.data.store import Store
+from bertree.distillation import text_student as students
+from bertree.distillation.text import distill
+from bertree.errors import UserError
+from bertree.files import read_toml
+from bertree.objectives.distill_pretraining import TERMS, distillation, pupil
+from bertree.objectives.objective import IGNORED
+from bertree.objectives.pretraining import pretraining
+from bertree.pretraining.run import pretrain
+from bertree.text import tokenizer_training
+from bertree.text.corpus import Corpus
+from tests.conftest import run_bertree
+from tests.support import runs
+from tests.support.learnable import Command, one_thread
+
+TEACHER = """
+extends = "bert-base-tiny"
+[model]
+layers = 4
+width = 64
+heads = 2
+max_positions = 64
+[data]
+format = "full-sentences"
+held_out_share = 0.1
+[objective]
+nsp = 0.0
+[optim]
+lr = 3e-3
+[schedule]
+warmup = 20
+[run]
+device = "cpu"
+eval_tokens = 4096
+log_every = 50
+[[phases]]
+steps = 700
+max_length = 32
+batch_tokens = 512
+mask_rate = 0.15
+"""
+QUICK = (
+    *("phases.0.batch_tokens=512", "phases.0.mask_rate=0.15", "schedule.warmup=3", "data.held_out_share=0.1"),
+    *("run.device=cpu", "run.log_every=1", "run.eval_tokens=4096"),
+)
+
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of three words each, of 200, in any order: what stands at a mask is told by the context alone."""
+    folder = tmp_path_factory.mktemp("stories")
+    draw = np.random.default_rng(0)
+    halves = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
+    words = [one + other for one in halves[:20] for other in halves[20:30]]
+    texts = [" ".join(draw.choice(draw.choice(words, 3, replace=False), 28)) + " ." for _ in range(3000)]
+    (folder / "text.txt").write_text("\n\n".join(texts))
+    tokenizer = tokenizer_training.train(lambda: texts, "wordpiece", 320)
+    tokenizer_training.save(tokenizer, folder / "tokenizer")
+    prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store")
+    return folder / "store"
+
+
+@pytest.fixture(scope="module")
+def teacher(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT that has learned a little."""
+    folder = tmp_path_factory.mktemp("teacher")
+    (folder / "teacher.toml").write_text(TEACHER)
+    given = [f"data.store={json.dumps(str(stories))}"]
+    with one_thread():
+        assert pretrain(str(folder / "teacher.toml"), given, folder / "run", False) == 0
+    return folder / "run" / "model"
+
+
+def learned(out: Path) -> float:
+    """Held-out loss at the end."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [float(line["mlm"]) for line in lines if line["kind"] == "eval"][-1]
+
+
+def test_a_teacher_helps_and_so_does_a_warm_start(teacher: Path, stories: Path, tmp_path: Path) -> None:
+    rows = {
+        "whole": [],
+        "random": ["distil.start=random"],
+        "alone": ["distil.ce=0", "distil.cos=0"],
+    }
+    found = {}
+    for name, changes in rows.items():
+        given = [*QUICK, "phases.0.steps=100", "schedule.warmup=20", *changes]
+        assert distill(str(teacher), "distilbert-tiny", given, tmp_path / name, corpus=str(stories)) == 0
+        found[name] = learned(tmp_path / name)
+    assert found["whole"] < found["alone"] - 0.03, "the same start, the same steps: the teacher helps"
+    assert found["whole"] < found["random"] - 1.0, "and so do its layers"
+
+
+@pytest.mark.parametrize("term", ["ce", "cos", "hidden", "relation"])
+def test_every_term_alone_is_learned(term: str, teacher: Path, stories: Path, tmp_path: Path) -> None:
+    weights = dict.fromkeys(("ce", "cos", "hidden", "relation"), 0.0) | {term: 1.0}
+    given = [f"distil.{name}={weight}" for name, weight in weights.items()]
+    narrow = ["model.preset=bert-tiny", "model.width=16", "model.heads=2", "model.layers=2"]
+    shape = [*narrow, "distil.relation_heads=4", "objective.mlm=0", *QUICK, "phases.0.steps=40"]
+    assert distill(str(teacher), "distilbert-tiny", [*given, *shape], tmp_path / "out", corpus=str(stories)) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line[term] for line in lines if line["kind"] == "train"]
+    assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
+    assert set(losses) == {line["loss"] for line in lines if line["kind"] == "train"}, "nothing else is asked"
+    model = bertree.load(tmp_path / "out" / "model")
+    assert model.architecture.width == 16
+    assert not any("bridge" in name for name in model.network.state_dict()), "bridges are thrown away"
+
+
+def test_a_student_with_shared_layers(teacher: Path, stories: Path, tmp_path: Path) -> None:
+    # A width of 36 is divided by no number of heads the teacher has: relations take fewer.
+    given = ["model.preset=albert-base", "model.width=36", "model.heads=2", "model.layers=3", "phases.0.steps=3"]
+    given += ["model.embedding_width=16", "distil.hidden=1", "distil.relation=1", "distil.match=1,2,4", *QUICK]
+    assert distill(str(teacher), "distilbert-tiny", given, tmp_path / "out", corpus=str(stories)) == 0
+    assert bertree.load(tmp_path / "out" / "model").architecture.sharing == "all"
+
+
+def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    (tmp_path / "teacher.toml").write_text(
+        TEACHER.replace("steps = 700", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
+    )
+    store = json.dumps(str(stories))
+    assert (
+        pretrain(str(tmp_path / "teacher.toml"), [f"data.store={store}", "schedule.warmup=1"], tmp_path / "t", False)
+        == 0
+    )
+    done = run_bertree(
+        *(
+            "distill",
+            str(tmp_path / "t" / "model"),
+            "--corpus",
+            str(stories),
+            "--out",
+            str(tmp_path / "out"),
+            "--compare",
+            "0.5",
+        ),
+        *("--epochs", "0.2", "--layers", "2,4", *[change for change in QUICK if "phases" not in change]),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "layers 2, 4" in done.stdout
+    assert "ce 5, mlm 2, cos 1" in done.stdout
+    theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model")
+    assert type(theirs).__name__ == "DistilBertForMaskedLM"
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [model["name"] for model in found["models"]] == ["teacher", "student"]
+    assert found["models"][0]["encoder"] == 2 * found["models"][1]["encoder"]
+    assert "Teacher and student" in (tmp_path / "out" / "report.html").read_text()
+    recipe = read_toml(tmp_path / "out" / "recipe.toml")
+    assert recipe["phases"][0]["max_length"] == 32, "no longer than the teacher reads"
+    assert recipe["phases"][0]["batch_tokens"] == 4096, "small text, small batches"
+
+
+def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories: Path) -> None:
+    def phase(*overrides: str, epochs: float = 0.0, student: str = "half") -> tuple[int, int, int, int]:
+        recipe = students.find(student, {"data.store": str(stories)}, overrides)
+        made = students.sized(recipe, student, overrides, epochs, Store.open(stories), 32)
+        only = made.phases[0]
+        return only.steps, only.batch_tokens, only.max_length, made.schedule.warmup
+
+    tokens = Store.open(stories).tokens
+    usual = math.ceil(3 * tokens / 4096)
+    assert phase() == (usual, 4096, 32, math.ceil(usual / 20))
+    assert phase("phases.0.mask_rate=0.3") == phase(), "only steps say how long it takes"
+    assert phase("phases.0.steps=7", "schedule.warmup=2", "phases.0.max_length=16") == (7, 524288, 16, 2)
+    assert phase("phases.0.batch_tokens=512", "schedule.warmup=9", epochs=1.0) == (math.ceil(tokens / 512), 512, 32, 9)
+    assert phase(epochs=1.0, student="distilbert-tiny")[:2] == (math.ceil(tokens / 1024), 1024)
+
+
+def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
+    """All five terms, through bridges: the gradient does not depend on how a batch is cut."""
+    model = bertree.load(teacher)
+    model.network.requires_grad_(False)
+    student = bertree.api.fresh(
+        model.architecture.with_values({"width": 16, "layers": 2, "dropout": 0.0}), {"mask": 0}, seed=1
+    ).network
+    weights = dict.fromkeys(TERMS, 1.0)
+    learner = pupil(student, 16, 64, weights, 2)
+    for everywhere in (False, True):
+        objective = distillation(weights, model.network, 2.0, everywhere, [(1, 2), (2, 4)], (2, 4, 2))
+        sequences = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
+        masked, targets = [[1, 3], [], [0]], [[30, 31], [], [32]]
+        found = []
+        for cut in ([[0, 1, 2]], [[0], [1, 2]]):
+            learner.zero_grad()
+            counts: dict[str, int] = dict.fromkeys(TERMS, 0)
+            batches = [part(sequences, masked, targets, rows) for rows in cut]
+            for batch in batches:
+                counts = {name: counts[name] + count for name, count in objective.counts(batch).items()}
+            for batch in batches:
+                losses = objective(learner, batch)
+                torch.stack([loss.sum / counts[name] for name, loss in losses.items()]).sum().backward()
+            found.append([p.grad.clone() for p in learner.parameters() if p.grad is not None])
+            assert all(p.grad is None for p in model.network.parameters()), "the teacher does not learn"
+        assert counts["mlm"] == 3
+        assert counts["ce"] == (12 if everywhere else 3)
+        for one, other in zip(*found, strict=True):
+            assert torch.allclose(one, other, atol=1e-5)
+
+
+def part(sequences: list[list[int]], masked: list[list[int]], targets: list[list[int]], rows: list[int]) -> Batch:
+    """Some sequences as one batch, with a question that is ignored at the end, as filled batches have."""
+    from dataclasses import replace
+
+    batch = Batch.pack([sequences[row] for row in rows])
+    starts = batch.cu_seqlens.tolist()
+    places = [starts[n] + place for n, row in enumerate(rows) for place in masked[row]]
+    answers = [answer for row in rows for answer in targets[row]]
+    spare = next(place for place in range(starts[-1]) if place not in places)
+    return replace(batch, masked=torch.tensor([*places, spare]), targets=torch.tensor([*answers, IGNORED]))
+
+
+def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
+    model = bertree.load(teacher)
+    batch = part([[5, 6, 7, 8]], [[1, 3]], [[30, 31]], [0])
+    student = bertree.api.fresh(model.architecture, {"mask": 0}, seed=1).network
+    learner = pupil(student, 64, 64, {}, 0)
+    ours = distillation({"mlm": 2.0}, model.network)(learner, batch)["mlm"].sum
+    assert torch.equal(ours, pretraining(mlm=2.0)(student, batch)["mlm"].sum)
+
+
+def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> None:
+    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--corpus", str(stories), "--compare", "0")
+    quick = (
+        *QUICK,
+        "run.save_every=1",
+        "run.eval_every=4",
+        "phases.0.steps=12",
+        "distil.hidden=1",
+        "model.dropout=0.1",
+    )
+    quick += ("schedule.warmup=3", "model.width=16", "model.embedding_width=16", "run.micro_tokens=256")
+    assert runs.finish(*given, *quick, "--out", str(tmp_path / "whole")) == 0
+    moments, out, killed = random.Random(6), tmp_path / "out", 0
+    for _ in range(3):
+        process = runs.start(*given, *quick, "--out", str(out), "--resume", fault="slow:20")
+        before = newest(out)
+        while process.exitcode is None and newest(out) < before + moments.randint(1, 3):
+            time.sleep(0.002)
+        process.kill()
+        process.join()
+        killed += process.exitcode == -9
+    assert killed >= 2
+    assert runs.finish(*given, *quick, "--out", str(out), "--resume") == 0
+    assert runs.results(out) == runs.results(tmp_path / "whole")
+
+
+def newest(out: Path) -> int:
+    return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=0)
+
+
+def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> None:
+    shape = [*QUICK, "phases.0.steps=70", "distil.cos=0"]
+    cache = tmp_path / "cache"
+
+    def run(name: str, *changes: str, kept: bool = True) -> float:
+        code = distill(
+            *(str(teacher), "distilbert-tiny", [*shape, *changes], tmp_path / name),
+            corpus=str(stories),
+            cache=str(cache) if kept else "",
+        )
+        assert code == 0
+        return learned(tmp_path / name)
+
+    live = run("live", kept=False)
+    kept = run("kept", "distil.top_k=16")
+    alone = run("alone", "distil.ce=0", kept=False)
+    assert kept == pytest.approx(live, abs=0.06), "16 of 320 tokens say nearly all"
+    assert kept < alone - 0.02
+    files = sorted(cache.glob("steps-*"))
+    assert len(files) == 2
+    stamps = [file.stat().st_mtime_ns for file in files]
+    # Another student, another rate: the teacher is not asked again.
+    run("other", "distil.top_k=16", "model.layers=1", "optim.lr=1e-3")
+    assert [file.stat().st_mtime_ns for file in files] == stamps
+    with pytest.raises(UserError, match=r"another distil\.top_k"):
+        run("more", "distil.top_k=17")
+    with pytest.raises(UserError, match="another seed"):
+        run("seeded", "distil.top_k=16", "run.seed=5")
+    assert not (tmp_path / "seeded").exists(), "a mistake leaves no folder"
+    whole = files[0].read_bytes()
+    kept_ = load_file(files[0])
+    for name, wrong in (
+        ("ids", kept_["ids"].astype(np.int64) - 1000),
+        ("ids", np.full_like(kept_["ids"], 320)),
+        ("scores", np.full_like(kept_["scores"], -0.01)),
+        ("rows", kept_["rows"].astype(np.float32)),
+    ):
+        save_file(kept_ | {name: wrong}, files[0])
+        with pytest.raises(UserError, match="broken; remove it"):
+            run(f"wrong {name} {wrong.dtype} {wrong.flat[0]}", "distil.top_k=16")
+    files[0].write_bytes(whole[:-100])
+    with pytest.raises(UserError, match="broken; remove it"):
+        run("broken", "distil.top_k=16")
+    files[0].unlink()
+    assert run("mended", "distil.top_k=16") == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (["distil.cos=1"], "distil.cos=0"),
+        (["distil.cos=0", "distil.everywhere=true"], "distil.everywhere=false"),
+        (["distil.cos=0", "distil.top_k=320"], "must be less than the vocabulary"),
+    ],
+)
+def test_what_cannot_be_kept(changes: list[str], why: str, teacher: Path, stories: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=why):
+        distill(
+            *(str(teacher), "distilbert-tiny", [*QUICK, *changes], tmp_path / "out"),
+            corpus=str(stories),
+            cache=str(tmp_path / "cache"),
+        )
+
+
+def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path, small_folder: Path) -> None:
+    store, out = str(stories), str(tmp_path / "out")
+    mistakes = [
+        (["no-such"], "no such preset"),
+        (["bert-tiny", "distil.ce=1"], "nothing to teach"),
+        ([str(small_folder)], "another tokenizer"),
+        ([str(teacher), "--student", "bert-smal"], "did you mean"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.coss=1"], "did you mean 'cos'"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.temperature=0"], "must be above 0"),
+        ([str(teacher), "--student", "distilbert-tiny", "objective.nsp=1"], "nsp"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.layers=1,2,3"], "2 are wanted"),
+        ([str(teacher), "--student", "distilbert-tiny", "phases.0.max_length=64"], "set phases.0.max_length=32"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.relation=1", "distil.relation_heads=5"], "divide"),
+        ([str(teacher), "--student", "distilbert-tiny", "model.start=x"], "distil.start"),
+        ([str(teacher), "--student", "distilbert-tiny", "model.vocab_size=9"], "its teacher's vocabulary"),
+        (
+            [str(teacher), "--student", "distilbert-tiny", "data.masking=next", "model.attention=causal"],
+            "full attention",
+        ),
+        ([str(teacher), "--student", "distilbert-tiny", "model.attention=causal"], "must be the teacher's"),
+        ([str(teacher), "--student", "distilbert-tiny", "model.heads=4", "--layers", "1,2"], "number of heads"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.start=random", "--layers", "1,2"], "leave one"),
+        ([str(teacher), "--student", "distilbert-tiny", "--epochs", "2", "phases.0.steps=500"], "says the same"),
+        ([str(teacher), "--student", str(teacher)], "can be taught a task"),
+        ([str(teacher), "--student", "distilbert-tiny", "--seeds", "2"], "--seeds: is for --task"),
+        (
+            [str(teacher), "--student", "distilbert-tiny", "--cache", "c", "distil.ce=0", "distil.cos=0"],
+            "nothing would",
+        ),
+    ]
+    for given, why in mistakes:
+        said = command("distill", given[0], "--corpus", store, "--out", out, *given[1:])
+        assert said.code == 2, given
+        assert why in said.err, (why, said.err)
+        assert said.err.count("\n") == 1, said.err
+        assert not (tmp_path / "out").exists(), given
+    for given in ([str(teacher)], [str(teacher), "--corpus", store, "--task", "sst-2"]):
+        said = command("distill", *given)
+        assert (said.code, "--corpus" in said.err) == (2, True)
+    said = command("pretrain", "distilbert", "--store", store, "--out", out)
+    assert (said.code, "bertree distill TEACHER" in said.err) == (2, True)

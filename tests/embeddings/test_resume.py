@@ -1,0 +1,42 @@
+"""A run that trains vectors and is killed, however often, ends with the same bytes as one that is not."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.finetuning.test_resume import newest, same
+from tests.support import runs
+from tests.support.learnable import model, tokenizer
+from tests.support.topics import files
+
+SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0.1", "max_length=32", "evaluations=2")
+KINDS = {
+    "softmax": ("--loss", "softmax", "epochs=2", "batch=16", "layers=sum-all"),
+    "ranking": ("--loss", "ranking", "epochs=4", "batch=16", "micro_tokens=500"),  # in pieces
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = files(tmp_path_factory.mktemp("resumed"))
+    model(folder / "start", tokenizer())
+    return folder
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> None:
+    said, whole, out = tmp_path / "said", tmp_path / "whole", tmp_path / "out"
+
+    def given(folder: Path) -> list[str]:
+        fixed = ("--data", place / "nli", "--dev", place / "sts" / "dev.parquet", "--out", folder)
+        return list(map(str, ["sentence", "train", place / "start", *fixed, *KINDS[name], *SETTINGS]))
+
+    assert runs.finish(*given(whole), said=said) == 0, said.read_text()
+    moments = random.Random(name)
+    codes = runs.killed(*given(out), said=said, newest=lambda: newest(out), moments=moments, steps=9)
+    assert codes.count(-9) >= 2, said.read_text()
+    assert runs.finish(*given(out), "--resume", said=said, fault="pause:0") == 0, said.read_text()
+    same(out, whole)
+    assert runs.finish(*given(out)[:-1], "--resume", "evaluations=3", said=said) == 2
+    assert "was done with other settings or data" in said.read_text()

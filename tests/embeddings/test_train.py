@@ -1,0 +1,219 @@
+"""`bertree sentence train`: every loss learns, what is written makes vectors for everyone, mistakes are one line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bertree
+from bertree.embeddings import config as siamese_config
+from bertree.model.pooling import Vector
+from bertree.tasks.similarity.task import SentenceTask
+from tests.support.learnable import Command, model, one_thread, tokenizer
+from tests.support.topics import files
+
+SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0", "max_length=32")
+ENDS = "sts/dev.parquet"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = files(tmp_path_factory.mktemp("sentences"))
+    model(folder / "start", tokenizer())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def arguments(place: Path, out: Path, data: str, *more: object) -> list[object]:
+    return ["sentence", "train", place / "start", "--data", place / data, "--out", out, *SETTINGS, *more]
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "more", "bar"),
+    [
+        ("sts", "cosine", ("epochs=6",), 0.9),
+        ("sts", "cosine", ("epochs=6", "layers=sum-all", "normalise=true"), 0.9),
+        ("triplets.jsonl", "triplet", ("epochs=4", "pooling=cls"), 0.7),
+        ("nli", "triplet", ("epochs=4", "distance=cosine"), 0.7),
+        ("nli", "ranking", ("epochs=4", "batch=32", "symmetric=true"), 0.7),
+        ("pairs.csv", "ranking", ("epochs=3", "batch=32", "pooling=mean+max", "micro_tokens=200"), 0.7),
+    ],
+)
+def test_every_loss_learns(
+    data: str, loss: str, more: tuple[str, ...], bar: float, place: Path, command: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command.well(*arguments(place, out, data, "--loss", loss, "--dev", place / ENDS, *more))
+    found = json.loads((out / "metrics.json").read_text())
+    assert found["metric"] == "spearman"
+    assert found["spearman"] > bar
+    lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert len(lines) == 80
+    assert all(line["predicted"] == pytest.approx(5 * line["score"]) for line in lines)
+    page = (out / "report.html").read_text()
+    assert "Gold against predicted" in page
+    trained = bertree.load(out / "model")
+    assert not trained.classes
+    assert trained.max_length == 32
+    one, other = (trained.embed([str(line[side]) for line in lines]) for side in ("text", "pair"))
+    cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    assert cosines == pytest.approx([line["score"] for line in lines], abs=1e-5)
+
+
+@pytest.mark.parametrize("more", [(), ("concat=|u-v|,u*v", "pooling=max"), ("concat=u*v", "layers=sum-all")])
+def test_classes_of_pairs_are_learned(more: tuple[str, ...], place: Path, command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command.well(*arguments(place, out, "nli", "--loss", "softmax", "epochs=4", *more))
+    found = json.loads((out / "metrics.json").read_text())
+    assert found["accuracy"] > 0.8
+    lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert set(lines[0]["probabilities"]) == {"entailment", "neutral", "contradiction"}
+    assert "Which labels are taken for which" in (out / "report.html").read_text()
+
+
+def test_what_is_written_is_read_there(place: Path, command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    out = tmp_path / "out"
+    said = command.well(*arguments(place, out, "nli", "pooling=mean+max", "normalise=true", "epochs=1"))
+    assert "nli: holds pairs with labels, so the loss is softmax; choose another with --loss" in said.err
+    texts = ["happy boat", "a gloomy road by the river", "Oslo"]
+    ours = bertree.load(out / "model").embed(texts)
+    assert ours.shape == (3, 64)
+    theirs = SentenceTransformer(str(out / "model"), device="cpu")
+    assert theirs.max_seq_length == 32
+    assert np.abs(ours - theirs.encode(texts)).max() < 1e-5
+    held = (out / "model" / "model.safetensors").read_bytes()
+    assert b"compare" not in held
+    assert b"heads" not in held
+    assert b"cls.predictions" not in held
+
+
+@pytest.mark.parametrize(
+    ("data", "guess", "metric"),
+    [
+        ("nli", "softmax", "accuracy"),
+        ("sts", "cosine", "spearman"),
+        ("triplets.jsonl", "triplet", "accuracy"),
+        ("pairs.csv", "ranking", "mrr"),
+    ],
+)
+def test_guessed_and_judged_by_its_own_kind(
+    data: str, guess: str, metric: str, place: Path, command: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    said = command.well(*arguments(place, out, data, "epochs=4", "batch=16"))
+    assert f"so the loss is {guess}" in said.err
+    found = json.loads((out / "metrics.json").read_text())
+    assert found["metric"] == metric
+    assert found[metric] > {"mrr": 0.1}.get(metric, 0.8)
+    assert found["task"] == f"sentence-{guess}"
+    assert (out / "report.html").stat().st_size > 4000
+    assert (out / "seed-0" / "report.html").is_file()
+    examples = found["examples"]
+    if data.endswith((".jsonl", ".csv")):
+        assert examples["train"] + examples["dev"] == (400 if data == "triplets.jsonl" else 480)
+
+
+def test_it_goes_on_with_a_trained_model(place: Path, command: Command, tmp_path: Path) -> None:
+    """NLI first, STS then, as in the paper; how vectors are made stays as it was."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    command.well(*arguments(place, first, "nli", "--loss", "ranking", "epochs=1", "pooling=max", "normalise=true"))
+    given = ["sentence", "train", first / "model", "--data", place / "sts", "--out", second, *SETTINGS, "epochs=1"]
+    command.well(*given)
+    vector = bertree.load(second / "model").vector
+    assert (vector.pooling, vector.normalise) == ("max", True)
+
+
+@pytest.mark.parametrize(
+    ("data", "metric", "more"),
+    [
+        ("triplets.jsonl", "accuracy", ("epochs=12",)),
+        ("nli", "accuracy", ("epochs=1",)),
+        ("sts", "spearman", ("epochs=1",)),
+        ("pairs.csv", "accuracy", ("epochs=1",)),
+    ],
+)
+def test_both_texts_at_once(
+    data: str, metric: str, more: tuple[str, ...], place: Path, command: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    settings = ("batch=16", "classifier_dropout=0", "patience=0", *more)
+    command.well(*arguments(place, out, data, "--loss", "cross", *settings))
+    found = json.loads((out / "metrics.json").read_text())
+    assert found["metric"] == metric
+    if data == "triplets.jsonl":
+        assert found[metric] > 0.9
+    said = command.well("predict", out / "model", "happy boat\tsweet river", "--json")
+    (line,) = [json.loads(text) for text in said.out.strip().splitlines()]
+    if data == "sts":
+        assert isinstance(line["predicted"], float)
+    else:
+        labels = {"nli": {"entailment", "neutral", "contradiction"}}.get(data, {"0", "1"})
+        assert set(line["probabilities"]) == labels
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--loss", "cosin"), "--loss cosin: unknown, did you mean 'cosine'?"),
+        (("poolin=cls",), "poolin: unknown setting, did you mean 'pooling'?"),
+        (("pooling=middle",), "vector.pooling: unknown value 'middle'"),
+        (("--loss", "cosine"), "holds pairs with labels, but the loss 'cosine' needs a score"),
+        (("concat=u,w",), "concat: unknown part 'w'"),
+        (("distance=far",), "loss.distance: unknown value 'far'"),
+        (("scale=0",), "loss.scale: must be above 0"),
+        (("margin=-1",), "loss.margin: must not be negative"),
+        (("low=5",), "5 to 0 is no scale; give both, low=0 high=5"),
+        (("layers=sum-last-four",), "needs 4 layers, but the encoder has 2"),
+        (("metric=f1",), "metric 'f1': is not a figure of sentence-softmax"),
+        (("max_length=1000",), "max_length 1000: the model has only 64 positions"),
+        (("crf=true",), "top.crf: needs a 'token' head"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    more: tuple[str, ...], said: str, place: Path, command: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    found = command(*arguments(place, out, "nli", *more))
+    assert found.code == 2
+    assert said in found.err
+    assert len([line for line in found.lines if "note:" not in line]) == 1
+    assert not out.exists()
+
+
+def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: Command, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = tmp_path / "mine.csv"
+    data.write_text("title,body\nhappy,glad\nOslo,Riga\nred,blue\nfine,sweet\n")
+    named = ("--text", "title", "--pair", "body")
+    given = ["sentence", "train", place / "start", "--data", data, "--out", out, *SETTINGS, *named, "epochs=1"]
+    command.well(*given, "--dev", place / ENDS)
+    assert json.loads((out / "metrics.json").read_text())["examples"] == {"train": 4, "dev": 80}
+    found = command(*given[:-1], "--dev", place / "nothing.csv", "--out", tmp_path / "other")
+    assert found.code == 2
+    assert "nothing.csv: no such file" in found.err
+
+
+@pytest.mark.parametrize(
+    ("given", "margin"),
+    [
+        ((), 5.0),
+        (("distance=cosine",), 0.5),
+        (("normalise=true",), 0.5),
+        (("normalise=true", "distance=manhattan"), 5.0),
+        (("distance=cosine", "margin=0.2"), 0.2),
+    ],
+)
+def test_a_margin_can_be_kept(given: tuple[str, ...], margin: float) -> None:
+    config = siamese_config.load(given, SentenceTask("sentence"), "triplet", Vector())
+    assert config.loss.margin == margin
+    assert config.train.batch == 16

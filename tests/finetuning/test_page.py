@@ -1,0 +1,365 @@
+"""The page of a task: its numbers are those of the predictions, and nothing of the data becomes markup."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertree.files import Json
+from bertree.finetuning.evaluate import evaluate
+from bertree.finetuning.page import page
+from bertree.finetuning.run import finetune
+from bertree.report.cases import around, head
+from bertree.report.tables import clipped, safe
+from bertree.tasks.files import Files
+from bertree.tasks.registry import make
+from bertree.tasks.task import Task
+
+NASTY = """</td></table><script>alert("x")</script><img src=x onerror='y'> & \x00 \u202e"""
+VOID = {"meta", "br", "img", "link"}
+
+
+class Page(HTMLParser):
+    """What is in a page; every element is closed in order, nothing runs, nothing comes from elsewhere."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text = ""
+        self.source = source
+        self.feed(source)
+        self.close()
+        assert self.open == []
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in ("script", "img", "link", "iframe", "object"), tag
+        for name, value in attrs:
+            assert name not in ("src", "srcset", "action"), (tag, name)
+            assert not name.startswith("on"), (tag, name)
+            if name == "href":
+                assert value is not None
+                assert re.fullmatch(r"seed-\d+/report\.html", value)
+                self.links.append(value)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data + " "
+            if {"td", "th"} & set(self.open):
+                self.rows[-1][-1] += data
+
+    def row(self, first: str, skip: int = 0) -> list[str]:
+        """The cells after the first of the row that begins so; empty ones (bars) left out."""
+        found = [row for row in self.rows if row and row[0] == first]
+        return [cell for cell in found[skip][1:] if cell]
+
+
+def rendered(task: Task[Any], lines: Sequence[Json], **found: Any) -> Page:
+    return Page(page.render(Path("run"), task, found, {"dev": lines}))
+
+
+def labelled(gold: str, predicted: str, score: float | None, text: str = "a text") -> Json:
+    return {"text": text, "gold": gold, "predicted": predicted, "score": score}
+
+
+def classes(*labels: str) -> Task[Any]:
+    return make("classification").with_labels(labels)
+
+
+# Classification
+
+
+def test_confusion_matrix_counts_and_shares() -> None:
+    pairs = [("cat", "cat")] * 6 + [("cat", "dog")] * 2 + [("dog", "cat")] + [("dog", "dog")] * 3
+    found = rendered(classes("dog", "cat"), [labelled(g, p, 0.9) for g, p in pairs], accuracy=0.75)
+    assert found.row("gold ↓ predicted →") == ["dog", "cat", "all"]  # the labels in the task's order
+    assert found.row("dog") == ["375 %", "125 %", "4"]
+    assert found.row("cat") == ["225 %", "675 %", "8"]
+    assert "75.00" in found.text
+
+
+def test_reliability_by_hand() -> None:
+    scores = [0.95, 0.95, 0.95, 0.95, 0.55, 0.55]
+    right = [1, 1, 1, 0, 1, 0]
+    lines = [labelled("a", "a" if hit else "b", score) for score, hit in zip(scores, right, strict=True)]
+    found = rendered(classes("a", "b"), lines)
+    gap = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
+    assert f"Mean gap {100 * gap:.1f} %" in found.text
+    assert found.row("90 to 100 %") == ["4", "75 %"]
+    assert found.row("50 to 60 %") == ["2", "50 %"]
+    assert found.row("60 to 70 %") == ["0"]
+
+
+def test_mistakes_come_by_confidence_and_right_ones_against_it() -> None:
+    lines = [labelled("a", "b", 0.5 + number / 100, f"wrong {number}.") for number in range(30)]
+    lines += [labelled("a", "a", 0.5 + number / 100, f"right {number}.") for number in range(30)]
+    found = rendered(classes("a", "b"), lines)
+    shown = [row[0] for row in found.rows if row and row[0].startswith(("wrong", "right"))]
+    assert shown == [f"wrong {number}." for number in range(29, 9, -1)] + [f"right {number}." for number in range(5)]
+
+
+def test_many_labels_give_pairs_instead_of_a_matrix() -> None:
+    names = [f"label-{number:02d}" for number in range(40)]
+    lines = [labelled(name, name, 0.9) for name in names] + [labelled("label-03", "label-07", 0.8)] * 5
+    found = rendered(classes(*names), lines)
+    assert "gold ↓" not in found.text
+    assert found.row("label-03 → label-07") == ["5", "83 %"]
+    assert found.row("label-03") == ["17 %", "6"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_a_matrix_of_any_size(count: int) -> None:
+    names = [f"é{number}" for number in range(count)]
+    found = rendered(classes(*names), [labelled(name, name, 1.0) for name in names])
+    assert [row[0] for row in found.rows if row and row[0] in names] == names
+    assert "mistakes" not in found.text
+
+
+# The other kinds
+
+
+def test_regression() -> None:
+    golds, said = [0.0, 1.0, 2.0, 3.0], [0.5, 1.0, 1.0, 3.0]
+    lines = [
+        {"text": f"text {number}", "pair": "other", "gold": gold, "predicted": value, "score": value}
+        for number, (gold, value) in enumerate(zip(golds, said, strict=True))
+    ]
+    found = rendered(make("sts-b"), lines)
+    assert found.source.count("<circle") == 4
+    assert f"mean error {1.5 / 4:.3g}" in found.text
+    assert f"root of the mean square {math.sqrt(1.25 / 4):.3g}" in found.text
+    assert "bias -0.125" in found.text
+    assert found.row("text 2other") == ["2", "1", "1"]
+    assert not any(row and row[0] == "text 1other" for row in found.rows)  # it is not off at all
+
+
+def sentence(words: str, gold: str, predicted: str, *told: tuple[str, int, int], score: float | None = 0.9) -> Json:
+    listed = words.split()
+    starts = [len(" ".join(listed[:number])) + (number > 0) for number in range(len(listed))]
+    found = [
+        {
+            "type": kind,
+            "text": " ".join(listed[first:behind]),
+            "start": starts[first],
+            "end": starts[behind - 1] + len(listed[behind - 1]),
+            "score": score,
+        }
+        for kind, first, behind in told
+    ]
+    tags = {"gold": gold.split(), "predicted": predicted.split()}
+    return {"text": words, "words": listed, **tags, "entities": found, "score": score}
+
+
+@pytest.mark.parametrize("score", [0.9, None])
+def test_entities_by_type_and_by_confusion(score: float | None) -> None:
+    lines = [
+        sentence("Anna meets Bo Ek", "B-PER O B-PER I-PER", "B-PER O B-PER O", ("PER", 0, 1), ("PER", 2, 3)),
+        sentence("Oslo wins", "B-ORG O", "B-LOC O", ("LOC", 0, 1)),
+        sentence("Rome sleeps", "B-LOC O", "O O"),
+        sentence("it rains", "O O", "O B-LOC", ("LOC", 1, 2)),
+        sentence("Kiev and Bonn", "B-LOC O B-LOC", "B-LOC O B-LOC", ("LOC", 0, 1), ("LOC", 2, 3)),
+    ]
+    lines = [
+        line | {"score": score, "entities": [one | {"score": score} for one in line["entities"]]} for line in lines
+    ]
+    task = make("ner").with_labels(["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"])
+    found = rendered(task, lines)
+    assert found.row("PER") == ["50.0 %", "50.0 %", "50.0 %", "2"]
+    assert found.row("LOC") == ["50.0 %", "66.7 %", "57.1 %", "3"]
+    assert found.row("ORG") == ["0.0 %", "0.0 %", "0.0 %", "1"]
+    assert found.row("PER → PER, other words") == ["1", "Bo Ek"]
+    assert found.row("ORG → LOC") == ["1", "Oslo"]
+    assert found.row("LOC → nothing") == ["1", "Rome"]
+    assert found.row("nothing → LOC") == ["1", "rains"]
+    assert found.row("it rains") == ["no entity", "LOC rains", "90.0 %" if score else "–"]
+    assert ("How sure it is" in found.text) == (score is not None)
+
+
+def test_plain_tags() -> None:
+    lines = [
+        {"text": "a dog", "words": ["a", "dog"], "gold": ["D", "N"], "predicted": ["D", "V"], "score": 0.7},
+        {"text": "dogs", "words": ["dogs"], "gold": ["N"], "predicted": ["N"], "score": 0.8},
+        {"text": "", "words": [], "gold": [], "predicted": [], "score": None},
+    ]
+    found = rendered(make("tagging").with_labels(["D", "N", "V"]), lines)
+    assert found.row("N") == ["·", "150 %", "150 %", "2"]
+    assert found.row("a dog") == ["N", "V", "70.0 %"]
+
+
+def asked(question: str, gold: Sequence[str], predicted: str, score: float = 0.5, **more: Any) -> Json:
+    context = "It was so. " * 100 + "In 1999 Ada Byron came home."
+    start = context.find(predicted) if predicted else None
+    line = {"id": question, "question": question, "context": context, "gold": list(gold), "predicted": predicted}
+    end = None if start is None else start + len(predicted)
+    return line | {"start": start, "end": end, "score": score} | more
+
+
+def test_spans_by_question_word_and_length() -> None:
+    lines = [
+        asked("When was it?", ["1999"], "1999"),
+        asked("And when not?", ["1999"], "home", 0.9),
+        asked("Who came?", ["Ada Byron"], "Byron"),
+    ]
+    found = rendered(make("squad"), lines)
+    assert found.row("when") == ["50.0 %", "50.0 %", "2"]
+    assert found.row("who") == ["66.7 %", "0.0 %", "1"]
+    assert found.row("1 word") == ["50.0 %", "50.0 %", "2"]
+    assert found.row("2 words") == ["66.7 %", "0.0 %", "1"]
+    cases = [row for row in found.rows if row and "It was so" in row[0]]
+    assert [row[1:] for row in cases] == [["1999", "home", "90.0 %"], ["1999", "1999", "50.0 %"]]  # Byron is near
+    assert len(cases[0][0]) < 500
+    assert cases[0][0].endswith("Ada Byron came home.")
+    assert "…" in cases[0][0]
+
+
+def test_spans_that_may_have_no_answer() -> None:
+    lines = [
+        asked("When?", ["1999"], "1999", null_odds=-1.0),
+        asked("When then?", ["1999"], "", null_odds=1.0),
+        asked("Where?", [], "", null_odds=1.0),
+        asked("Why?", [], "home", null_odds=-1.0),
+        asked("Who?", ["Ada Byron"], "home", null_odds=-1.0),
+    ]
+    found = rendered(make("squad2"), lines)
+    assert found.row("has an answer") == ["1 · 33 %", "1 · 33 %", "1 · 33 %"]
+    assert found.row("has none") == ["–", "1 · 50 %", "1 · 50 %"]
+    assert found.row("no answer") == ["50.0 %", "50.0 %", "2"]
+
+
+def test_choices() -> None:
+    def question(gold: int, shares: Sequence[float]) -> Json:
+        best = max(range(len(shares)), key=shares.__getitem__)
+        options = [f"option {letter}" for letter in "ABCD"[: len(shares)]]
+        said = {"predicted": best, "score": shares[best], "probabilities": list(shares)}
+        return {"context": "c", "question": "q?", "options": options, "gold": gold} | said
+
+    lines = [question(0, [0.7, 0.1, 0.1, 0.1]), question(1, [0.6, 0.4]), question(1, [0.2, 0.8])]
+    found = rendered(make("race"), lines, accuracy=2 / 3, **{"accuracy-high": 0.5})
+    assert found.row("2 options") == ["2", "50 %"]
+    assert found.row("4 options") == ["1", "100 %"]
+    assert found.row("high") == ["50.0 %"]
+    assert found.row("option 1") == ["2", "1"]  # chosen twice, right once
+    assert "mean 60.0 % where it is right, 20.0 % where it is wrong" in found.text
+
+
+# Seeds
+
+
+def test_seeds_are_listed_linked_and_drawn(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        (tmp_path / f"seed-{seed}").mkdir()
+        rows = [{"kind": "eval", "step": step, "accuracy": 0.5 + seed / 10} for step in (5, 10)]
+        (tmp_path / f"seed-{seed}" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / f"seed-{seed}" / "report.html").write_text("")
+    seeds: list[Json] = [
+        {"seed": 0, "accuracy": 0.5, "best_step": 5, "diverged": False},
+        {"seed": 1, "accuracy": 0.6, "best_step": 10, "diverged": False},
+        {"seed": 2, "accuracy": None, "diverged": f"at step 3 {NASTY}"},
+    ]
+    found = {"accuracy": 0.6, "best_seed": 1, "mean": 0.55, "std": 0.0707, "seeds": seeds, "model": NASTY}
+    found |= {"examples": {"train": 1234, "dev": 1}, "cut": {"train": {"examples": 17, "tokens": 2345}}}
+    shown = Page(page.render(tmp_path, classes("a", "b"), found, {"dev": [labelled("a", "a", 1.0)]}))
+    assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
+    assert shown.row("1: its training") == ["60.00", "10", "the best, kept"]
+    assert shown.row("2")[:2] == ["–", "–"]
+    assert "diverged: at step 3" in shown.row("2")[2]
+    assert "55.00 ± 7.07" in shown.text
+    assert "of 2 seeds, 1 left out" in shown.text
+    assert "1,234" in shown.text
+    assert "17 examples of train lose 2,345 tokens" in shown.text
+    assert 'data-name="seed 0"' in shown.source
+    assert 'data-name="seed 1"' in shown.source
+
+
+# Odd inputs
+
+
+@pytest.mark.parametrize("name", ["classification", "sts-b", "ner", "tagging", "squad", "squad2", "race"])
+def test_no_predictions_and_no_gold(name: str) -> None:
+    task = make(name)
+    assert "There are no predictions" in rendered(task, []).text
+    assert "no gold answers" in rendered(task, [{"text": "a", "predicted": "b", "score": 0.5}]).text
+    assert task.name in Page(page.render(Path("run"), task, {}, {})).text  # every seed diverged: no file at all
+
+
+def test_nothing_of_the_data_becomes_markup() -> None:
+    text = rendered(classes(NASTY, "b"), [labelled(NASTY, "b", 0.9, NASTY), labelled("b", NASTY, 0.9)])
+    assert "<script>alert" in text.text
+    assert "\x00" not in text.source
+    rendered(make("squad2"), [asked(NASTY, [NASTY], NASTY, null_odds=0.0) | {"context": NASTY, "start": 3, "end": 9}])
+    options = {"context": NASTY, "question": NASTY, "options": [NASTY, NASTY], "probabilities": [0.4, 0.6]}
+    rendered(make("race"), [options | {"gold": 0, "predicted": 1, "score": 0.6}])
+    kinds = (f"B-{NASTY}", "O")
+    words = {"text": NASTY, "words": [NASTY], "score": 0.5}
+    entity = {"type": NASTY, "text": NASTY, "start": 0, "end": len(NASTY), "score": 0.5}
+    rendered(make("ner"), [words | {"gold": [kinds[1]], "predicted": [kinds[0]], "entities": [entity]}])
+    rendered(make("tagging"), [words | {"gold": [NASTY], "predicted": ["x"]}])
+
+
+def test_long_and_odd_texts() -> None:
+    long = "長い\u0301" * 1_000_000
+    lines = [labelled("a", "b", 0.9, long), labelled("a", "b", math.nan, "\ud800")]
+    found = rendered(classes("a", "b"), lines, model="folder-\udcff")
+    assert len(found.source) < 40_000
+    found.source.encode("utf-8")
+    assert len(head("x" * 1000, 100)) < 140
+    assert around("", [(0, 5, "")]) == '<span dir="auto"></span>'
+    marked = around("a" * 5000 + "BINGO" + "c" * 5000, [(5000, 5005, "gold")], 100)
+    assert '<mark class="gold">BINGO</mark>' in marked
+    assert marked.count("a" * 40) == 1
+    assert len(marked) < 200
+    assert len(around("z" * 100_000, [(10, 90_000, "")], 100)) < 400
+    assert clipped("<" * 50, 10).endswith("…</span>")
+    assert "<<" not in clipped("<" * 50, 10)
+    assert safe(3) == "3"
+
+
+def test_failing_to_write_is_only_noted(tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "predictions.jsonl").write_text("{not json\n")
+    page.write(tmp_path, classes("a"), {}, {"dev": tmp_path / "predictions.jsonl"}, told.append)
+    page.write(tmp_path / "nowhere", classes("a"), {}, {}, told.append)
+    assert len(told) == 2
+    assert "is not valid JSONL" in told[0]
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_both_verbs_write_it(tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{'good' if number % 2 else 'bad'} film {number},{number % 2}" for number in range(24)]
+    table = tmp_path / "films.csv"
+    table.write_text("text,label\n" + "\n".join(rows) + "\n")
+    out = tmp_path / "out"
+    settings = ["epochs=2", "batch=8", "device=cpu"]
+    assert finetune(str(small_folder), make("classification"), Files(table), out, settings, seeds=2) == 0
+    assert "report.html" in capsys.readouterr().out.splitlines()[-1]
+    shown = Page((out / "report.html").read_text(encoding="utf-8"))
+    scores = json.loads((out / "metrics.json").read_text())
+    assert f"accuracy {100 * scores['accuracy']:.2f}" in shown.text
+    assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
+    again = tmp_path / "again"
+    evaluate(str(out / "model"), "classification", Files(table), None, out=again, device="cpu")
+    shown = Page((again / "report.html").read_text(encoding="utf-8"))
+    assert f"accuracy {100 * json.loads((again / 'metrics.json').read_text())['accuracy']:.2f}" in shown.text
+    assert "24" in shown.text
+    assert not shown.links

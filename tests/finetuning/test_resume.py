@@ -1,0 +1,127 @@
+"""A fine-tuning run that is killed or stopped, however often, ends with the same bytes as one that is not."""
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import runs
+from tests.support.learnable import Trained
+
+KINDS = {
+    "classification": ("epochs=4", "dropout=0.1"),
+    "crf": ("epochs=4", "micro_tokens=200"),
+    "squad2": ("epochs=8", "patience=2", "evaluations=3", "dropout=0.1"),  # which stops early
+}
+
+
+def arguments(trained: Trained, name: str, out: Path, *more: str) -> list[str]:
+    trained(name)
+    return [*map(str, trained.command(name, out)), *KINDS[name], *more]
+
+
+@pytest.fixture(scope="module")
+def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each run without interruption."""
+    found = {}
+    for name in KINDS:
+        folder = tmp_path_factory.mktemp(name)
+        code = runs.finish(*arguments(trained, name, folder / "out"), said=folder / "said")
+        assert code == 0, (folder / "said").read_text()
+        found[name] = folder / "out"
+    return found
+
+
+def newest(out: Path, seed: int = 0) -> int:
+    return max((int(path.name[5:]) for path in (out / f"seed-{seed}" / "checkpoints").glob("step-*")), default=0)
+
+
+def same(one: Path, other: Path) -> None:
+    for name in ("model/model.safetensors", "model/bertree.toml", "metrics.json", "predictions.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    histories = []
+    for out in (one, other):
+        lines = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+        timed = ("seconds", "waited", "tokens_per_s")
+        kept = [line for line in lines if line["kind"] == "eval"]
+        histories.append([{key: value for key, value in line.items() if key not in timed} for line in kept])
+    assert histories[0] == histories[1]
+    assert not list(one.rglob(".*")), "nothing half written is left"
+    assert not list(one.rglob("checkpoints"))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_killed_at_random_moments(name: str, whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
+    moments, out, said = random.Random(name), tmp_path / "out", tmp_path / "said"
+    given = arguments(trained, name, out)
+    codes = runs.killed(*given, said=said, newest=lambda: newest(out), moments=moments, steps=12)
+    assert codes.count(-9) >= 2, said.read_text()
+    assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
+    same(out, whole[name])
+
+
+def test_dead_before_the_model_and_after(whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
+    """The model is written, but the seed is not yet marked as done: it is done again, from its last checkpoint."""
+    out, said = tmp_path / "out", tmp_path / "said"
+    given = arguments(trained, "classification", out)
+    for stage in ("header written:2", "half the tensors:1", "model:1"):
+        assert runs.finish(*given, "--resume", said=said, fault=f"pause:0,{stage}") == 9, said.read_text()
+    assert newest(out)
+    assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
+    same(out, whole["classification"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_and_gone_on_with(
+    number: int, code: int, whole: dict[str, Path], trained: Trained, tmp_path: Path
+) -> None:
+    out, said = tmp_path / "out", tmp_path / "said"
+    given = arguments(trained, "classification", out)
+    process = runs.start(*given, said=said, fault="slow:20")
+    while process.exitcode is None and " held-out: " not in (said.read_text() if said.exists() else ""):
+        time.sleep(0.005)
+    os.kill(process.pid, number)
+    process.join(30)
+    assert process.exitcode == code, said.read_text()
+    stopped = newest(out)
+    assert 0 < stopped < 60
+    assert f"stopped at step {stopped} of 60 and saved; go on with --resume" in said.read_text()
+    assert not (out / "model").exists()
+    assert not (out / "metrics.json").exists()
+    assert runs.finish(*given, said=said) == 2, "without --resume a run is not written over"
+    assert "holds a run already" in said.read_text()
+    other = [word if not word.startswith("lr=") else "lr=1e-3" for word in given]
+    assert runs.finish(*other, "--resume", said=said) == 2
+    assert "was started with other data or settings" in said.read_text()
+    assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
+    events = [json.loads(line) for line in (out / "seed-0/metrics.jsonl").read_text().splitlines()]
+    assert [e["text"] for e in events if e["kind"] == "event"] == ["started", f"resumed from step {stopped}"]
+    same(out, whole["classification"])
+
+
+def test_a_seed_that_is_done_is_not_done_again(whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", tmp_path / "said"
+    given = arguments(trained, "classification", out, "--seeds", "2")
+    process = runs.start(*given, said=said, fault="pause:0,slow:5")
+    while process.exitcode is None and newest(out, 1) < 5:
+        time.sleep(0.005)
+    process.kill()
+    process.join()
+    before = {path: path.stat().st_mtime_ns for path in (out / "seed-0").iterdir()}
+    model = (out / "model" / "model.safetensors").read_bytes()
+    assert model == (whole["classification"] / "model" / "model.safetensors").read_bytes()
+    assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
+    assert {path: path.stat().st_mtime_ns for path in (out / "seed-0").iterdir()} == before
+    undisturbed = tmp_path / "undisturbed"
+    assert runs.finish(*arguments(trained, "classification", undisturbed, "--seeds", "2"), said=said) == 0
+    same(out, undisturbed)
+    stamp = (out / "model" / "model.safetensors").stat().st_mtime_ns
+    other = [word if not word.startswith("lr=") else "lr=1e-3" for word in given]
+    assert runs.finish(*other, "--resume", said=said) == 2
+    assert "seed-0: was done with other settings" in said.read_text()
+    assert runs.finish(*given, "--resume", said=said) == 0, "of a run that is done, the table"
+    assert (out / "model" / "model.safetensors").stat().st_mtime_ns == stamp

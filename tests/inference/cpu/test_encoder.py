@@ -1,0 +1,156 @@
+"""The form of an encoder that serves gives what the encoder gives, for every member of the family."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertree.batch import Batch
+from bertree.errors import UserError
+from bertree.inference.cpu.encoder import Bins, Served, build_engine, rounded
+from bertree.inference.cpu.linear import Plain, Whole, products
+from bertree.model.architecture import Architecture
+from bertree.model.network import Network, build
+from bertree.model.presets import preset
+from bertree.model.readout import Top
+
+SMALL = {"vocab_size": 50, "width": 64, "heads": 4, "layers": 3, "ffn_width": 96}
+MEMBERS: dict[str, Architecture] = {
+    "bert": preset("bert-base").architecture.with_values(SMALL),
+    "roberta": preset("roberta-base").architecture.with_values(SMALL),
+    "albert": preset("albert-base").architecture.with_values(SMALL | {"embedding_width": 32}),
+    "albert in groups": preset("albert-base").architecture.with_values(SMALL | {"groups": 2}),
+    "attention shared": preset("albert-base").architecture.with_values(SMALL | {"sharing": "attention"}),
+    "distilbert": preset("distilbert-base").architecture.with_values(SMALL),
+    "pre-norm": preset("bert-base").architecture.with_values(SMALL | {"residual": "pre-norm"}),
+    "relu": preset("bert-base").architecture.with_values(SMALL | {"activation": "relu"}),
+}
+whole = pytest.mark.skipif(products(torch.int8) is None, reason="needs VNNI or AMX")
+
+
+def network(a: Architecture, **options: object) -> Network:
+    torch.manual_seed(0)
+    made = build(a, **options).eval()  # type: ignore[arg-type]
+    with torch.no_grad():  # weights as large as trained ones, norms and biases that do something
+        for name, p in made.named_parameters():
+            p.copy_(torch.randn_like(p) * 0.15 + (1.0 if "norm.weight" in name else 0.0))
+    return made
+
+
+def batch(lengths: list[int], seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(50, (n,), generator=draw).tolist() for n in lengths]
+    return Batch.pack(ids, [[0] * (n // 2) + [1] * (n - n // 2) for n in lengths])
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+@pytest.mark.parametrize("lengths", [[5], [3, 0, 7, 7, 31, 2], [40, 64, 65, 3], [130, 1, 1, 17]])
+def test_every_member(member: str, lengths: list[int]) -> None:
+    made, given = network(MEMBERS[member]), batch(lengths)
+    engine = build_engine(made.encoder, MEMBERS[member])
+    assert engine is not None
+    with torch.no_grad():
+        torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=12), seed=st.integers(0, 99))
+def test_any_lengths(lengths: list[int], seed: int) -> None:
+    made, given = network(MEMBERS["bert"]), batch(lengths, seed)
+    engine = build_engine(made.encoder, MEMBERS["bert"])
+    assert engine is not None
+    with torch.no_grad():
+        torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=20))
+def test_bins_hold_every_token_once_and_keep_sequences_apart(lengths: list[int]) -> None:
+    tokens = sum(lengths)
+    bins = Bins.of(lengths, torch.zeros(rounded(tokens), 4))
+    assert bins.slots[bins.places[:tokens]].tolist() == list(range(tokens))
+    owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    seen = (bins.hidden == 0).squeeze(1)
+    for token in range(0, tokens, 7):
+        at, column = divmod(int(bins.places[token]), bins.width)
+        others = at * bins.width + seen[at, column].nonzero().flatten()
+        assert bins.slots[others].tolist() == (owner == owner[token]).nonzero().flatten().tolist()
+
+
+def test_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where oneDNN is not to be had."""
+    monkeypatch.setattr("bertree.inference.cpu.encoder.products", lambda dtype: Plain)
+    made, given = network(MEMBERS["bert"]), batch([9, 4])
+    engine = build_engine(made.encoder, MEMBERS["bert"])
+    assert engine is not None
+    assert isinstance(engine.blocks[0].qkv, Plain)
+    with torch.no_grad():
+        torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("member", ["bert", "albert", "pre-norm"])
+def test_half_precision(member: str) -> None:
+    made, given = network(MEMBERS[member]), batch([9, 4, 33])
+    with torch.no_grad():
+        wanted = made(given)
+        half = build_engine(made.to(torch.bfloat16).encoder, MEMBERS[member])
+        assert half is not None
+        alike = torch.cosine_similarity(half(given).float(), wanted, -1)
+    assert alike.min() > 0.998
+
+
+@whole
+@pytest.mark.parametrize("member", MEMBERS)
+def test_integers(member: str) -> None:
+    made, given = network(MEMBERS[member]), batch([9, 4, 33])
+    engine = build_engine(made.encoder, MEMBERS[member], whole=True)
+    assert engine is not None
+    with torch.no_grad():
+        found, wanted = engine(given), made(given)
+    assert not torch.equal(found, wanted)
+    assert torch.cosine_similarity(found, wanted, -1).min() > 0.99
+
+
+@whole
+def test_integers_of_a_token_do_not_depend_on_others() -> None:
+    torch.manual_seed(0)
+    product = Whole(torch.nn.Linear(64, 32))
+    x = torch.randn(40, 64)
+    beside = torch.cat([x[:8], 1000 * torch.randn(32, 64)])
+    assert torch.equal(product(x)[:8], product(beside)[:8])
+    assert torch.isfinite(product(torch.zeros(3, 64))).all()
+
+
+def test_shared_layers_are_packed_once() -> None:
+    engine = build_engine(network(MEMBERS["albert"]).encoder, MEMBERS["albert"])
+    assert engine is not None
+    assert len({id(block.qkv) for block in engine.blocks}) == 1
+
+
+def test_changed_weights_are_seen() -> None:
+    made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
+    first = served.of(made, MEMBERS["bert"])
+    assert served.of(made, MEMBERS["bert"]) is first
+    optimiser = torch.optim.SGD(made.parameters(), 0.1)
+    made(given).sum().backward()
+    optimiser.step()
+    with torch.no_grad():
+        torch.testing.assert_close(served.of(made, MEMBERS["bert"])(given), made(given), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(first(given), made(given), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("a", "top"),
+    [
+        (MEMBERS["bert"].with_values({"attention": "causal"}), Top()),
+        (MEMBERS["bert"].with_values({"body": "bilstm"}), Top()),
+        (MEMBERS["bert"], Top(layers="sum-all")),
+    ],
+)
+def test_others_compute_as_they_are(a: Architecture, top: Top) -> None:
+    made, given, served = network(a, top=top), batch([9, 4]), Served()
+    with torch.no_grad():
+        assert torch.equal(served.of(made, a)(given), made(given))
+    served.whole = True
+    with pytest.raises(UserError, match="int8: is for transformers"):
+        served.of(made, a)

@@ -1,0 +1,242 @@
+"""Vectors of texts: equal to sentence-transformers', whatever else is in the batch, in folders both can read."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bertree
+from bertree.batch import Batch
+from bertree.errors import UserError
+from bertree.inference.load import fresh, load
+from bertree.model.pooling import POOLINGS, Dense, ToVector, Vector
+from bertree.model.presets import preset
+from bertree.text.tokenizer import Tokenizer
+
+TEXTS = [
+    "A man plays a guitar on the stage.",
+    "Rain.",
+    "",
+    "The committee, which had met behind closed doors for three days, published nothing but a list of those present.",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "the cat sat on the mat " * 90,
+]
+TINY = {"layers": 2, "width": 32, "heads": 2, "ffn_width": 64, "embedding_width": 32, "vocab_size": 30522}
+
+
+def peer(folder: Path):  # type: ignore[no-untyped-def]
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def tiny(minilm: Path, name: str = "bert-base", vector: Vector | None = None) -> bertree.Model:
+    model = fresh(
+        preset(name).architecture.with_values(TINY | ({"embedding_width": 16} if "albert" in name else {})), {}
+    )
+    model.tokenizer = Tokenizer.load(minilm)
+    if vector is not None:
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            model.network.vector = ToVector(32, vector)
+    return model
+
+
+def test_equal_to_sentence_transformers(minilm: Path) -> None:
+    with pytest.warns(bertree.errors.BertreeWarning, match="cut to 256"):
+        ours = load(minilm).embed(TEXTS)
+    assert ours.dtype == np.float32
+    assert np.abs(ours - peer(minilm).encode(TEXTS)).max() < 1e-5
+    assert np.allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", [*POOLINGS, "cls+max+mean", "mean+cls"])
+@pytest.mark.parametrize("name", ["bert-base", "distilbert-base"])
+def test_written_here_read_there_and_back(minilm: Path, tmp_path: Path, pooling: str, name: str) -> None:
+    dense = (Dense(24, "tanh"), Dense(8, "identity", bias=False)) if name == "bert-base" else ()
+    model = tiny(minilm, name, Vector(pooling, normalise=name != "bert-base", dense=dense))
+    model.save(tmp_path / "ours")
+    ours = model.embed(TEXTS[:5])
+    assert np.abs(ours - peer(tmp_path / "ours").encode(TEXTS[:5])).max() < 1e-5
+    assert np.abs(ours - load(tmp_path / "ours").embed(TEXTS[:5])).max() < 1e-6
+    peer(tmp_path / "ours").save(str(tmp_path / "theirs"))
+    again = load(tmp_path / "theirs")
+    assert again.vector == model.vector
+    assert np.abs(ours - again.embed(TEXTS[:5])).max() < 1e-6
+    assert again.digest == model.digest == load(tmp_path / "ours").digest
+
+
+@pytest.mark.parametrize("name", ["albert-base", "roberta-base"])
+def test_other_members(minilm: Path, tmp_path: Path, name: str) -> None:
+    model = tiny(minilm, name, Vector("mean", dense=(Dense(4),)))
+    if name == "roberta-base":  # MiniLM's tokenizer pads with 0, which Hugging Face's positions do not allow
+        model.tokenizer = None
+        model.save(tmp_path / "m")
+        assert load(tmp_path / "m").vector == model.vector
+        return
+    model.save(tmp_path / "m")
+    assert np.abs(model.embed(TEXTS[:5]) - peer(tmp_path / "m").encode(TEXTS[:5])).max() < 1e-5
+
+
+def test_int8_storage_keeps_the_vector(minilm: Path, tmp_path: Path) -> None:
+    model = tiny(minilm, vector=Vector("mean+max", True, (Dense(8),)))
+    model.save(tmp_path / "m", dtype="int8")
+    again = load(tmp_path / "m")
+    assert again.vector == model.vector
+    assert np.abs(again.embed(TEXTS[:5]) - model.embed(TEXTS[:5])).max() < 0.05
+
+
+def test_prompts_both_ways(minilm: Path, tmp_path: Path) -> None:
+    model = tiny(minilm, vector=Vector(prompts=(("query", "ask: "), ("passage", "text: ")), prompt="passage"))
+    model.save(tmp_path / "m")
+    theirs = peer(tmp_path / "m")
+    for kind, name in ((None, None), ("query", "query")):
+        found = model.embed(TEXTS[:2], prompt=kind)
+        assert np.abs(found - theirs.encode(TEXTS[:2], prompt_name=name)).max() < 1e-5
+    assert load(tmp_path / "m").vector == model.vector
+    with pytest.raises(UserError, match=r"prompt 'qeury'.*query"):
+        model.embed(["a"], prompt="qeury")
+
+
+def test_a_vector_does_not_depend_on_its_batch(minilm: Path) -> None:
+    model = load(minilm)
+    random = np.random.default_rng(0)
+    words = ["the", "old", "captain", "went", "down", "to", "a", "harbour", "and", "saw", "ships", "night"]
+    texts = [" ".join(random.choice(words, random.integers(1, 60))) for _ in range(40)]
+    alone = np.concatenate([model.embed([text]) for text in texts])
+    for _ in range(4):
+        some = random.permutation(len(texts))[: random.integers(2, len(texts))]
+        found = model.embed([texts[row] for row in some], batch_tokens=int(random.integers(50, 3000)))
+        cosine = np.einsum("nd,nd->n", found.astype(np.float64), alone[some].astype(np.float64))
+        cosine /= np.linalg.norm(found.astype(np.float64), axis=1) * np.linalg.norm(
+            alone[some].astype(np.float64), axis=1
+        )
+        assert cosine.min() >= 0.9999999
+
+
+def test_pooling_by_hand() -> None:
+    batch = Batch.pack([[1, 2, 3], [4], []])
+    states = torch.tensor([[1.0, 5.0], [2.0, 4.0], [6.0, 0.0], [7.0, 8.0]])
+    expected = {
+        "cls": [[1, 5], [7, 8]],
+        "mean": [[3, 3], [7, 8]],
+        "max": [[6, 5], [7, 8]],
+        "last": [[6, 0], [7, 8]],
+        "sqrt": [[9 / 3**0.5, 9 / 3**0.5], [7, 8]],
+        "weighted": [[(1 + 4 + 18) / 6, (5 + 8) / 6], [7, 8]],
+    }
+    for name, wanted in expected.items():
+        found = ToVector(2, Vector(name))(states, batch)
+        assert torch.allclose(found[:2], torch.tensor(wanted, dtype=torch.float32)), name
+        assert found.isfinite().all()
+
+
+def test_any_number_of_texts(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(minilm)
+    assert model.embed([]).shape == (0, 32)
+    assert model.embed("one").shape == (1, 32)
+    whole = model.embed(TEXTS[:5] * 7)
+    monkeypatch.setattr("bertree.inference.embedding.WINDOW", 4)
+    done: list[int] = []
+    assert np.abs(model.embed((text for text in TEXTS[:5] * 7), progress=done.append) - whole).max() < 1e-6
+    assert sum(done) == 35
+    assert len(done) == 9
+    with pytest.raises(UserError, match="must be a string"):
+        model.embed(["a", None])  # type: ignore[list-item]
+
+
+def test_similarity(minilm: Path) -> None:
+    model = load(minilm)
+    found = model.similarity(["A man plays a guitar."], ["Somebody makes music.", "The stock market fell."])
+    assert found.shape == (1, 2)
+    assert found[0, 0] > found[0, 1] + 0.2
+    vectors = model.embed(["a", "b"])
+    assert np.allclose(model.similarity(vectors, vectors).diagonal(), 1, atol=1e-6)
+    with pytest.raises(UserError, match="384 and of 3"):
+        model.similarity(vectors, np.ones((1, 3), np.float32))
+    with pytest.raises(UserError, match=r"vector 1 .*not finite"):
+        model.similarity(vectors, np.array([[0.0] * 384, [np.nan] * 384], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "message"),
+    [
+        ("modules.json", "[", "modules.json: is not JSON"),
+        ("modules.json", {}, "must be a list of stages"),
+        ("modules.json", [{"type": "x.Transformer", "path": ""}, {"type": "x.CNN", "path": "1"}], "then a Pooling"),
+        ("modules.json", [{"type": "x.Transformer", "path": "../.."}], "not the name of a folder"),
+        ("modules.json", [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": ".."}], "not the name"),
+        ("modules.json", "[" * 100_000, "modules.json: is not JSON"),
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode: must be among"),
+        ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts: must be texts"),
+        ("config_sentence_transformers.json", {"similarity_fn_name": "angle"}, "similarity"),
+    ],
+)
+def test_strange_folders(minilm: Path, tmp_path: Path, file: str, value: object, message: str) -> None:
+    tiny(minilm, vector=Vector()).save(tmp_path / "m")
+    (tmp_path / "m/bertree.toml").unlink()
+    (tmp_path / "m" / file).write_text(value if isinstance(value, str) else json.dumps(value))
+    with pytest.raises(UserError, match=message):
+        load(tmp_path / "m")
+
+
+def test_another_setting_keeps_the_trained_layers(minilm: Path) -> None:
+    model = tiny(minilm, vector=Vector("mean", dense=(Dense(8),)))
+    before = model.embed(TEXTS[:2])
+    model.vector = Vector("mean", normalise=True, dense=(Dense(8),))
+    assert np.allclose(model.embed(TEXTS[:2]), before / np.linalg.norm(before, axis=1, keepdims=True), atol=1e-6)
+    for wrong in (
+        Vector("mean", dense=(Dense(4),)),
+        Vector("mean+max", dense=(Dense(8),)),
+        Vector("cls", dense=(Dense(8),)),
+    ):
+        with pytest.raises(UserError, match="trained on"):
+            model.vector = wrong
+
+
+def test_the_digest_follows_what_makes_vectors(minilm: Path) -> None:
+    model = tiny(minilm, vector=Vector())
+    first = model.digest
+    assert model.digest == first
+    model.vector = Vector(similarity="dot")
+    assert model.digest == first, "how vectors are compared does not change them"
+    with torch.no_grad():
+        next(model.network.encoder.parameters()).mul_(1.5)
+    second = model.digest
+    assert second != first
+    model.vector = Vector("max")
+    assert model.digest not in (first, second)
+    third = model.digest
+    model.tokenizer = None
+    assert model.digest != third
+
+
+def test_weights_of_inference_mode(minilm: Path, tmp_path: Path) -> None:
+    tiny(minilm, vector=Vector()).save(tmp_path / "m")
+    with torch.inference_mode():
+        model = load(tmp_path / "m")
+    assert np.abs(model.embed(TEXTS[:2]) - load(tmp_path / "m").embed(TEXTS[:2])).max() < 1e-5
+    assert model.digest == load(tmp_path / "m").digest
+
+
+def test_small_letters_where_the_folder_wants_them(minilm: Path, tmp_path: Path) -> None:
+    model = tiny(minilm, vector=Vector())
+    assert model.tokenizer is not None
+    model.tokenizer.backend.normalizer = None  # as a cased tokenizer
+    model.tokenizer.files.clear()
+    model.save(tmp_path / "m")
+    upper, lower = ["A DOG RUNS."], ["a dog runs."]
+    assert np.abs(load(tmp_path / "m").embed(upper) - model.embed(lower)).max() > 1e-3
+    settings = tmp_path / "m" / "sentence_bert_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"do_lower_case": True}))
+    assert np.abs(load(tmp_path / "m").embed(upper) - model.embed(lower)).max() < 1e-6
+
+
+def test_encode_refuses_what_would_change_its_result(minilm: Path) -> None:
+    model = tiny(minilm, vector=Vector())
+    assert model.encode(TEXTS[:2], batch_size=7, truncate_dim=5).shape == (2, 5)
+    with pytest.raises(UserError, match="precision='int8' is not known"):
+        model.encode(TEXTS[:2], precision="int8")

@@ -1,0 +1,178 @@
+"""What stands between encoder and heads: which states are read, how, and that a frozen encoder stays as it is."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bertree.batch import Batch
+from bertree.config.recipe import Optim
+from bertree.errors import UserError
+from bertree.model.architecture import Architecture
+from bertree.model.network import Network, build
+from bertree.model.readout import DEPTHS, Top
+from bertree.train import optim
+
+SMALL = {"vocab_size": 60, "width": 16, "heads": 2, "layers": 5, "max_positions": 32, "init_std": 0.3}
+HEADS = {"sequence": 3, "token": 4, "span": 2, "choice": 1}
+TOPS = [
+    *(Top(layers=name) for name in DEPTHS),
+    *(Top(layers=name, lstm=7, lstm_layers=1, frozen=True) for name in DEPTHS),
+    Top(lstm=5),
+    Top(frozen=True),
+    Top(crf=True),
+    Top("concat-last-four", 6, 2, True, True),
+]
+
+
+def network(top: Top, **axes: object) -> Network:
+    torch.manual_seed(0)
+    return build(Architecture().with_values(SMALL | axes), HEADS, top).eval()
+
+
+def logits(made: Network, batch: Batch) -> dict[str, torch.Tensor]:
+    read = made(batch)
+    return {name: made.class_logits(name, read, batch) for name in HEADS}
+
+
+@pytest.mark.parametrize("top", TOPS, ids=str)
+@pytest.mark.parametrize("attention", ["full", "causal"])
+def test_what_else_is_in_the_batch_does_not_matter(top: Top, attention: str) -> None:
+    made = network(top, attention=attention)
+    texts = [[5, 6, 7, 8], [9], [10, 11, 12]]
+    together = logits(made, Batch.pack([texts[0], [], *texts[1:]]))
+    for row, text in zip((0, 2, 3), texts, strict=True):
+        alone = logits(made, Batch.pack([text]))
+        for name in ("sequence", "choice"):
+            assert torch.allclose(together[name][row], alone[name][0], atol=1e-5)
+    alone = torch.cat([logits(made, Batch.pack([text]))["token"] for text in texts])
+    assert torch.allclose(together["token"], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("residual", ["post-norm", "pre-norm"])
+def test_the_states_that_are_read(residual: str) -> None:
+    batch = Batch.pack([[5, 6, 7], [8, 9]])
+    for name in DEPTHS:
+        made = network(Top(layers=name), residual=residual)
+        states = list(made.encoder.states(batch))
+        expected = {
+            "last": made.encoder(batch),
+            "embeddings": made.encoder.embeddings(batch),
+            "second-to-last": states[4],
+            "sum-last-four": torch.stack(states[2:]).mean(0),  # equal weights before anything is learned
+            "concat-last-four": torch.cat(states[2:], -1),
+            "sum-all": torch.stack(states[1:]).mean(0),
+        }[name]
+        assert torch.allclose(made(batch), expected, atol=1e-5), name
+
+
+def test_a_weighted_sum_is_learned_weights_and_scale() -> None:
+    made, batch = network(Top(layers="sum-last-four")), Batch.pack([[5, 6, 7]])
+    made.features.join.weights.data = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    made.features.join.scale.data.fill_(1.5)
+    shares = made.features.join.weights.softmax(0)
+    states = list(made.encoder.states(batch))[2:]
+    expected = 1.5 * sum(share * state for share, state in zip(shares, states, strict=True))
+    assert torch.allclose(made(batch), expected, atol=1e-6)
+    made(batch).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in made.features.parameters())
+
+
+def test_layers_above_what_is_read_are_not_computed() -> None:
+    made, calls = network(Top(layers="second-to-last")), []
+    for block in made.encoder.stack.ffn:
+        block.register_forward_hook(lambda *_: calls.append(1))
+    made(Batch.pack([[5, 6]]))
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("attention", ["full", "causal"])
+@pytest.mark.parametrize("lstm", [0, 5])
+def test_a_sequence_is_read_where_it_has_been_seen(attention: str, lstm: int) -> None:
+    made, batch = network(Top("second-to-last", lstm), attention=attention), Batch.pack([[5, 6, 7], [8, 9]])
+    read = made(batch)
+    place = [2, 4] if attention == "causal" else [0, 3]
+    expected = torch.cat([read[[2, 4], :lstm], read[[0, 3], lstm:]], -1) if lstm else read[place]
+    assert torch.equal(made.whole(read, batch), expected)
+    head = made.heads["sequence"]
+    assert torch.equal(made.class_logits("sequence", read, batch), head.out(expected))
+    assert head.dense is None
+
+
+@pytest.mark.parametrize("top", [t for t in TOPS if t.frozen], ids=str)
+def test_a_frozen_encoder_stays_as_it_is(top: Top) -> None:
+    made = network(top).train()
+    assert made.training
+    assert not made.encoder.training
+    assert made.heads.training
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    mover = optim.build(made, Optim(lr=0.1))
+    batch = Batch.pack([[5, 6, 7], [8, 9]])
+    sum(x.square().sum() for x in logits(made, batch).values()).backward()
+    assert all(parameter.grad is None for parameter in made.encoder.parameters())
+    mover.step()
+    moved = {name for name, value in made.state_dict().items() if not torch.equal(value, before[name])}
+    expected = {f"heads.{name}" for name, _ in made.heads.named_parameters()}
+    expected |= {f"features.{name}" for name, _ in made.features.named_parameters()} if made.features else set()
+    assert moved == expected
+    assert not made.eval().train(False).training
+
+
+def test_names_in_a_checkpoint() -> None:
+    made = network(Top("sum-last-four", 6, 1, True, True))
+    assert {name for name in made.state_dict() if not name.startswith(("encoder.", "heads."))} == {
+        *("features.join.weights", "features.join.scale", "crf.start", "crf.end", "crf.transitions"),
+        *(f"features.lstm.lstm.{kind}_l0{way}" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+          for way in ("", "_reverse")),
+    }  # fmt: skip
+    assert not [name for name in network(Top()).state_dict() if not name.startswith(("encoder.", "heads."))]
+
+
+def test_a_crf_learns_what_may_follow() -> None:
+    none = dict.fromkeys(("dropout", "attention_dropout", "classifier_dropout"), 0.0)
+    made = network(Top(crf=True), vocab_size=50, **none).train()
+    batch = replace(Batch.pack([[5, 6, 7, 8], [9, 10]]), chosen=torch.tensor([1, 2, 3, 5]), width=3)
+    cells, answers = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 1])
+    mover = optim.build(made, Optim(lr=1e-2))
+    losses = []
+    for _ in range(150):
+        scores = made.class_logits("token", made(batch), batch, batch.chosen)
+        loss = made.crf.loss(scores, cells, batch.width, answers)
+        losses.append(loss.item())
+        loss.backward()
+        mover.step()
+        mover.zero_grad()
+    assert losses[-1] < 0.2 * losses[0]
+    made.eval()
+    scores = made.class_logits("token", made(batch), batch, batch.chosen)
+    assert torch.equal(made.crf.decode(scores, cells, batch.width), answers)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"layers": "sum-last-for"}, "did you mean 'sum-last-four'"),
+        ({"lstm": -1}, "top.lstm: must lie between"),
+        ({"lstm": 2**40}, "top.lstm: must lie between"),
+        ({"lstm_layers": 0}, "top.lstm_layers"),
+        ({"frozen": 1}, "top.frozen: must be true or false"),
+        ({"lstm": True}, "top.lstm: must be a whole number"),
+        ({"freeze": True}, "top.freeze: unknown key, did you mean 'frozen'"),
+    ],
+)
+def test_what_cannot_be_is_refused(values: dict[str, object], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        Top.from_mapping(values, "file")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    a = Architecture().with_values(SMALL | {"layers": 3})
+    with pytest.raises(UserError, match="concat-last-four needs 4 layers, but the encoder has 3"):
+        build(a, HEADS, Top("concat-last-four"))
+    with pytest.raises(UserError, match="second-to-last needs 2 layers"):
+        build(a.with_values({"layers": 1}), HEADS, Top("second-to-last"))
+    with pytest.raises(UserError, match="head 'mask': reads an encoder's last states"):
+        build(a, {"mask": 0}, Top(lstm=3))
+    with pytest.raises(UserError, match="needs a 'token' head"):
+        build(a, {"sequence": 2}, Top(crf=True))
+    assert build(a, {"mask": 0, "pair": 0}, Top(frozen=True)).crf is None

@@ -1,0 +1,206 @@
+"""The losses on vectors: sentence-transformers' values on the same inputs, right slopes, and no false negatives."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bertree.errors import UserError
+from bertree.model.comparison import Comparison, parts_of
+from bertree.objectives.embedding import (
+    DISTANCES,
+    Cosine,
+    Question,
+    Ranking,
+    Softmax,
+    Triplet,
+    cosine_errors,
+    ranking_errors,
+    triplet_errors,
+)
+from bertree.objectives.objective import IGNORED
+
+COUNT, WIDTH = 7, 12
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def names(texts: int, questions: int = COUNT) -> Tensor:
+    """All of them different."""
+    return torch.arange(questions * texts).reshape(questions, texts)
+
+
+def theirs() -> SimpleNamespace:
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer import losses
+
+    return losses
+
+
+class Columns(nn.Module):
+    """In the place of their model: the features are the vectors."""
+
+    device = torch.device("cpu")
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return features
+
+
+@pytest.mark.parametrize(
+    ("concat", "given"),
+    [
+        ("u,v,|u-v|", (True, True, False)),
+        ("(u, v)", (True, False, False)),
+        ("|u-v|", (False, True, False)),
+        ("u*v", (False, False, True)),
+        ("|u-v|,u*v", (False, True, True)),
+        ("u,v,u*v", (True, False, True)),
+        ("u,v,|u-v|,u*v", (True, True, True)),
+    ],
+)
+def test_softmax_is_theirs(concat: str, given: tuple[bool, bool, bool]) -> None:
+    peer = theirs().SoftmaxLoss(Columns(), WIDTH, 3, *given)
+    ours = Comparison(WIDTH, 3, parts_of(concat))
+    ours.out.load_state_dict(peer.classifier.state_dict())
+    table, labels = drawn(COUNT, 2, WIDTH), torch.tensor([0, 1, 2, 2, 1, 0, 0])
+    wanted = peer([{"sentence_embedding": table[:, 0]}, {"sentence_embedding": table[:, 1]}], labels)
+    network = SimpleNamespace(heads={"compare": ours})
+    asked = torch.cat([labels, torch.tensor([IGNORED])])
+    more = torch.cat([table, drawn(1, 2, WIDTH, seed=5)])
+    found = Softmax()(network, more, asked)  # type: ignore[arg-type]
+    assert Softmax().count(asked) == COUNT
+    assert float(found.sum.detach()) / COUNT == pytest.approx(wanted.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["u,w", "", "u,u", "u-v"])
+def test_parts_nobody_knows(text: str) -> None:
+    with pytest.raises(UserError, match="concat: "):
+        parts_of(text)
+
+
+def test_cosine_is_theirs() -> None:
+    table, scores = drawn(COUNT, 2, WIDTH), drawn(COUNT, seed=1).sigmoid()
+    wanted = theirs().CosineSimilarityLoss(None).compute_loss_from_embeddings([table[:, 0], table[:, 1]], scores)
+    found = cosine_errors(table[:, 0], table[:, 1], scores)
+    assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
+    unknown = torch.cat([scores, torch.tensor([torch.nan])])
+    total = Cosine()(None, torch.cat([table, table[:1]]), unknown).sum  # type: ignore[arg-type]
+    assert Cosine().count(unknown) == COUNT
+    assert total.item() / COUNT == pytest.approx(wanted.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("distance", "margin"), [("euclidean", 5.0), ("manhattan", 2.0), ("cosine", 0.5)])
+def test_triplet_is_theirs(distance: str, margin: float) -> None:
+    losses = theirs()
+    metric = getattr(losses.TripletDistanceMetric, distance.upper())
+    table = drawn(COUNT, 3, WIDTH)
+    peer = losses.TripletLoss(None, metric, margin)
+    wanted = peer.compute_loss_from_embeddings(list(table.unbind(1)), None)
+    found = triplet_errors(table, DISTANCES[distance], margin)
+    assert found.shape == (COUNT, 1)
+    assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
+
+
+def test_triplets_are_counted_by_negatives() -> None:
+    table, numbers = drawn(3, 4, WIDTH), names(4, 3)
+    numbers[1, 3] = IGNORED
+    numbers[2] = IGNORED
+    question = Triplet(1.0)
+    errors = triplet_errors(table, DISTANCES["euclidean"], 1.0)
+    assert question.count(numbers) == 3
+    found = question(None, table, numbers).sum  # type: ignore[arg-type]
+    assert found.item() == pytest.approx((errors[0].sum() + errors[1, 0]).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("negatives", [0, 1, 3])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("scale", [20.0, 3.0])
+def test_ranking_is_theirs(negatives: int, symmetric: bool, scale: float) -> None:
+    losses = theirs()
+    both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"} if symmetric else {}
+    table = drawn(COUNT, 2 + negatives, WIDTH)
+    columns = list(table.unbind(1))
+    wanted = losses.MultipleNegativesRankingLoss(None, scale=scale, **both).compute_loss_from_embeddings(columns, None)
+    found = ranking_errors(table, names(2 + negatives), scale, symmetric)
+    assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
+    peer = losses.CachedMultipleNegativesRankingLoss(nn.Sequential(Columns()), scale=scale, mini_batch_size=3, **both)
+    cached = peer.calculate_loss([list(column.split(3)) for column in columns])
+    assert found.mean().item() == pytest.approx(cached.item(), abs=1e-6)
+
+
+def test_equal_texts_are_no_negatives() -> None:
+    """0 and 1 share a positive; 2 and 3 an anchor; the negative of 4 is the anchor of 5; 6 has no negative."""
+    numbers = names(3)
+    numbers[1, 1] = numbers[0, 1]
+    numbers[3, 0] = numbers[2, 0]
+    numbers[4, 2] = numbers[5, 0]
+    numbers[6, 2] = IGNORED
+    table = drawn(COUNT, 3, WIDTH)
+    unit = torch.nn.functional.normalize(table, dim=-1)
+    out = {(0, 1, 1), (1, 0, 1), (2, 3, 1), (3, 2, 1), (5, 4, 2)} | {(row, 6, 2) for row in range(COUNT)}
+    for symmetric in (False, True):
+        found = ranking_errors(table, numbers, 20.0, symmetric)
+        for row in range(COUNT):
+            right = (20 * unit[row, 0] @ unit[row, 1]).exp()
+            rest = [
+                (20 * unit[row, 0] @ unit[other, text]).exp()
+                for other in range(COUNT)
+                for text in (1, 2)
+                if (row, other, text) not in out and (other, text) != (row, 1)
+            ]
+            wanted = -(right / (right + sum(rest))).log()
+            if symmetric:
+                anchors = [o for o in range(COUNT) if o != row and (o, row, 1) not in out]
+                back = sum((20 * unit[o, 0] @ unit[row, 1]).exp() for o in anchors)
+                wanted = (wanted - (right / (right + back)).log()) / 2
+            assert found[row].item() == pytest.approx(wanted.item(), abs=1e-5), (row, symmetric)
+
+
+def test_rows_nobody_asks_about_do_not_compete() -> None:
+    table, numbers = drawn(COUNT, 3, WIDTH), names(3)
+    wanted = Ranking(symmetric=True)(None, table, numbers).sum  # type: ignore[arg-type]
+    more = torch.cat([table, 9 * drawn(2, 3, WIDTH, seed=3)])
+    filled = torch.cat([numbers, torch.full((2, 3), IGNORED)])
+    assert Ranking().count(filled) == COUNT
+    found = Ranking(symmetric=True)(None, more, filled).sum  # type: ignore[arg-type]
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [Softmax(), Cosine(), *(Triplet(3.0, name) for name in DISTANCES), Ranking(), Ranking(symmetric=True)],
+    ids=lambda question: f"{type(question).__name__} {vars(question)}",
+)
+def test_slopes_are_those_of_finite_differences(question: Question) -> None:
+    texts = 2 if isinstance(question, Softmax | Cosine) else 3
+    table = drawn(COUNT, texts, WIDTH, dtype=torch.float64).requires_grad_()
+    answers = names(texts)
+    answers[1, 1] = answers[0, 1]
+    if isinstance(question, Softmax):
+        answers = torch.tensor([0, 1, 2, IGNORED, 1, 0, 0])
+    elif isinstance(question, Cosine):
+        answers = drawn(COUNT, seed=1, dtype=torch.float64).sigmoid()
+        answers[2] = torch.nan
+    head = Comparison(WIDTH, 3, parts_of("u,v,|u-v|,u*v")).double()
+    network = SimpleNamespace(heads={"compare": head})
+
+    def total(given: Tensor) -> Tensor:
+        if isinstance(question, Softmax):  # which is summed in fp32 else
+            return nn.functional.cross_entropy(
+                head(given[:, 0], given[:, 1]), answers, ignore_index=IGNORED, reduction="sum"
+            )
+        return question(network, given, answers).sum  # type: ignore[arg-type]
+
+    assert torch.autograd.gradcheck(total, (table,))
+
+
+def test_equal_vectors_have_finite_slopes() -> None:
+    table = torch.ones(2, 3, WIDTH, requires_grad=True)
+    for question in (*(Triplet(3.0, name) for name in DISTANCES), Ranking()):
+        table.grad = None
+        question(None, table, names(3, 2)).sum.backward()  # type: ignore[arg-type]
+        assert table.grad is not None
+        assert table.grad.isfinite().all(), question

@@ -1,0 +1,73 @@
+"""A run that is killed, at any moment and however often, ends with the same bytes as one that is not."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import runs
+
+KILLS = 3
+
+
+@pytest.fixture(scope="module")
+def whole(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each family's run without interruption."""
+    found = {}
+    for family in runs.RECIPES:
+        folder = tmp_path_factory.mktemp(family)
+        given = ("pretrain", str(runs.recipe(family, folder)), "--store", str(token_store), "--out")
+        assert runs.finish(*given, str(folder / "out"), said=folder / "said") == 0, (folder / "said").read_text()
+        found[family] = folder / "out"
+    return found
+
+
+def metrics(out: Path, *kinds: str) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] in kinds]
+
+
+def newest(out: Path) -> int:
+    return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=0)
+
+
+@pytest.mark.parametrize("family", runs.RECIPES)
+def test_killed_at_random_moments(family: str, whole: dict[str, Path], token_store: Path, tmp_path: Path) -> None:
+    moments, out, said = random.Random(family), tmp_path / "out", tmp_path / "said"
+    given = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "--out", str(out))
+    codes = []
+    for _ in range(KILLS):
+        target = newest(out) + moments.randint(1, 2)
+        process = runs.start(*given, "--resume", said=said)
+        while process.exitcode is None and newest(out) < target:
+            time.sleep(0.001)
+        process.join(moments.uniform(0, 0.03))  # about as long as a step and its checkpoint take
+        process.kill()
+        process.join()
+        codes.append(process.exitcode)
+    assert codes.count(-9) >= 2, "the kills came too late to try anything"
+    assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
+    assert runs.results(out) == runs.results(whole[family])
+    assert not list(out.rglob(".*")), "nothing half written is left"
+    steps = [line["step"] for line in metrics(out, "train")]
+    assert steps == list(range(1, len(steps) + 1)), "each step is written down once"
+    for kind, keys in (("train", ("loss", "norm", "lr", "tokens", "epoch")), ("eval", ("loss", "perplexity"))):
+        one, other = ([[line[key] for key in keys] for line in metrics(o, kind)] for o in (out, whole[family]))
+        assert one == other
+    assert metrics(out, "sample") == metrics(whole[family], "sample") != []
+
+
+def test_dead_at_every_stage_of_a_save(whole: dict[str, Path], token_store: Path, tmp_path: Path) -> None:
+    out, said = tmp_path / "out", tmp_path / "said"
+    given = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    before = 0
+    for stage in runs.STAGES:  # each goes on from where the one before died
+        count = 1 if stage in ("best marked", "model") else 2
+        assert runs.finish(*given, "--resume", said=said, fault=f"{stage}:{count}") == 9, stage
+        assert newest(out) > before, stage
+        before = newest(out)
+    assert runs.finish(*given, "--resume", said=said) == 0
+    assert runs.results(out) == runs.results(whole["albert"])
+    assert not list(out.rglob(".*")), "nothing half written is left"

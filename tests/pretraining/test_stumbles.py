@@ -1,0 +1,88 @@
+"""What people run into: data that changed under a run, two runs in one folder, commands that stand in the docs."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertree.config import recipe
+from bertree.data.store import Store
+from bertree.errors import UserError
+from bertree.files import alone
+from bertree.interop import folder
+from bertree.pretraining import build
+from tests.support import runs
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path) -> None:
+    store, out, said = tmp_path / "store", tmp_path / "out", tmp_path / "said"
+    shutil.copytree(token_store, store)
+    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(store), "--out", str(out))
+    assert runs.finish(*given, fault="tidy:3") == 9
+    words = [f"word{number}" for number in range(60)]
+    (tmp_path / "other.txt").write_text("\n\n".join(" ".join(words[i:] + words[:i]) + "." for i in range(60)))
+    shutil.rmtree(store)
+    made = [sys.executable, "-m", "bertree", "prepare", str(tmp_path / "other.txt"), "--out", str(store)]
+    subprocess.run([*made, "--tokenizer", str(token_store / "tokenizer")], check=True, capture_output=True)
+    assert runs.finish(*given, "--resume", said=said) == 2
+    assert "was started with another text in data.store" in said.read_text()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(UserError, match="another run is writing here"), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        assert not list(tmp_path.iterdir())
+
+
+def test_pairs_alone_and_the_last_step_told(token_store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
+    assert runs.finish(*given, "objective.mlm=0", "run.log_every=5") == 0
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 5, 10, 14]
+    assert not [line for line in lines if line["kind"] == "sample"]
+    assert folder.read(out / "model").max_length is None
+    before = (out / "metrics.jsonl").read_bytes()
+    said = tmp_path / "said"
+    assert runs.finish(*given, "objective.mlm=0", "run.log_every=5", "--resume", said=said) == 0
+    assert "the run is complete" in said.read_text()
+    assert (out / "metrics.jsonl").read_bytes() == before
+
+
+def test_texts_are_cut_where_learning_ended(token_store: Path, tmp_path: Path) -> None:
+    path = runs.recipe("bert", tmp_path)
+    short = [f"data.store={token_store}", "phases=[{steps=5, max_length=32, batch_tokens=512}]"]
+    first = build.model(recipe.load(str(path), short), Store.open(token_store))
+    assert first.max_length == 32
+    folder.write(first, tmp_path / "model")
+    longer = [*short, f"model.start={tmp_path / 'model'}", "phases.0.max_length=48"]
+    assert build.model(recipe.load(str(path), longer), Store.open(token_store)).max_length == 48
+
+
+def documented() -> list[str]:
+    """Every `bertree pretrain` and `bertree config` line of README, docs and --help."""
+    said = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+    said.append((ROOT / "src" / "bertree" / "cli" / "pretrain.py").read_text())
+    found = []
+    for text in said:
+        joined = re.sub(r"(`bertree [^`]*`)", lambda match: " ".join(match[0].split()), text)
+        found += re.findall(r"bertree (?:pretrain|config) [^`\n#\[]*(?:\[\{[^`\n#]*)?", joined)
+    return sorted({line.strip() for line in found if len(line.split()) > 2})
+
+
+@pytest.mark.parametrize("line", documented())
+def test_documented_commands_name_recipes_that_load(line: str) -> None:
+    words = shlex.split(line)[2:]
+    name, changes = words[0], [word for word in words[1:] if "=" in word and not word.startswith("-")]
+    if name in recipe.shipped():
+        recipe.load(name, changes)
+    else:
+        assert name.endswith(".toml") or name in ("NAME", "RECIPE"), line

@@ -1,0 +1,105 @@
+"""Passages: every word is in one, none is too long, and each stands in its document where it says."""
+
+import random
+import string
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertree.errors import UserError
+from bertree.search.chunks import Chunking, Span, chunk, fitting
+from bertree.text import tokenizer_training
+from bertree.text.tokenizer import Tokenizer
+
+STORY = (
+    "The lamp on the quay went out at nine. Nobody saw it but the ferryman, who was mending a net and did not look up "
+    "twice. “It will come back,” he said.\n\nIt did not come back. In the morning there was a boat that nobody knew; "
+    "its sails were grey, and its name had been painted over. Mrs. Dale counted the ropes. There were eleven.\n"
+)
+
+
+@pytest.fixture(scope="module", params=["wordpiece", "bpe", "unigram"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return tokenizer_training.train(lambda: [STORY * 3], request.param, 300)
+
+
+def counted(text: str, tokenizer: Tokenizer | None) -> int:
+    if tokenizer is None:
+        return len(text.split())
+    return len(tokenizer.backend.encode(text, add_special_tokens=False).ids)
+
+
+def check(document: str, spans: list[Span], how: Chunking, tokenizer: Tokenizer | None) -> None:
+    covered = 0
+    for start, end in spans:
+        assert 0 <= start < end <= len(document)
+        text = document[start:end]
+        assert text.strip() == text != "", "a passage begins and ends with something to read"
+        assert counted(text, tokenizer) <= how.tokens or end - start == 1
+        assert not document[covered:start].strip(), "nothing is left out"
+        covered = max(covered, end)
+    assert not document[covered:].strip()
+    assert [s.start for s in spans] == sorted({s.start for s in spans}), "each begins later than the one before"
+    assert [s.end for s in spans] == sorted({s.end for s in spans})
+
+
+@pytest.mark.parametrize(("tokens", "overlap"), [(40, 8), (40, 0), (64, 30), (15, 3), (3, 1)])
+def test_every_tokenizer(tokenizer: Tokenizer, tokens: int, overlap: int) -> None:
+    how = Chunking(tokens, overlap)
+    for document in (STORY, STORY * 20, STORY.replace(". ", " "), "é" + STORY.upper() + "日本語のテキスト。"):
+        check(document, chunk(document, how, tokenizer), how, tokenizer)
+
+
+def test_ends_with_sentences_and_repeats_some(minilm: Path) -> None:
+    tokenizer = Tokenizer.load(minilm)
+    assert tokenizer is not None
+    document = " ".join(f"Sentence number {n} tells of the harbour at dusk." for n in range(200))
+    how = Chunking(100, 25)
+    spans = chunk(document, how, tokenizer)
+    check(document, spans, how, tokenizer)
+    for span in spans:
+        assert document[span.start : span.end].startswith("Sentence")
+        assert document[span.end - 1] == "."
+    for one, other in pairwise(spans):
+        repeated = document[other.start : one.end]
+        assert 1 <= repeated.count("Sentence") <= 3, "whole sentences, no more than the overlap"
+        assert counted(repeated, tokenizer) <= how.overlap
+    assert all(counted(document[a:b], tokenizer) > 60 for a, b in spans[:-1]), "they are filled"
+
+
+def test_short_text_is_one_passage(minilm: Path) -> None:
+    assert chunk("  A line.\n", Chunking(), Tokenizer.load(minilm)) == [Span(2, 9)]
+    assert chunk(" \n\t ", Chunking()) == []
+
+
+def test_megabytes_without_a_space(minilm: Path) -> None:
+    tokenizer = Tokenizer.load(minilm)
+    for document in ("x" * 1_000_000, "猫" * 100_000, "no-end " * 60_000):
+        how = Chunking()
+        spans = chunk(document, how, tokenizer)
+        check(document, spans, how, tokenizer)
+        assert max(end - start for start, end in spans) <= 8 * how.tokens, "also where all of it is one unknown token"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text(alphabet=st.sampled_from(string.ascii_letters[:8] + " .\n\t!é猫\u3000"), max_size=400), st.integers(1, 30)
+)
+def test_any_text(document: str, tokens: int) -> None:
+    how = Chunking(tokens, random.Random(tokens).randrange(tokens))
+    check(document, chunk(document, how), how, None)
+
+
+def test_mistakes() -> None:
+    with pytest.raises(UserError, match="less than a passage"):
+        Chunking(10, 10)
+    with pytest.raises(UserError, match="at least one token"):
+        Chunking(0, 0)
+    with pytest.raises(UserError, match="reads 126 tokens"):
+        fitting(200, None, 126)
+    assert fitting(None, None, 126) == Chunking(126, 25)
+    assert fitting(None, None, 510) == Chunking(256, 51)
+    assert fitting(50, 0, None) == Chunking(50, 0)

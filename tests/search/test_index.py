@@ -1,0 +1,242 @@
+"""An index: what goes in comes out, with its place, its metadata and the right score."""
+
+import datetime
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bertree
+from bertree.errors import UserError
+from bertree.search.documents import Document, Found, Reading, read, size
+from bertree.search.index import Index
+from tests.support.standin import Words
+
+SHIPS = [
+    {"id": "a", "text": "The brig lay at anchor in the bay.", "book": "Sea", "year": 1851, "tags": ["ship", "bay"]},
+    {"id": "b", "text": "A lantern burned in the tower all night.", "book": "Tower", "year": 1815},
+    {"id": "c", "text": "Two brigs and a sloop left the bay at dawn.", "book": "Sea", "year": 1902, "late": True},
+    {"id": "d", "text": "She poured the tea and said nothing.", "book": "Home", "year": 1815.0},
+]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return Index.build(Words(), SHIPS, tmp_path / "index")
+
+
+def ids(index: Index, question: str = "the brig in the bay", k: int = 10, **given: object) -> list[str]:
+    return [hit.document for hit in index.search(question, k, **given)]  # type: ignore[call-overload]
+
+
+def test_search(index: Index) -> None:
+    assert bertree.Index is Index
+    hits = index.search("The brig lay at anchor in the bay", k=2)
+    assert len(hits) == 2
+    assert hits[0].document == "a"
+    assert hits[0].score == pytest.approx(1.0, abs=1e-5)
+    assert hits[0].metadata == {"book": "Sea", "year": 1851, "tags": ["ship", "bay"]}
+    assert (hits[0].start, hits[0].end, hits[0].text) == (0, 34, SHIPS[0]["text"])
+    several = index.search(["tea", "lantern"], k=1)
+    assert [row[0].document for row in several] == ["d", "b"]
+    assert len(index.search("bay", k=1000)) == len(index) == 4, "k larger than the index: all there is"
+
+
+def test_scores_are_cosines(index: Index) -> None:
+    question = "a lantern in the bay"
+    vectors = Words().embed([question, *(str(ship["text"]) for ship in SHIPS)]).astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = dict(zip("abcd", vectors[1:] @ vectors[0], strict=True))
+    for hit in index.search(question, k=4):
+        assert hit.score == pytest.approx(expected[hit.document], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({"book": "Sea"}, {"a", "c"}),
+        ({"year": 1815}, {"b", "d"}),
+        ({"year": "1815"}, {"b", "d"}),
+        ({"book": ["Home", "Tower"]}, {"b", "d"}),
+        ({"book": "Sea", "year": 1902}, {"c"}),
+        ({"tags": "bay"}, {"a"}),
+        ({"late": True}, {"c"}),
+        ({"id": "b"}, {"b"}),
+        ({"book": "Nothing"}, set()),
+        ({}, {"a", "b", "c", "d"}),
+    ],
+)
+def test_filters(index: Index, where: dict[str, object], expected: set[str]) -> None:
+    assert set(ids(index, where=where)) == expected
+
+
+def test_unknown_key(index: Index) -> None:
+    with pytest.raises(UserError, match="where 'boook': no document has this; did you mean 'book'"):
+        index.search("bay", where={"boook": "Sea"})
+
+
+def test_add_replaces_and_remove_removes(index: Index) -> None:
+    added = index.add([{"id": "b", "text": "The brig sank.", "book": "Sea"}, {"id": "e", "text": "New."}, SHIPS[0]])
+    assert (added.new, added.replaced, added.unchanged, added.passages) == (1, 1, 1, 2)
+    assert len(index) == 5
+    assert set(ids(index)) == {"a", "b", "c", "d", "e"}
+    assert set(ids(index, where={"book": "Sea"})) == {"a", "b", "c"}
+    assert set(ids(index, where={"book": "Tower"})) == set(), "the old metadata went with the old text"
+    assert index.remove(["a", "nobody"]) == 1
+    assert index.remove(where={"book": "Sea"}) == 2
+    assert set(ids(index)) == {"d", "e"}
+    assert len(index) == 2
+    assert index.remove(["d", "e"]) == 2
+    assert ids(index) == []
+    assert index.info["bytes"]["vectors"] == 0, "with the last document the files are empty too"
+    index.add([SHIPS[2]])
+    assert ids(index) == ["c"]
+
+
+def test_unchanged_costs_nothing(tmp_path: Path) -> None:
+    model = Words()
+    index = Index.build(model, SHIPS, tmp_path / "index")
+    model.seen = 0
+    before = index.info["generation"]
+    assert index.add(SHIPS).unchanged == 4
+    assert model.seen == 0
+    assert index.info["generation"] <= before + 1, "the commit a writer begins with"
+    assert index.add([SHIPS[0] | {"year": 1852}]).replaced == 1, "other metadata, another document"
+
+
+def test_the_last_of_an_id_counts(tmp_path: Path) -> None:
+    index = Index.build(Words(), [*SHIPS, {"id": "a", "text": "Something else."}], tmp_path / "index")
+    assert index.search("Something else", where={"id": "a"})[0].text == "Something else."
+    assert "1 came twice under one id" in "".join(index.found.lines())
+    index.add([{"id": "b", "text": "One."}, {"id": "b", "text": str(SHIPS[1]["text"]), "book": "Tower", "year": 1815}])
+    assert index.search("lantern", where={"id": "b"})[0].text.startswith("A lantern")
+
+
+def test_long_documents_keep_their_places(tmp_path: Path) -> None:
+    text = "\ufeff" + "".join(f"Line {n} of the log — “calm”, wind from the north-west.\r\n\r\n" for n in range(400))
+    (tmp_path / "log.txt").write_text(text, newline="")
+    index = Index.build(Words(), tmp_path / "log.txt", tmp_path / "index", chunk=60, overlap=12)
+    document = (tmp_path / "log.txt").read_bytes().decode("utf-8-sig")
+    hits = index.search("the log of line 250", k=2000)
+    assert len(hits) == len(index) > 50
+    for hit in hits:
+        assert document[hit.start : hit.end] == hit.text
+        assert hit.document == hit.source == str(tmp_path / "log.txt")
+
+
+def test_files(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "one.txt").write_text("First block.\nStill first.\n\n\nSecond block.\n \nThird.\n")
+    (folder / "deep" / "two.md").write_text("# A title\n\nA text.\n")
+    (folder / "three.jsonl").write_text('{"body": "Row one.", "n": 1}\n{"body": "", "n": 2}\n{"body": null, "n": 3}\n')
+    with gzip.open(folder / "four.csv.gz", "wt") as file:
+        file.write('key,body,place\nx1,"Quoted, with a comma.",north\n')
+    (folder / ".hidden.txt").write_text("Not seen.")
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    found = Found()
+    documents = {d.id: d for d in read([str(folder)], Reading("body"), found)}
+    assert {Path(id).name for id in documents} == {"one.txt", "two.md", "three.jsonl#1", "four.csv.gz#2"}
+    assert (found.documents, found.empty) == (4, 2)
+    assert found.lines()[-1] == "1 left out: files of other kinds, .png (1)"
+    (row,) = read(folder / "four.csv.gz", Reading("body", "key"), Found())
+    assert (row.id, row.text, row.metadata) == ("x1", "Quoted, with a comma.", {"place": "north"})
+    blocks = list(read(folder / "one.txt", Reading(blocks=True), Found()))
+    assert [(b.text, b.metadata["line"]) for b in blocks] == [
+        ("First block.\nStill first.", 1),
+        ("Second block.", 5),
+        ("Third.", 7),
+    ]
+    assert size([folder / "one.txt", folder / "deep"]) == sum(
+        (folder / name).stat().st_size for name in ("one.txt", "deep/two.md")
+    )
+    assert size([folder]) is None, "what is packed is longer than it looks"
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"text": ["One."], "when": [datetime.date(1851, 11, 14)], "scores": [[1.5, 2.0]]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    index = Index.build(Words(), tmp_path / "t.parquet", tmp_path / "index")
+    (hit,) = index.search("one", where={"when": "1851-11-14", "scores": 2})
+    assert hit.metadata == {"when": "1851-11-14", "scores": [1.5, 2.0]}
+
+
+def test_odd_texts(tmp_path: Path) -> None:
+    odd = ["\ud800 half a pair", "nul \x00 inside", "\u200b", "🙂" * 50, "x" * 200_000, "a\u0301" * 3]
+    records = [{"id": f"o{n}", "text": text, "k\udfff": "\ud800", "n": float("nan")} for n, text in enumerate(odd)]
+    index = Index.build(Words(), [*records, {"text": "  \n"}, {"text": ""}], tmp_path / "index")
+    assert index.found.empty == 2
+    assert index.info["documents"] == len(odd)
+    (hit,) = index.search("nul inside", k=1)
+    assert hit.text == "nul \x00 inside"
+    index.verify()
+    json.dumps([h.json() for h in index.search("half", k=100)]).encode()
+    assert index.add(records).unchanged == len(odd)
+
+
+def test_empty_index(tmp_path: Path) -> None:
+    index = Index.build(Words(), [], tmp_path / "index")
+    assert (len(index), index.search("anything"), index.search("x", where={"a": "b"})) == (0, [], [])
+    index.add(SHIPS)
+    assert len(index) == 4
+
+
+def test_records_without_an_id(tmp_path: Path) -> None:
+    index = Index.build(Words(), [{"text": "One."}, {"text": "Two."}], tmp_path / "index")
+    index.add([{"text": "Three."}, {"text": "One."}])
+    assert sorted(hit.text for hit in index.search("one")) == ["One.", "Three.", "Two."], "none takes another's place"
+
+
+def test_documents_as_they_are(tmp_path: Path) -> None:
+    known = {"a": 1, "day": datetime.date(1851, 11, 14), "page": "long " * 1000}
+    index = Index.build(Words(), [Document("x", "One text.", "somewhere", known)], tmp_path / "index")
+    (hit,) = index.search("text", where={"source": "somewhere", "day": "1851-11-14"})
+    assert (hit.document, hit.source, hit.metadata) == ("x", "somewhere", known | {"day": "1851-11-14"})
+    with pytest.raises(UserError, match="where 'page'"):
+        index.search("text", where={"page": "long"})
+
+
+def test_with(tmp_path: Path) -> None:
+    with Index.build(Words(), SHIPS, tmp_path / "index") as index:
+        assert index.nearest(np.empty((0, 128), np.float32)) == index.nearest([]) == []  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="cannot be used any more"):
+        index.search("brig")
+
+
+def test_one_name_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"The text of {name}.")
+        (tmp_path / name / "rows.jsonl").write_text(json.dumps({"key": "r", "text": f"The row of {name}."}))
+    monkeypatch.chdir(tmp_path / "one")
+    index = Index.build(Words(), ["a.txt", "rows.jsonl"], tmp_path / "index")
+    assert index.search("text", where={"source": "a.txt"})[0].source == str(tmp_path / "one" / "a.txt")
+    monkeypatch.chdir(tmp_path / "two")
+    for name, id in (("a.txt", "a.txt"), ("rows.jsonl", "rows.jsonl#1")):
+        both = f"{id}: is in the index from {tmp_path}/one/{name}, and this is {tmp_path}/two/{name}; "
+        with pytest.raises(UserError, match=re.escape(both)):
+            index.add([name])
+    index.add(tmp_path / "two" / "a.txt")
+    assert {hit.text for hit in index.search("text", k=9)} == {
+        "The text of one.",
+        "The text of two.",
+        "The row of one.",
+    }
+    index.add(tmp_path / "one" / "rows.jsonl", id="key")
+    assert index.add(tmp_path / "two" / "rows.jsonl", id="key").replaced == 1, "an id of one's own means what it says"
+
+
+def test_a_folder_that_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a.txt").write_text("A text.")
+    monkeypatch.chdir(tmp_path / "old")
+    index = Index.build(Words(), "a.txt", tmp_path / "index")
+    (tmp_path / "old").rename(tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "new")
+    assert index.add("a.txt").unchanged == 1
+    assert index.search("text", k=1)[0].source == str(tmp_path / "new" / "a.txt")

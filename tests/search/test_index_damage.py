@@ -1,0 +1,250 @@
+"""What is broken or does not fit is said in one line, and what is whole stays."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bertree.errors import UserError
+from bertree.search import faiss_index
+from bertree.search.index import Index
+from bertree.search.passage_store import DATABASE
+from tests.support.standin import Words
+
+pytest.importorskip("faiss")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good") / "index"
+    records = [{"id": f"d{n}", "text": f"Word{n} stands here with word{n % 7}.", "n": n % 5} for n in range(300)]
+    Index.build(Words(), records, folder, kind="hnsw").close()
+    return folder
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    for at in (8, len(data) // 3, 2 * len(data) // 3):
+        data[at] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def noise(path: Path) -> None:
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def gone(path: Path) -> None:
+    path.unlink()
+
+
+def use(folder: Path) -> None:
+    """Whatever a user may do first."""
+    index = Index.open(folder, Words())
+    index.search("Word3 stands", k=3, where={"n": 3})
+    index.search("Word3 stands", k=3)
+    index.verify()
+
+
+@pytest.mark.parametrize("file", ["graph-*.faiss", "vectors-*.bin", DATABASE])
+@pytest.mark.parametrize("harm", [cut, flip, noise, empty, gone])
+def test_every_file(file: str, harm: Callable[[Path], None], good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    (path,) = folder.glob(file)
+    harm(path)
+    with pytest.raises(UserError) as said:
+        use(folder)
+    line = str(said.value)
+    assert "\n" not in line
+    assert str(folder) in line
+    assert "index build" in line or "build the index again" in line or "restore" in line
+
+
+def state(folder: Path, old: str, new: str) -> None:
+    base = sqlite3.connect(folder / DATABASE)
+    (text,) = base.execute("SELECT value FROM state").fetchone()
+    assert old in text
+    base.execute("UPDATE state SET value = ?", (text.replace(old, new),))
+    base.commit()
+    base.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"format": 1', '"format": 99', "format 99, newer than this bertree reads"),
+        ('"dimension": 128', '"dimension": -1', "does not say what the index is"),
+        ('"dimension": 128', '"dimension": 64', "damaged or cut off"),
+        ('"vectors-00000002.bin"', '"../vectors-00000002.bin"', "does not say what the index is"),
+        ('"vectors-00000002.bin"', '"vectors-00000009.bin"', "is missing"),
+        ('"count": 300', '"count": 299', "damaged or cut off"),
+        ('{"format"', '["format"', "does not say what the index is"),
+        ('"parts"', '"farts"', "does not say what the index is"),
+        ('"dimension": 128', '"dimension": "128"', "does not say what the index is"),
+        ('"digest": "standin"', '"digest": 5', "does not say what the index is"),
+        ('"kind": "hnsw"', '"kind": "foo"', "does not say what the index is"),
+        ('"kind": "hnsw"', '"kind": "flat"', "does not say what the index is"),
+        ('"kind": "hnsw"', '"kind": "ivfpq"', "does not say what the index is"),
+        ('{"beam": 192}', "{}", "does not say what the index is"),
+        ('"complete": true', '"complete": "yes"', "does not say what the index is"),
+        ('"tokens": 256', '"tokens": 0', "does not say what the index is"),
+        ('"count": 300, "bytes": 1', '"count": "300", "bytes": 1', "does not say what the index is"),
+    ],
+)
+def test_a_state_that_is_none(old: str, new: str, expected: str, good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    state(folder, old, new)
+    with pytest.raises(UserError, match=expected) as said:
+        Index.open(folder).nearest(np.ones((1, 128), np.float32), 3)
+    assert "\n" not in str(said.value)
+
+
+def test_rows_that_are_missing(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    index = Index.open(folder)
+    base = sqlite3.connect(folder / DATABASE)
+    base.execute("UPDATE documents SET metadata = '{' WHERE id = 'd7'")
+    base.commit()
+    with pytest.raises(UserError, match=r"index.sqlite: is damaged .*build the index again"):
+        index.nearest(np.ones((1, 128), np.float32), 300)
+    base.execute("DELETE FROM chunks WHERE number = 7")
+    base.commit()
+    with pytest.raises(UserError, match=r"index.sqlite: a vector has no passage, so a file is damaged"):
+        index.nearest(np.ones((1, 128), np.float32), 300)
+
+
+def test_a_graph_that_is_replaced_meanwhile(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the check of the file and FAISS a writer may put another in its place: the newer state is read."""
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    (path,) = folder.glob("graph-*")
+    hashed = faiss_index.hash_of
+
+    def replaced(file: Path) -> str:
+        found = hashed(file)
+        if path.exists():
+            path.rename(folder / "graph-00000099.faiss")
+            state(folder, path.name, "graph-00000099.faiss")
+        return found
+
+    monkeypatch.setattr(faiss_index, "hash_of", replaced)
+    assert len(Index.open(folder).nearest(np.ones((1, 128), np.float32), 3)[0]) == 3
+    assert not path.exists()
+
+
+def test_another_model(good: Path) -> None:
+    with pytest.raises(UserError, match=r"was made with another model .weights standin, 128 numbers.*use that"):
+        Index.open(good, Words(digest="other"))
+    with pytest.raises(UserError, match="128 numbers"):
+        Index.open(good, Words(dimension=64))
+    with pytest.raises(UserError, match="opened without its model"):
+        Index.open(good).search("x")
+
+
+class Bad(Words):
+    """Breaks at a word."""
+
+    def embed(self, texts: Any) -> Any:
+        found = super().embed(texts)
+        for row, text in enumerate(texts):
+            if "poison" in text:
+                found[row, 3] = np.nan
+        return found[:, :100] if any("narrow" in text for text in texts) else found
+
+
+def test_vectors_that_are_none(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    index = Index.open(folder, Bad())
+    with pytest.raises(UserError, match="bad: the model gave a vector with NaN"):
+        index.add([{"id": "fine", "text": "Fine."}, {"id": "bad", "text": "With poison in it."}])
+    with pytest.raises(UserError, match="gave vectors of 1 x 100, where 1 x 128 belong"):
+        index.add([{"id": "narrow", "text": "A narrow one."}])
+    with pytest.raises(UserError, match="NaN"):
+        index.search("poison")
+    with pytest.raises(UserError, match="where 2 x 128"):
+        index.nearest(np.ones((2, 5), np.float32), 3)
+    assert len(index) == 300
+    index.verify()
+    assert index.add([{"id": "fine", "text": "Fine."}]).new == 1
+
+
+def test_bad_questions(good: Path) -> None:
+    index = Index.open(good, Words())
+    for question in ("", "  \n"):
+        with pytest.raises(UserError, match="nothing in it to look for"):
+            index.search(question)
+    with pytest.raises(UserError, match="k: "):
+        index.search("x", k=0)
+    assert index.search([]) == []
+
+
+def test_bad_places_and_documents(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder; make one with"):
+        Index.open(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is not an index"):
+        Index.open(tmp_path)
+    (tmp_path / "mine.doc").write_text("x")
+    with pytest.raises(UserError, match="holds other files"):
+        Index.build(Words(), [], tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        Index.build(Words(), [], tmp_path / "mine.doc")
+    with pytest.raises(UserError, match=r"unknown kind of file; known: .*\.md"):
+        Index.build(Words(), [tmp_path / "mine.doc"], tmp_path / "new")
+    with pytest.raises(UserError, match="a text itself is given as"):
+        Index.build(Words(), ["This is no path."], tmp_path / "new")
+    with pytest.raises(UserError, match=r"has no column 'text'.*did you mean 'texts'"):
+        Index.build(Words(), [{"texts": "x"}], tmp_path / "new")
+    assert not list(tmp_path.glob("new/vectors*"))
+    (tmp_path / "t.jsonl").write_text('{"text": "One."}\n{"text": 5}\n')
+    with pytest.raises(UserError, match="line 2: 'text' must be a text"):
+        Index.build(Words(), [tmp_path / "t.jsonl"], tmp_path / "other")
+    with pytest.raises(UserError, match="has no column 'key'"):
+        Index.build(Words(), [tmp_path / "t.jsonl"], tmp_path / "third", id="key")
+
+
+@pytest.mark.parametrize("byte", [0x42, 0xFF])  # a number far too large, and none
+def test_scribbled_vectors_are_not_answered_from(byte: int, good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    (path,) = folder.glob("vectors-*")
+    data = bytearray(path.read_bytes())
+    data[-128 * 4 * 200 :] = bytes([byte]) * (128 * 4 * 200)
+    path.write_bytes(bytes(data))
+    for where in (None, {"n": 3}):
+        with pytest.raises(UserError, match="its vectors are damaged"):
+            Index.open(folder, Words()).search("Word250 stands", k=50, where=where)
+
+
+def test_a_mistake_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    for wrong in ([{"body": "no text"}], [tmp_path / "none.txt"]):
+        with pytest.raises(UserError):
+            Index.build(Words(), wrong, tmp_path / "index")  # type: ignore[arg-type]
+        assert not (tmp_path / "index").exists()
+    assert len(Index.build(Words(), [{"text": "a text"}], tmp_path / "index")) == 1
+
+
+def test_nothing_is_added_to_what_is_broken(good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    cut(next(folder.glob("vectors-*")))
+    index = Index.open(folder, Words())
+    with pytest.raises(UserError, match="damaged or cut off"):
+        index.add([{"text": "More."}])
+    with pytest.raises(UserError, match="damaged or cut off"):
+        index.remove("d1")

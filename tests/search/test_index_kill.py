@@ -1,0 +1,140 @@
+"""Killed at any moment, an index opens as it was after its last commit, and the same command brings it to its end."""
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from bertree.search.index import Index
+from bertree.search.passage_store import DATABASE
+from tests.support import killing
+from tests.support.standin import Words
+
+pytest.importorskip("faiss")
+
+
+KILLS = 20  # of each kind, each way
+Ends = tuple[str, list[dict], list[float]]
+
+
+@pytest.fixture(scope="module", params=["flat", "hnsw"])
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ends:
+    """What uninterrupted runs come to, the build and two adds after it, and how long they take."""
+    folder = tmp_path_factory.mktemp(request.param)
+    found, times = [], []
+    killing.start(folder / "first", 0, request.param, folder / "said").join(120)  # starts the server of processes
+    for version in range(3):
+        begun = time.monotonic()
+        process = killing.start(folder / "index", version, request.param, folder / "said")
+        process.join(120)
+        times.append(time.monotonic() - begun)
+        assert process.exitcode == 0
+        found.append(killing.contents(folder / "index"))
+    assert all(found)
+    assert found[0] != found[1] != found[2]
+    return request.param, found, times
+
+
+def committed(folder: Path) -> int:
+    return Index.open(folder).info["generation"] if (folder / DATABASE).is_file() else -1
+
+
+def check(folder: Path, version: int, ends: list[dict]) -> None:
+    """Whatever is there is whole, and is either what was there before or what is to come."""
+    found = killing.contents(folder)
+    before = ends[version - 1] if version else {}
+    for id, entry in found.items():
+        known = [end[id] for end in (before, ends[version]) if id in end]
+        # A document of the group that is removed in the end may be there in its new form until then.
+        assert entry in known or entry["metadata"] == '{"group": "g3"}', id
+    for id in before:
+        assert id in found or before[id]["metadata"] == '{"group": "g3"}', f"{id} was committed, and is lost"
+
+
+@pytest.mark.parametrize("by", ["lines", "time"])
+def test_killed_at_random_moments(by: str, whole: Ends, tmp_path: Path) -> None:
+    kind, ends, times = whole
+    moments = random.Random(f"{kind} {by}")
+    kills = 0
+    for number in range(KILLS):
+        folder, said = tmp_path / f"index{number}", tmp_path / f"said{number}"
+        for version in range(3):
+            said.unlink(missing_ok=True)
+            for trial in range(9):
+                if said.exists():
+                    break
+                before = committed(folder)
+                lines = int(10 ** moments.uniform(1, 4)) if by == "lines" and trial < 8 else 0
+                process = killing.start(folder, version, kind, said, lines)
+                if by == "time" and trial < 8:
+                    process.join(moments.uniform(0.1, 1.5) * times[version])
+                    process.kill()
+                process.join(120)
+                assert process.exitcode in (0, -9), "a run after a kill finds nothing wrong"
+                kills += process.exitcode == -9
+                assert committed(folder) >= before
+                if committed(folder) >= 0:
+                    check(folder, version, ends)
+            assert killing.contents(folder) == ends[version], "as if it had never been interrupted"
+        assert Index.open(folder).info["complete"]
+        there = {path.name for path in folder.iterdir()} - {f"{DATABASE}-wal", f"{DATABASE}-shm"}
+        assert there == files(folder), "nothing half written is left"
+        if kills >= KILLS:
+            return
+    raise AssertionError(f"only {kills} kills came in time to try anything")
+
+
+def files(folder: Path) -> set[str]:
+    """What the index says it has."""
+    index = Index.open(folder)
+    with index._store.transaction() as state:
+        return state.files | {DATABASE}
+
+
+def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
+    """Every twentieth line of a whole build, one after another: each run goes on where the last died."""
+    folder, said = tmp_path / "index", tmp_path / "said"
+    ends: list[dict] = []
+    process = killing.start(tmp_path / "other", 0, "flat", said)
+    process.join(120)
+    ends.append(killing.contents(tmp_path / "other"))
+    said.unlink()
+    reached = -1
+    for lines in [*range(20, 4000, 130), 0]:
+        process = killing.start(folder, 0, "flat", said, lines)
+        process.join(120)
+        if process.exitcode == 0:
+            break
+        assert committed(folder) >= reached
+        reached = committed(folder)
+        if reached >= 0:
+            check(folder, 0, ends)
+    assert said.exists()
+    assert killing.contents(folder) == ends[0]
+
+
+def test_two_read_while_one_adds(tmp_path: Path) -> None:
+    """Whoever asks meanwhile sees one state or the next, whole, and in the end the last one."""
+    folder, said = tmp_path / "index", tmp_path / "said"
+    Index.build(Words(16), killing.records(0), folder, kind="hnsw", chunk=12, overlap=3)
+    readers = [Index.open(folder, Words(16)) for _ in range(2)]
+    asked, generations, until = 0, set(), time.monotonic() + 60
+    for version in (1, 2, 3):
+        process = killing.start(folder, version, "hnsw", said)
+        while process.is_alive() and time.monotonic() < until:
+            for reader in readers:
+                for n in (0, 1, 6):
+                    (hit,) = reader.search(f"Word{n}x0", k=1, where={"id": f"d{n}"})
+                    assert hit.text.startswith(f"Word{n}x0 stands in version")
+                    assert len(reader.search("stands in version", k=200)) > 100
+                    asked += 1
+                generations.add(reader.info["generation"])
+        process.join(60)
+        assert process.exitcode == 0
+    assert asked > 20
+    assert len(generations) > 2, "the readers saw states in between"
+    for reader in readers:
+        (hit,) = reader.search("Word0x0", k=1, where={"id": "d0"})
+        assert "version 3" in hit.text
+        assert reader.search("Word3x0", where={"group": "g3"}) == [], "what was removed is not found"

@@ -1,0 +1,104 @@
+"""Changes to an index in a process of their own, which is killed at some moment."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from bertree.search import writer
+from bertree.search.index import Index
+from bertree.search.passage_store import DATABASE
+from tests.support.standin import Words
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["tests.support.killing", "faiss", "torch"])
+WATCHED = ("index_writer.py", "index_store.py", "index_vectors.py", "index_kinds.py", "files.py")
+Record = dict[str, Any]
+
+
+def records(version: int, count: int = 120) -> list[Record]:
+    """Documents, of which every third says something else in every version."""
+    return [
+        {
+            "id": f"d{n}",
+            "text": " ".join(
+                f"Word{n}x{s} stands in version {version if n % 3 == 0 else 0}." for s in range(1 + n % 5)
+            ),
+            "group": f"g{n % 4}",
+        }
+        for n in range(count)
+    ]
+
+
+def work(folder: Path, version: int, kind: str, said: Path, lines: int = 0) -> None:
+    """Build an index, or add to it; after `lines` lines of our code, die."""
+    writer.ROWS, writer.EMBEDDED, writer.PARTS = 24, 10, 3
+    if lines:
+        left = lines
+
+        def trace(frame: FrameType, event: str, given: object) -> Any:
+            nonlocal left
+            if not frame.f_code.co_filename.endswith(WATCHED):
+                return None
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        sys.settrace(trace)
+    model = Words(16)
+    finished = (folder / DATABASE).is_file() and Index.open(folder).info["complete"]
+    if version == 0 and not finished:  # else it was killed after its last commit
+        Index.build(model, records(0), folder, kind=kind, chunk=12, overlap=3)
+    elif version:
+        index = Index.open(folder, model)
+        index.add(records(version))
+        index.remove(where={"group": "g3"})
+    said.write_text("done")
+
+
+def start(*given: Any) -> ForkServerProcess:
+    process = PROCESSES.Process(target=work, args=given)
+    process.start()
+    return process
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """All of an index that counts: every document with its passages, metadata and vectors."""
+    index = Index.open(folder, Words(16))
+    index.verify()
+    found: dict[str, Any] = {}
+    with index._store.transaction() as state:
+        files = index._files.of(state, index._store)
+        rows = index._store._base.execute(
+            "SELECT d.id, d.metadata, d.chunks, c.number, c.first, c.last, c.text FROM documents d "
+            "JOIN chunks c ON c.document = d.number ORDER BY d.id, c.first"
+        ).fetchall()
+        labels = index._store._base.execute(
+            "SELECT d.id, l.key, l.value FROM labels l JOIN documents d ON d.number = l.document"
+        ).fetchall()
+    numbers = {number: position for position, number in enumerate(files.vectors.numbers.tolist())}
+    dead = set(files.vectors.numbers[files.dead].tolist())
+    assert len(files.vectors) - len(dead) == len(rows) == len(index), "every vector is a passage's, or dead"
+    for id, metadata, chunks, number, first, last, text in rows:
+        assert number not in dead
+        entry = found.setdefault(id, {"metadata": metadata, "count": chunks, "passages": [], "labels": set()})
+        entry["passages"].append((first, last, text))
+    for id, key, value in labels:
+        found[id]["labels"].add((key, value))
+    for id, entry in found.items():
+        assert entry["count"] == len(entry["passages"]), f"{id} is whole"
+    texts = [row[6] for row in rows]
+    if texts:
+        positions = np.array([numbers[row[3]] for row in rows])
+        fresh = Words(16).embed(texts)
+        fresh /= np.linalg.norm(fresh, axis=1, keepdims=True)
+        assert np.allclose(files.vectors[positions], fresh, atol=1e-6), "each passage has its own vector"
+    index.close()
+    return found

@@ -1,0 +1,32 @@
+"""Teachers of small tasks, and `bertree distill --task` in this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.learnable import KINDS, SETTINGS, Command, Said, Trained
+
+FAST = ("--compare", "0", *SETTINGS, "batch=16")
+
+
+def command_of(
+    trained: Trained, name: str, out: Path, *settings: str, student: object = "half", more: Sequence[object] = ()
+) -> list[object]:
+    """The arguments that teach a student what the model of that kind knows."""
+    trained(name)
+    kind = KINDS[name]
+    given = [*kind.options, "--data", trained.root / name / "data", "--student", student, "--out", out, *more]
+    mine = [setting for setting in kind.settings if setting != "crf=true"]
+    return ["distill", trained.root / name / "out" / "model", *given, *FAST, *mine, *settings]
+
+
+def taught(
+    command: Command,
+    trained: Trained,
+    name: str,
+    out: Path,
+    *settings: str,
+    student: object = "half",
+    more: Sequence[object] = (),
+) -> Said:
+    """The same, done."""
+    return command(*command_of(trained, name, out, *settings, student=student, more=more))

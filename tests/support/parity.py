@@ -1,0 +1,91 @@
+"""One helper for all members: a Hugging Face model and ours from the same folder, on the same ragged batch."""
+
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.interop import folder, hf_names
+from bertree.interop.hf_config import family_of
+
+CONFIGS = {
+    "bert": transformers.BertConfig,
+    "megatron-bert": transformers.MegatronBertConfig,
+    "roberta": transformers.RobertaConfig,
+    "albert": transformers.AlbertConfig,
+    "distilbert": transformers.DistilBertConfig,
+}
+
+
+def peer(model_type: str, class_suffix: str, seed: int, **settings: object) -> transformers.PreTrainedModel:
+    """A Hugging Face model whose every parameter is random, so that no swapped tensor goes unnoticed."""
+    torch.manual_seed(seed)
+    config = CONFIGS[model_type](**settings)
+    config._attn_implementation = "eager"
+    title = CONFIGS[model_type].__name__.removesuffix("Config")
+    model = getattr(transformers, title + class_suffix)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.tie_weights()
+    return model
+
+
+def ragged(
+    lengths: list[int], vocab: int, segments: int, seed: int, lowest: int = 3
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Random ids (never a padding id) and segments of the given lengths."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(lowest, vocab, (n,), generator=draw).tolist() for n in lengths]
+    kinds = [[0] * (n // 2) + [min(1, max(segments - 1, 0))] * (n - n // 2) for n in lengths]
+    return ids, kinds
+
+
+def padded(model: transformers.PreTrainedModel, ids: list[list[int]], kinds: list[list[int]]) -> dict[str, Tensor]:
+    """The same batch as Hugging Face takes it."""
+    longest, pad = max(map(len, ids)), model.config.pad_token_id or 0
+    given = {
+        "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in ids]),
+        "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids]),
+    }
+    if model.config.model_type != "distilbert":
+        given["token_type_ids"] = torch.tensor([row + [0] * (longest - len(row)) for row in kinds])
+    return given
+
+
+def flat(tensor: Tensor, ids: list[list[int]]) -> Tensor:
+    """Padded rows -> the stream of real tokens."""
+    return torch.cat([tensor[i, : len(row)] for i, row in enumerate(ids)])
+
+
+def gradients(network: torch.nn.Module, contents: folder.Contents, model: transformers.PreTrainedModel) -> float:
+    """Largest difference between the gradients of the two models, relative to the largest gradient."""
+    heads = folder.heads_of(contents.network)
+    table = hf_names.theirs(family_of(model.config.to_dict(), "config"), heads, contents.network.state_dict())
+    theirs = dict(model.named_parameters())
+    worst = 0.0
+    for ours, parameter in network.named_parameters():
+        other = [theirs[name].grad for name in table[ours]]
+        if parameter.grad is None:
+            assert all(g is None or not g.any() for g in other), f"{ours} has a gradient there and none here"
+            continue
+        joined = torch.cat(
+            [torch.zeros_like(theirs[n]) if g is None else g for n, g in zip(table[ours], other, strict=True)]
+        )
+        worst = max(worst, float((parameter.grad - joined).abs().max() / joined.abs().max().clamp(min=1.0)))
+    return worst
+
+
+def load(model: transformers.PreTrainedModel, path: Path) -> folder.Contents:
+    """Save with Hugging Face, read with bertree."""
+    model.save_pretrained(path)
+    contents = folder.read(path)
+    contents.network.eval()
+    return contents
+
+
+def batch_of(ids: list[list[int]], kinds: list[list[int]]) -> Batch:
+    """The packed form."""
+    return Batch.pack(ids, kinds)

@@ -1,0 +1,218 @@
+"""Small runs of three families, and the command in processes of their own that cost next to nothing to start.
+
+The processes are forked from a server that has imported everything: what they run is `bertree`'s main function,
+and a SIGKILL is as final there as anywhere.
+"""
+
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+
+from safetensors.torch import load_file
+
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(
+    ["bertree.cli.main", "bertree.pretraining.run", "bertree.finetuning.run", "tests.support.runs", "torch._inductor"]
+)
+
+MODEL = """
+[model]
+preset = "{preset}"
+layers = 2
+width = 32
+heads = 2
+max_positions = 64
+dropout = 0.1
+attention_dropout = 0.0
+"""
+RUN = """
+[run]
+device = "cpu"
+micro_tokens = 256
+log_every = 1
+eval_every = 4
+eval_tokens = 512
+save_every = 1
+
+[[phases]]
+steps = 9
+max_length = 32
+batch_tokens = 512
+
+[[phases]]
+steps = 5
+max_length = 64
+batch_tokens = 512
+"""
+RECIPES = {
+    "bert": """
+extends = "bert-base"
+[data]
+held_out_share = 0.1
+masking = "token+static2"
+[schedule]
+warmup = 3
+""",
+    "roberta": """
+extends = "roberta-base"
+[data]
+held_out_share = 0.1
+[schedule]
+warmup = 3
+growth = 4
+""",
+    "albert": """
+extends = "albert-base"
+[data]
+held_out_share = 0.1
+[schedule]
+warmup = 3
+""",
+}
+
+
+def recipe(family: str, folder: Path) -> Path:
+    """The recipe of a small run, as a file."""
+    path = folder / f"{family}.toml"
+    small = "embedding_width = 16\n" if family == "albert" else ""
+    path.write_text(RECIPES[family] + MODEL.format(preset=f"{family}-base") + small + RUN)
+    return path
+
+
+def start(*arguments: str, said: Path | None = None, fault: str = "") -> BaseProcess:
+    """`bertree` with these arguments; what it says goes to a file, and it dies where `fault` says."""
+    process = context.Process(target=_command, args=(arguments, said, fault, os.getcwd()))
+    process.start()
+    return process
+
+
+def finish(*arguments: str, said: Path | None = None, fault: str = "") -> int:
+    """The same to its end; the exit code."""
+    process = start(*arguments, said=said, fault=fault)
+    process.join(60)
+    assert process.exitcode is not None, "the command hangs"
+    return process.exitcode
+
+
+def killed(*arguments: str, said: Path, newest: Callable[[], int], moments: Random, steps: int) -> list[int | None]:
+    """Start it three times and kill it each time some steps (up to so many) after the newest checkpoint; the codes."""
+    codes = []
+    for _ in range(3):
+        target = newest() + moments.randint(3, steps)
+        process = start(*arguments, "--resume", said=said, fault="pause:0,slow:3")
+        while process.exitcode is None and newest() < target:
+            time.sleep(0.001)
+        process.join(moments.uniform(0, 0.02))
+        process.kill()
+        process.join()
+        codes.append(process.exitcode)
+    return codes
+
+
+def results(out: Path) -> dict[str, bytes]:
+    """What must not depend on how often a run was stopped: the model, and the newest checkpoint's tensors."""
+    newest = max((out / "checkpoints").glob("step-*"))
+    load_file(newest / "state.safetensors")
+    return {
+        "model": (out / "model" / "model.safetensors").read_bytes(),
+        newest.name: (newest / "state.safetensors").read_bytes(),
+    }
+
+
+def _command(arguments: tuple[str, ...], said: Path | None, fault: str, where: str) -> None:
+    import torch
+
+    from bertree.cli.main import main
+
+    torch.set_num_threads(1)  # products this small take longer with two, and much longer beside other work
+    os.chdir(where)
+    with open(said or os.devnull, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    for one in filter(None, fault.split(",")):
+        _plant(*one.split(":"))
+    sys.argv = ["bertree", *arguments]
+    main()
+
+
+def _plant(stage: str, count: str) -> None:
+    """Let this process die at the count-th time it comes to a stage of saving; or make its life hard otherwise."""
+    from bertree.train import checkpoint
+
+    if stage == "no tensorboard":
+        sys.modules["torch.utils.tensorboard"] = None  # type: ignore[assignment]
+        return
+    if stage == "slow":
+        from bertree.train.loop import Loop
+
+        step = Loop.step
+        Loop.step = lambda *given: (time.sleep(int(count) / 1000), step(*given))[1]
+        return
+    if stage == "pause":
+        from bertree.train import tuning
+
+        tuning.PAUSE = float(count)
+        return
+    if stage == "room":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), int(count)))
+        return
+    left = int(count)
+
+    def die(last_deed: Callable[[], None] = lambda: None) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            last_deed()
+            os._exit(9)
+
+    def around(name: str, before: bool) -> None:
+        inner = getattr(checkpoint, name)
+
+        def call(*given: object, **named: object) -> object:
+            if before:
+                die()
+            result = inner(*given, **named)
+            if not before:
+                die()
+            return result
+
+        setattr(checkpoint, name, call)
+
+    whole = checkpoint.save_file
+
+    def half(tensors: object, path: Path) -> None:
+        whole(tensors, path)
+        die(lambda: os.truncate(path, path.stat().st_size // 2))
+
+    class Doomed(checkpoint.Checkpoints):
+        def _tidy(self) -> None:
+            die()
+            super()._tidy()
+
+    if stage == "half the tensors":
+        checkpoint.save_file = half
+    elif stage == "model":
+        from bertree.interop import weights
+
+        save = weights.save
+        weights.save = lambda *given: (save(*given), die())
+    elif stage == "tidy":
+        import bertree.train.session
+
+        bertree.train.session.Checkpoints = Doomed
+    else:
+        name, before = {
+            "tensors written": ("save_file", False),
+            "header written": ("write_text", False),
+            "best marked": ("write_atomically", False),
+        }[stage]
+        around(name, before)
+
+
+STAGES = ("half the tensors", "tensors written", "header written", "tidy", "best marked", "model")

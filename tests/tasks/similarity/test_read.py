@@ -1,0 +1,191 @@
+"""Files of sentences in their releases and one's own, and what is made of them for each loss."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bertree.errors import BertreeWarning, UserError
+from bertree.tasks.similarity import examples
+from bertree.tasks.similarity import read as siamese_read
+from bertree.tasks.similarity.read import Named, Sentences
+from tests.support.learnable import write
+
+STS = """main-captions\tMSRvid\t2012test\t0001\t5.000\tA bird sings.\tA bird is singing.
+main-captions\tMSRvid\t2012test\t0004\t3.800\tA boy eats "a pear.\tA child eats fruit.\tsource\tsource
+"""
+GLUE = """index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore
+0\tmain-captions\tMSRvid\t2012test\t0001\tnone\tnone\tA bird sings.\tA bird is singing.\t5.000
+"""
+SNLI = """gold_label\tsentence1\tsentence2\tpairID
+neutral\tA boy eats.\tHe is hungry.\t1
+-\tA boy eats.\tHe is tall.\t2
+entailment\tA boy eats.\tSomeone eats.\t3
+contradiction\tA boy eats.\tNobody eats.\t4
+"""
+
+
+def read(path: Path, text: str, named: Named | None = None) -> list[Sentences]:
+    path.write_text(text)
+    return siamese_read.read([path], named or Named())
+
+
+def test_releases(tmp_path: Path) -> None:
+    found = read(tmp_path / "sts-train.csv", STS)
+    assert [(row.texts, row.gold) for row in found] == [
+        (("A bird sings.", "A bird is singing."), 5.0),
+        (('A boy eats "a pear.', "A child eats fruit."), 3.8),
+    ]
+    assert found[1].where == f"{tmp_path / 'sts-train.csv'}: line 2"
+    assert read(tmp_path / "dev.tsv", GLUE)[0].gold == 5.0
+    with pytest.warns(BertreeWarning, match="1 of 4 rows have no answer and are left out"):
+        found = read(tmp_path / "train.tsv", SNLI)
+    assert [row.gold for row in found] == ["neutral", "entailment", "contradiction"]
+    objects = [{"gold_label": "neutral", "sentence1": "One.", "sentence2": "Two.", "genre": "fiction"}]
+    assert read(tmp_path / "x.jsonl", json.dumps(objects[0]))[0].gold == "neutral"
+    numbered = read(tmp_path / "x.csv", "premise,hypothesis,label\nOne.,Two.,0\nOne.,Three.,2\n")
+    assert [row.gold for row in numbered] == ["entailment", "contradiction"]
+    headless = read(tmp_path / "x.txt", "one two\tthree\t1\nfour\tfive\t0\n")
+    assert [row.gold for row in headless] == ["neutral", "entailment"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_own_files(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"mine{ending}"
+    rows: list[dict[str, object]] = [
+        {"anchor": "a", "positive": "b", "negative": "c", "negative_2": "d"},
+        {"anchor": "e", "positive": "f", "negative": "g", "negative_2": ""},
+    ]
+    (first, second) = siamese_read.read([write(path, rows)], Named())
+    assert (first.texts, second.texts) == (("a", "b", "c", "d"), ("e", "f", "g"))
+    assert first.kind == "triplet"
+    write(path, [{"sentence1": "a", "sentence2": "b", "score": 0.25}, {"sentence1": "c", "sentence2": "d", "score": 1}])
+    assert [row.gold for row in siamese_read.read([path], Named())] == [0.25, 1.0]
+    write(path, [{"sentence1": "a", "sentence2": "b", "label": 1}, {"sentence1": "c", "sentence2": "d", "label": 0}])
+    assert [row.gold for row in siamese_read.read([path], Named())] == ["1", "0"]
+    assert [row.gold for row in siamese_read.read([path], Named(wants="score"))] == [1.0, 0.0]
+    write(path, [{"title": "a", "body": "b", "bad": "c", "n": 3}, {"title": "d", "body": "e", "bad": "f", "n": 4}])
+    assert siamese_read.read([path], Named("title", "body"))[0] == Sentences(
+        ("a", "b"), None, str(path), 1 if ending in (".jsonl", ".parquet") else 2
+    )
+    assert siamese_read.read([path], Named("title", "body", None, ("bad",)))[1].texts == ("d", "e", "f")
+    assert siamese_read.read([path], Named("title", "body", "n", ()))[1].gold == "4"
+    assert siamese_read.read([path], Named("title", "body", "n", (), "score"))[1].gold == 4.0
+
+
+def test_lists_of_negatives(tmp_path: Path) -> None:
+    rows = [{"query": "a", "passage": "b", "negatives": ["c", "d"]}, {"query": "e", "passage": "f", "negatives": []}]
+    path = write(tmp_path / "x.jsonl", rows)
+    with pytest.warns(BertreeWarning, match="have no negative; they are pairs"):
+        found = siamese_read.read([path], Named())
+    assert [row.texts for row in found] == [("a", "b", "c", "d"), ("e", "f")]
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "said"),
+    [
+        ("anchor,negative\na,b\n", Named(), "x.csv: has no column 'sentence2' or "),
+        ("sentence1,sentence2\na,\n", Named(), "x.csv: line 2: the second text is empty; a text is needed"),
+        ("title,body\na,b\n", Named("titel", "body"), "x.csv: has no column 'titel'; there are: title, body; did you"),
+        ("sentence1,sentence2,score\na,b,high\n", Named(), "x.csv: line 2: 'score' is 'high', not a number"),
+        ("sentence1,sentence2,score\na,b,nan\n", Named(), "x.csv: line 2: 'score' is 'nan', not a number"),
+        ("sentence1,sentence2,label\n", Named(), "x.csv: has a header but no rows"),
+        ("", Named(), "x.csv: is empty"),
+    ],
+)
+def test_mistakes_are_said_with_their_place(tmp_path: Path, text: str, named: Named, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        read(tmp_path / "x.csv", text, named)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_kinds_do_not_mix(tmp_path: Path) -> None:
+    one = write(tmp_path / "one.csv", [{"sentence1": "a", "sentence2": "b", "label": "x"}])
+    other = write(tmp_path / "other.csv", [{"sentence1": "a", "sentence2": "b", "score": "0.5"}])
+    with pytest.raises(UserError, match=r"other.csv: holds pairs with scores, but .*one.csv pairs with labels"):
+        siamese_read.read([one, other], Named())
+
+
+def test_folders(tmp_path: Path) -> None:
+    (tmp_path / "snli_1.0_train.jsonl").write_text("{}")
+    (tmp_path / "snli_1.0_dev.jsonl").write_text("{}")
+    assert {name: paths[0].name for name, paths in siamese_read.find(tmp_path).items()} == {
+        "train": "snli_1.0_train.jsonl",
+        "dev": "snli_1.0_dev.jsonl",
+    }
+    with pytest.raises(UserError, match="no such file or folder"):
+        siamese_read.find(tmp_path / "nothing")
+
+
+def labelled(*rows: tuple[str, str, str]) -> list[Sentences]:
+    return [Sentences((first, second), gold) for first, second, gold in rows]
+
+
+NLI = labelled(
+    ("p", "follows", "entailment"),
+    ("q", "alone", "entailment"),
+    ("p", "open", "neutral"),
+    ("p", "against", "contradiction"),
+    ("p", "also", "entailment"),
+    ("p", "against too", "contradiction"),
+    ("p", "third", "entailment"),
+    ("r", "only against", "contradiction"),
+)
+
+
+def test_triplets_of_nli() -> None:
+    found = [row.texts for row in examples.shaped(NLI, "triplet")]
+    assert found == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
+    found = [row.texts for row in examples.shaped(NLI, "ranking")]
+    assert found[:3] == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
+    assert found[3:] == [("q", "alone")]
+    assert all(row.gold is None for row in examples.shaped(NLI, "ranking"))
+    assert examples.shaped(NLI, "softmax") == NLI
+    binary = labelled(("a", "b", "1"), ("a", "c", "0"))
+    assert [row.texts for row in examples.shaped(binary, "triplet")] == [("a", "b", "c")]
+
+
+def test_numbers_that_do_not_say_what_belongs_together() -> None:
+    rows = [Sentences(("a man", text), label) for text, label in (("a person", "0"), ("tall", "1"), ("a cat", "2"))]
+    with pytest.raises(UserError, match="labels are numbers"):
+        examples.shaped(rows, "ranking")
+
+
+@pytest.mark.parametrize(
+    ("rows", "loss", "said"),
+    [
+        ([Sentences(("a", "b"), 0.5, "x.csv")], "softmax", "x.csv: holds pairs with scores, but the loss 'softmax' "),
+        ([Sentences(("a", "b"), None, "x.csv")], "triplet", "try --loss ranking"),
+        ([Sentences(("a", "b"), "blue", "x.csv")], "ranking", r"x.csv: the labels \(blue\) must say that two texts"),
+        ([Sentences(("a", "b"), "entailment", "x.csv")], "triplet", "for the same first text another row"),
+        ([Sentences(("a", "b", "c"), None, "x.csv")], "cosine", "try --loss triplet"),
+    ],
+)
+def test_a_loss_that_does_not_fit(rows: list[Sentences], loss: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        examples.shaped(rows, loss)
+
+
+@pytest.mark.parametrize(
+    ("scores", "span"),
+    [([0.2, 1], (0, 1)), ([0, 4.8], (0, 5)), ([1, 7], (0, 10)), ([-0.5, 0.2], (-1, 1)), ([-3, 2], (-5, 5))],
+)
+def test_scales_are_found(scores: list[float], span: tuple[float, float]) -> None:
+    assert examples.span_of([Sentences(("a", "b"), float(score)) for score in scores]) == span
+
+
+def test_pairs_for_a_model_that_reads_both() -> None:
+    task, found = examples.crossed([Sentences((f"a{n}", f"b{n}")) for n in range(20)] + [Sentences(("a0", "b9"))])
+    assert not task.regression
+    right = [row for row in found if row.gold == "1"]
+    wrong = [row for row in found if row.gold == "0"]
+    assert len(right) == 21
+    assert 18 <= len(wrong) <= 21
+    assert not {(row.text, row.pair) for row in right} & {(row.text, row.pair) for row in wrong}
+    assert all(row.pair != row.text for row in found)
+    _, found = examples.crossed([Sentences(("a", "b", "c", "d"))])
+    assert [(row.text, row.pair, row.gold) for row in found] == [("a", "b", "1"), ("a", "c", "0"), ("a", "d", "0")]
+    task, found = examples.crossed([Sentences(("a", "b"), 3.5)])
+    assert task.regression
+    assert found[0].gold == 3.5

@@ -1,0 +1,64 @@
+"""Sentences: split where a person would, and nothing lost."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertree.text import sentence_splitter
+from bertree.text.cleaning import clean
+from bertree.text.sentence_splitter import WINDOW, split
+
+
+def bare(text: str) -> str:
+    return "".join(text.split())
+
+
+def test_splits_where_a_person_would() -> None:
+    text = "Dr. Smith paid $3.50. Was it much? No!\nA new line 今日は。元気？"
+    assert split(text) == ["Dr. Smith paid $3.50.", "Was it much?", "No!", "A new line 今日は。", "元気？"]
+
+
+@given(st.lists(st.integers(0, 0xD7FF).map(chr) | st.sampled_from('. ?!\n"(1a。'), max_size=60).map("".join))
+def test_loses_nothing_but_white_space(text: str) -> None:
+    found = split(text)
+    assert bare("".join(found)) == bare(text)
+    assert all(sentence and sentence == sentence.strip() for sentence in found)
+
+
+@given(
+    st.lists(
+        st.sampled_from(["Mr. ", "end. ", '"Quote." ', "1. ", "word ", "。", "…", "(a. ", "\n", "é"]),
+        max_size=60,
+    )
+)
+def test_long_lines_lose_nothing_either(parts: list[str]) -> None:
+    text = clean("".join(parts) * 200)
+    assert bare("".join(split(text))) == bare(text)
+
+
+def test_windows_cut_no_sentence_that_fits() -> None:
+    sentence = "This sentence has exactly eight words in it."
+    assert split(" ".join([sentence] * 1000)) == [sentence] * 1000
+
+
+@pytest.mark.parametrize("unit", ["x", "word ", "a. ", "你好。", "Mr. ", '"Yes." ', "1. ", "( "])
+def test_time_does_not_explode(unit: str) -> None:
+    started = time.perf_counter()
+    split(unit * (400_000 // len(unit)))
+    assert time.perf_counter() - started < 8
+
+
+def test_a_panic_in_the_library_keeps_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panic(language: str, text: str) -> list[str]:
+        raise PanicException
+
+    monkeypatch.setattr(sentence_splitter.sentencex, "segment", panic)
+    assert split("One. Two.") == ["One. Two."]
+    monkeypatch.setattr(sentence_splitter.sentencex, "segment", lambda language, text: [text[:3]])
+    assert split("One. Two.") == ["One. Two."]
+    assert WINDOW > 1000

@@ -1,0 +1,204 @@
+"""A step of in-batch negatives is one question, however many pieces it is computed in; filled up, it is the same."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.finetuning.feed import Shapes, UnitFeed
+from bertree.model.comparison import Comparison
+from bertree.model.network import Network, build
+from bertree.model.pooling import Vector
+from bertree.objectives.embedding import Siamese, siamese
+from bertree.tasks.collate import collate
+from bertree.tasks.similarity.read import Sentences
+from bertree.tasks.similarity.task import SentenceTask
+from bertree.tasks.task import Unit
+from bertree.text.tokenizer import Encoded
+from bertree.train import optim
+from bertree.train.device import be_deterministic
+from bertree.train.loop import Loop
+from bertree.train.schedule import Plan
+from bertree.train.steps.cuda_graph import Replay
+from bertree.train.steps.grad_cache import AsksTogether, Cached
+from tests.support.batches import VOCAB, tiny
+from tests.support.learnable import one_thread
+
+SIZE = 24
+
+
+def network(pooling: str = "mean", seed: int = 0, **axes: object) -> Network:
+    torch.manual_seed(seed)
+    made = build(tiny(init_std=0.2, **axes), {}, None, Vector(pooling))
+    assert made.vector is not None
+    made.heads["compare"] = Comparison(made.vector.width, 3, ("u", "v", "|u-v|"), 0.2)
+    return made
+
+
+def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
+    """Of different lengths; some texts come twice, and of negatives there are none, one or two."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def number(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=draw))
+
+    texts = [
+        Encoded([2, *torch.randint(5, VOCAB, (number(2, 18),), generator=draw).tolist(), 3], None, 0)
+        for _ in range(2 * count)
+    ]
+    found = []
+    for row in range(count):
+        fewest = 3 if loss == "triplet" else 2
+        size = 2 if loss in ("softmax", "cosine") else number(fewest, 5)
+        chosen = [number(0, len(texts)) for _ in range(size)]
+        answer: object = tuple(chosen + [-100] * (4 - size))
+        if loss == "softmax":
+            answer = row % 3
+        elif loss == "cosine":
+            answer = row / count
+        found.append(Unit(row, tuple(texts[place] for place in chosen), answer=answer))
+    return found
+
+
+def feed(some: Sequence[Unit], micro: int, shapes: Shapes | None = None) -> UnitFeed:
+    plan = Plan([Phase(steps=6)], Schedule(warmup=2), 1e-3)
+    return UnitFeed(plan, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, micro=micro)
+
+
+def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tensor], dict[str, int]]:
+    sums, counts = loop.gradients(works[step])
+    found = [parameter.grad.clone() for parameter in loop.learning if parameter.grad is not None]
+    loop.optimiser.zero_grad()
+    return sums["ranking"], found, counts
+
+
+def loop_of(kind: type[Loop], **axes: object) -> Loop:
+    net = network(**axes)
+    return kind(net, siamese("ranking", symmetric=True), optim.build(net, Optim(lr=1e-3)), clip=1.0, seed=3)
+
+
+@pytest.mark.parametrize("micro", [2, 3, 8, SIZE])
+def test_pieces_change_nothing(micro: int) -> None:
+    some = units("ranking")
+    with one_thread():
+        whole = gradients(loop_of(Loop), 0, feed(some, 1))
+        parts = gradients(loop_of(Cached), 0, feed(some, micro))
+    assert len(feed(some, micro)[0].batches) == micro
+    assert whole[2] == parts[2] == {"ranking": SIZE}
+    assert parts[0].item() == pytest.approx(whole[0].item(), rel=1e-5)
+    for one, other in zip(whole[1], parts[1], strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6 * float(one.abs().max() + 1))
+
+
+def test_pieces_forgotten_one_by_one_would_change_it() -> None:
+    some = units("ranking")
+    whole, apart = gradients(loop_of(Loop), 0, feed(some, 1)), gradients(loop_of(Loop), 0, feed(some, 4))
+    assert apart[0].item() < 0.8 * whole[0].item(), "fewer negatives are easier"
+
+
+def test_dropout_is_the_same_both_times() -> None:
+    """Each text's vector must be the same when its slope is found and when it is used."""
+    seen: list[list[Tensor]] = [[], []]
+
+    class Watching(Cached):
+        def _part(self, objective: AsksTogether, *rest: object) -> Tensor:  # type: ignore[override]
+            found = super()._part(objective, *rest)  # type: ignore[arg-type]
+            seen[1 if torch.is_grad_enabled() else 0].append(found.detach().clone())
+            return found
+
+    loop = loop_of(Watching, dropout=0.3, attention_dropout=0.0)
+    loop.step(feed(units("ranking"), 4)[0])
+    assert len(seen[0]) == len(seen[1]) == 4
+    assert all(map(torch.equal, *seen))
+    again = loop_of(Watching, dropout=0.3, attention_dropout=0.0)
+    seen[0].clear()
+    again.step(feed(units("ranking"), 4)[1])
+    assert not torch.equal(seen[0][0], seen[1][0]), "another step, another dropout"
+
+
+def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) -> None:
+    """From texts to the slope of every weight, beside sentence-transformers on the same folder."""
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+
+    from bertree.inference.load import load
+    from tests.inference.test_vectors import tiny as small
+
+    model = small(minilm, vector=Vector("mean"))
+    model.save(tmp_path / "model")
+    rows = [
+        (f"A man number {n} is walking.", f"Someone {n} walks on the road.", f"{n} cats sleep in the sun.")
+        for n in range(7)
+    ]
+    peer = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    peer.eval()
+    columns = [peer.preprocess([row[place] for row in rows]) for place in range(3)]
+    loss = CachedMultipleNegativesRankingLoss(peer, mini_batch_size=2)(columns, None)
+    loss.backward()
+    theirs = dict(peer[0].auto_model.named_parameters())["embeddings.word_embeddings.weight"].grad
+
+    start = load(tmp_path / "model")
+    net = start.network
+    task = SentenceTask("sentence-ranking", loss="ranking")
+    some, _ = task.units([Sentences(row) for row in rows], start.needed_tokenizer, 64)
+    loop = Cached(net, siamese("ranking"), optim.build(net, Optim(lr=1e-3)), seed=0)
+    loop.network.train = lambda: None  # no dropout, as there
+    works = UnitFeed(Plan([Phase(steps=1)], Schedule(), 1e-3), some, 7, "vector", micro=3)
+    sums, counts = loop.gradients(works[0])
+    assert sums["ranking"].item() / counts["ranking"] == pytest.approx(loss.item(), rel=1e-5)
+    ours = net.encoder.embeddings.tokens.weight.grad
+    assert ours is not None
+    assert theirs is not None
+    assert float(theirs.abs().max()) > 1e-4
+    assert float((ours - theirs).abs().max()) < 1e-6 + 1e-4 * float(theirs.abs().max())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean+max"])
+@pytest.mark.parametrize("loss", ["softmax", "cosine", "triplet", "ranking"])
+def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
+    """What gives batches a few shapes, so that steps can be replayed on a GPU."""
+    some, regression = units(loss, 9, seed=2), loss == "cosine"
+    plain = collate(some, "vector", regression)
+    filled = Shapes("vector", SIZE, 2 if loss in ("softmax", "cosine") else 4)(plain)
+    assert filled.ids.numel() > plain.ids.numel()
+    objective: Siamese = siamese(loss)
+    assert objective.counts(plain) == objective.counts(filled)
+    found = []
+    for batch in (plain, filled):
+        net = network(pooling)
+        total = objective(net, batch)[loss].sum
+        total.backward()
+        found.append((total.item(), [p.grad for p in net.parameters() if p.grad is not None]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    assert len(found[0][1]) == len(found[1][1]) > 10
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-5 * float(one.abs().max() + 1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+@pytest.mark.parametrize("loss", ["softmax", "cosine", "triplet", "ranking"])
+def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: bool) -> None:
+    be_deterministic(True)
+    some, size = units(loss, 60), 8
+    plan = Plan([Phase(steps=20)], Schedule(warmup=5), 1e-3)
+    shapes = Shapes("vector", size, 2 if loss in ("softmax", "cosine") else 4)
+    feed = UnitFeed(plan, some, size, "vector", regression=loss == "cosine", shapes=shapes)
+    rates = [torch.tensor(update.lr).item() for update in plan.updates]  # which fp32 can hold
+    steps = [replace(feed[n], update=replace(feed[n].update, lr=rate)) for n, rate in enumerate(rates)]
+    losses: list[list[float]] = [[], []]
+    ends = []
+    for kind, seen in zip((Loop, Replay), losses, strict=True):
+        net = network(pooling, dropout=0.1).to("cuda")
+        loop = kind(net, siamese(loss), optim.build(net, Optim(lr=1e-3), recorded=True), clip=1.0, seed=3, half=half)
+        loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
+        ends.append([parameter.detach().cpu() for parameter in net.parameters()])
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) > 10
+    assert all(map(torch.equal, *ends))

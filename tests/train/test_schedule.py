@@ -1,0 +1,78 @@
+"""What every step does: rates at known points, batches that grow, phases."""
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from bertree.config import recipe
+from bertree.config.recipe import Phase, Schedule
+from bertree.train.schedule import Plan
+
+
+def rates(steps: int, lr: float = 1.0, **schedule: object) -> list[float]:
+    return [update.lr for update in Plan([Phase(steps)], Schedule(**schedule), lr).updates]
+
+
+def test_the_warm_up_rises_to_the_rate() -> None:
+    found = rates(10, 2.0, warmup=4, shape="constant")
+    assert found == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+
+
+def test_linear() -> None:
+    found = rates(14, warmup=4)
+    assert found[4] == 1.0
+    assert found[9] == pytest.approx(0.5)
+    assert found[13] == pytest.approx(0.1), "the step after the last would have 0"
+    assert all(a - b == pytest.approx(0.1) for a, b in pairwise(found[4:]))
+    assert rates(10, final=0.5)[5] == pytest.approx(0.75)
+
+
+def test_cosine() -> None:
+    found = rates(100, shape="cosine")
+    assert found[0] == 1.0
+    assert found[25] == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert found[50] == pytest.approx(0.5)
+    assert rates(100, shape="cosine", final=0.2)[50] == pytest.approx(0.6)
+
+
+def test_all_warm_up() -> None:
+    assert rates(4, warmup=4) == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+@pytest.mark.parametrize("growth", [2, 4, 16])
+def test_growth(shape: str, growth: int) -> None:
+    phases = [Phase(70, 32), Phase(531, 64)]
+    plan = Plan(phases, Schedule(shape=shape, warmup=11, growth=growth), 0.3)
+    plain = Plan(phases, Schedule(shape=shape, warmup=11), 0.3)
+    at = {(u.phase, u.first): u.lr for u in plain.updates}
+    read = [(u.phase, place) for u in plan.updates for place in range(u.first, u.first + u.batches)]
+    assert read == [(phase, place) for phase, steps in enumerate((70, 531)) for place in range(steps)]
+    assert [u.number for u in plan.updates] == list(range(len(plan)))
+    for update in plan.updates:
+        assert update.lr / update.batches == pytest.approx(at[update.phase, update.first], rel=1e-12)
+        assert update.lr <= 0.3 + 1e-12
+        last = update.first + update.batches == phases[update.phase].steps
+        assert last or update.batches & (update.batches - 1) == 0, "powers of two, but for what is left of a phase"
+        before = 11 if update.phase == 0 else 0
+        if update.first < before:
+            assert update.batches == 1, "not in the warm-up"
+        elif not last:
+            share = at[update.phase, update.first] / 0.3
+            assert update.batches <= min(growth, 1 / share) < 2 * update.batches * (1 + 1e-9) or (
+                update.batches == growth
+            )
+    assert max(u.batches for u in plan.updates) == growth
+    assert len(plan) < len(plain)
+
+
+def test_berts_phases() -> None:
+    bert = recipe.load("bert-base")
+    scaled = [Phase(p.steps // 1000, p.max_length, p.batch_tokens) for p in bert.phases]
+    plan = Plan(scaled, Schedule(warmup=10), 1e-4)
+    assert len(plan) == 1000
+    assert [u.phase for u in plan.updates] == [0] * 900 + [1] * 100
+    assert plan.updates[900].first == 0
+    assert plan.updates[900].lr == pytest.approx(1e-4 * 100 / 990), "one schedule over both"
+    assert [p.max_length for p in bert.phases] == [128, 512]
