@@ -171,9 +171,9 @@ class Bench:
         begin = Start(start.architecture, network, ())
         tuner = Tuner(data.task, begin, train, dev, config, Machine.of(config.run), identity=name)
         with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
-            code, best, loop = tuner.run(Path(place), seed, False, [], lambda line: None)
-        if code:
-            raise SystemExit(code)
+            signal, best, loop = tuner.run(Path(place), seed, False, [])
+        if signal is not None:
+            raise SystemExit(128 + signal)
         lines, scores = measured(data.task, loop.network, dev, loop.autocast)
         parameters = sum(p.numel() for p in loop.network.encoder.parameters())
         said = {"epochs": config.train.epochs, "batch": config.train.batch, "lr": config.optim.lr, "step": best.step}

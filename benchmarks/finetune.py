@@ -165,7 +165,7 @@ def ours(tuner: Tuner, seed: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
         synchronise()
         began = time.perf_counter()
-        _, best, _ = tuner.run(Path(place), seed, False, [], print)
+        _, best, _ = tuner.run(Path(place), seed, False, [])
         synchronise()
         return best.score, time.perf_counter() - began
 

@@ -134,9 +134,9 @@ class Bench:
             with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
                 job = vectors(str(self.options.model), model, self.data(loss), Path(place) / "run", given, [name])
                 Path(place, "run").mkdir()
-                code, best, loop = job.tuner.run(Path(place) / "run", seed, False, [], lambda line: None)
-            if code:
-                raise SystemExit(code)
+                signal, best, loop = job.tuner.run(Path(place) / "run", seed, False, [])
+            if signal is not None:
+                raise SystemExit(128 + signal)
             assert job.kept is not None
             model = Model(job.kept(job, loop.network))
             found[loss] = {"step": best.step, "examples": len(job.parts["train"].examples)}

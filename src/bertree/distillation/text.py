@@ -27,7 +27,7 @@ from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
-from bertree.pretraining.run import Training, check_place, make_place, note, rate, sweep
+from bertree.pretraining.run import Training, check_place, make_place, rate, sweep
 from bertree.tasks.logits import half
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.held_out import evaluate
@@ -94,7 +94,7 @@ def _compare(training: Training, teacher: str, out: Path, seconds: float) -> Non
     examples = [stream.example(k * stream.examples // count) for k in range(count)]
     texts = [backend.decode(_unmasked(example).tolist()) for example in examples]
     beside(teacher, out, [text for text in texts if text.strip()], scores, seconds, device=machine.device)
-    write_report(out, note)
+    write_report(out)
 
 
 def _unmasked(example: Batch) -> torch.Tensor:

@@ -140,14 +140,14 @@ def _one_seed(job: Job, seed: int, resume: bool, before: Sequence[Json]) -> tupl
     place.mkdir(parents=True, exist_ok=True)
     intro = [*(job.intro if not before else ()), f"seed {seed}"]
     try:
-        code, best, loop = job.tuner.run(place, seed, resume, intro, note)
+        signal, best, loop = job.tuner.run(place, seed, resume, intro)
     except Diverged as error:
         result = {"seed": seed, metric: None, "diverged": str(error)}
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
     else:
-        if code:
-            return code, {}
+        if signal is not None:
+            return 128 + signal, {}
         network, autocast = loop.network, loop.autocast
         task, scores, lines = judged(
             job.tuner.task, job.parts, lambda name: measured(job.tuner.task, network, job.parts[name], autocast)

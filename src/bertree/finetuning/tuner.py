@@ -171,10 +171,9 @@ class Tuner:
         """What must be the same when a run with this seed is resumed: settings, model and data, as one hash."""
         return hashlib.sha256((self.recipe(seed) + self.identity).encode()).hexdigest()
 
-    def run(
-        self, out: Path, seed: int, resume: bool, intro: Sequence[str], note: Callable[[str], None]
-    ) -> tuple[int, Best, Loop]:
-        """Learn it. The exit code, the best evaluation, and the loop with the weights of that moment in it."""
+    def run(self, out: Path, seed: int, resume: bool, intro: Sequence[str]) -> tuple[int | None, Best, Loop]:
+        """Learn it. The signal that ended the run early, if any, the best evaluation, and the loop with the weights of
+        that moment in it."""
         loop, feed = self._parts(seed)
         recipe = self.recipe(seed)
         steps, every = len(feed.plan), self.steps_an_epoch / self.config.train.evaluations
@@ -190,8 +189,8 @@ class Tuner:
             patience=self.config.train.patience,
             identity={"run": self.identity_with(seed)},
         )
-        code, best = tuning.run(resume, intro, note)
-        return code, best, loop
+        signal, best = tuning.run(resume, intro)
+        return signal, best, loop
 
 
 def held_out(

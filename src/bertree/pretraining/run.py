@@ -142,15 +142,16 @@ class Training:
             finish=lambda name: folder.write(self.contents, out / name),
         )
         try:
-            code = session.run(resume, [*self._intro(), *intro], note)
+            signal = session.run(resume, [*self._intro(), *intro])
         except torch.OutOfMemoryError:
             raise UserError(
                 "the GPU's memory is full; compute less at once (run.micro_tokens=...) or recompute activations "
                 "(run.recompute=true)"
             ) from None
-        if code == 0:
-            print(f"{out}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/")
-        return code
+        if signal is not None:
+            return 128 + signal
+        print(f"{out}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/")
+        return 0
 
     def _intro(self) -> list[str]:
         """What is about to happen, in two lines."""
@@ -210,8 +211,3 @@ def sweep(out: Path) -> None:
         target = out / name
         for leftover in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-
-
-def note(line: str) -> None:
-    """Something a person should know, beside what the verb prints."""
-    print(f"bertree: note: {line}", file=sys.stderr)

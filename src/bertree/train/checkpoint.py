@@ -13,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import Json, file_hash, new_folder, read_json, write_atomically, write_text
 
@@ -111,15 +112,15 @@ class Checkpoints:
         os.replace(self.path(step), doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def newest(self, say: Callable[[str], None]) -> Checkpoint | None:
-        """The newest good checkpoint; `say` hears of each one that is damaged."""
+    def newest(self) -> Checkpoint | None:
+        """Read the newest good checkpoint; damaged ones are passed over with a note."""
         for leftover in self.folder.glob(".step-*"):  # of a run that was killed
             shutil.rmtree(leftover, ignore_errors=True)
         for step in self.steps():
             try:
                 return self.read(step)
             except UserError as error:
-                say(f"{error}; taking the one before it")
+                note(f"{error}; taking the one before it")
         return None
 
     def read(self, step: int) -> Checkpoint:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bertree.config.recipe import Run
+from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import Json, write_atomically
 from bertree.report import run
@@ -37,7 +38,7 @@ def begin(
     return record, Tally(record, found.extra if found else None)
 
 
-def write_report(out: Path, note: Callable[[str], None]) -> None:
+def write_report(out: Path) -> None:
     """The page, if it can be written: a run does not end for want of it."""
     try:
         run.write(out)
@@ -60,17 +61,17 @@ class Session:
     identity: Json  # what must be the same when the run is resumed: names of the data
     finish: Callable[[str], None]  # write the model into a folder of that name
 
-    def run(self, resume: bool, intro: Sequence[str], note: Callable[[str], None]) -> int:
-        """Take the steps that are left, then `finish`. The exit code: 0, or 128 and the signal that ended it."""
+    def run(self, resume: bool, intro: Sequence[str]) -> int | None:
+        """Take the steps that are left, then call `finish`. Return the signal that ended the run early, if any."""
         checkpoints = Checkpoints(self.out / CHECKPOINTS, self.settings.keep)
-        found = self._restored(checkpoints, note) if resume else None
+        found = self._restored(checkpoints) if resume else None
         first, last = found.step if found else 0, len(self.feed.plan)
         if first == last and (self.out / MODEL).is_dir():
             note(f"{self.out}: the run is complete, nothing is left to do")
-            return 0
+            return None
         record, tally = begin(self.out, self.recipe, self.loop.device, self.settings, found)
         try:
-            caught = self._train(first, checkpoints, record, tally, intro, note)
+            caught = self._train(first, checkpoints, record, tally, intro)
             if caught is None:
                 self._finish(checkpoints, record, tally)
         except UserError as error:
@@ -78,17 +79,11 @@ class Session:
             raise
         finally:
             record.close()
-            write_report(self.out, note)
-        return 0 if caught is None else 128 + caught
+            write_report(self.out)
+        return caught
 
     def _train(
-        self,
-        first: int,
-        checkpoints: Checkpoints,
-        record: Record,
-        tally: Tally,
-        intro: Sequence[str],
-        note: Callable[[str], None],
+        self, first: int, checkpoints: Checkpoints, record: Record, tally: Tally, intro: Sequence[str]
     ) -> int | None:
         """The steps that are left; the signal that ended them early, if one did."""
         last = len(self.feed.plan)
@@ -105,7 +100,7 @@ class Session:
                 checkpoints.save(result.step, self.loop.network, self.loop.optimiser, extra)
                 if evaluation.newest and evaluation.newest[0] == result.step:
                     checkpoints.offer_best(*evaluation.newest, result.phase)
-                write_report(self.out, note)
+                write_report(self.out)
 
             save = Save(self.settings.save_every, last, write, log)
             interrupts = Interrupts(save)
@@ -127,8 +122,8 @@ class Session:
         parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
         record.write("end", last, tally.as_dict() | {"parameters": parameters})
 
-    def _restored(self, checkpoints: Checkpoints, note: Callable[[str], None]) -> Checkpoint | None:
-        found = checkpoints.newest(note)
+    def _restored(self, checkpoints: Checkpoints) -> Checkpoint | None:
+        found = checkpoints.newest()
         if found is None:
             note(f"{self.out}: no good checkpoint, starting from the beginning")
             return None

@@ -65,10 +65,12 @@ class Tuning:
     patience: int  # evaluations without a better score after which the run stops; 0: it never does
     identity: Json  # what must be the same when the run is resumed
 
-    def run(self, resume: bool, intro: Sequence[str], note: Callable[[str], None]) -> tuple[int, Best]:
-        """Take the steps that are left and put the best weights back. The exit code is 0, or that of a signal."""
+    def run(self, resume: bool, intro: Sequence[str]) -> tuple[int | None, Best]:
+        """Take the steps that are left and put the best weights back.
+
+        Return the signal that ended the run early, if any, and the best evaluation."""
         checkpoints = Checkpoints(self.out / CHECKPOINTS, 1)
-        found = self._restored(checkpoints, note) if resume else None
+        found = self._restored(checkpoints) if resume else None
         first = found.step if found else 0
         record, tally = begin(self.out, self.recipe, self.loop.device, self.settings, found)
         best = self._best(found)
@@ -80,8 +82,8 @@ class Tuning:
                 record.write("end", len(self.feed.plan), tally.as_dict() | {"parameters": parameters})
         finally:
             record.close()
-            write_report(self.out, note)
-        return (0 if caught is None else 128 + caught), best
+            write_report(self.out)
+        return caught, best
 
     def _train(
         self, first: int, best: Best, checkpoints: Checkpoints, record: Record, tally: Tally, intro: Sequence[str]
@@ -160,8 +162,8 @@ class Tuning:
         weights = {n.removeprefix(BEST): t.to(device) for n, t in found.tensors.items() if n.startswith(BEST)}
         return Best(int(before["step"]), float(before["score"]), int(before["waited"]), weights)
 
-    def _restored(self, checkpoints: Checkpoints, note: Callable[[str], None]) -> Checkpoint | None:
-        found = checkpoints.newest(note)
+    def _restored(self, checkpoints: Checkpoints) -> Checkpoint | None:
+        found = checkpoints.newest()
         if found is None:
             return None
         if found.extra.get("identity") != self.identity:
