@@ -14,6 +14,7 @@ from bertree.inference.load import fresh, load
 from bertree.model.pooling import POOLINGS, Dense, ToVector, Vector
 from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
+from tests.support.parts import UNKNOWN
 
 TEXTS = [
     "A man plays a guitar on the stage.",
@@ -78,6 +79,14 @@ def test_other_members(minilm: Path, tmp_path: Path, name: str) -> None:
         return
     model.save(tmp_path / "m")
     assert np.abs(model.embed(TEXTS[:5]) - peer(tmp_path / "m").encode(TEXTS[:5])).max() < 1e-5
+
+
+def test_an_unknown_part_is_not_left_out_of_vectors(minilm: Path) -> None:
+    model = tiny(minilm)
+    model.embed(TEXTS[:2])
+    UNKNOWN["gated feed-forward"][0](model.network.encoder)
+    wanted = [states.mean(0).numpy() for states in model.hidden(TEXTS[:2])]
+    np.testing.assert_allclose(model.embed(TEXTS[:2]), wanted, atol=1e-6)
 
 
 def test_int8_storage_keeps_the_vector(minilm: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """An ONNX file computes what the model does: every family, with and without vectors, whatever is padded."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from bertree.model.pooling import Dense, Vector
 from bertree.model.presets import preset
 from bertree.model.readout import Top
 from tests.conftest import run_bertree
+from tests.support.parts import UNKNOWN
 
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -104,6 +106,16 @@ def test_real_weights_by_the_command(tmp_path: Path, minilm: Path) -> None:
 def test_others_are_refused(tmp_path: Path, changes: dict[str, object], top: Top | None) -> None:
     contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, top)
     with pytest.raises(UserError, match="ONNX: is written for transformers"):
+        onnx.write(contents, tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("change", UNKNOWN)
+def test_unknown_parts_are_refused_by_name(tmp_path: Path, change: str) -> None:
+    contents = made(preset("bert-base").architecture.with_values(SMALL), None)
+    put_in, reason = UNKNOWN[change]
+    put_in(contents.network.encoder)
+    with pytest.raises(UserError, match=re.escape(f"ONNX: {reason}")):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()
 

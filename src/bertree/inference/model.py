@@ -126,7 +126,7 @@ class Model(Encodes):
         self.network.to(device=device, dtype=torch.float32 if whole else precision)
         self._served.whole = whole
         if whole:
-            self._served.of(self.network, self.architecture)
+            self._served.of(self.network)
         return self
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
@@ -222,7 +222,7 @@ class Model(Encodes):
         """As `embed`, for any number of texts: some thousand rows at a time, in the order given. `advance` hears how
         many more are done."""
         before, to_vector = self.vector.before(prompt), self._to_vector
-        states = self._served.of(self.network, self.architecture)
+        states = self._served.of(self.network)
 
         def tokenise(some: Sequence[str]) -> Sequence[Encoded]:
             return self.tokenised([_whole(text, before) for text in some], max_length)

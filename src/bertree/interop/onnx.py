@@ -27,6 +27,7 @@ from bertree.files import new_folder
 from bertree.interop.folder import Contents
 from bertree.model.attention import Attention
 from bertree.model.embeddings import Embeddings
+from bertree.model.encoder import part_difference, unknown_part
 from bertree.model.feed_forward import FeedForward
 from bertree.model.network import Network
 from bertree.model.pooling import ToVector
@@ -37,11 +38,6 @@ FILE, BESIDE = "model.onnx", "model.onnx.data"
 PRECISIONS = ("float32", "int8")
 LARGEST = 2**30  # bytes of weights within the one file, whose format ends at two of these
 NEEDED = {"float32": ("onnx", "onnxscript"), "int8": ("onnx", "onnxscript", "onnxruntime")}
-ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
@@ -74,8 +70,9 @@ class Rectangular(nn.Module):
                 "ONNX: is written for transformers that see whole texts and are read at their last layer, "
                 "not for a bilstm, causal attention or other states"
             )
+        if unknown := _unknown(network):
+            raise UserError(f"ONNX: {unknown}, which bertree cannot export; it exports the parts it builds itself")
         self.network: Network = network.eval()
-        self.activation = a.activation
         self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.segments > 1 else [])]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
@@ -109,9 +106,22 @@ class Rectangular(nn.Module):
             made = _attended(joined.part, read_blh, hidden_b11l)
         else:
             part = cast(FeedForward, joined.part)
-            made = part.down(ACTIVATION[self.activation](part.up(read_blh)))
+            made = part.down(part.activation(part.up(read_blh)))
         out: Tensor = x_blh + made if before else joined.norm(x_blh + made)
         return out
+
+
+def _unknown(network: Network) -> str:
+    """Name the first part that the graph would compute otherwise; empty if there is none."""
+    if found := unknown_part(network.encoder):
+        return found
+    for module in network.encoder.modules():
+        if isinstance(module, Attention) and module.causal:
+            return "encoder.stack.attention is causal"
+    for name, part, known in (("network", network, Network), ("network.vector", network.vector, ToVector)):
+        if part is not None and (reason := part_difference(part, (known,))):
+            return f"{name} {reason}"
+    return ""
 
 
 def _attended(part: Attention, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import ACTIVATIONS, Architecture
 from bertree.model.attention import Attention
 from bertree.model.embeddings import Embeddings
 from bertree.model.feed_forward import FeedForward
@@ -101,3 +101,61 @@ def _transformer(a: Architecture) -> Encoder:
     if a.residual_init == "scaled":
         _scale([part.out for part in attention] + [part.down for part in ffn], (2 * a.layers) ** -0.5)
     return encoder
+
+
+_NORMED = (PostNorm, PreNorm)
+_EMBEDDING, _LINEAR, _NORM, _DROPOUT = (nn.Embedding,), (nn.Linear,), (nn.LayerNorm,), (nn.Dropout,)
+# The parts of a transformer by their place in it; {i} is the number of a stored layer.
+PARTS: dict[str, tuple[type[nn.Module], ...]] = {
+    "": (Encoder,),
+    "embeddings": (Embeddings,),
+    "embeddings.tokens": _EMBEDDING,
+    "embeddings.positions": _EMBEDDING,
+    "embeddings.segments": _EMBEDDING,
+    "embeddings.norm": _NORM,
+    "embeddings.dropout": _DROPOUT,
+    "embeddings.projection": _LINEAR,
+    "stack": (Stack,),
+    "stack.attention": (nn.ModuleList,),
+    "stack.attention.{i}": _NORMED,
+    "stack.attention.{i}.part": (Attention,),
+    "stack.attention.{i}.part.qkv": _LINEAR,
+    "stack.attention.{i}.part.out": _LINEAR,
+    "stack.attention.{i}.norm": _NORM,
+    "stack.attention.{i}.dropout": _DROPOUT,
+    "stack.ffn": (nn.ModuleList,),
+    "stack.ffn.{i}": _NORMED,
+    "stack.ffn.{i}.part": (FeedForward,),
+    "stack.ffn.{i}.part.up": _LINEAR,
+    "stack.ffn.{i}.part.down": _LINEAR,
+    "stack.ffn.{i}.norm": _NORM,
+    "stack.ffn.{i}.dropout": _DROPOUT,
+    "norm": _NORM,
+    "pooler": _LINEAR,
+}
+
+
+def unknown_part(encoder: nn.Module) -> str:
+    """Name the first part of an encoder that is not built as `PARTS` says; empty if there is none.
+
+    Code that computes from an encoder's weights without calling its modules must ask this first: a subclass, another
+    activation or a forward hook would be left out of the result without an error.
+    """
+    for name, part in encoder.named_modules(remove_duplicate=False):
+        place = ".".join("{i}" if word.isdigit() else word for word in name.split("."))
+        if reason := part_difference(part, PARTS.get(place, ())):
+            return f"{'.'.join(filter(None, ('encoder', name)))} {reason}"
+    return ""
+
+
+def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
+    """Say how a module differs from those of a known type; empty if it does not."""
+    if type(part) not in known:
+        return f"is a {type(part).__name__}"
+    if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
+        return "has a forward hook or a forward function of its own"
+    if None in part._parameters.values():
+        return f"has no {next(name for name, value in part._parameters.items() if value is None)}"
+    if type(part) is FeedForward and part.activation_name not in ACTIVATIONS:
+        return f"has the activation {part.activation_name or part.activation}"
+    return ""

@@ -28,6 +28,11 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(inner, width)
         self.activation = ACTIVATION[activation]
 
+    @property
+    def activation_name(self) -> str:
+        """Name of its activation in `ACTIVATION`; empty if it is not one of them."""
+        return next((name for name, function in ACTIVATION.items() if function is self.activation), "")
+
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Hidden states in, transformed hidden states out; the batch is not needed."""
         out: Tensor = self.down(self.activation(self.up(x_th)))

@@ -14,6 +14,10 @@ class Joined(nn.Module):
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
+    def reads(self, x_th: Tensor) -> Tensor:
+        """The part's input, given the residual stream."""
+        raise NotImplementedError
+
 
 class PostNorm(Joined):
     """A part joined to the residual stream as in BERT: norm(x + dropout(part(x))).

@@ -19,7 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.errors import UserError
+from bertree.model.attention import Attention
 from bertree.model.network import Network
+from bertree.model.residual import Joined, PostNorm, PreNorm
 from bertree.objectives.divergences import angle, coarse_divergence, distance, divergence, relation_divergence
 from bertree.objectives.objective import IGNORED, Loss, cross_entropy
 
@@ -142,7 +145,13 @@ def _looks(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor
     """Queries, keys and values of a layer (t x 3 x h), from what it reads."""
     stack = network.encoder.stack
     block = stack.attention[stack.plan[layer - 1][0]]
-    return block.part.qkv(block.reads(states[layer - 1])).unflatten(-1, (3, -1))  # type: ignore
+    part = getattr(block, "part", None)
+    if type(block) not in (PostNorm, PreNorm) or type(part) is not Attention:
+        kinds = f"{type(block).__name__} of {type(part).__name__}"
+        raise UserError(f"relation: the queries and keys of layer {layer} cannot be read: it is a {kinds}")
+    assert isinstance(block, Joined)
+    qkv_t3h: Tensor = part.qkv(block.reads(states[layer - 1])).unflatten(-1, (3, -1))
+    return qkv_t3h
 
 
 def distillation(

@@ -1,5 +1,7 @@
 """The form of an encoder that serves gives what the encoder gives, for every member of the family."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,9 +12,11 @@ from bertree.errors import UserError
 from bertree.inference.cpu.encoder import Bins, Served, build_engine, rounded
 from bertree.inference.cpu.linear import Plain, Whole, products
 from bertree.model.architecture import Architecture
+from bertree.model.feed_forward import ACTIVATION
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
 from bertree.model.readout import Top
+from tests.support.parts import UNKNOWN
 
 SMALL = {"vocab_size": 50, "width": 64, "heads": 4, "layers": 3, "ffn_width": 96}
 MEMBERS: dict[str, Architecture] = {
@@ -47,7 +51,7 @@ def batch(lengths: list[int], seed: int = 0) -> Batch:
 @pytest.mark.parametrize("lengths", [[5], [3, 0, 7, 7, 31, 2], [40, 64, 65, 3], [130, 1, 1, 17]])
 def test_every_member(member: str, lengths: list[int]) -> None:
     made, given = network(MEMBERS[member]), batch(lengths)
-    engine = build_engine(made.encoder, MEMBERS[member])
+    engine = build_engine(made.encoder)
     assert engine is not None
     with torch.no_grad():
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
@@ -57,7 +61,7 @@ def test_every_member(member: str, lengths: list[int]) -> None:
 @given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_any_lengths(lengths: list[int], seed: int) -> None:
     made, given = network(MEMBERS["bert"]), batch(lengths, seed)
-    engine = build_engine(made.encoder, MEMBERS["bert"])
+    engine = build_engine(made.encoder)
     assert engine is not None
     with torch.no_grad():
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
@@ -81,7 +85,7 @@ def test_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where oneDNN is not to be had."""
     monkeypatch.setattr("bertree.inference.cpu.encoder.products", lambda dtype: Plain)
     made, given = network(MEMBERS["bert"]), batch([9, 4])
-    engine = build_engine(made.encoder, MEMBERS["bert"])
+    engine = build_engine(made.encoder)
     assert engine is not None
     assert isinstance(engine.blocks[0].qkv, Plain)
     with torch.no_grad():
@@ -93,7 +97,7 @@ def test_half_precision(member: str) -> None:
     made, given = network(MEMBERS[member]), batch([9, 4, 33])
     with torch.no_grad():
         wanted = made(given)
-        half = build_engine(made.to(torch.bfloat16).encoder, MEMBERS[member])
+        half = build_engine(made.to(torch.bfloat16).encoder)
         assert half is not None
         alike = torch.cosine_similarity(half(given).float(), wanted, -1)
     assert alike.min() > 0.998
@@ -103,7 +107,7 @@ def test_half_precision(member: str) -> None:
 @pytest.mark.parametrize("member", MEMBERS)
 def test_integers(member: str) -> None:
     made, given = network(MEMBERS[member]), batch([9, 4, 33])
-    engine = build_engine(made.encoder, MEMBERS[member], whole=True)
+    engine = build_engine(made.encoder, whole=True)
     assert engine is not None
     with torch.no_grad():
         found, wanted = engine(given), made(given)
@@ -122,20 +126,20 @@ def test_integers_of_a_token_do_not_depend_on_others() -> None:
 
 
 def test_shared_layers_are_packed_once() -> None:
-    engine = build_engine(network(MEMBERS["albert"]).encoder, MEMBERS["albert"])
+    engine = build_engine(network(MEMBERS["albert"]).encoder)
     assert engine is not None
     assert len({id(block.qkv) for block in engine.blocks}) == 1
 
 
 def test_changed_weights_are_seen() -> None:
     made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
-    first = served.of(made, MEMBERS["bert"])
-    assert served.of(made, MEMBERS["bert"]) is first
+    first = served.of(made)
+    assert served.of(made) is first
     optimiser = torch.optim.SGD(made.parameters(), 0.1)
     made(given).sum().backward()
     optimiser.step()
     with torch.no_grad():
-        torch.testing.assert_close(served.of(made, MEMBERS["bert"])(given), made(given), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(served.of(made)(given), made(given), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(first(given), made(given), atol=1e-3)
 
 
@@ -150,7 +154,43 @@ def test_changed_weights_are_seen() -> None:
 def test_others_compute_as_they_are(a: Architecture, top: Top) -> None:
     made, given, served = network(a, top=top), batch([9, 4]), Served()
     with torch.no_grad():
-        assert torch.equal(served.of(made, a)(given), made(given))
+        assert torch.equal(served.of(made)(given), made(given))
     served.whole = True
     with pytest.raises(UserError, match="int8: is for transformers"):
-        served.of(made, a)
+        served.of(made)
+
+
+@pytest.mark.parametrize("change", UNKNOWN)
+def test_unknown_parts_are_computed_by_their_own_code(change: str) -> None:
+    """Put in after the fast form was built: the same weights, other states."""
+    made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
+    with torch.no_grad():
+        before = served.of(made)(given)
+        put_in, reason = UNKNOWN[change]
+        put_in(made.encoder)
+        wanted = made(given)
+        assert torch.equal(served.of(made)(given), wanted)
+    assert not torch.allclose(before, wanted, atol=1e-2)
+    assert build_engine(made.encoder) is None
+    served.whole = True
+    with pytest.raises(UserError, match=re.escape(reason)):
+        served.of(made)
+
+
+@pytest.mark.parametrize("change", ["plan", "heads", "causal", "activation"])
+def test_known_parts_with_other_settings(change: str) -> None:
+    made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
+    with torch.no_grad():
+        before = served.of(made)(given)
+        if change == "plan":
+            made.encoder.stack.plan = made.encoder.stack.plan[:2]
+        for block, ffn in zip(made.encoder.stack.attention, made.encoder.stack.ffn, strict=True):
+            if change == "heads":
+                block.part.heads, block.part.head_width = 2, 32
+            if change == "causal":
+                block.part.causal = True
+            if change == "activation":
+                ffn.part.activation = ACTIVATION["relu"]
+        wanted = made(given)
+        assert not torch.allclose(before, wanted, atol=1e-2)
+        torch.testing.assert_close(served.of(made)(given), wanted, atol=1e-5, rtol=1e-5)

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.inference.cpu.linear import Product, products
-from bertree.model.architecture import Architecture
 from bertree.model.attention import Attention
-from bertree.model.encoder import Encoder
+from bertree.model.encoder import Encoder, part_difference, unknown_part
 from bertree.model.feed_forward import FeedForward
 from bertree.model.network import Network
 from bertree.model.residual import Joined, PreNorm
@@ -157,12 +156,13 @@ def rounded(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def build_engine(encoder: Encoder, a: Architecture, whole: bool = False) -> Engine | None:
-    """The form of an encoder that serves, or None where there is none. `whole`: products in 8-bit integers."""
+def build_engine(encoder: Encoder, whole: bool = False) -> Engine | None:
+    """The fast form of an encoder, or None if one of its parts is unknown here. `whole`: products in 8-bit integers."""
     weight = encoder.embeddings.tokens.weight
     kind = products(torch.int8 if whole else weight.dtype)
-    fits = a.body == "transformer" and a.attention == "full" and weight.device.type == "cpu"
-    if kind is None or _flash is None or not fits or (whole and weight.dtype != torch.float32):
+    if kind is None or _flash is None or weight.device.type != "cpu" or (whole and weight.dtype != torch.float32):
+        return None
+    if unknown_part(encoder):
         return None
     stored: dict[nn.Linear, Product] = {}  # a shared layer is packed once
 
@@ -175,11 +175,13 @@ def build_engine(encoder: Encoder, a: Architecture, whole: bool = False) -> Engi
     for attention, ffn in encoder.stack.plan:
         mixing, thinking = cast(Joined, encoder.stack.attention[attention]), cast(Joined, encoder.stack.ffn[ffn])
         mixer, thinker = cast(Attention, mixing.part), cast(FeedForward, thinking.part)
+        if mixer.causal or type(mixing) is not type(thinking):
+            return None
         blocks.append(
             Block(
                 mixer.heads,
-                a.activation,
-                isinstance(mixing, PreNorm),
+                thinker.activation_name,
+                type(mixing) is PreNorm,
                 packed(mixer.qkv),
                 packed(mixer.out),
                 packed(thinker.up),
@@ -210,19 +212,29 @@ class Served:
         self.whole = False  # products in 8-bit integers
         self._made: tuple[object, Engine | None] = (None, None)
 
-    def of(self, network: Network, a: Architecture) -> Callable[[Batch], Tensor]:
+    def of(self, network: Network) -> Callable[[Batch], Tensor]:
         """What computes the states that stand above a network's top: for batches on its own device."""
         counted = marks(network.encoder)
-        if network.features is not None or counted is None:
+        unknown = part_difference(network, (Network,)) or unknown_part(network.encoder)
+        if network.features is not None or counted is None or unknown:
             engine = None
         else:
-            now = (self.whole, counted)
+            now = (self.whole, counted, _structure(network.encoder))
             if self._made[0] != now:
-                self._made = (now, build_engine(network.encoder, a, self.whole))
+                self._made = (now, build_engine(network.encoder, self.whole))
             engine = self._made[1]
         if self.whole and engine is None:
             raise UserError(
                 "int8: is for transformers that see whole texts and are read at their last layer, "
-                "on a CPU with VNNI or AMX; use float32 or bfloat16"
+                f"on a CPU with VNNI or AMX{f' ({unknown})' if unknown else ''}; use float32 or bfloat16"
             )
         return engine or network
+
+
+def _structure(encoder: Encoder) -> tuple[object, ...]:
+    """What an encoder of known parts computes with beside its weights."""
+    stack = encoder.stack
+    attention = [cast(Attention, cast(Joined, block).part) for block in stack.attention]
+    ffn = [cast(FeedForward, cast(Joined, block).part) for block in stack.ffn]
+    kinds = tuple(type(block) for block in (*stack.attention, *stack.ffn))
+    return stack.plan, kinds, tuple((a.heads, a.causal) for a in attention), tuple(f.activation for f in ffn)
