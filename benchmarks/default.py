@@ -42,12 +42,12 @@ from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.finetuning import config as configs
 from bertree.finetuning.outcome import degenerate
-from bertree.finetuning.tuner import Split, Start, Tuner, measured
+from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, evaluate_split
 from bertree.inference.load import Model, fresh, load
 from bertree.interop.folder import describe
 from bertree.tasks.columns import TextExample
 from bertree.tasks.glue import make
-from bertree.tasks.logits import fitting
+from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Unit
 from bertree.tasks.text import TextTask
 from bertree.text.identity import tokenizer_hash
@@ -158,7 +158,7 @@ class Bench:
         start = self.models[folder]
         network = fresh(start.architecture, {}, seed).network if name == "fresh" else start.network
         config = configs.load([f"device={self.options.device}", *self.settings(name)], data.task)
-        longest = fitting(config.train.max_length, data.task.max_length, start.architecture.max_positions)
+        longest = effective_max_length(config.train.max_length, data.task.max_length, start.architecture.max_positions)
         config = replace(
             config,
             name=data.task.name,
@@ -168,24 +168,24 @@ class Bench:
         )
         be_deterministic(config.run.deterministic)
         train, dev = (self._split(data, part, start, longest) for part in ("train", "dev"))
-        begin = Start(start.architecture, network, ())
-        tuner = Tuner(data.task, begin, train, dev, config, Machine.of(config.run), identity=name)
+        begin = InitialModel(start.architecture, network, ())
+        tuner = FineTuning(data.task, begin, train, dev, config, Machine.of(config.run), identity=name)
         with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
             signal, best, loop = tuner.run(Path(place), seed, False, [])
         if signal is not None:
             raise SystemExit(128 + signal)
-        lines, scores = measured(data.task, loop.network, dev, loop.autocast)
+        lines, scores = evaluate_split(data.task, loop.network, dev, loop.autocast)
         parameters = sum(p.numel() for p in loop.network.encoder.parameters())
         said = {"epochs": config.train.epochs, "batch": config.train.batch, "lr": config.optim.lr, "step": best.step}
         return _result(data.task, scores, lines) | {"parameters": parameters} | said
 
-    def _split(self, data: Data, part: str, start: Model, longest: int) -> Split[TextExample]:
+    def _split(self, data: Data, part: str, start: Model, longest: int) -> EncodedSplit[TextExample]:
         tokenizer = start.needed_tokenizer
         key = data.task.name, part, longest, tokenizer_hash(tokenizer)
         examples = data.train if part == "train" else data.dev
         if key not in self.units:
             self.units[key] = data.task.units(examples, tokenizer, longest)[0]
-        return Split(examples, self.units[key])
+        return EncodedSplit(examples, self.units[key])
 
     def _read(self, data: Data, name: str, seed: int) -> Json:
         """A row of vectors as they are, under the best head."""

@@ -26,9 +26,9 @@ import torch
 
 from benchmarks.common import environment, synchronise, table
 from bertree.config.recipe import Optim, Run
-from bertree.finetuning.config import FineTune, Train
+from bertree.finetuning.config import FineTuneConfig, TrainSettings
 from bertree.finetuning.feed import steps_an_epoch
-from bertree.finetuning.tuner import Split, Start, Tuner
+from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel
 from bertree.inference.load import load
 from bertree.tasks.collate import by_length
 from bertree.tasks.registry import make
@@ -102,7 +102,13 @@ def _none(unit: Unit, head: str) -> Any:
 
 
 def theirs(
-    model: str, task: Task[Any], train: Split[Any], dev: Split[Any], config: FineTune, seed: int, device: str
+    model: str,
+    task: Task[Any],
+    train: EncodedSplit[Any],
+    dev: EncodedSplit[Any],
+    config: FineTuneConfig,
+    seed: int,
+    device: str,
 ) -> tuple[float, float]:
     """Best score and seconds of transformers."""
     import transformers
@@ -159,7 +165,7 @@ def theirs(
     return best, time.perf_counter() - began
 
 
-def ours(tuner: Tuner, seed: int) -> tuple[float, float]:
+def ours(tuner: FineTuning, seed: int) -> tuple[float, float]:
     """Best score and seconds of bertree."""
     be_deterministic(True)
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
@@ -170,7 +176,7 @@ def ours(tuner: Tuner, seed: int) -> tuple[float, float]:
         return best.score, time.perf_counter() - began
 
 
-def prepared(name: str, model: str, root: Path, device: str, limit: int, given: int = 0) -> Tuner:
+def prepared(name: str, model: str, root: Path, device: str, limit: int, given: int = 0) -> FineTuning:
     """A task's splits as both sides read them, and how they are trained on."""
     folder, rate, epochs, longest = TASKS[name]
     task = make(name)
@@ -182,14 +188,16 @@ def prepared(name: str, model: str, root: Path, device: str, limit: int, given: 
     dev_examples = task.read(paths["dev"])
     if limit:
         examples, dev_examples = examples[:limit], dev_examples[: limit // 4]
-    train, dev = (Split(some, task.units(some, start.tokenizer, longest)[0]) for some in (examples, dev_examples))
-    config = FineTune(
-        train=Train(epochs=given or epochs, batch=32, max_length=longest, patience=0),
+    train, dev = (
+        EncodedSplit(some, task.units(some, start.tokenizer, longest)[0]) for some in (examples, dev_examples)
+    )
+    config = FineTuneConfig(
+        train=TrainSettings(epochs=given or epochs, batch=32, max_length=longest, patience=0),
         optim=Optim(lr=rate, eps=1e-8),
         run=Run(log_every=50, device=device),
     )
     machine = Machine.of(config.run)
-    return Tuner(task, Start(start.architecture, start.network, ()), train, dev, config, machine, name)
+    return FineTuning(task, InitialModel(start.architecture, start.network, ()), train, dev, config, machine, name)
 
 
 def main() -> None:
@@ -232,7 +240,7 @@ def _write(options: argparse.Namespace, rows: list[list[object]], lines: list[di
         options.out.write_text(text + "\n" + "\n".join(json.dumps(line) for line in lines) + "\n")
 
 
-def _row(tuner: Tuner, found: dict[str, list[tuple[float, float]]]) -> list[object]:
+def _row(tuner: FineTuning, found: dict[str, list[tuple[float, float]]]) -> list[object]:
     def spread(side: str) -> str:
         values = [100 * score for score, _ in found[side]]
         return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"

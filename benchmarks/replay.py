@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.common import environment, table
 from bertree.config.recipe import Optim, Phase, Schedule
-from bertree.finetuning.feed import Shapes, UnitFeed
+from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.supervised import supervised
@@ -58,7 +58,7 @@ def run(head: str, recorded: bool) -> tuple[torch.Tensor, float, int]:
     kind = Replay if recorded else Loop
     loop = kind(network, supervised(head), optimiser, clip=1.0, half=True)
     plan = Plan([Phase(steps=STEPS)], Schedule(warmup=20), 1e-4)
-    shapes = Shapes(head, SIZE, OPTIONS if head == "choice" else 1)
+    shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, drawn(head, 50 * SIZE, mean, longest), SIZE, head, shapes=shapes)
     times: list[float] = []
 

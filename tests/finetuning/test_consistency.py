@@ -10,7 +10,7 @@ import torch
 import bertree
 from bertree.errors import UserError
 from bertree.finetuning import outcome
-from bertree.finetuning.tuner import held_out
+from bertree.finetuning.tuner import hold_out
 from bertree.tasks import registry
 from tests.support.learnable import Command, Trained, feelings, pairs
 
@@ -136,7 +136,7 @@ def test_a_mismatched_file_is_never_the_matched_half(trained: Trained, command: 
 
 def test_what_belongs_together_is_held_out_together() -> None:
     examples = [f"{group} {n}" for group in "abcdefghij" for n in range(7)]
-    found = held_out(examples, 0.2, lambda example: example[0])
+    found = hold_out(examples, 0.2, lambda example: example[0])
     assert {example[0] for example in found["dev"]}.isdisjoint(example[0] for example in found["train"])
     assert len(found["dev"]) == 14
 

@@ -166,9 +166,9 @@ def test_a_degenerate_seed_does_not_stand_for_the_others(
     from bertree.finetuning import tuner
 
     trained("classification")
-    network = tuner.Tuner.network
+    network = tuner.FineTuning.network
 
-    def spoiled(self: tuner.Tuner, seed: int) -> object:
+    def spoiled(self: tuner.FineTuning, seed: int) -> object:
         made = network(self, seed)
         if seed == 1:
             with torch.no_grad():
@@ -178,7 +178,7 @@ def test_a_degenerate_seed_does_not_stand_for_the_others(
             made.heads["sequence"].out.bias.requires_grad_(True)
         return made
 
-    monkeypatch.setattr(tuner.Tuner, "network", spoiled)
+    monkeypatch.setattr(tuner.FineTuning, "network", spoiled)
     command.well(*trained.command("classification", tmp_path / "out"), "--seeds", 2)
     found = scores_of(tmp_path / "out" / "metrics.json")
     assert found["diverged"] == [1]
@@ -222,7 +222,7 @@ def test_a_roberta_without_pooler_learns_to_choose(trained: Trained, command: Co
 def test_one_setting_leaves_the_others_as_they_are() -> None:
     task = registry.make("classification")
     plain = config.load([], task)
-    assert plain == config.FineTune()
+    assert plain == config.FineTuneConfig()
     assert (plain.optim.lr, plain.optim.eps, plain.run.log_every, plain.run.save_every) == (0.0, 1e-8, 25, 1)
     assert config.load(["lr=3e-5"], task).optim == replace(plain.optim, lr=3e-5)
     assert config.load(["weight_decay=0.1"], task).optim == replace(plain.optim, weight_decay=0.1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.finetuning.feed import Shapes, UnitFeed
+from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.objectives.distill_task import KINDS, taught
 from bertree.objectives.objective import Objective
 from bertree.objectives.supervised import supervised
@@ -235,7 +235,7 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
     made = (regressing if regression else network)()
     some = asked(head, regression, 7, 1)
     batch = collate(some, head, regression)
-    filled = Shapes(head, 9, OPTIONS if head == "choice" else 1)(batch)
+    filled = ShapeBuckets(head, 9, OPTIONS if head == "choice" else 1)(batch)
     assert len(filled.soft) > len(batch.soft)
     objective = taught(head, regression, kind, 0.3, 2.0)
     assert objective.counts(filled) == objective.counts(batch)

@@ -9,7 +9,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.config.recipe import Optim, Phase, Schedule
-from bertree.finetuning.feed import LENGTHS, Shapes, UnitFeed
+from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.objectives.supervised import grid, supervised
@@ -118,7 +118,7 @@ def test_filling_changes_nothing(head: str, regression: bool, seed: int, positio
     made = (regressing if regression else network)(max_positions=positions)
     some = units(head, (7, 8, 1, 3)[seed], seed, regression)
     batch = collate(some, head, regression)
-    filled = Shapes(head, 8, OPTIONS if head == "choice" else 1)(batch)
+    filled = ShapeBuckets(head, 8, OPTIONS if head == "choice" else 1)(batch)
     assert int(filled.ids.numel()) % 32 == 0
     plain, full = weighed(made, batch, head, regression), weighed(made, filled, head, regression)
     assert full[0] == pytest.approx(plain[0], rel=1e-6, abs=1e-7)
@@ -131,7 +131,7 @@ def test_filling_changes_nothing(head: str, regression: bool, seed: int, positio
 def test_filling_has_no_position_beyond_those_of_the_batch(seed: int) -> None:
     """A model with 40 positions cannot read a sequence of 64, though the ladder has no rung between."""
     batch = collate(units("sequence", 60, seed), "sequence")
-    filled = Shapes("sequence", 60)(batch)
+    filled = ShapeBuckets("sequence", 60)(batch)
     assert batch.max_seqlen <= 40 < filled.max_seqlen == 64
     assert int(filled.positions.max()) < batch.max_seqlen
     plain, full = (weighed(network(max_positions=40), b, "sequence", False) for b in (batch, filled))
@@ -145,7 +145,7 @@ def shape(batch: Batch) -> tuple[object, ...]:
 
 @pytest.mark.parametrize(("head", "regression"), KINDS)
 def test_few_shapes_and_little_filling(head: str, regression: bool) -> None:
-    shapes, seen, raw = Shapes(head, 16, OPTIONS if head == "choice" else 1), set(), set()
+    shapes, seen, raw = ShapeBuckets(head, 16, OPTIONS if head == "choice" else 1), set(), set()
     for seed in range(60):
         batch = collate(units(head, 16, seed, regression, longest=50), head, regression)
         filled = shapes(batch)

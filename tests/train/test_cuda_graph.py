@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bertree.config.recipe import Optim, Phase, Schedule
-from bertree.finetuning.feed import Shapes, UnitFeed
+from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import Network
 from bertree.objectives.supervised import supervised
 from bertree.train import optim
@@ -25,7 +25,7 @@ DROPOUT = {"dropout": 0.1, "classifier_dropout": 0.1}
 def works(head: str, regression: bool) -> list[Work]:
     plan = Plan([Phase(steps=STEPS)], Schedule(warmup=5), 1e-3)
     some = [unit for unit in units(head, 60, 0, regression) if unit.answer is not None]
-    shapes = Shapes(head, SIZE, OPTIONS if head == "choice" else 1)
+    shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, some, SIZE, head, regression=regression, shapes=shapes)
     # Replay reads the rate from the GPU, in fp32: one that fp32 cannot hold would be another rate.
     rates = [torch.tensor(update.lr).item() for update in plan.updates]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bertree.config.recipe import Optim, Phase, Schedule
-from bertree.finetuning.feed import Shapes, UnitFeed
+from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.comparison import Comparison
 from bertree.model.network import Network, build
 from bertree.model.pooling import Vector
@@ -64,7 +64,7 @@ def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
     return found
 
 
-def feed(some: Sequence[Unit], micro: int, shapes: Shapes | None = None) -> UnitFeed:
+def feed(some: Sequence[Unit], micro: int, shapes: ShapeBuckets | None = None) -> UnitFeed:
     plan = Plan([Phase(steps=6)], Schedule(warmup=2), 1e-3)
     return UnitFeed(plan, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, micro=micro)
 
@@ -164,7 +164,7 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
     """What gives batches a few shapes, so that steps can be replayed on a GPU."""
     some, regression = units(loss, 9, seed=2), loss == "cosine"
     plain = collate(some, "vector", regression)
-    filled = Shapes("vector", SIZE, 2 if loss in ("softmax", "cosine") else 4)(plain)
+    filled = ShapeBuckets("vector", SIZE, 2 if loss in ("softmax", "cosine") else 4)(plain)
     assert filled.ids.numel() > plain.ids.numel()
     objective: Siamese = siamese(loss)
     assert objective.counts(plain) == objective.counts(filled)
@@ -188,7 +188,7 @@ def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: b
     be_deterministic(True)
     some, size = units(loss, 60), 8
     plan = Plan([Phase(steps=20)], Schedule(warmup=5), 1e-3)
-    shapes = Shapes("vector", size, 2 if loss in ("softmax", "cosine") else 4)
+    shapes = ShapeBuckets("vector", size, 2 if loss in ("softmax", "cosine") else 4)
     feed = UnitFeed(plan, some, size, "vector", regression=loss == "cosine", shapes=shapes)
     rates = [torch.tensor(update.lr).item() for update in plan.updates]  # which fp32 can hold
     steps = [replace(feed[n], update=replace(feed[n].update, lr=rate)) for n, rate in enumerate(rates)]

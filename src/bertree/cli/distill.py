@@ -95,7 +95,7 @@ def distill(
         )
     else:
         from bertree.distillation.task import teach
-        from bertree.tasks.files import Files
+        from bertree.tasks.files import TaskFiles
         from bertree.tasks.registry import make
 
         if cache or epochs:
@@ -104,7 +104,7 @@ def distill(
         code = teach(
             teacher,
             make(task, text, pair, label),
-            Files(data, train, dev),
+            TaskFiles(data, train, dev),
             student,
             out,
             settings or [],

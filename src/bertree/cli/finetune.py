@@ -70,13 +70,13 @@ def finetune(
     bertree finetune my-bert --task classification --data mail.csv --text body --label folder --out my-mail[/dim]
     """
     from bertree.finetuning.run import finetune as work
-    from bertree.tasks.files import Files
+    from bertree.tasks.files import TaskFiles
     from bertree.tasks.registry import make
 
     code = work(
         model,
         make(task, text, pair, label),
-        Files(data, train, dev),
+        TaskFiles(data, train, dev),
         out,
         settings or [],
         seeds=seeds,
@@ -112,12 +112,12 @@ def evaluate(
     bertree evaluate my-qa/model --task squad --data dev-v1.1.json --json[/dim]
     """
     from bertree.finetuning.evaluate import evaluate as work
-    from bertree.tasks.files import Files
+    from bertree.tasks.files import TaskFiles
 
     work(
         model,
         task,
-        Files(data),
+        TaskFiles(data),
         split,
         columns={"text": text, "pair": pair, "label": label},
         as_json=as_json,

@@ -20,16 +20,16 @@ from bertree.config.default_model import located
 from bertree.console import bar, note
 from bertree.errors import UserError
 from bertree.files import write
-from bertree.finetuning.prepare import encoded
-from bertree.finetuning.tuner import measured
+from bertree.finetuning.prepare import encode_split
+from bertree.finetuning.tuner import evaluate_split
 from bertree.inference.load import Model, device_of, load
 from bertree.report import comparison_page
 from bertree.report.bars import printable
 from bertree.report.comparison import COMPARISON, Comparison, verdict
 from bertree.report.comparison_rows import how, rows
 from bertree.run_folder import METRICS, REPORT, SCORES
-from bertree.tasks.files import Files, read, whole_file
-from bertree.tasks.logits import fitting, half
+from bertree.tasks.files import TaskFiles, note_all_rows_scored, read
+from bertree.tasks.logits import effective_max_length, inference_autocast
 from bertree.tasks.task import Task
 from bertree.text.tokenizer import Tokenizer
 
@@ -177,7 +177,7 @@ def _inputs(
     examples: list[Any] = []
     scores: dict[str, list[float | None]] = {}
     if asked.data is not None:
-        whole_file(asked.data)
+        note_all_rows_scored(asked.data)
         every = [_scored(subject, asked.data, quiet) for subject in subjects]
         examples = every[0][0]
         names = dict.fromkeys(name for _, found in every for name in found if not name.endswith("threshold"))
@@ -195,20 +195,20 @@ def _scored(subject: Subject, data: Path, quiet: bool) -> tuple[list[Any], dict[
     """The examples of the dev split, and what the model is worth on them."""
     task, model = subject.task, subject.model
     assert task is not None
-    splits = Files(data).splits(task, alone="dev")
+    splits = TaskFiles(data).splits(task, alone="dev")
     wanted = [name for name in splits if name == "dev" or name.startswith("dev-")]
     if not wanted:
         raise UserError(f"{data}: has no split 'dev'; there are: {', '.join(splits)}")
-    longest = fitting(0, model.task.get("max_length") or task.max_length, model.architecture.max_positions)
+    longest = effective_max_length(0, model.task.get("max_length") or task.max_length, model.architecture.max_positions)
     every: list[Any] = []
     found: dict[str, float] = {}
     for name in wanted:
         examples = task.read(splits[name])
-        part, cut = encoded(task, examples, model, longest)
+        part, cut = encode_split(task, examples, model, longest)
         if cut.examples:
             note(f"{subject.name}: {cut.line(name, len(examples), longest)}")
         with bar(len(part.units), quiet) as advance:
-            _, scores = measured(task, model.network, part, lambda: half(model.device), advance)
+            _, scores = evaluate_split(task, model.network, part, lambda: inference_autocast(model.device), advance)
         if not scores:
             raise UserError(f"{splits[name][0]}: has no gold answers to score")
         prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""

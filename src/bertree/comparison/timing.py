@@ -21,7 +21,7 @@ from bertree.inference.load import Model
 from bertree.interop.folder import Contents
 from bertree.model.network import Network
 from bertree.report.comparison import Speed
-from bertree.tasks.logits import fitting, logits
+from bertree.tasks.logits import effective_max_length, logits
 from bertree.tasks.task import Task
 
 Clock = Callable[[], float]
@@ -57,7 +57,7 @@ class Runner:
         self._tokenizer = model.needed_tokenizer
         most = model.architecture.max_positions
         usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
-        self._longest = fitting(0, usual, most)
+        self._longest = effective_max_length(0, usual, most)
         self._read = self._apart(self._encoded(texts), len(texts))
         self.lengths = [sum(map(_tokens, units)) for units in self._read]
 

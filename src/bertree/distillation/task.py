@@ -20,10 +20,10 @@ from bertree.distillation.teacher_scores import Said
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.finetuning import config as configs
-from bertree.finetuning.config import Distil, Teaching
-from bertree.finetuning.prepare import Gathered, Job, gather, prepared, splits_of
-from bertree.finetuning.run import Measured, check_place, judged, run
-from bertree.finetuning.tuner import Split
+from bertree.finetuning.config import TaskDistillConfig, TaskDistillSettings
+from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run, read_examples, training_splits
+from bertree.finetuning.run import Measured, check_place, evaluate_dev, run
+from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, fresh, load
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -32,8 +32,8 @@ from bertree.model.network import TOKEN_HEADS
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_task import taught
 from bertree.tasks.collate import rows_of
-from bertree.tasks.files import Files
-from bertree.tasks.logits import fitting, half
+from bertree.tasks.files import TaskFiles
+from bertree.tasks.logits import effective_max_length, inference_autocast
 from bertree.tasks.options import configured
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
@@ -46,7 +46,7 @@ HALF = "half"
 def teach(
     teacher: str,
     task: Task[Any],
-    files: Files,
+    files: TaskFiles,
     student: str,
     out: Path,
     overrides: Sequence[str],
@@ -60,7 +60,7 @@ def teach(
     """Teach a student a task with every seed and keep the best. The exit code.
 
     `seconds` are for timing the two at the end; 0: they are not compared."""
-    config = configs.load_teaching(overrides, task)
+    config = configs.load_task_distill(overrides, task)
     task = configured(task, config.task)
     config, task = configs.with_crf(config, task)
     if config.top.crf:
@@ -71,13 +71,13 @@ def teach(
         raise UserError("copies: only the teacher labels them, and with alpha=1 it is not asked; leave one of them out")
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
-    splits = splits_of(files, task)
+    splits = training_splits(files, task)
     check_place(out, resume)
     guide = Teacher.of(teacher, task)
     if (other := guide.model.task.get("name", task.name)) != task.name:
         note(f"{teacher}: was fine-tuned for {other}, not for {task.name}")
     start = _student(student, guide, task, layers, tokenizer)
-    gathered = gather(task, splits, config.train.held_out, guide.labels_for)
+    gathered = read_examples(task, splits, config.train.held_out, guide.labels_for)
     _in_order(start, guide, gathered.task)
     told = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher}"
     config = replace(config, note=told, train=_fitted(config, gathered.task, start, guide))
@@ -88,8 +88,8 @@ def teach(
     known = [str(Path(student).resolve()) if Path(student).exists() else student, layers, guide.digest]
     objective = taught(head, gathered.task.regression, distil.kind, distil.alpha, distil.temperature)
     unanswered = distil.alpha < 1
-    job = prepared(start, student, gathered, out, config, machine, objective, unanswered=unanswered, identity=known)
-    job = replace(job, tuner=replace(job.tuner, start=replace(job.tuner.start, anew=not start.trained)))
+    job = prepare_run(start, student, gathered, out, config, machine, objective, unanswered=unanswered, identity=known)
+    job = replace(job, tuner=replace(job.tuner, start=replace(job.tuner.start, reinitialize=not start.trained)))
     return run(
         job,
         seeds,
@@ -99,7 +99,7 @@ def teach(
     )
 
 
-def _beside(teacher: str, job: Job, best: Json, seconds: float) -> bool:
+def _beside(teacher: str, job: FineTuningJob, best: Json, seconds: float) -> bool:
     """What the student costs beside its teacher, measured on the dev split; whether it was."""
     task = job.tuner.task
     if seconds:
@@ -167,15 +167,15 @@ def _in_order(start: Model, guide: Teacher, task: Task[Any]) -> None:
     start.labels[:] = task.labels
 
 
-def _fitted(config: Teaching, task: Task[Any], start: Model, guide: Teacher) -> configs.Train:
+def _fitted(config: TaskDistillConfig, task: Task[Any], start: Model, guide: Teacher) -> configs.TrainSettings:
     """Where both must read the same windows, they are such as both can read."""
     most = start.architecture.max_positions
     if task.head in TOKEN_HEADS and not config.train.max_length:
         most = min(most, guide.model.architecture.max_positions)
-    return replace(config.train, max_length=fitting(config.train.max_length, task.max_length, most))
+    return replace(config.train, max_length=effective_max_length(config.train.max_length, task.max_length, most))
 
 
-def _with_copies(given: Gathered, distil: Distil, reader: Tokenizer) -> tuple[Gathered, str]:
+def _with_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokenizer) -> tuple[TaskExamples, str]:
     """The training examples with those made up of them, and how a mask is spelled there."""
     if not distil.copies:
         return given, ""
@@ -194,7 +194,7 @@ def _with_copies(given: Gathered, distil: Distil, reader: Tokenizer) -> tuple[Ga
     return replace(given, examples={**given.examples, "train": [*own, *more]}), mask
 
 
-def _taught(job: Job, guide: Teacher, config: Teaching, shared: bool, mask: str) -> Job:
+def _taught(job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, shared: bool, mask: str) -> FineTuningJob:
     """The job with what the teacher says about each unit: as it was kept, or asked now."""
     tuner, part = job.tuner, job.parts["train"]
     units = part.units if config.distil.alpha < 1 else []
@@ -210,7 +210,7 @@ def _taught(job: Job, guide: Teacher, config: Teaching, shared: bool, mask: str)
     parts = dict(job.parts)
     if units:
         soft = [unit._replace(soft=rows) for unit, rows in zip(units, said.rows, strict=True)]
-        parts["train"] = Split(part.examples, soft)
+        parts["train"] = EncodedSplit(part.examples, soft)
     figure = said.figures.get(task.metric)
     worth = "" if figure is None else f", {task.metric.replace('_', ' ')} {100 * figure:.2f} on dev"
     lines = [f"taught by {guide.name}{worth}: {_told(config, job)}"]
@@ -223,7 +223,7 @@ def _taught(job: Job, guide: Teacher, config: Teaching, shared: bool, mask: str)
     return replace(job, tuner=tuner, parts=parts, intro=[*job.intro, *lines], teacher=teacher)
 
 
-def _told(config: Teaching, job: Job) -> str:
+def _told(config: TaskDistillConfig, job: FineTuningJob) -> str:
     """How the two answers are weighed, for people."""
     distil, regression = config.distil, job.tuner.task.regression
     ways = {"soft": f"softened at T = {distil.temperature:g}", "hard": "the likeliest", "mse": "plain scores"}
@@ -232,7 +232,7 @@ def _told(config: Teaching, job: Job) -> str:
     return f"{distil.alpha:g} of the true answers, {1 - distil.alpha:g} of its own ({way}){copies}"
 
 
-def _asked(job: Job, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> Said:
+def _asked(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> Said:
     """Ask it about the training units and the dev splits, in half precision on a GPU; then it leaves the GPU."""
     task, device = job.tuner.task, job.tuner.machine.device
     parts = {name: part for name, part in job.parts.items() if name != "train" or units}
@@ -242,7 +242,7 @@ def _asked(job: Job, guide: Teacher, units: Sequence[Unit], shared: bool, mask: 
         guide.model.to(device)
         with bar(sum(map(len, read.values()))) as advance:
             for name, some in read.items():
-                found[name] = guide.says(task, some, lambda: half(device), advance)
+                found[name] = guide.says(task, some, lambda: inference_autocast(device), advance)
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory is full; ask the teacher on the CPU (device=cpu)") from None
     finally:
@@ -255,4 +255,4 @@ def _asked(job: Job, guide: Teacher, units: Sequence[Unit], shared: bool, mask: 
         known = any(unit.answer is not None for unit in read[name])
         return lines, task.score(parts[name].examples, lines) if known else {}
 
-    return Said(found.get("train", []), judged(task, parts, measure)[1])
+    return Said(found.get("train", []), evaluate_dev(task, parts, measure)[1])

@@ -14,11 +14,11 @@ import numpy as np
 
 from bertree.config.default_model import located
 from bertree.errors import UserError
-from bertree.finetuning.tuner import Split
+from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, load
 from bertree.interop.weights import digest
 from bertree.model.network import TOKEN_HEADS
-from bertree.tasks.logits import Autocast, fitting, logits
+from bertree.tasks.logits import Autocast, effective_max_length, logits
 from bertree.tasks.registry import NAMELESS
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
@@ -96,7 +96,7 @@ class Teacher:
     def longest(self, task: Task[Any]) -> int:
         """Tokens it reads of a text: as many as it was fine-tuned with."""
         usual = self.model.task.get("max_length") or task.max_length
-        return fitting(0, usual, self.model.architecture.max_positions)
+        return effective_max_length(0, usual, self.model.architecture.max_positions)
 
     def check(self, task: Task[Any], student: str, tokenizer: Tokenizer, max_length: int) -> bool:
         """Whether it can read the student's very units. Refused where it must and cannot."""
@@ -116,7 +116,7 @@ class Teacher:
             )
         return True
 
-    def units(self, task: Task[Any], part: Split[Any], mask: str) -> list[Unit]:
+    def units(self, task: Task[Any], part: EncodedSplit[Any], mask: str) -> list[Unit]:
         """What it reads of a split in its own tokens, in the order of the student's units. `mask` is how masks are
         spelled in the examples."""
         assert task.head not in TOKEN_HEADS

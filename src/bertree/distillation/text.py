@@ -28,7 +28,7 @@ from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
 from bertree.pretraining.run import Training, check_place, make_place, rate, sweep
-from bertree.tasks.logits import half
+from bertree.tasks.logits import inference_autocast
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.held_out import evaluate
 from bertree.train.schedule import Plan
@@ -86,7 +86,7 @@ def _compare(training: Training, teacher: str, out: Path, seconds: float) -> Non
     stream = build.held_out(recipe, training.held, recipe.phases[-1])
     guide = load(teacher, device=str(machine.device))
     found = [
-        evaluate(network, training.asked, stream, recipe.run.eval_tokens, lambda: half(machine.device))
+        evaluate(network, training.asked, stream, recipe.run.eval_tokens, lambda: inference_autocast(machine.device))
         for network in (guide.network, training.contents.network)
     ]
     scores = {name: [one[name] for one in found] for name in ("perplexity", "accuracy")}
@@ -168,7 +168,7 @@ def _filled(targets: Targets, training: Training, teacher: Model) -> str:
             targets.make(
                 teacher.network,
                 recipe.distil.temperature,
-                lambda: half(machine.device),
+                lambda: inference_autocast(machine.device),
                 lambda n: progress.advance(task, n),
             )
     teacher.network.to("meta")  # it is not needed any more

@@ -8,7 +8,7 @@ from bertree.config.settings import Limits
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.finetuning import config as configs
-from bertree.finetuning.config import FineTune
+from bertree.finetuning.config import FineTuneConfig
 from bertree.model.comparison import parts_of
 from bertree.model.pooling import Vector
 from bertree.objectives.embedding import DISTANCES
@@ -37,7 +37,7 @@ class Losses:
 
 
 @dataclass(frozen=True)
-class Siamese(FineTune):
+class Siamese(FineTuneConfig):
     """A whole run."""
 
     vector: Pooling = Pooling()

@@ -14,12 +14,12 @@ from pathlib import Path
 from bertree.console import note
 from bertree.embeddings import config as siamese_config
 from bertree.embeddings.config import Siamese
-from bertree.embeddings.tuner import SiameseTuner
+from bertree.embeddings.tuner import EmbeddingFineTuning
 from bertree.errors import UserError, suggest
 from bertree.finetuning import config as configs
-from bertree.finetuning.prepare import Gathered, Job, prepared
+from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run
 from bertree.finetuning.run import check_place, run
-from bertree.finetuning.tuner import held_out
+from bertree.finetuning.tuner import hold_out
 from bertree.inference.load import Model, load
 from bertree.interop.folder import Contents
 from bertree.model.comparison import parts_of
@@ -111,7 +111,9 @@ def _has(path: Path, named: Named) -> bool:
     return set(wanted) <= set(siamese_read.columns_of(path))
 
 
-def vectors(model: str, start: Model, given: Read, out: Path, overrides: Sequence[str], identity: Sequence[str]) -> Job:
+def vectors(
+    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str], identity: Sequence[str]
+) -> FineTuningJob:
     """A run that trains vectors, prepared."""
     loss = given.loss
     before = start.vector.before(None)
@@ -126,10 +128,10 @@ def vectors(model: str, start: Model, given: Read, out: Path, overrides: Sequenc
     dev = given.dev
     if dev is not None and dev[0].kind == "label" and loss != "softmax":
         dev = shaped(dev, loss)
-    examples = {"train": train, "dev": dev} if dev is not None else held_out(train, config.train.held_out, task.group)
+    examples = {"train": train, "dev": dev} if dev is not None else hold_out(train, config.train.held_out, task.group)
     task, examples["dev"] = task.judged_by(examples["dev"])
     held = len(examples["dev"]) if dev is None else 0
-    gathered = Gathered(configured(task, config.task), given.splits, examples, held)
+    gathered = TaskExamples(configured(task, config.task), given.splits, examples, held)
     options = config.loss
     objective = siamese(
         loss,
@@ -142,8 +144,10 @@ def vectors(model: str, start: Model, given: Read, out: Path, overrides: Sequenc
     if made.dense != start.vector.dense:
         note(f"{model}: its dense layers were trained on other vectors and are left out")
     concat = parts_of(options.concat) if loss == "softmax" else ()
-    tuner_of = partial(SiameseTuner, vector=made, concat=concat)
-    job = prepared(start, model, gathered, out, config, machine, objective, identity=identity, tuner_of=tuner_of)
+    fine_tuning_type = partial(EmbeddingFineTuning, vector=made, concat=concat)
+    job = prepare_run(
+        start, model, gathered, out, config, machine, objective, identity=identity, fine_tuning_type=fine_tuning_type
+    )
     length = ", of length 1" if made.normalise else ""
     how = f"loss {loss}; vectors: {made.pooling}{length}, {made.width(start.network.width):,} wide{told}"
     return replace(job, intro=[*job.intro, how], kept=_kept)
@@ -161,13 +165,15 @@ def _scaled(task: SentenceTask, config: Siamese, train: Sequence[Sentences]) -> 
     return replace(task, low=low, high=high), f"; scores from {low:g} to {high:g} are cosines from 0 to 1"
 
 
-def _kept(job: Job, network: Network) -> Contents:
+def _kept(job: FineTuningJob, network: Network) -> Contents:
     """The encoder and what makes vectors of its states; what it was trained under is left behind."""
     bare = Network(network.encoder, {}, network.top, network.features, None, network.vector, network.width)
     return Contents(job.tuner.architecture, bare, job.start.tokenizer, max_length=job.tuner.config.train.max_length)
 
 
-def _cross(model: str, start: Model, given: Read, out: Path, overrides: Sequence[str], identity: Sequence[str]) -> Job:
+def _cross(
+    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str], identity: Sequence[str]
+) -> FineTuningJob:
     """A run that trains a model of pairs, prepared: what `finetune` does with them."""
     rows = [example for some in given.train for example in some]
     task, train = siamese_make.crossed(rows)
@@ -187,7 +193,7 @@ def _cross(model: str, start: Model, given: Read, out: Path, overrides: Sequence
             )
         examples = {"train": train, "dev": siamese_make.crossed(given.dev, task)[1]}
     else:
-        examples = held_out(train, config.train.held_out, lambda example: example.text)
+        examples = hold_out(train, config.train.held_out, lambda example: example.text)
     held = len(examples["dev"]) if given.dev is None else 0
-    gathered = Gathered(task, given.splits, examples, held)
-    return prepared(start, model, gathered, out, config, machine, identity=identity)
+    gathered = TaskExamples(task, given.splits, examples, held)
+    return prepare_run(start, model, gathered, out, config, machine, identity=identity)

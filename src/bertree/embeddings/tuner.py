@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from bertree.finetuning.tuner import Tuner
+from bertree.finetuning.tuner import FineTuning
 from bertree.model.architecture import Architecture
 from bertree.model.comparison import Comparison
 from bertree.model.network import Network, build
@@ -12,7 +12,7 @@ from bertree.model.pooling import Vector
 
 
 @dataclass
-class SiameseTuner(Tuner):
+class EmbeddingFineTuning(FineTuning):
     """A task of vectors to be learned from a start; `run` learns it with one seed."""
 
     vector: Vector = field(default_factory=Vector)
@@ -24,7 +24,7 @@ class SiameseTuner(Tuner):
         return self.start.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
 
     @property
-    def goes_on(self) -> bool:
+    def reuses_head(self) -> bool:
         """There is no head to go on with: a classifier is not kept."""
         return False
 
@@ -33,7 +33,7 @@ class SiameseTuner(Tuner):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = self._built()
-        if not self.start.anew:
+        if not self.start.reinitialize:
             known = made.state_dict()
             there = {
                 name: tensor

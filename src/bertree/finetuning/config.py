@@ -18,7 +18,7 @@ from bertree.tasks.task import Task
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainSettings:
     """How long, how much at once, and when to stop."""
 
     epochs: float = 3.0
@@ -36,21 +36,21 @@ _OWN: dict[str, Json] = {"optim": {"lr": 0.0, "eps": 1e-8}, "run": {"log_every":
 
 
 @dataclass(frozen=True)
-class FineTune:
+class FineTuneConfig:
     """A whole run."""
 
     name: str = ""  # of the task
     note: str = ""  # the model it begins with
     model: Json = field(default_factory=dict)  # dropouts
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
-    train: Train = Train()
+    train: TrainSettings = TrainSettings()
     top: Top = field(default_factory=Top)
     optim: Optim = field(default_factory=lambda: Optim(**_OWN["optim"]))
     run: Run = field(default_factory=lambda: Run(**_OWN["run"]))
 
 
 @dataclass(frozen=True)
-class Distil:
+class TaskDistillSettings:
     """What is learned from a teacher, and on what beside the task's own examples."""
 
     kind: str = "soft"  # its softened probabilities; hard: its likeliest class; mse: its scores as they are
@@ -63,14 +63,14 @@ class Distil:
 
 
 @dataclass(frozen=True)
-class Teaching(FineTune):
+class TaskDistillConfig(FineTuneConfig):
     """A whole run of a student with its teacher."""
 
-    distil: Distil = Distil()
+    distil: TaskDistillSettings = TaskDistillSettings()
 
 
 MOST_COPIES = 1000
-Config = TypeVar("Config", bound=FineTune)
+Config = TypeVar("Config", bound=FineTuneConfig)
 LIMITS = Limits(
     options=dict(PRETRAINING.options) | {"train.shape": PRETRAINING.options["schedule.shape"], "distil.kind": KINDS},
     above_zero=("train.epochs", "optim.eps", "distil.temperature"),
@@ -88,15 +88,15 @@ LIMITS = Limits(
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 
 
-def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTune:
+def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTuneConfig:
     """The configuration of a run of `task`, checked."""
-    return load_as(FineTune, overrides, task, base or {}, LIMITS)
+    return load_as(FineTuneConfig, overrides, task, base or {}, LIMITS)
 
 
-def load_teaching(overrides: Iterable[str], task: Task[Any]) -> Teaching:
+def load_task_distill(overrides: Iterable[str], task: Task[Any]) -> TaskDistillConfig:
     """The same for a run with a teacher."""
-    overrides = [full(override, task, Teaching) for override in overrides]
-    config = load_as(Teaching, overrides, task, {}, LIMITS)
+    overrides = [full(override, task, TaskDistillConfig) for override in overrides]
+    config = load_as(TaskDistillConfig, overrides, task, {}, LIMITS)
     given = {override.partition("=")[0] for override in overrides}
     if config.distil.kind == "mse" and "distil.alpha" not in given:
         config = replace(config, distil=replace(config.distil, alpha=0.0))
@@ -124,7 +124,7 @@ def load_as(kind: type[Config], overrides: Iterable[str], task: Task[Any], base:
     return replace(config, model=dropouts)
 
 
-def full(override: str, task: Task[Any], kind: type[FineTune]) -> str:
+def full(override: str, task: Task[Any], kind: type[FineTuneConfig]) -> str:
     """The same with its section, where it was left out."""
     key, equals, value = override.partition("=")
     if not equals or "." in key:
@@ -136,7 +136,7 @@ def full(override: str, task: Task[Any], kind: type[FineTune]) -> str:
     return f"{places[key]}.{key}={value}"
 
 
-def _inner(kind: type[FineTune], section: str) -> Any:
+def _inner(kind: type[FineTuneConfig], section: str) -> Any:
     value = getattr(kind(), section)
     return fields(value) if is_dataclass(value) else ()
 
@@ -150,7 +150,7 @@ def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
     return replace(config, top=replace(config.top, crf=crf)), task
 
 
-def learning_rate(config: FineTune, a: Architecture) -> float:
+def learning_rate(config: FineTuneConfig, a: Architecture) -> float:
     """The rate asked for, or what suits the width: small models want larger steps, LSTMs and heads the largest."""
     if config.optim.lr:
         return config.optim.lr

@@ -12,19 +12,19 @@ from bertree.console import bar, note
 from bertree.errors import UserError
 from bertree.files import Json, as_text, read_json, write, write_lines
 from bertree.finetuning.page import page
-from bertree.finetuning.prepare import encoded
-from bertree.finetuning.tuner import measured
+from bertree.finetuning.prepare import encode_split
+from bertree.finetuning.tuner import evaluate_split
 from bertree.inference.load import device_of, load
 from bertree.run_folder import SCORES, file_of
-from bertree.tasks.files import Files, whole_file
+from bertree.tasks.files import TaskFiles, note_all_rows_scored
 from bertree.tasks.glue import GLUE_AVERAGES
-from bertree.tasks.logits import fitting, half
+from bertree.tasks.logits import effective_max_length, inference_autocast
 
 
 def evaluate(
     model: str,
     name: str,
-    files: Files,
+    files: TaskFiles,
     split: str | None,
     *,
     columns: Mapping[str, str | None] | None = None,
@@ -47,13 +47,17 @@ def evaluate(
     wanted = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
     if not wanted:
         raise UserError(f"{files.data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
-    longest = fitting(max_length, loaded.task.get("max_length") or task.max_length, loaded.architecture.max_positions)
+    longest = effective_max_length(
+        max_length, loaded.task.get("max_length") or task.max_length, loaded.architecture.max_positions
+    )
     found: Json = {}
     for name in wanted:
         examples = task.read(splits[name])
-        part, cut = encoded(task, examples, loaded, longest)
+        part, cut = encode_split(task, examples, loaded, longest)
         with bar(len(part.units), as_json) as advance:
-            lines, scores = measured(task, loaded.network, part, lambda: half(loaded.device), advance)
+            lines, scores = evaluate_split(
+                task, loaded.network, part, lambda: inference_autocast(loaded.device), advance
+            )
         prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
         found |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
@@ -64,7 +68,7 @@ def evaluate(
                 f"{splits[name][0]}: has no gold answers to score; write what the model says with --out DIR"
             )
         if scores and split is None:
-            whole_file(files.data)
+            note_all_rows_scored(files.data)
         if not scores:
             note(f"{name}: has no gold answers, so nothing is scored")
         if out is not None:

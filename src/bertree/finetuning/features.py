@@ -1,4 +1,4 @@
-"""TODO."""
+"""Hidden states of every word of a file, written as a matrix: features for other programs."""
 
 import json
 from itertools import islice
@@ -9,12 +9,12 @@ import numpy as np
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import new_folder
-from bertree.finetuning.prepare import encoded
+from bertree.finetuning.prepare import encode_split
 from bertree.inference.load import device_of, load
 from bertree.model.network import build
 from bertree.model.readout import Top
 from bertree.tasks.files import read
-from bertree.tasks.logits import fitting, half, states
+from bertree.tasks.logits import effective_max_length, inference_autocast, states
 from bertree.tasks.tagging.task import TaggingTask
 
 CHUNK = 1024  # lines taken at once
@@ -37,7 +37,7 @@ def features(
         network.load_state_dict(known, strict=False)
         network.to(loaded.device)
     task = TaggingTask("tagging")
-    longest = fitting(max_length, loaded.max_length, loaded.architecture.max_positions)
+    longest = effective_max_length(max_length, loaded.max_length, loaded.architecture.max_positions)
     rest = read(file)
     count = words = 0
     with (
@@ -49,10 +49,10 @@ def features(
         width = 0
         while some := list(islice(rest, CHUNK)):
             examples = [task.parse(record) for record in some]
-            part, cut = encoded(task, examples, loaded, longest)
+            part, cut = encode_split(task, examples, loaded, longest)
             if cut.examples:
                 note(cut.line(str(file), len(some), longest))
-            for block in states(network, part.units, lambda: half(loaded.device)):
+            for block in states(network, part.units, lambda: inference_autocast(loaded.device)):
                 width = block.shape[1]
                 rows.write(np.ascontiguousarray(block, "<f4").tobytes())
             for example in examples:

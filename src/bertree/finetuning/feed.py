@@ -1,4 +1,8 @@
-"""TODO."""
+"""The batches of a fine-tuning run, as a pure function of seed and step.
+
+A step reads a fixed number of units whatever their lengths, as every published fine-tuning does; packing saves the
+padding. `ShapeBuckets` pads batches to a few shapes, so that CUDA graphs can be recorded and replayed.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +21,7 @@ from bertree.train.schedule import Plan
 LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
 
 
-class Shapes:
+class ShapeBuckets:
     """Gives batches one of a few shapes, so that a step can be recorded once a shape and replayed.
 
     Tokens nobody asks about fill up the stream, in sequences of their own; questions without an answer fill up the
@@ -94,7 +98,7 @@ class UnitFeed:
         *,
         regression: bool = False,
         seed: int = 0,
-        shapes: Shapes | None = None,
+        shapes: ShapeBuckets | None = None,
         micro: int = 1,
     ) -> None:
         """`size` units a step, computed in `micro` pieces."""

@@ -9,15 +9,15 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.finetuning import config as configs
-from bertree.finetuning.config import FineTune
-from bertree.finetuning.tuner import Split, Start, Tuner, digest, held_out
+from bertree.finetuning.config import FineTuneConfig
+from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, digest, hold_out
 from bertree.inference.load import Model
 from bertree.interop.folder import Contents
 from bertree.model.cost import describe_architecture
 from bertree.model.network import Network
 from bertree.objectives.objective import Asks
-from bertree.tasks.files import Files
-from bertree.tasks.logits import fitting
+from bertree.tasks.files import TaskFiles
+from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Cut, Task
 from bertree.train.device import Machine
 
@@ -25,7 +25,7 @@ Labels = Callable[[Task[Any], Sequence[Any]], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Gathered:
+class TaskExamples:
     """A task that knows its labels, and the examples of each split."""
 
     task: Task[Any]
@@ -35,21 +35,21 @@ class Gathered:
 
 
 @dataclass(frozen=True)
-class Job:
+class FineTuningJob:
     """A task prepared: everything but the seed."""
 
-    tuner: Tuner
+    tuner: FineTuning
     start: Model
-    parts: Mapping[str, Split[Any]]
+    parts: Mapping[str, EncodedSplit[Any]]
     cuts: Mapping[str, Cut]
     out: Path
     intro: Sequence[str]
     model: str  # what it begins with, as the user named it
     teacher: Json = field(default_factory=dict)  # the model it learns from and its scores, where there is one
-    kept: Callable[["Job", Network], Contents] | None = None  # what is written of a trained network, where not all
+    kept: Callable[["FineTuningJob", Network], Contents] | None = None  # selects what is saved; None: everything
 
 
-def splits_of(files: Files, task: Task[Any]) -> dict[str, tuple[Path, ...]]:
+def training_splits(files: TaskFiles, task: Task[Any]) -> dict[str, tuple[Path, ...]]:
     """The files of each split; there must be some to learn from."""
     splits = files.splits(task)
     if "train" not in splits:
@@ -57,56 +57,56 @@ def splits_of(files: Files, task: Task[Any]) -> dict[str, tuple[Path, ...]]:
     return splits
 
 
-def gather(
+def read_examples(
     task: Task[Any],
     splits: Mapping[str, tuple[Path, ...]],
     share: float,
     labels: Labels = lambda task, examples: task.labels_in(examples),
-) -> Gathered:
+) -> TaskExamples:
     """Read the examples of every split; `share` of the training's are held out where there is no dev split."""
     examples = {"train": task.read(splits["train"])}
     task = task.with_labels(labels(task, examples["train"]))
     task.check_training(examples["train"])
     examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
     if "dev" in examples:
-        return Gathered(task, splits, examples, 0)
-    examples = held_out(examples["train"], share, task.group)
-    return Gathered(task, splits, examples, len(examples["dev"]))
+        return TaskExamples(task, splits, examples, 0)
+    examples = hold_out(examples["train"], share, task.group)
+    return TaskExamples(task, splits, examples, len(examples["dev"]))
 
 
-def prepared(
+def prepare_run(
     start: Model,
     model: str,
-    given: Gathered,
+    given: TaskExamples,
     out: Path,
-    config: FineTune,
+    config: FineTuneConfig,
     machine: Machine,
     objective: Asks | None = None,
     *,
     identity: Sequence[str],
     unanswered: bool = False,
-    tuner_of: Callable[..., Tuner] = Tuner,
-) -> Job:
+    fine_tuning_type: Callable[..., FineTuning] = FineTuning,
+) -> FineTuningJob:
     """Encode the examples. `identity` is of the model; `unanswered`: those without a gold answer stay."""
     task, examples, splits = given.task, given.examples, given.splits
-    longest = fitting(config.train.max_length, task.max_length, start.architecture.max_positions)
+    longest = effective_max_length(config.train.max_length, task.max_length, start.architecture.max_positions)
     rate = configs.learning_rate(config, start.architecture)
     train, optim = replace(config.train, max_length=longest), replace(config.optim, lr=rate)
     config = replace(config, name=task.name, note=config.note or model, train=train, optim=optim)
-    both = {name: encoded(task, some, start, longest) for name, some in examples.items()}
+    both = {name: encode_split(task, some, start, longest) for name, some in examples.items()}
     parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
     if not unanswered:
         asked = [unit for unit in parts["train"].units if unit.answer is not None]
-        parts["train"] = Split(parts["train"].examples, asked)
+        parts["train"] = EncodedSplit(parts["train"].examples, asked)
     for name, part in parts.items():
         known = any(unit.answer is not None for unit in part.units)
         if not (known or (unanswered and name == "train")):
             where = ", ".join(map(str, splits.get(name, splits["train"])))
             raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
     digests = [f"{name} {digest(path)}" for name in sorted(splits) for path in splits[name]]
-    tuner = tuner_of(
+    tuner = fine_tuning_type(
         task,
-        Start(start.architecture, start.network, start.labels, str(start.task.get("name", ""))),
+        InitialModel(start.architecture, start.network, start.labels, str(start.task.get("name", ""))),
         parts["train"],
         parts["dev"],
         config,
@@ -117,10 +117,10 @@ def prepared(
     tuner.check()
     intro = _intro(tuner, given.held)
     intro += [cut.line(name, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
-    return Job(tuner, start, parts, cuts, out, intro, model)
+    return FineTuningJob(tuner, start, parts, cuts, out, intro, model)
 
 
-def _intro(tuner: Tuner, held: int) -> list[str]:
+def _intro(tuner: FineTuning, held: int) -> list[str]:
     """What is about to happen."""
     task, config, machine = tuner.task, tuner.config, tuner.machine
     labels = f": {', '.join(task.labels[:8])}{', ...' if len(task.labels) > 8 else ''}" if task.labels else ""
@@ -133,11 +133,11 @@ def _intro(tuner: Tuner, held: int) -> list[str]:
         f"{describe_architecture(tuner.architecture)} on {where}{top}",
         f"{task.name}: {len(tuner.train.examples) + held:,} examples, {dev}; {kind}",
         f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
-        f"best by {task.metric}{'; going on with the head of the model' if tuner.goes_on else ''}",
+        f"best by {task.metric}{'; going on with the head of the model' if tuner.reuses_head else ''}",
     ]
 
 
-def encoded(task: Task[Any], examples: Sequence[Any], model: Model, longest: int) -> tuple[Split[Any], Cut]:
+def encode_split(task: Task[Any], examples: Sequence[Any], model: Model, longest: int) -> tuple[EncodedSplit[Any], Cut]:
     """What the encoder reads of examples."""
     units, cut = task.units(examples, model.needed_tokenizer, longest)
-    return Split(examples, units), cut
+    return EncodedSplit(examples, units), cut

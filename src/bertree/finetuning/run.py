@@ -24,14 +24,14 @@ from bertree.finetuning import config as configs
 from bertree.finetuning import outcome
 from bertree.finetuning.evaluate import shown
 from bertree.finetuning.page import page
-from bertree.finetuning.prepare import Job, gather, prepared, splits_of
-from bertree.finetuning.tuner import Split, measured
+from bertree.finetuning.prepare import FineTuningJob, prepare_run, read_examples, training_splits
+from bertree.finetuning.tuner import EncodedSplit, evaluate_split
 from bertree.inference.load import load
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.network import Network
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, METRICS, MODEL, PREDICTIONS, RECIPE, REPORT, SCORES, file_of
-from bertree.tasks.files import Files
+from bertree.tasks.files import TaskFiles
 from bertree.tasks.options import configured
 from bertree.tasks.task import Task
 from bertree.train.device import Machine, be_deterministic
@@ -41,7 +41,7 @@ from bertree.train.loop import Diverged
 def finetune(
     model: str,
     task: Task[Any],
-    files: Files,
+    files: TaskFiles,
     out: Path,
     overrides: Sequence[str],
     *,
@@ -57,22 +57,22 @@ def finetune(
     config, task = configs.with_crf(config, task)
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
-    splits = splits_of(files, task)
+    splits = training_splits(files, task)
     check_place(out, resume)
     start = load(model, tokenizer=tokenizer)
     if not start.trained:
         note(f"{model}: is a preset with fresh weights, so everything is learned from this task alone")
-    gathered = gather(task, splits, config.train.held_out)
+    gathered = read_examples(task, splits, config.train.held_out)
     identity = [str(Path(model).resolve())]
-    return run(prepared(start, model, gathered, out, config, machine, identity=identity), seeds, resume)
+    return run(prepare_run(start, model, gathered, out, config, machine, identity=identity), seeds, resume)
 
 
 def run(
-    job: Job,
+    job: FineTuningJob,
     seeds: int,
     resume: bool,
-    ready: Callable[[Job], Job] = lambda job: job,
-    done: Callable[[Job, Json], bool] = lambda job, best: False,
+    ready: Callable[[FineTuningJob], FineTuningJob] = lambda job: job,
+    done: Callable[[FineTuningJob, Json], bool] = lambda job, best: False,
 ) -> int:
     """Every seed, in a folder that is nobody else's. `ready` does what is left to do before the first, `done` what
     comes after the last, given the best; it says whether there is more to report."""
@@ -128,7 +128,7 @@ def _tidy(out: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
 
 
-def _one_seed(job: Job, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:
+def _one_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:
     """Run one seed, unless it is done, and put its model into its place if it is the best so far."""
     place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
     done = place / SCORES
@@ -149,8 +149,8 @@ def _one_seed(job: Job, seed: int, resume: bool, before: Sequence[Json]) -> tupl
         if signal is not None:
             return 128 + signal, {}
         network, autocast = loop.network, loop.autocast
-        task, scores, lines = judged(
-            job.tuner.task, job.parts, lambda name: measured(job.tuner.task, network, job.parts[name], autocast)
+        task, scores, lines = evaluate_dev(
+            job.tuner.task, job.parts, lambda name: evaluate_split(job.tuner.task, network, job.parts[name], autocast)
         )
         result = {"seed": seed, **scores, "best_step": best.step, "diverged": outcome.degenerate(lines["dev"])}
         if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
@@ -166,8 +166,8 @@ def _one_seed(job: Job, seed: int, resume: bool, before: Sequence[Json]) -> tupl
 Measured = tuple[list[Json], dict[str, float]]
 
 
-def judged(
-    task: Task[Any], parts: Mapping[str, Split[Any]], measure: Callable[[str], Measured]
+def evaluate_dev(
+    task: Task[Any], parts: Mapping[str, EncodedSplit[Any]], measure: Callable[[str], Measured]
 ) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
     """Scores and predictions of every dev split, with what is set by looking at the first."""
     scores, lines = dict[str, float](), dict[str, list[Json]]()
@@ -182,11 +182,11 @@ def judged(
     return task, scores, lines
 
 
-def _write_model(job: Job, task: Task[Any], network: Network) -> None:
+def _write_model(job: FineTuningJob, task: Task[Any], network: Network) -> None:
     folder.write(job.kept(job, network) if job.kept else _whole(job, task, network), job.out / MODEL)
 
 
-def _whole(job: Job, task: Task[Any], network: Network) -> Contents:
+def _whole(job: FineTuningJob, task: Task[Any], network: Network) -> Contents:
     settings = {key: value for key, value in task.settings().items() if value is not None}
     known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
     return Contents(
@@ -194,7 +194,7 @@ def _whole(job: Job, task: Task[Any], network: Network) -> Contents:
     )
 
 
-def _finish(job: Job, results: Sequence[Json]) -> Json:
+def _finish(job: FineTuningJob, results: Sequence[Json]) -> Json:
     """metrics.json, which is given back, and a table for people."""
     task, kept = job.tuner.task, (f"{MODEL}/", SCORES, PREDICTIONS) if (job.out / MODEL).is_dir() else (SCORES,)
     found = outcome.summary(results, task.metric) | {"task": task.name, "model": job.model}
@@ -216,7 +216,7 @@ def _finish(job: Job, results: Sequence[Json]) -> Json:
     return found
 
 
-def _write_page(job: Job, found: Json) -> None:
+def _write_page(job: FineTuningJob, found: Json) -> None:
     lines = {name: job.out / file_of(name) for name in job.parts if name != "train"}
     page.write(job.out, job.tuner.task, found, lines, note)
 

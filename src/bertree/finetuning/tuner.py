@@ -16,8 +16,8 @@ from bertree.config.recipe import Phase, Schedule
 from bertree.data import counter_random
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
-from bertree.finetuning.config import FineTune
-from bertree.finetuning.feed import Shapes, UnitFeed, steps_an_epoch
+from bertree.finetuning.config import FineTuneConfig
+from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_an_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.objectives.objective import Asks
@@ -38,7 +38,7 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
-class Split(Generic[Example]):
+class EncodedSplit(Generic[Example]):
     """Examples and what the encoder reads of them."""
 
     examples: Sequence[Example]
@@ -46,25 +46,25 @@ class Split(Generic[Example]):
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialModel:
     """A trained model that a task begins with."""
 
     architecture: Architecture
     network: Network
     labels: Sequence[str]
     task: str = ""  # the one it was fine-tuned for
-    anew: bool = False  # it is untrained, and every seed draws weights of its own
+    reinitialize: bool = False  # it is untrained, and every seed draws weights of its own
 
 
 @dataclass
-class Tuner:
+class FineTuning:
     """A task to be learned from a start; `run` learns it with one seed."""
 
     task: Task[Any]
-    start: Start
-    train: Split[Any]
-    dev: Split[Any]
-    config: FineTune
+    start: InitialModel
+    train: EncodedSplit[Any]
+    dev: EncodedSplit[Any]
+    config: FineTuneConfig
     machine: Machine
     identity: str  # of model and data
     objective: Asks | None = None  # where it is not the head's own
@@ -91,10 +91,10 @@ class Tuner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
-        if self.start.anew:
+        if self.start.reinitialize:
             return made.to(self.machine.device)
         known = made.state_dict()
-        kept = ("encoder.", "heads.", "features.", "crf.") if self.goes_on else ("encoder.",)
+        kept = ("encoder.", "heads.", "features.", "crf.") if self.reuses_head else ("encoder.",)
         there = {
             name: tensor
             for name, tensor in self.start.network.state_dict().items()
@@ -109,7 +109,7 @@ class Tuner:
             build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
 
     @property
-    def goes_on(self) -> bool:
+    def reuses_head(self) -> bool:
         """Whether the start has the very head that is trained: of this task or, where it names none, of these labels,
         and standing on the same states."""
         mine, its = self.config.top, self.start.network.top
@@ -150,7 +150,7 @@ class Tuner:
             half=self.machine.half,
             bad_steps=config.run.bad_steps,
         )
-        shapes = Shapes(task.head, size, options) if replayed else None
+        shapes = ShapeBuckets(task.head, size, options) if replayed else None
         feed = UnitFeed(
             self._plan(),
             self.train.units,
@@ -183,7 +183,7 @@ class Tuner:
             loop,
             feed,
             self.config.run,
-            measure=lambda: measured(self.task, loop.network, self.dev, loop.autocast)[1],
+            measure=lambda: evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1],
             metric=self.task.metric,
             evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
             patience=self.config.train.patience,
@@ -193,7 +193,7 @@ class Tuner:
         return signal, best, loop
 
 
-def held_out(
+def hold_out(
     examples: Sequence[Example], share: float, group: Callable[[Example], str | None] = lambda example: None
 ) -> dict[str, list[Example]]:
     """A share of the training examples as the dev split, the same for every seed. What belongs together (the
@@ -219,10 +219,10 @@ def digest(path: Path) -> str:
     return hashlib.sha256(names.encode()).hexdigest()
 
 
-def measured(
+def evaluate_split(
     task: Task[Example],
     network: Network,
-    split: Split[Example],
+    split: EncodedSplit[Example],
     autocast: Autocast,
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Json], dict[str, float]]:

@@ -26,7 +26,7 @@ from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.model.pooling import ToVector, Vector
 from bertree.tasks import registry
-from bertree.tasks.logits import fitting, half, logits
+from bertree.tasks.logits import effective_max_length, inference_autocast, logits
 from bertree.tasks.task import Task
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Encoded, Tokenizer
@@ -338,7 +338,9 @@ class TaskModel(Model):
         first input, for messages.
         """
         task = self.task_named()
-        longest = fitting(max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions)
+        longest = effective_max_length(
+            max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions
+        )
         examples: list[Any] = []
         for number, record in enumerate(inputs, first):
             try:
@@ -348,7 +350,7 @@ class TaskModel(Model):
         units, cut = task.units(examples, self.needed_tokenizer, longest)
         if cut.examples:
             warnings.warn(cut.line("input", len(examples), longest), BertreeWarning, stacklevel=2)
-        found = logits(self.network, task.head, units, lambda: half(self.device))
+        found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
         return task.predict(examples, units, found)
 
 

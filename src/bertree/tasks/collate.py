@@ -1,7 +1,4 @@
-"""Units -> packed batches, in the order of a run: a pure function of seed and step.
-
-A step reads so many units whatever their lengths, as every published fine-tuning does; packing saves the padding.
-"""
+"""Units -> one packed batch, with the labels in the layout that the head's loss reads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""TODO."""
+"""The files of a task: which file is which split, and the records of a file whose answers are to be predicted."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from bertree.text.records import records as rows_of
 
 
 @dataclass(frozen=True)
-class Files:
+class TaskFiles:
     """Where the examples are: a folder or a file, and files that stand in for a split."""
 
     data: Path | None
@@ -40,7 +40,7 @@ class Files:
         return found
 
 
-def whole_file(data: Path | None) -> None:
+def note_all_rows_scored(data: Path | None) -> None:
     """Say that a file without splits is scored whole."""
     if data is not None and data.is_file():
         note(f"{data}: is one file, so all of its rows are scored, also any the model has learned from")

@@ -20,12 +20,12 @@ Autocast = Callable[[], AbstractContextManager[object]]
 Advance = Callable[[int], None]  # hears how many units are done
 
 
-def half(device: torch.device) -> AbstractContextManager[object]:
+def inference_autocast(device: torch.device) -> AbstractContextManager[object]:
     """The precision in which a trained model is asked: half where it is much faster."""
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
-def fitting(asked: int, usual: object, most: int) -> int:
+def effective_max_length(asked: int, usual: object, most: int) -> int:
     """The length asked for, which a model of `most` positions must be able to read; else the usual one, if it is."""
     if asked > most:
         raise UserError(f"max_length {asked}: the model has only {most} positions")

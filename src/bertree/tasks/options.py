@@ -1,4 +1,4 @@
-"""TODO."""
+"""The settings of a task: which of its fields the user may set (`stride=64`), and how they are checked."""
 
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
