@@ -20,7 +20,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from bertree.data.store import Encoded, Shard, Store  # noqa: E402
+from bertree.data.store import EncodedLengths, Shard, Store  # noqa: E402
 from bertree.data.stream import Stream  # noqa: E402
 from bertree.data.varint import encode  # noqa: E402
 
@@ -60,8 +60,8 @@ def made_up(tokens: int, vocab_size: int = 30_000) -> Store:
         shards=[
             Shard(
                 ids.astype(np.uint16),
-                Encoded(lengths.size, encode(lengths)),
-                Encoded(documents.size, encode(documents)),
+                EncodedLengths(lengths.size, encode(lengths)),
+                EncodedLengths(documents.size, encode(documents)),
             )
         ],
     )

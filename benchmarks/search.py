@@ -25,8 +25,8 @@ import bertree
 from benchmarks.common import CORPUS, environment, table
 from bertree import Index
 from bertree.search.documents import Document
-from bertree.search.faiss_index import choose
-from bertree.text.sentence_splitter import split
+from bertree.search.faiss_index import choose_kind
+from bertree.text.sentence_splitter import split_sentences
 
 Vectors = NDArray[np.float32]
 HEAD = (
@@ -57,7 +57,7 @@ def real(model: str, cache: Path | None) -> Vectors:
     """Vectors of the corpus' sentences, each once."""
     if cache is not None and cache.is_file():
         return np.load(cache, allow_pickle=False)
-    sentences = list(dict.fromkeys(split(CORPUS.read_text(encoding="utf-8"))))
+    sentences = list(dict.fromkeys(split_sentences(CORPUS.read_text(encoding="utf-8"))))
     found = bertree.load(model).embed(sentences)
     if cache is not None:
         np.save(cache, found)
@@ -159,7 +159,7 @@ def main() -> None:
             print(" | ".join(rows[-1]), flush=True)
     text = (
         f"{options.count:,} vectors of {base.shape[1]} numbers, {len(queries)} queries; chosen for so many: "
-        f"{choose(options.count, base.shape[1])[0]}. {environment('faiss-cpu', 'numpy')}\n\n"
+        f"{choose_kind(options.count, base.shape[1])[0]}. {environment('faiss-cpu', 'numpy')}\n\n"
         f"{line}\n\n{table(HEAD, rows)}\n"
     )
     print(text)

@@ -11,7 +11,7 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from bertree.search.index import Index
-from bertree.search.rerank import positive
+from bertree.search.rerank import positive_label
 from tests.support import learnable
 from tests.support.learnable import Command, Trained
 from tests.support.standin import Words
@@ -130,13 +130,13 @@ def test_rerank(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_which_class_says_yes() -> None:
-    assert positive(["contradiction", "entailment", "neutral"]) == "entailment"
-    assert positive(["0", "1"]) == "1"
-    assert positive(["bad", "good"]) == "good"
-    assert positive(["Not_Equivalent", "Equivalent"]) == "Equivalent"
-    assert positive(["a", "b", "c"], "c") == "c"
+    assert positive_label(["contradiction", "entailment", "neutral"]) == "entailment"
+    assert positive_label(["0", "1"]) == "1"
+    assert positive_label(["bad", "good"]) == "good"
+    assert positive_label(["Not_Equivalent", "Equivalent"]) == "Equivalent"
+    assert positive_label(["a", "b", "c"], "c") == "c"
     with pytest.raises(UserError, match="say it with --label: a, b, c"):
-        positive(["a", "b", "c"])
+        positive_label(["a", "b", "c"])
 
 
 def test_the_documentation(minilm: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

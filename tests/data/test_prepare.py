@@ -22,9 +22,9 @@ from bertree.data.store import Store, verify
 from bertree.data.writer import ShardWriter
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
-from bertree.text.corpus import Corpus, Options
+from bertree.text.corpus import Corpus, CorpusOptions
 from bertree.text.identity import tokenizer_hash
-from bertree.text.sentence_splitter import split
+from bertree.text.sentence_splitter import split_sentences
 from bertree.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def run(corpus: Path, tokenizer: Path, out: Path, workers: int = 1, **more: Any) -> Store:
-    source = Corpus([str(corpus)], Options(deduplicate=True))
+    source = Corpus([str(corpus)], CorpusOptions(deduplicate=True))
     return prepare(source, load(tokenizer), out, workers, shard_tokens=SHARD, **more)
 
 
@@ -88,10 +88,10 @@ def test_content_is_that_of_the_text(corpus: Path, tokenizers: dict[str, Path], 
     store = run(corpus, tokenizers[kind], tmp_path / "store")
     assert verify(tmp_path / "store").fingerprint == store.fingerprint
     tokenizer = load(tokenizers[kind])
-    documents = list(Corpus([str(corpus)], Options(deduplicate=True)).documents())
+    documents = list(Corpus([str(corpus)], CorpusOptions(deduplicate=True)).documents())
     expected = []
     for document in documents:
-        sentences = split(document)
+        sentences = split_sentences(document)
         if kind == "bpe":
             sentences[1:] = [" " + sentence for sentence in sentences[1:]]
         encodings = tokenizer.backend.encode_batch(sentences, add_special_tokens=False)
@@ -174,11 +174,11 @@ def test_killed_at_any_moment_it_goes_on(
         "import sys\n"
         "from pathlib import Path\n"
         "from bertree.data import prepare as module\n"
-        "from bertree.text.corpus import Corpus, Options\n"
+        "from bertree.text.corpus import Corpus, CorpusOptions\n"
         "from bertree.text.tokenizer import Tokenizer\n"
         "if __name__ == '__main__':\n"
         "    module.CHUNK = 20_000\n"
-        "    corpus = Corpus([sys.argv[1]], Options(deduplicate=True))\n"
+        "    corpus = Corpus([sys.argv[1]], CorpusOptions(deduplicate=True))\n"
         "    tokenizer = Tokenizer.load(Path(sys.argv[2]))\n"
         f"    module.prepare(corpus, tokenizer, Path(sys.argv[3]), 2, shard_tokens={SHARD})\n"
     )

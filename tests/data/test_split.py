@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from bertree.data.split import split
+from bertree.data.split import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
@@ -28,7 +28,7 @@ def documents(store: Store) -> list[list[list[int]]]:
 def test_whole_documents_each_in_one_part(shape: list[list[int]], shards: int, share: float) -> None:
     made = corpus(shape, shards)
     try:
-        parts = split(made.store, share)
+        parts = split_held_out(made.store, share)
     except UserError:
         assume(len(shape) > 4)  # fewer may be too few
         raise
@@ -49,23 +49,26 @@ def test_whole_documents_each_in_one_part(shape: list[list[int]], shards: int, s
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3])
 def test_the_share_is_right_and_spread(share: float) -> None:
     store = long_store(300_000, documents=900)
-    kept, held = split(store, share)
+    kept, held = split_held_out(store, share)
     assert held.tokens / store.tokens == pytest.approx(share, rel=0.02)
     place = {str(document): number for number, document in enumerate(documents(store))}
     places = np.array([place[str(document)] for document in documents(held)])
     halves = (places < 450).mean()
     assert 0.4 < halves < 0.6, "from all over the corpus"
-    again = split(store, share)
+    again = split_held_out(store, share)
     assert documents(again[1]) == documents(held)
     assert [part.fingerprint for part in again] == [kept.fingerprint, held.fingerprint]
-    assert len({store.fingerprint, kept.fingerprint, held.fingerprint, split(store, share / 2)[1].fingerprint}) == 4
+    assert (
+        len({store.fingerprint, kept.fingerprint, held.fingerprint, split_held_out(store, share / 2)[1].fingerprint})
+        == 4
+    )
 
 
 def test_batches_never_meet() -> None:
     made = corpus([[7, 9, 4]] * 60, shards=3)
     parts = [
         Stream(part, masking=None, batch_tokens=200, max_length=50, format="segment-pair+nsp")
-        for part in split(made.store, 0.1)
+        for part in split_held_out(made.store, 0.1)
     ]
     learned, measured = (
         {token for batch in part.once() for token in batch.ids.tolist() if token >= FIRST} for part in parts
@@ -76,6 +79,6 @@ def test_batches_never_meet() -> None:
 
 def test_what_cannot_be_split() -> None:
     with pytest.raises(UserError, match=r"has one document.*data\.held_out"):
-        split(corpus([[5, 5]]).store, 0.1)
+        split_held_out(corpus([[5, 5]]).store, 0.1)
     with pytest.raises(UserError, match="must lie between 0 and 1"):
-        split(corpus([[5, 5]] * 9).store, 0.0)
+        split_held_out(corpus([[5, 5]] * 9).store, 0.0)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.data import varint
-from bertree.data.store import HEADER, Store, part_name, verify
+from bertree.data.store import HEADER, Store, shard_file_name, verify
 from bertree.data.writer import ShardWriter, write_header
 from bertree.errors import UserError
 
@@ -82,11 +82,11 @@ def test_disk_and_memory_hold_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "width"), [(65_535, 2), (65_536, 2), (65_537, 4)])
 def test_ids_are_as_wide_as_the_vocabulary_asks(tmp_path: Path, size: int, width: int) -> None:
     write(tmp_path, [[[[size - 1, 0]]]], size)
-    assert (tmp_path / part_name("tokens", 0)).stat().st_size == 2 * width
+    assert (tmp_path / shard_file_name("tokens", 0)).stat().st_size == 2 * width
     assert read(verify(tmp_path)) == [[[size - 1, 0]]]
 
 
-@pytest.mark.parametrize("name", [part_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"])
+@pytest.mark.parametrize("name", [shard_file_name(p, 1) for p in ("tokens", "sentences", "documents")] + ["words.bin"])
 def test_damage_is_named(tmp_path: Path, name: str) -> None:
     write(tmp_path, [[[[5, 6], [7]]], [[[8, 9]], [[9]]]])
     verify(tmp_path)
@@ -108,7 +108,7 @@ def test_damage_is_named(tmp_path: Path, name: str) -> None:
 
 def test_altered_lengths_are_noticed_when_read(tmp_path: Path) -> None:
     write(tmp_path, [[[[5, 6], [7]]]])
-    (tmp_path / part_name("sentences", 0)).write_bytes(b"\2\2")
+    (tmp_path / shard_file_name("sentences", 0)).write_bytes(b"\2\2")
     with pytest.raises(UserError, match=r"sentences-00000.bin: is damaged"):
         _ = Store.open(tmp_path).shards[0].sentence_starts
 

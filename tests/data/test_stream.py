@@ -250,7 +250,7 @@ def test_the_index_is_cached_and_made_again_where_broken(tmp_path: Path) -> None
     assert same(Stream(store, **settings)[5], expected)
     [path] = (tmp_path / "index").iterdir()
     whole = path.read_bytes()
-    with mock.patch.object(example_index, "_make", side_effect=AssertionError("must come from the cache")):
+    with mock.patch.object(example_index, "_build", side_effect=AssertionError("must come from the cache")):
         assert same(Stream(store, **settings)[5], expected)
         with pytest.raises(AssertionError, match="cache"):  # another limit, another index
             Stream(store, **settings | {"max_length": 63})

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertree.errors import UserError
-from bertree.search.chunks import Chunking, Span, chunk, fitting
+from bertree.search.chunks import CharSpan, Chunking, choose_chunking, split_passages
 from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def counted(text: str, tokenizer: Tokenizer | None) -> int:
     return len(tokenizer.backend.encode(text, add_special_tokens=False).ids)
 
 
-def check(document: str, spans: list[Span], how: Chunking, tokenizer: Tokenizer | None) -> None:
+def check(document: str, spans: list[CharSpan], how: Chunking, tokenizer: Tokenizer | None) -> None:
     covered = 0
     for start, end in spans:
         assert 0 <= start < end <= len(document)
@@ -50,7 +50,7 @@ def check(document: str, spans: list[Span], how: Chunking, tokenizer: Tokenizer 
 def test_every_tokenizer(tokenizer: Tokenizer, tokens: int, overlap: int) -> None:
     how = Chunking(tokens, overlap)
     for document in (STORY, STORY * 20, STORY.replace(". ", " "), "é" + STORY.upper() + "日本語のテキスト。"):
-        check(document, chunk(document, how, tokenizer), how, tokenizer)
+        check(document, split_passages(document, how, tokenizer), how, tokenizer)
 
 
 def test_ends_with_sentences_and_repeats_some(minilm: Path) -> None:
@@ -58,7 +58,7 @@ def test_ends_with_sentences_and_repeats_some(minilm: Path) -> None:
     assert tokenizer is not None
     document = " ".join(f"Sentence number {n} tells of the harbour at dusk." for n in range(200))
     how = Chunking(100, 25)
-    spans = chunk(document, how, tokenizer)
+    spans = split_passages(document, how, tokenizer)
     check(document, spans, how, tokenizer)
     for span in spans:
         assert document[span.start : span.end].startswith("Sentence")
@@ -71,15 +71,15 @@ def test_ends_with_sentences_and_repeats_some(minilm: Path) -> None:
 
 
 def test_short_text_is_one_passage(minilm: Path) -> None:
-    assert chunk("  A line.\n", Chunking(), Tokenizer.load(minilm)) == [Span(2, 9)]
-    assert chunk(" \n\t ", Chunking()) == []
+    assert split_passages("  A line.\n", Chunking(), Tokenizer.load(minilm)) == [CharSpan(2, 9)]
+    assert split_passages(" \n\t ", Chunking()) == []
 
 
 def test_megabytes_without_a_space(minilm: Path) -> None:
     tokenizer = Tokenizer.load(minilm)
     for document in ("x" * 1_000_000, "猫" * 100_000, "no-end " * 60_000):
         how = Chunking()
-        spans = chunk(document, how, tokenizer)
+        spans = split_passages(document, how, tokenizer)
         check(document, spans, how, tokenizer)
         assert max(end - start for start, end in spans) <= 8 * how.tokens, "also where all of it is one unknown token"
 
@@ -90,7 +90,7 @@ def test_megabytes_without_a_space(minilm: Path) -> None:
 )
 def test_any_text(document: str, tokens: int) -> None:
     how = Chunking(tokens, random.Random(tokens).randrange(tokens))
-    check(document, chunk(document, how), how, None)
+    check(document, split_passages(document, how), how, None)
 
 
 def test_mistakes() -> None:
@@ -99,7 +99,7 @@ def test_mistakes() -> None:
     with pytest.raises(UserError, match="at least one token"):
         Chunking(0, 0)
     with pytest.raises(UserError, match="reads 126 tokens"):
-        fitting(200, None, 126)
-    assert fitting(None, None, 126) == Chunking(126, 25)
-    assert fitting(None, None, 510) == Chunking(256, 51)
-    assert fitting(50, 0, None) == Chunking(50, 0)
+        choose_chunking(200, None, 126)
+    assert choose_chunking(None, None, 126) == Chunking(126, 25)
+    assert choose_chunking(None, None, 510) == Chunking(256, 51)
+    assert choose_chunking(50, 0, None) == Chunking(50, 0)

@@ -10,7 +10,7 @@ import pytest
 from bertree.errors import UserError
 from bertree.search import faiss_index, nearest, writer
 from bertree.search.documents import Document
-from bertree.search.faiss_index import cells, choose, codes
+from bertree.search.faiss_index import cell_count, choose_kind, code_size
 from bertree.search.index import Index
 
 pytest.importorskip("faiss")
@@ -111,17 +111,17 @@ def test_grown_out_of_its_cells(tmp_path: Path) -> None:
 
 
 def test_choice() -> None:
-    assert choose(1000, 384)[0] == "flat"
-    assert choose(40_000, 384)[0] == "flat"
-    assert choose(100_000, 384)[0] == "hnsw"
-    assert choose(1_000_000, 384)[0] == "ivfpq"
-    assert choose(200_000, 1 << 16)[0] == "ivfpq", "no memory for a graph"
+    assert choose_kind(1000, 384)[0] == "flat"
+    assert choose_kind(40_000, 384)[0] == "flat"
+    assert choose_kind(100_000, 384)[0] == "hnsw"
+    assert choose_kind(1_000_000, 384)[0] == "ivfpq"
+    assert choose_kind(200_000, 1 << 16)[0] == "ivfpq", "no memory for a graph"
     for count in (10, 100_000, 10_000_000):
-        assert f"{count:,} vectors" in choose(count, 384)[1]
-    assert choose(10, 384, "ivfpq")[0] == "flat"
-    assert choose(10, 384, "hnsw") == ("hnsw", "asked for")
-    assert [cells(n) for n in (1, 100, 10_000, 100_000, 1_000_000)] == [1, 1, 128, 512, 2048]
-    assert [codes(d) for d in (384, 768, 50, 7, 1)] == [96, 192, 25, 7, 1]
+        assert f"{count:,} vectors" in choose_kind(count, 384)[1]
+    assert choose_kind(10, 384, "ivfpq")[0] == "flat"
+    assert choose_kind(10, 384, "hnsw") == ("hnsw", "asked for")
+    assert [cell_count(n) for n in (1, 100, 10_000, 100_000, 1_000_000)] == [1, 1, 128, 512, 2048]
+    assert [code_size(d) for d in (384, 768, 50, 7, 1)] == [96, 192, 25, 7, 1]
 
 
 def test_without_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +161,6 @@ def test_threads_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            assert faiss_index.faiss_here().omp_get_max_threads() == threads
+            assert faiss_index.import_faiss().omp_get_max_threads() == threads
     finally:
         torch.set_num_threads(before)

@@ -11,7 +11,7 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.search.documents import Document, Found, Reading, read, size
+from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, size
 from bertree.search.index import Index
 from tests.support.standin import Words
 
@@ -137,14 +137,14 @@ def test_files(tmp_path: Path) -> None:
         file.write('key,body,place\nx1,"Quoted, with a comma.",north\n')
     (folder / ".hidden.txt").write_text("Not seen.")
     (folder / "picture.png").write_bytes(b"\x89PNG")
-    found = Found()
-    documents = {d.id: d for d in read([str(folder)], Reading("body"), found)}
+    found = ReadSummary()
+    documents = {d.id: d for d in read_documents([str(folder)], ReadOptions("body"), found)}
     assert {Path(id).name for id in documents} == {"one.txt", "two.md", "three.jsonl#1", "four.csv.gz#2"}
     assert (found.documents, found.empty) == (4, 2)
     assert found.lines()[-1] == "1 left out: files of other kinds, .png (1)"
-    (row,) = read(folder / "four.csv.gz", Reading("body", "key"), Found())
+    (row,) = read_documents(folder / "four.csv.gz", ReadOptions("body", "key"), ReadSummary())
     assert (row.id, row.text, row.metadata) == ("x1", "Quoted, with a comma.", {"place": "north"})
-    blocks = list(read(folder / "one.txt", Reading(blocks=True), Found()))
+    blocks = list(read_documents(folder / "one.txt", ReadOptions(blocks=True), ReadSummary()))
     assert [(b.text, b.metadata["line"]) for b in blocks] == [
         ("First block.\nStill first.", 1),
         ("Second block.", 5),

@@ -12,7 +12,7 @@ from bertree.files import alone
 from bertree.search.documents import DEEPEST, Document
 from bertree.search.index import Index
 from bertree.search.nearest import QUERIES
-from bertree.search.vector_files import best
+from bertree.search.vector_files import top_k
 from tests.support.standin import Words
 
 
@@ -113,7 +113,7 @@ def test_of_equals_the_first(tmp_path: Path) -> None:
     index = Index.build(Words(), records, tmp_path / "index")
     assert [hit.document for hit in index.search("a text", 3)] == ["0000", "0001", "0002"]
     scores = np.array([[1, 3, 2, 3, 2, 2], [0, 0, 0, 0, 0, 5]], np.float32)
-    columns, found = best(scores, 3)
+    columns, found = top_k(scores, 3)
     assert columns.tolist() == [[1, 3, 2], [5, 0, 1]]
     assert found.tolist() == [[3, 3, 2], [5, 0, 0]]
 
@@ -142,7 +142,7 @@ def test_a_build_that_is_refused_leaves_the_other_alone(tmp_path: Path, monkeypa
     """One process made the folder, another was first to write: the one that made it takes nothing away."""
     from bertree.search import index as module
 
-    made = module.create
+    made = module.create_index
     locks = []
 
     def create_and_lose(folder: Path, state: object) -> None:
@@ -150,7 +150,7 @@ def test_a_build_that_is_refused_leaves_the_other_alone(tmp_path: Path, monkeypa
         locks.append(alone(folder))
         locks[0].__enter__()
 
-    monkeypatch.setattr(module, "create", create_and_lose)
+    monkeypatch.setattr(module, "create_index", create_and_lose)
     with pytest.raises(UserError, match="another"):
         Index.build(Words(), [{"text": "t"}], tmp_path / "index")
     locks[0].__exit__(None, None, None)

@@ -12,7 +12,7 @@ from bertree.errors import UserError
 from bertree.search import writer as index_writer
 from bertree.search.index import Index
 from bertree.search.passage_store import DATABASE
-from bertree.search.vector_files import joins
+from bertree.search.vector_files import merge_start
 from tests.search.test_index import SHIPS, ids
 from tests.support.standin import Words
 
@@ -68,7 +68,7 @@ def test_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_writer(index: Index) -> None:
-    with index_writer.writing(index.path), pytest.raises(UserError, match="another run is writing here"):
+    with index_writer.open_writer(index.path), pytest.raises(UserError, match="another run is writing here"):
         index.add([{"text": "More."}])
     index.add([{"text": "More."}])
 
@@ -118,15 +118,15 @@ def test_a_folder_only_others_write_to() -> None:
 def test_many_commits_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_writer, "ROWS", 1)
     most = 0
-    names = index_writer.Writer._name
+    names = index_writer.IndexWriter._name
 
-    def counted(writer: index_writer.Writer, what: str, suffix: str) -> str:
+    def counted(writer: index_writer.IndexWriter, what: str, suffix: str) -> str:
         nonlocal most
         most = max(most, len(writer.state.parts))
         assert {path.name for path in writer.folder.glob("vectors-*")} == writer.state.files, "no file is left behind"
         return names(writer, what, suffix)
 
-    monkeypatch.setattr(index_writer.Writer, "_name", counted)
+    monkeypatch.setattr(index_writer.IndexWriter, "_name", counted)
     index = Index.build(Words(), ({"id": f"d{n}", "text": f"Word{n} stands."} for n in range(100)), tmp_path / "index")
     assert 3 < most < index_writer.PARTS
     assert [index.search(f"Word{n} stands", k=1)[0].document for n in (0, 50, 99)] == ["d0", "d50", "d99"]
@@ -137,13 +137,13 @@ def test_sizes_of_files_grow() -> None:
     sizes: list[int] = []
     written = most = 0
     for _ in range(5000):
-        first = joins(sizes, 10 << 20, index_writer.PARTS)
+        first = merge_start(sizes, 10 << 20, index_writer.PARTS)
         sizes = [*sizes[:first], sum(sizes[first:], 10 << 20)]
         written, most = written + sizes[-1], max(most, len(sizes))
     assert sum(sizes) == 5000 * (10 << 20)
     assert most < 40
     assert written < 6 * sum(sizes), "no vector is written again more than a few times"
-    assert joins([1 << 40, 1], 100, 8) == 2, "a large file is left alone"
+    assert merge_start([1 << 40, 1], 100, 8) == 2, "a large file is left alone"
 
 
 def test_an_id_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def test_a_graph_that_is_replaced_meanwhile(good: Path, tmp_path: Path, monkeypa
     folder = tmp_path / "index"
     shutil.copytree(good, folder)
     (path,) = folder.glob("graph-*")
-    hashed = faiss_index.hash_of
+    hashed = faiss_index.sha256_of
 
     def replaced(file: Path) -> str:
         found = hashed(file)
@@ -142,7 +142,7 @@ def test_a_graph_that_is_replaced_meanwhile(good: Path, tmp_path: Path, monkeypa
             state(folder, path.name, "graph-00000099.faiss")
         return found
 
-    monkeypatch.setattr(faiss_index, "hash_of", replaced)
+    monkeypatch.setattr(faiss_index, "sha256_of", replaced)
     assert len(Index.open(folder).nearest(np.ones((1, 128), np.float32), 3)[0]) == 3
     assert not path.exists()
 

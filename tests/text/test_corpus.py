@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from bertree.errors import UserError
 from bertree.text import cleaning, readers, sources
-from bertree.text.corpus import Corpus, Options, Position, describe
+from bertree.text.corpus import Corpus, CorpusOptions, Position, describe_counts
 
 # Any code point, surrogates too, and often one that clean-up cares about. (st.text() first builds tables.)
 CHARACTERS = st.one_of(
@@ -34,7 +34,7 @@ DOCUMENTS = ["One line.\nAnother line.", "Grüße aus 東京 😀.", "third, wit
 
 
 def read(path: Path | str, **options: Any) -> list[str]:
-    return list(Corpus([str(path)], Options(**options)).documents())
+    return list(Corpus([str(path)], CorpusOptions(**options)).documents())
 
 
 def write(path: Path, packed: str = "") -> Path:
@@ -86,17 +86,17 @@ def test_folders_globs_and_order(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_holds_beside_texts_is_said(tmp_path: Path) -> None:
-    assert sources.passed_over([str(tmp_path)]) == ""
+    assert sources.describe_skipped([str(tmp_path)]) == ""
     for name in ("a.txt", "b.PDF", "c/d.pdf", "c/Makefile", "c/e.md", ".hidden.pdf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
     said = "4 left out: files of other kinds, .pdf (2), without a suffix (1), .md (1)"
-    assert sources.passed_over([str(tmp_path), "nowhere.pdf"]) == said
-    assert "3 left out" in sources.passed_over([str(tmp_path)], more={".md": "text"})
-    assert sources.passed_over([str(tmp_path / "b.PDF")]) == ""  # a file is read or refused
+    assert sources.describe_skipped([str(tmp_path), "nowhere.pdf"]) == said
+    assert "3 left out" in sources.describe_skipped([str(tmp_path)], more={".md": "text"})
+    assert sources.describe_skipped([str(tmp_path / "b.PDF")]) == ""  # a file is read or refused
     (tmp_path / "c" / "gone.txt").symlink_to("nowhere")
-    assert "links to nothing and the like (1)" in sources.passed_over([str(tmp_path)])
-    assert [Path(source.path).name for source in sources.find([str(tmp_path)])] == ["a.txt"]
+    assert "links to nothing and the like (1)" in sources.describe_skipped([str(tmp_path)])
+    assert [Path(source.path).name for source in sources.find_sources([str(tmp_path)])] == ["a.txt"]
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +136,13 @@ def test_invalid_utf8_is_replaced_and_counted(tmp_path: Path) -> None:
     found = list(corpus.documents())
     assert found == ["good\nbad \ufffd\ufffd byte", "fine \ufffd", "cut \ufffd"]
     assert corpus.counts.invalid_lines == 2
-    assert "2 lines with bytes that are not UTF-8 (replaced)" in describe(vars(corpus.counts))
+    assert "2 lines with bytes that are not UTF-8 (replaced)" in describe_counts(vars(corpus.counts))
 
 
 def test_hygiene_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("a long document\n\nshort\n\na  long\u00a0document\n\n\u200b\x07\n\nanother document")
-    corpus = Corpus([str(path)], Options(deduplicate=True, min_characters=6))
+    corpus = Corpus([str(path)], CorpusOptions(deduplicate=True, min_characters=6))
     assert list(corpus.documents()) == ["a long document", "another document"]
     counts = corpus.counts
     assert (counts.documents, counts.kept, counts.short, counts.duplicate, counts.empty) == (5, 2, 1, 1, 1)
@@ -170,7 +170,7 @@ def test_broken_records_are_counted_but_not_the_first(tmp_path: Path) -> None:
 
 
 def test_records_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "RECORD", 1000)
+    monkeypatch.setattr(readers, "MAX_RECORD", 1000)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "x" * 5000, "two")))
     corpus = Corpus([str(path)])
@@ -237,7 +237,7 @@ def test_a_very_long_line_comes_in_pieces(tmp_path: Path, character: str) -> Non
     path.write_bytes(raw * (3_000_001 // len(character)) + b"\n\nnext")
     corpus = Corpus([str(path)])
     found = list(corpus.documents())
-    assert max(map(len, found)) <= readers.LONGEST
+    assert max(map(len, found)) <= readers.MAX_DOCUMENT
     assert corpus.counts.cut >= 2
     assert found[-1] == "next"
     if character != "\xff":
@@ -259,7 +259,7 @@ def test_memory_is_flat_in_one_endless_line(tmp_path: Path, space: bytes) -> Non
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] * 1.2
-    assert peaks[1] < 12 * readers.LONGEST
+    assert peaks[1] < 12 * readers.MAX_DOCUMENT
 
 
 @given(TEXTS)
@@ -283,7 +283,7 @@ def test_clean_keeps_joiners_and_drops_noise() -> None:
 
 @given(st.lists(st.integers(0, 50)))
 def test_seen_is_a_set(numbers: list[int]) -> None:
-    seen, known = cleaning.Seen(), set()
+    seen, known = cleaning.DigestSet(), set()
     for number in numbers:
         assert seen.add(cleaning.digest(str(number))) == (number not in known)
         known.add(number)
@@ -291,7 +291,7 @@ def test_seen_is_a_set(numbers: list[int]) -> None:
 
 
 def test_seen_grows() -> None:
-    seen = cleaning.Seen()
+    seen = cleaning.DigestSet()
     assert all(seen.add(cleaning.digest(str(number))) for number in range(5000))
     assert not any(seen.add(cleaning.digest(str(number))) for number in range(5000))
 
@@ -300,7 +300,7 @@ def test_seen_grows() -> None:
 def test_a_corpus_can_be_entered_again_anywhere(tmp_path: Path, stop: int) -> None:
     (tmp_path / "a.txt").write_bytes(b"one\n\n\xff two\n\none\n\nthree")
     (tmp_path / "b.jsonl").write_text('{"text": "four"}\n{\n{"text": "five"}\n{"text": "six"}\n{"no": 1}')
-    options = Options(deduplicate=True)
+    options = CorpusOptions(deduplicate=True)
     whole = Corpus([str(tmp_path)], options)
     everything = list(whole.documents())
     first = Corpus([str(tmp_path)], options)

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from bertree.errors import UserError
-from bertree.text.records import content, lines, place, records
+from bertree.text.records import location, read_content, read_lines, read_records
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 ROWS = [{"text": 'she said "no"', "label": "1"}, {"text": "Grüße, 東京", "label": "0"}]
@@ -37,27 +37,27 @@ def test_every_kind_gives_the_same_records(tmp_path: Path, kind: str, packed: st
     path = tmp_path / f"a{kind}{packed}"
     path.write_bytes(PACK[packed](written(kind)))
     numbers = {".jsonl": (1, 3), ".json": (1, 2), ".parquet": (1, 2)}.get(kind, (2, 4))
-    assert list(records(path)) == list(zip(numbers, ROWS, strict=True))
-    assert place(path, 7) == f"{path}: {'row' if kind in ('.parquet', '.json') else 'line'} 7"
+    assert list(read_records(path)) == list(zip(numbers, ROWS, strict=True))
+    assert location(path, 7) == f"{path}: {'row' if kind in ('.parquet', '.json') else 'line'} 7"
 
 
 def test_lines_that_are_called_json(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("\n".join(map(json.dumps, ROWS)))
-    assert [record for _, record in records(path)] == ROWS
+    assert [record for _, record in read_records(path)] == ROWS
     path.write_text(json.dumps(ROWS[0], indent=1))
-    assert [record for _, record in records(path)] == ROWS[:1]
+    assert [record for _, record in read_records(path)] == ROWS[:1]
 
 
 @pytest.mark.parametrize("packed", PACK)
 def test_text_packed_or_not(tmp_path: Path, packed: str) -> None:
     path = tmp_path / f"a.txt{packed}"
     path.write_bytes(PACK[packed]("\ufeffone \x85\r\n\ntwo".encode()))
-    assert list(lines(path)) == [(1, "one \x85"), (2, ""), (3, "two")]
-    assert content(path) == "one \x85\r\n\ntwo"
+    assert list(read_lines(path)) == [(1, "one \x85"), (2, ""), (3, "two")]
+    assert read_content(path) == "one \x85\r\n\ntwo"
     if packed:
         path.write_bytes(path.read_bytes()[:-4])
-        for read in (content, lambda path: list(lines(path))):
+        for read in (read_content, lambda path: list(read_lines(path))):
             with pytest.raises(UserError, match="is damaged or cut off"):
                 read(path)
 
@@ -77,6 +77,6 @@ def test_text_packed_or_not(tmp_path: Path, packed: str) -> None:
 def test_mistakes_are_one_line_with_their_place(tmp_path: Path, name: str, data: bytes, says: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError) as caught:
-        list(records(tmp_path / name))
+        list(read_records(tmp_path / name))
     assert str(caught.value).startswith(f"{tmp_path / name}: {says}")
     assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bertree.text import sentence_splitter
 from bertree.text.cleaning import clean
-from bertree.text.sentence_splitter import WINDOW, split
+from bertree.text.sentence_splitter import WINDOW, split_sentences
 
 
 def bare(text: str) -> str:
@@ -17,12 +17,12 @@ def bare(text: str) -> str:
 
 def test_splits_where_a_person_would() -> None:
     text = "Dr. Smith paid $3.50. Was it much? No!\nA new line 今日は。元気？"
-    assert split(text) == ["Dr. Smith paid $3.50.", "Was it much?", "No!", "A new line 今日は。", "元気？"]
+    assert split_sentences(text) == ["Dr. Smith paid $3.50.", "Was it much?", "No!", "A new line 今日は。", "元気？"]
 
 
 @given(st.lists(st.integers(0, 0xD7FF).map(chr) | st.sampled_from('. ?!\n"(1a。'), max_size=60).map("".join))
 def test_loses_nothing_but_white_space(text: str) -> None:
-    found = split(text)
+    found = split_sentences(text)
     assert bare("".join(found)) == bare(text)
     assert all(sentence and sentence == sentence.strip() for sentence in found)
 
@@ -35,18 +35,18 @@ def test_loses_nothing_but_white_space(text: str) -> None:
 )
 def test_long_lines_lose_nothing_either(parts: list[str]) -> None:
     text = clean("".join(parts) * 200)
-    assert bare("".join(split(text))) == bare(text)
+    assert bare("".join(split_sentences(text))) == bare(text)
 
 
 def test_windows_cut_no_sentence_that_fits() -> None:
     sentence = "This sentence has exactly eight words in it."
-    assert split(" ".join([sentence] * 1000)) == [sentence] * 1000
+    assert split_sentences(" ".join([sentence] * 1000)) == [sentence] * 1000
 
 
 @pytest.mark.parametrize("unit", ["x", "word ", "a. ", "你好。", "Mr. ", '"Yes." ', "1. ", "( "])
 def test_time_does_not_explode(unit: str) -> None:
     started = time.perf_counter()
-    split(unit * (400_000 // len(unit)))
+    split_sentences(unit * (400_000 // len(unit)))
     assert time.perf_counter() - started < 8
 
 
@@ -58,7 +58,7 @@ def test_a_panic_in_the_library_keeps_the_text(monkeypatch: pytest.MonkeyPatch) 
         raise PanicException
 
     monkeypatch.setattr(sentence_splitter.sentencex, "segment", panic)
-    assert split("One. Two.") == ["One. Two."]
+    assert split_sentences("One. Two.") == ["One. Two."]
     monkeypatch.setattr(sentence_splitter.sentencex, "segment", lambda language, text: [text[:3]])
-    assert split("One. Two.") == ["One. Two."]
+    assert split_sentences("One. Two.") == ["One. Two."]
     assert WINDOW > 1000

@@ -153,7 +153,7 @@ def test_report_by_hand() -> None:
 
 
 def test_every_twentieth_document_is_held_out() -> None:
-    split = tokenizer_training.Split()
+    split = tokenizer_training.HeldOutSplit()
     passed = list(split.training(str(number) for number in range(100)))
     assert split.held == ["19", "39", "59", "79", "99"]
     assert len(passed) == split.passed == 95

@@ -61,9 +61,9 @@ def tokenizer_train(
     Example: bertree tokenizer train corpus/books.txt --kind wordpiece --vocab-size 8000 --out my-tokenizer
     """
     from bertree.data.build import train_tokenizer
-    from bertree.text.corpus import Options
+    from bertree.text.corpus import CorpusOptions
 
-    options = Options(field, format, whole_files, wrapped, deduplicate, min_characters)
+    options = CorpusOptions(field, format, whole_files, wrapped, deduplicate, min_characters)
     train_tokenizer(corpus, out, kind, vocab_size, False if cased else None, options)
 
 
@@ -89,9 +89,9 @@ def prepare(
     Example: bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store
     """
     from bertree.data.build import prepare_store
-    from bertree.text.corpus import Options
+    from bertree.text.corpus import CorpusOptions
 
-    options = Options(field, format, whole_files, wrapped, deduplicate, min_characters)
+    options = CorpusOptions(field, format, whole_files, wrapped, deduplicate, min_characters)
     prepare_store(corpus, tokenizer, out, workers or _cores(), language, options)
 
 

@@ -21,7 +21,7 @@ from bertree.search.documents import size
 from bertree.search.faiss_index import Watch
 from bertree.search.hit import Hit
 from bertree.search.index import CANDIDATES, Index
-from bertree.search.writer import Added
+from bertree.search.writer import AddSummary
 
 SHOWN = 12  # sources that are listed
 
@@ -54,7 +54,7 @@ def add_documents(
     blocks: bool,
     device: str,
     precision: str,
-) -> Added:
+) -> AddSummary:
     """`bertree index add`."""
     total = size(docs)
     with Index.open(folder, _model(model, device, precision)) as index:

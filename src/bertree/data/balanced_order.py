@@ -18,7 +18,7 @@ ROUNDS = 8  # of exchanges; two or three are usual
 ATTEMPTS = 6  # at meeting the first border
 
 
-def dealt(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
+def balanced_order(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
     """An order of examples that lie from `start` on, for borders at the multiples of `stride`.
 
     A border counts as met if an example ends at it or up to `slack` tokens behind it. Examples are given
@@ -35,7 +35,7 @@ def dealt(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
         if room < longest and fitting.size:  # too little to be dealt, but one example fills it
             lead = int(fitting[0])
         else:
-            order, met = _in_pieces(remaining, start, stride, slack)
+            order, met = _fill_pieces(remaining, start, stride, slack)
             if met or attempt == ATTEMPTS - 1:
                 return np.append(front, rest[order]).astype(np.int64)
             lead = 0  # the first border is missed: with another example before it, it may be met
@@ -45,7 +45,7 @@ def dealt(lengths: Ints, start: int, stride: int, slack: int) -> Ints:
     return np.append(front, rest).astype(np.int64)
 
 
-def _in_pieces(lengths: Ints, start: int, stride: int, slack: int) -> tuple[Ints, bool]:
+def _fill_pieces(lengths: Ints, start: int, stride: int, slack: int) -> tuple[Ints, bool]:
     """An order in which each piece has its share, and whether the first border is met."""
     total = int(lengths.sum())
     before = start % stride  # of the first piece, in whatever lies before these examples
@@ -56,15 +56,15 @@ def _in_pieces(lengths: Ints, start: int, stride: int, slack: int) -> tuple[Ints
     loads = [0] * pieces
     loads[0] = before - slack // 2
     loads[-1] += pieces * stride - before - total + slack // 2
-    hands = _to_the_emptiest(lengths, loads)
+    hands = _assign_to_emptiest(lengths, loads)
     _exchange(hands, loads, stride, slack // 8)
     turn = np.empty(lengths.size, np.int64)
-    for place, piece in enumerate(_balanced([load - stride for load in loads])):
+    for place, piece in enumerate(_order_pieces([load - stride for load in loads])):
         turn[[number for _, number in hands[piece]]] = place
     return np.argsort(turn, kind="stable"), abs(loads[0] - stride) <= slack // 2
 
 
-def _to_the_emptiest(lengths: Ints, loads: list[int]) -> list[list[tuple[int, int]]]:
+def _assign_to_emptiest(lengths: Ints, loads: list[int]) -> list[list[tuple[int, int]]]:
     """The (length, number) of the examples in each piece, shortest first; `loads` is brought up to date."""
     hands: list[list[tuple[int, int]]] = [[] for _ in loads]
     heap = [(load, piece) for piece, load in enumerate(loads)]
@@ -91,7 +91,7 @@ def _exchange(hands: list[list[tuple[int, int]]], loads: list[int], wanted: int,
             gap = (loads[high] - loads[low]) // 2
             if gap <= near or not hands[low] or not hands[high]:
                 continue
-            best = min((_fitting(hands[low], length, gap), at) for at, (length, _) in enumerate(hands[high]))
+            best = min((_nearest_length(hands[low], length, gap), at) for at, (length, _) in enumerate(hands[high]))
             (missed, mine), yours = best
             if missed < gap:  # it brings them nearer
                 given, taken = hands[high].pop(yours), hands[low].pop(mine)
@@ -101,13 +101,13 @@ def _exchange(hands: list[list[tuple[int, int]]], loads: list[int], wanted: int,
                 loads[low] += given[0] - taken[0]
 
 
-def _fitting(hand: list[tuple[int, int]], length: int, gap: int) -> tuple[int, int]:
+def _nearest_length(hand: list[tuple[int, int]], length: int, gap: int) -> tuple[int, int]:
     """How far from `length` - `gap` the nearest example of a hand is, and where it stands."""
     at = bisect_left(hand, (length - gap, -1))
     return min((abs(length - gap - hand[i][0]), i) for i in (at - 1, at) if 0 <= i < len(hand))
 
 
-def _balanced(differences: list[int]) -> list[int]:
+def _order_pieces(differences: list[int]) -> list[int]:
     """An order of the pieces, first and last in place, that keeps the running sum of differences near 0.
 
     A piece that differs much comes late, so that it shifts few borders."""

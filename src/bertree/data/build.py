@@ -32,8 +32,8 @@ from bertree.data.prepare import prepare
 from bertree.data.store import TOKENIZER, Store
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
-from bertree.text.corpus import Corpus, Options, describe
-from bertree.text.sources import STANDARD_INPUT, passed_over
+from bertree.text.corpus import Corpus, CorpusOptions, describe_counts
+from bertree.text.sources import STANDARD_INPUT, describe_skipped
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -43,17 +43,17 @@ def train_tokenizer(
     kind: str = "wordpiece",
     vocab_size: int = 30_000,
     lowercase: bool | None = None,
-    options: Options | None = None,
-) -> tokenizer_training.Report:
+    options: CorpusOptions | None = None,
+) -> tokenizer_training.TokenizerReport:
     """Train a tokenizer, save it as a folder and report on held-out documents."""
     console = Console()
-    split, source = tokenizer_training.Split(), None
+    split, source = tokenizer_training.HeldOutSplit(), None
     with _rereadable(corpus) as names, _bar() as progress:
         task = progress.add_task("reading", total=None)
 
         def documents() -> Iterator[str]:
             nonlocal split, source
-            split, source = tokenizer_training.Split(), Corpus(names, options)
+            split, source = tokenizer_training.HeldOutSplit(), Corpus(names, options)
             progress.update(task, total=source.size or None)
             return split.training(_watched(source, progress, task))
 
@@ -85,7 +85,7 @@ def prepare_store(
     out: Path,
     workers: int = 1,
     language: str = "en",
-    options: Options | None = None,
+    options: CorpusOptions | None = None,
 ) -> Store:
     """Make a token store, or go on making it."""
     console = Console()
@@ -156,9 +156,9 @@ def _rereadable(corpus: Sequence[str]) -> Iterator[list[str]]:
         yield [copy.name if name == STANDARD_INPUT else name for name in corpus]
 
 
-def _dropped(console: Console, counts: Mapping[str, int], corpus: Sequence[str], options: Options | None) -> None:
-    passed = "" if options and options.format else passed_over(corpus)
-    for line in [*describe(counts), *([passed] if passed else [])]:
+def _dropped(console: Console, counts: Mapping[str, int], corpus: Sequence[str], options: CorpusOptions | None) -> None:
+    passed = "" if options and options.format else describe_skipped(corpus)
+    for line in [*describe_counts(counts), *([passed] if passed else [])]:
         _say(console, f"  {line}")
 
 

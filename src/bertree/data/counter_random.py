@@ -47,19 +47,19 @@ def threshold(probability: float) -> np.uint64:
     return np.uint64(min(int(probability * 2**64), _ALL))
 
 
-def below(random: Bits, limits: Ints | int) -> Ints:
+def uniform_below(random: Bits, limits: Ints | int) -> Ints:
     """A number from 0 up to its limit (at most 2**31) for each draw."""
     high = (random >> np.uint64(32)).astype(np.int64)
     return (high * limits) >> 32
 
 
-def ragged(starts: Ints, lengths: Ints) -> Ints:
+def concatenate_ranges(starts: Ints, lengths: Ints) -> Ints:
     """start, start + 1, ... of each run, end to end."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)
 
 
-def running(counts: Ints) -> Ints:
+def cumulative_offsets(counts: Ints) -> Ints:
     """0 and the sums so far: where runs of these lengths start, and where the last ends."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))

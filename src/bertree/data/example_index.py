@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from safetensors.numpy import save
 
-from bertree.data.counter_random import Ints, running
+from bertree.data.counter_random import Ints, cumulative_offsets
 from bertree.data.formats import Examples, Format, cut_shard
 from bertree.data.store import Shard, Store
 from bertree.errors import UserError
@@ -34,7 +34,7 @@ TYPES = {"I64": np.int64, "U32": np.uint32, "U16": np.uint16}
 
 
 @dataclass(frozen=True)
-class Index:
+class ExampleIndex:
     """Examples, and the chunks they are shuffled in."""
 
     examples: Examples
@@ -46,23 +46,23 @@ class Index:
     shard_tokens: Ints  # shards + 1: tokens of the corpus before each shard
 
     @classmethod
-    def of(cls, store: Store, format: Format, max_length: int, seed: int) -> "Index":
+    def of(cls, store: Store, format: Format, max_length: int, seed: int) -> "ExampleIndex":
         """From the cache beside the store, or made and cached."""
         format.room(max_length)
         if store.tokens == 0:
             raise UserError(f"{store.folder or 'store'}: holds no tokens; prepare it from a corpus that has some")
         if store.folder is None:
-            return cls._of(_make(store, format, max_length, seed), format, store)
-        path = store.folder / FOLDER / _name(store, format, max_length, seed)
+            return cls._of(_build(store, format, max_length, seed), format, store)
+        path = store.folder / FOLDER / _cache_name(store, format, max_length, seed)
         examples = _read(path, store)
         if examples is None:
-            examples = _make(store, format, max_length, seed)
+            examples = _build(store, format, max_length, seed)
             with contextlib.suppress(OSError):
                 _write(path, examples)
         return cls._of(examples, format, store)
 
     @classmethod
-    def _of(cls, examples: Examples, format: Format, store: Store) -> "Index":
+    def _of(cls, examples: Examples, format: Format, store: Store) -> "ExampleIndex":
         chunks, shard_of = [], []
         for shard, (first, last) in enumerate(zip(examples.shards[:-1], examples.shards[1:], strict=True)):
             ends = np.cumsum(examples.contents[first:last], dtype=np.int64)
@@ -83,13 +83,13 @@ class Index:
             np.append(starts, examples.contents.size),
             totals,
             np.array(shard_of, dtype=np.int64),
-            running(contents if format.paired else contents - marks),
-            running(marks),
-            running(np.array([shard.tokens.size for shard in store.shards])),
+            cumulative_offsets(contents if format.paired else contents - marks),
+            cumulative_offsets(marks),
+            cumulative_offsets(np.array([shard.tokens.size for shard in store.shards])),
         )
 
 
-def _make(store: Store, format: Format, max_length: int, seed: int) -> Examples:
+def _build(store: Store, format: Format, max_length: int, seed: int) -> Examples:
     pieces: list[Examples] = []
     documents: list[int] = []
     tokens = 0
@@ -110,7 +110,7 @@ def _watched(store: Store) -> Iterable[Shard]:
     return track(store.shards, "indexing examples", console=console, transient=True)
 
 
-def _name(store: Store, format: Format, max_length: int, seed: int) -> str:
+def _cache_name(store: Store, format: Format, max_length: int, seed: int) -> str:
     """Whatever moves an example's border is in the name; the question asked about pairs is not."""
     settings = [store.fingerprint[:16], f"v{VERSION}", format.kind, str(max_length)]
     if format.paired:

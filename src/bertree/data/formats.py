@@ -107,13 +107,13 @@ class Examples:
     def join(cls, pieces: "list[Examples]", documents: list[int], max_length: int) -> "Examples":
         """The examples of consecutive shards with so many documents, in as few bytes as they need."""
         narrow = np.uint16 if max_length < 1 << 16 else np.uint32
-        bases = counter_random.running(np.array(documents))
+        bases = counter_random.cumulative_offsets(np.array(documents))
         return cls(
             np.concatenate([piece.contents.astype(narrow) for piece in pieces]),
             np.concatenate([piece.counts.astype(narrow) for piece in pieces]),
             np.concatenate([piece.marks.astype(narrow) for piece in pieces]),
             np.concatenate([(p.documents + b).astype(np.uint32) for p, b in zip(pieces, bases, strict=False)]),
-            counter_random.running(np.array([piece.contents.size for piece in pieces])),
+            counter_random.cumulative_offsets(np.array([piece.contents.size for piece in pieces])),
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -127,15 +127,15 @@ def cut_shard(format: Format, max_length: int, seed: int, shard: Shard, first_to
     documents = sentences[np.asarray(shard.document_starts)]
     room = format.room(max_length)
     if format.kind == "stream":
-        return _stream(documents, room)
+        return _cut_stream(documents, room)
     if format.paired:
-        units = _cut_long(sentences, room, room // 2, even=True)
-        return _pairs(format, room, units, documents, counter_random.key(seed, "short"), first_token)
-    units = _cut_long(sentences, room, room, even=False)
-    return _sentences(units, documents, room, crossing=format.kind == "full-sentences")
+        units = _cut_long_sentences(sentences, room, room // 2, even=True)
+        return _cut_pairs(format, room, units, documents, counter_random.key(seed, "short"), first_token)
+    units = _cut_long_sentences(sentences, room, room, even=False)
+    return _cut_sentences(units, documents, room, crossing=format.kind == "full-sentences")
 
 
-def _stream(documents: Ints, room: int) -> Examples:
+def _cut_stream(documents: Ints, room: int) -> Examples:
     separators = documents[1:] + np.arange(documents.size - 1)
     begins = np.arange(0, int(separators[-1]) + 1, room)
     ends = np.minimum(begins + room, separators[-1] + 1)
@@ -145,7 +145,7 @@ def _stream(documents: Ints, room: int) -> Examples:
     return Examples(ends - begins, np.diff(offsets), marks, before[:0])
 
 
-def _sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examples:
+def _cut_sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examples:
     document = np.searchsorted(documents, units[:-1], "right") - 1
     if crossing:  # one more place for the separator before each further document
         begins, ends = units[:-1] + document, units[1:] + document
@@ -154,15 +154,15 @@ def _sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examp
         begins, ends = units[:-1], units[1:]
         last = np.searchsorted(units, documents[1:])[document]
         after = np.minimum(np.searchsorted(ends, begins + room, "right"), last)
-    chosen = _follow(after)
+    chosen = _follow_chain(after)
     final = np.append(chosen[1:], units.size - 1) - 1
     counts = document[final] - document[chosen] if crossing else np.zeros(chosen.size, np.int64)
-    crossed = counter_random.ragged(document[chosen], counts)
+    crossed = counter_random.concatenate_ranges(document[chosen], counts)
     marks = documents[crossed + 1] + crossed - np.repeat(begins[chosen], counts)
     return Examples(ends[final] - begins[chosen], counts, marks, document[:0])
 
 
-def _pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.uint64, first_token: int) -> Examples:
+def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.uint64, first_token: int) -> Examples:
     begins, ends = units[:-1], units[1:]
     number = np.arange(begins.size)
     document = np.searchsorted(documents, begins, "right") - 1
@@ -173,7 +173,7 @@ def _pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.ui
     if format.kind == "segment-pair":
         random = counter_random.bits(under, begins + first_token)
         short = random < counter_random.threshold(format.short)
-        aims = SHORT + counter_random.below(counter_random.bits(under, random), room + 1 - SHORT)
+        aims = SHORT + counter_random.uniform_below(counter_random.bits(under, random), room + 1 - SHORT)
         target = np.where(short, aims, room)
         after = np.maximum(after, np.minimum(np.searchsorted(ends, begins + target, "right"), last))
         # No single sentence is left over at a document's end where the example before can spare one.
@@ -183,16 +183,18 @@ def _pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.ui
     torn = ~fits & (after < last) & (ends - begins <= room - least)
     after[torn] = -1
     most = 2 if format.kind == "sentence-pair" else units.size
-    starts = _follow_torn(units, after, last, room, room - least, most) if torn.any() else units[_follow(after)]
+    starts = (
+        _follow_split_chain(units, after, last, room, room - least, most) if torn.any() else units[_follow_chain(after)]
+    )
     stops = np.append(starts[1:], units[-1])
     first = np.searchsorted(units, starts, "right")
     counts = np.searchsorted(units, stops, "left") - first
-    marks = units[counter_random.ragged(first, counts)] - np.repeat(starts, counts)
+    marks = units[counter_random.concatenate_ranges(first, counts)] - np.repeat(starts, counts)
     owner = np.searchsorted(documents, starts, "right") - 1
     return Examples(stops - starts, counts, marks, owner)
 
 
-def _cut_long(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
+def _cut_long_sentences(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
     """Bounds of sentences, those over the limit cut into pieces: equal ones, or full ones and a rest."""
     lengths = np.diff(bounds)
     if lengths.max(initial=0) <= limit:
@@ -204,7 +206,7 @@ def _cut_long(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
     return np.append(np.repeat(bounds[:-1], counts) + offsets, bounds[-1])
 
 
-def _follow(after: Ints) -> Ints:
+def _follow_chain(after: Ints) -> Ints:
     """0, after[0], after[after[0]], ...: the one step that no array operation does."""
     assert (after > np.arange(after.size)).all(), "an example has one unit at least"
     steps, size, place = np.ascontiguousarray(after).data, after.size, 0
@@ -215,7 +217,7 @@ def _follow(after: Ints) -> Ints:
     return np.array(places, dtype=np.int64)
 
 
-def _follow_torn(units: Ints, after: Ints, last: Ints, room: int, enough: int, most: int) -> Ints:
+def _follow_split_chain(units: Ints, after: Ints, last: Ints, room: int, enough: int, most: int) -> Ints:
     """The same where some sentence and its neighbour do not fit into one pair (after < 0): the pair is
     filled to the limit and the next example goes on inside the sentence."""
     bounds, steps, ends = np.ascontiguousarray(units).data, after.data, last.data

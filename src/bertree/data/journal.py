@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from bertree.data.store import JOURNAL, Part, dtype_for, part_name, read_parts
-from bertree.data.writer import shard_json, write_json
+from bertree.data.store import JOURNAL, ShardFile, dtype_for, read_shard_files, shard_file_name
+from bertree.data.writer import shard_entry, write_json
 from bertree.errors import UserError
 from bertree.files import Json, read_json, sync
 from bertree.text.cleaning import DIGEST
@@ -23,17 +23,17 @@ SEEN, LOCK, VERSION = "seen.bin", ".lock", 1
 
 
 @dataclass
-class Progress:
+class PrepareProgress:
     """Everything that is settled: whatever came after it is done again."""
 
-    shards: list[dict[str, Part]] = field(default_factory=list)
+    shards: list[dict[str, ShardFile]] = field(default_factory=list)
     position: Position = field(default_factory=Position)
     counts: Json = field(default_factory=dict)  # of the corpus
     tokenless: int = 0  # documents that gave no token
     seen: int = 0  # digests in seen.bin
 
 
-def load(folder: Path, job: Json) -> Progress | None:
+def load(folder: Path, job: Json) -> PrepareProgress | None:
     """The progress of an earlier run of the same job, or None where there was none."""
     path = folder / JOURNAL
     if not path.is_file():
@@ -51,8 +51,8 @@ def load(folder: Path, job: Json) -> Progress | None:
         )
     try:
         width = dtype_for(job["vocab_size"]).itemsize
-        progress = Progress(
-            [read_parts(entry, width) for entry in journal["shards"]],
+        progress = PrepareProgress(
+            [read_shard_files(entry, width) for entry in journal["shards"]],
             Position(**journal["position"]),
             {str(key): int(value) for key, value in journal["counts"].items()},
             int(journal["tokenless"]),
@@ -62,20 +62,20 @@ def load(folder: Path, job: Json) -> Progress | None:
         raise UserError(f"{path}: is damaged ({error}); remove {folder} and begin again") from None
     for number, parts in enumerate(progress.shards):
         for part, expected in parts.items():
-            name = folder / part_name(part, number)
+            name = folder / shard_file_name(part, number)
             if not name.is_file() or name.stat().st_size != expected.size:
                 raise UserError(f"{name}: is missing or cut off; remove {folder} and begin again")
     return progress
 
 
-def save(folder: Path, job: Json, progress: Progress) -> None:
+def save(folder: Path, job: Json, progress: PrepareProgress) -> None:
     """Settle what has been done."""
     write_json(
         folder / JOURNAL,
         {
             "version": VERSION,
             "job": job,
-            "shards": [shard_json(parts) for parts in progress.shards],
+            "shards": [shard_entry(parts) for parts in progress.shards],
             "position": asdict(progress.position),
             "counts": progress.counts,
             "tokenless": progress.tokenless,

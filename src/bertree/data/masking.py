@@ -80,7 +80,7 @@ class Masking:
         return chances
 
 
-class Questions(Protocol):
+class TargetMaker(Protocol):
     """What a packed stream is asked."""
 
     def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
@@ -89,12 +89,12 @@ class Questions(Protocol):
         ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their draws under the key."""
 
 
-def questions(masking: Masking, store: Store) -> Questions:
+def target_maker(masking: Masking, store: Store) -> TargetMaker:
     """The way of asking, for the vocabulary of a store."""
-    return Following(store) if masking.unit == "next" else Masker(masking, store)
+    return NextTokenTargets(store) if masking.unit == "next" else Masker(masking, store)
 
 
-class Following:
+class NextTokenTargets:
     """Every token predicts the one after it in its sequence."""
 
     def __init__(self, store: Store) -> None:
@@ -140,7 +140,7 @@ class Masker:
             first = places[starts]
             chosen = self._choose(first, bounds, counters.take(first), under)
             lengths = np.diff(np.append(starts, places.size))[chosen]
-            masked = places[counter_random.ragged(starts[chosen], lengths)]
+            masked = places[counter_random.concatenate_ranges(starts[chosen], lengths)]
         targets = ids[masked]
         ids[masked] = self._replaced(targets, counters[masked], under)
         return masked, targets
@@ -178,7 +178,7 @@ class Masker:
             least = np.minimum.reduceat(coins, starts[filled])
             empty = filled[least >= self.limit]
             sizes = starts[empty + 1] - starts[empty]
-            spans = counter_random.ragged(starts[empty], sizes)
+            spans = counter_random.concatenate_ranges(starts[empty], sizes)
             chosen[spans[coins[spans] == np.repeat(least[least >= self.limit], sizes)]] = True
         return np.flatnonzero(chosen)
 
@@ -190,5 +190,5 @@ class Masker:
         to_random = others[action[others] < counter_random.threshold(self.masking.mask + self.masking.random)]
         shown[action < counter_random.threshold(self.masking.mask)] = self.mask_id
         random = counter_random.bits(counter_random.key(int(under), "random"), counters[to_random])
-        shown[to_random] = self.ordinary[counter_random.below(random, self.ordinary.size)]
+        shown[to_random] = self.ordinary[counter_random.uniform_below(random, self.ordinary.size)]
         return shown

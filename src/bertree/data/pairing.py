@@ -38,7 +38,7 @@ class Borders:
     def draw(self, chosen: Ints, random: counter_random.Bits) -> Ints:
         """A random place in each of the chosen examples; the end of an example that has none."""
         counts = self.counts[chosen]
-        picks = self.offsets[chosen] + counter_random.below(random, counts)
+        picks = self.offsets[chosen] + counter_random.uniform_below(random, counts)
         ends = self.starts[chosen] + self.contents[chosen]
         return np.where(counts > 0, self.places[np.minimum(picks, self.places.size - 1)], ends)
 
@@ -69,13 +69,13 @@ class Pairs:
         return cls(borders.starts.copy(), at - borders.starts, at, ends - at, labels)
 
 
-def arrange(borders: Borders, documents: Ints, question: str | None, room: int, under: np.uint64) -> Pairs:
+def make_pairs(borders: Borders, documents: Ints, question: str | None, room: int, under: np.uint64) -> Pairs:
     """The pairs of a window in corpus order."""
-    at = draw_all(borders, counter_random.key(int(under), "division"))
+    at = draw_divisions(borders, counter_random.key(int(under), "division"))
     if question == "nsp":
         paired = np.flatnonzero(borders.counts > 0)
-        left, right = partners(paired, documents[paired], counter_random.key(int(under), "partners"))
-        right = divide(borders, left, right, documents, room, at, counter_random.key(int(under), "exchange"))
+        left, right = choose_partners(paired, documents[paired], counter_random.key(int(under), "partners"))
+        right = divide_partners(borders, left, right, documents, room, at, counter_random.key(int(under), "exchange"))
         pairs = Pairs.divided(borders, at)
         for field in (pairs.second_starts, pairs.second_lengths):
             field[left], field[right] = field[right], field[left]
@@ -96,7 +96,7 @@ def arrange(borders: Borders, documents: Ints, question: str | None, room: int, 
     return pairs
 
 
-def draw_all(borders: Borders, under: np.uint64) -> Ints:
+def draw_divisions(borders: Borders, under: np.uint64) -> Ints:
     """A random division of every example."""
     chosen = np.arange(borders.starts.size)
     if borders.places.size == 0:
@@ -104,7 +104,7 @@ def draw_all(borders: Borders, under: np.uint64) -> Ints:
     return borders.draw(chosen, counter_random.bits(under, chosen))
 
 
-def partners(paired: Ints, documents: Ints, under: np.uint64) -> tuple[Ints, Ints]:
+def choose_partners(paired: Ints, documents: Ints, under: np.uint64) -> tuple[Ints, Ints]:
     """Half of the pairs, two by two from different documents (fewer where one document has nearly all)."""
     count = paired.size
     random = counter_random.bits(under, np.arange(count + 1))
@@ -121,19 +121,21 @@ def partners(paired: Ints, documents: Ints, under: np.uint64) -> tuple[Ints, Int
     # Another document may still hold more than half of the chosen: its surplus stays in order.
     names, numbers, sizes = np.unique(documents[chosen], return_inverse=True, return_counts=True)
     surplus = max(int(2 * sizes.max()) - chosen.size, chosen.size % 2)
-    chosen, numbers = _without(chosen, numbers, int(np.argmax(sizes)), surplus)
+    chosen, numbers = _drop_surplus(chosen, numbers, int(np.argmax(sizes)), surplus)
     # Sorted by document, no document has more than half: half the list further stands another document.
     scattered = counter_random.bits(under, numbers + count + 1)
     chosen = paired[chosen[np.lexsort((random[chosen], scattered))]]
     return chosen[: chosen.size // 2], chosen[chosen.size // 2 :]
 
 
-def _without(chosen: Ints, numbers: Ints, document: int, surplus: int) -> tuple[Ints, Ints]:
+def _drop_surplus(chosen: Ints, numbers: Ints, document: int, surplus: int) -> tuple[Ints, Ints]:
     dropped = np.flatnonzero(numbers == document)[:surplus]
     return np.delete(chosen, dropped), np.delete(numbers, dropped)
 
 
-def divide(borders: Borders, left: Ints, right: Ints, documents: Ints, room: int, at: Ints, under: np.uint64) -> Ints:
+def divide_partners(
+    borders: Borders, left: Ints, right: Ints, documents: Ints, room: int, at: Ints, under: np.uint64
+) -> Ints:
     """Divide the partners (in `at`) so that both fit after exchanging their second segments.
 
     Where no two sentence borders fit, partners are passed on among the pairs left; what then remains is
@@ -141,7 +143,7 @@ def divide(borders: Borders, left: Ints, right: Ints, documents: Ints, room: int
     right = right.copy()
     open_ = np.arange(left.size)
     for turn in range(TURNS):
-        fits = _divide(borders, left[open_], right[open_], room, at, counter_random.key(int(under), turn))
+        fits = _try_divisions(borders, left[open_], right[open_], room, at, counter_random.key(int(under), turn))
         open_ = open_[~fits]
         passed = np.roll(right[open_], 1)
         if open_.size < 2 or (documents[left[open_]] == documents[passed]).any():
@@ -151,7 +153,9 @@ def divide(borders: Borders, left: Ints, right: Ints, documents: Ints, room: int
     return right
 
 
-def _divide(borders: Borders, left: Ints, right: Ints, room: int, at: Ints, under: np.uint64) -> NDArray[np.bool_]:
+def _try_divisions(
+    borders: Borders, left: Ints, right: Ints, room: int, at: Ints, under: np.uint64
+) -> NDArray[np.bool_]:
     """Try some places for each; whether both of a pair lie on sentence borders."""
     starts, others = borders.starts[left], borders.starts[right]
     # With lengths a + b and c + d: a + d <= room and c + b <= room bound c from both sides.

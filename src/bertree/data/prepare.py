@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bertree.data import journal
-from bertree.data.journal import Progress
+from bertree.data.journal import PrepareProgress
 from bertree.data.store import HEADER, JOURNAL, SPECIAL, TOKENIZER, Store
-from bertree.data.tokenising import Tokenised, tokenise
+from bertree.data.tokenizing import TokenizedDocuments, tokenize
 from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
 from bertree.errors import UserError
 from bertree.files import Json, sync
-from bertree.text.corpus import Corpus, Position, describe
+from bertree.text.corpus import Corpus, Position, describe_counts
 from bertree.text.identity import tokenizer_hash, word_starts
 from bertree.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ class Chunk:
     consumed: int  # bytes of the input
 
 
-def chunks(corpus: Corpus) -> Iterator[Chunk]:
+def read_chunks(corpus: Corpus) -> Iterator[Chunk]:
     """The corpus in chunks; the state behind each is that of its last document."""
     documents: list[str] = []
     size = 0
@@ -94,13 +94,13 @@ def prepare(
             _check_folder(out)  # again: another run may have finished in between
             progress = journal.load(out, job)
             if not (out / HEADER).is_file():  # else only the tidying up was interrupted
-                progress = _begin(out, job, progress, corpus, tokenizer)
-                stream = tokenise(chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
-                _write(stream, _Run(out, job, progress, advance))
+                progress = _start_or_resume(out, job, progress, corpus, tokenizer)
+                stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
+                _write(stream, _ShardedWriter(out, job, progress, advance))
                 summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
                 if not progress.shards:
-                    _discard(out)
-                    reasons = "; ".join(describe(summary)) or "it is empty"
+                    _remove_output(out)
+                    reasons = "; ".join(describe_counts(summary)) or "it is empty"
                     raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
                 write_header(
                     out,
@@ -115,10 +115,10 @@ def prepare(
     return Store.open(out)
 
 
-class _Run:
+class _ShardedWriter:
     """The writing half: chunks into shards, shards into the journal."""
 
-    def __init__(self, out: Path, job: Json, progress: Progress, advance: Callable[[int, int], None]) -> None:
+    def __init__(self, out: Path, job: Json, progress: PrepareProgress, advance: Callable[[int, int], None]) -> None:
         self.out, self.job, self.progress, self.advance = out, job, progress, advance
         self.writer: ShardWriter | None = None
         self.digests: list[bytes] = []
@@ -126,7 +126,7 @@ class _Run:
         self.last: Chunk | None = None
         self.tokenless = 0  # since the last shard
 
-    def add(self, chunk: Chunk, tokenised: Tokenised) -> None:
+    def add(self, chunk: Chunk, tokenised: TokenizedDocuments) -> None:
         """Write a chunk, and close the shard when it is full."""
         self.last = chunk
         self.digests += chunk.digests
@@ -160,7 +160,7 @@ class _Run:
         journal.save(self.out, self.job, progress)
 
 
-def _write(stream: Generator[tuple[Chunk, Tokenised], None, None], run: _Run) -> None:
+def _write(stream: Generator[tuple[Chunk, TokenizedDocuments], None, None], run: _ShardedWriter) -> None:
     try:
         for chunk, tokenised in stream:
             run.add(chunk, tokenised)
@@ -174,19 +174,21 @@ def _write(stream: Generator[tuple[Chunk, Tokenised], None, None], run: _Run) ->
 def _check_folder(out: Path) -> None:
     if (out / HEADER).is_file() and not (out / JOURNAL).is_file():
         raise UserError(f"{out}: is a finished store already; remove it or give another folder")
-    if not (out / JOURNAL).is_file() and not all(map(_ours, out.iterdir())):
+    if not (out / JOURNAL).is_file() and not all(map(_is_leftover, out.iterdir())):
         raise UserError(f"{out}: is a folder with other files in it; give an empty or a new one")
 
 
-def _ours(path: Path) -> bool:
+def _is_leftover(path: Path) -> bool:
     """May this be left behind by a preparation that was killed before its journal was written?"""
     return path.name.endswith(PARTIAL) or path.name in (journal.LOCK, journal.SEEN, TOKENIZER)
 
 
-def _begin(out: Path, job: Json, progress: Progress | None, corpus: Corpus, tokenizer: Tokenizer) -> Progress:
+def _start_or_resume(
+    out: Path, job: Json, progress: PrepareProgress | None, corpus: Corpus, tokenizer: Tokenizer
+) -> PrepareProgress:
     """Put the progress of an earlier run to the corpus, or start a journal."""
     if progress is None:
-        progress = Progress()
+        progress = PrepareProgress()
         shutil.rmtree(out / TOKENIZER, ignore_errors=True)  # of a run that settled nothing
         journal.save(out, job, progress)
     elif progress.counts:
@@ -201,7 +203,7 @@ def _begin(out: Path, job: Json, progress: Progress | None, corpus: Corpus, toke
     return progress
 
 
-def _discard(out: Path) -> None:
+def _remove_output(out: Path) -> None:
     """Nothing came of it: leave no folder that looks like something."""
     shutil.rmtree(out / TOKENIZER)
     journal.clear(out)

@@ -17,7 +17,7 @@ from bertree.errors import UserError
 RUNS = 64  # places where documents are taken out, at most
 
 
-class View(Shard):
+class ShardView(Shard):
     """Some of the documents of a shard, one after the other."""
 
     def __init__(self, shard: Shard, first: int, last: int) -> None:
@@ -28,7 +28,7 @@ class View(Shard):
         vars(self)["document_starts"] = documents[first : last + 1] - documents[first]
 
 
-def split(store: Store, share: float, least: int = 1) -> tuple[Store, Store]:
+def split_held_out(store: Store, share: float, least: int = 1) -> tuple[Store, Store]:
     """(what is left to learn from, what is held out): about `share` of the tokens, `least` whole documents or more."""
     where = store.folder or "store"
     if not 0 < share < 1:
@@ -52,16 +52,16 @@ def split(store: Store, share: float, least: int = 1) -> tuple[Store, Store]:
         borders = np.unique(np.searchsorted(ends, np.linspace(0, int(ends[-1]), places + 1)))
         for first, last in pairwise(borders.tolist()):
             missing += share * store.tokens / len(chosen) / (borders.size - 1)
-            start, stop = _run(ends, first, last, missing) if missing > 0 or len(held) < least else (last, last)
-            kept += [View(shard, one, other) for one, other in ((first, start), (stop, last)) if other > one]
-            held += [View(shard, start, stop)] if stop > start else []
+            start, stop = _nearest_run(ends, first, last, missing) if missing > 0 or len(held) < least else (last, last)
+            kept += [ShardView(shard, one, other) for one, other in ((first, start), (stop, last)) if other > one]
+            held += [ShardView(shard, start, stop)] if stop > start else []
             missing -= int(ends[stop] - ends[start])
     if not kept or sum(shard.document_starts.size - 1 for shard in held) < least:
         raise UserError(f"{where}: too few documents to hold some out; give data.held_out another store")
-    return _part(store, kept, f"without {share}"), _part(store, held, f"held out {share}")
+    return _substore(store, kept, f"without {share}"), _substore(store, held, f"held out {share}")
 
 
-def _run(ends: Lengths, first: int, last: int, wanted: float) -> tuple[int, int]:
+def _nearest_run(ends: Lengths, first: int, last: int, wanted: float) -> tuple[int, int]:
     """The run of documents between two borders whose size comes nearest to what is wanted."""
     starts = np.arange(first, last)
     stops = np.clip(np.searchsorted(ends, ends[starts] + wanted), starts + 1, last)
@@ -69,7 +69,7 @@ def _run(ends: Lengths, first: int, last: int, wanted: float) -> tuple[int, int]
     return int(starts[best]), int(stops[best])
 
 
-def _part(store: Store, shards: list[Shard], name: str) -> Store:
+def _substore(store: Store, shards: list[Shard], name: str) -> Store:
     tokens, sentences, documents = (
         sum(counts)
         for counts in zip(

@@ -39,13 +39,13 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 65_536 else "<u4")
 
 
-def part_name(part: str, number: int) -> str:
+def shard_file_name(part: str, number: int) -> str:
     """File of one part of one shard."""
     return f"{part}-{number:05d}.bin"
 
 
 @dataclass(frozen=True)
-class Part:
+class ShardFile:
     """One file of a shard as the header describes it."""
 
     count: int
@@ -56,7 +56,7 @@ class Part:
 class Shard:
     """A run of whole documents: ids, where its sentences start and where its documents start."""
 
-    def __init__(self, tokens: NDArray[Any], sentences: "Encoded", documents: "Encoded") -> None:
+    def __init__(self, tokens: NDArray[Any], sentences: "EncodedLengths", documents: "EncodedLengths") -> None:
         self.tokens = tokens  # memory-mapped ids
         self._sentences = sentences
         self._documents = documents
@@ -73,7 +73,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedLengths:
     """Lengths as they lie on the disk or in memory, decoded when someone asks."""
 
     count: int
@@ -117,15 +117,15 @@ class Store:
         folder = Path(folder)
         header = read_header(folder)
         vocab_size: int = header["vocab_size"]
-        words = _sized(folder / WORDS, vocab_size).read_bytes()
+        words = _check_size(folder / WORDS, vocab_size).read_bytes()
         shards = []
         for number, parts in enumerate(header["shards"]):
-            paths = {part: _sized(folder / part_name(part, number), parts[part].size) for part in PARTS}
+            paths = {part: _check_size(folder / shard_file_name(part, number), parts[part].size) for part in PARTS}
             shards.append(
                 Shard(
                     np.memmap(paths["tokens"], dtype=dtype_for(vocab_size), mode="r"),
-                    Encoded(parts["sentences"].count, paths["sentences"]),
-                    Encoded(parts["documents"].count, paths["documents"]),
+                    EncodedLengths(parts["sentences"].count, paths["sentences"]),
+                    EncodedLengths(parts["documents"].count, paths["documents"]),
                 )
             )
         totals = {part: sum(parts[part].count for parts in header["shards"]) for part in PARTS}
@@ -161,10 +161,10 @@ class Store:
         data = [tokens.tobytes(), varint.encode(sentences), varint.encode(counts)]
         sizes = (tokens.size, sentences.size, counts.size)
         parts = {
-            part: Part(count, len(raw), hashlib.sha256(raw).hexdigest())
+            part: ShardFile(count, len(raw), hashlib.sha256(raw).hexdigest())
             for part, count, raw in zip(PARTS, sizes, data, strict=True)
         }
-        shard = Shard(tokens, Encoded(sentences.size, data[1]), Encoded(counts.size, data[2]))
+        shard = Shard(tokens, EncodedLengths(sentences.size, data[1]), EncodedLengths(counts.size, data[2]))
         return cls(
             vocab_size=vocab_size,
             special=dict(special),
@@ -182,7 +182,7 @@ class Store:
             raise UserError(f"{self.folder}: was made with another tokenizer than {name}; prepare it again")
 
 
-def fingerprint(shards: Sequence[Mapping[str, Part]]) -> str:
+def fingerprint(shards: Sequence[Mapping[str, ShardFile]]) -> str:
     """One name for the content: sha256 over the checksums of all shards in order."""
     text = "\n".join(parts[part].sha256 for parts in shards for part in PARTS)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -204,7 +204,7 @@ def read_header(folder: Path) -> Json:
         )
     digest = header_hash(header)
     try:
-        header["shards"] = _header(header)
+        header["shards"] = _check_header(header)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); prepare the store again") from None
     if header.get("sha256") != digest:
@@ -218,7 +218,7 @@ def header_hash(header: Json) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _header(header: Json) -> list[dict[str, Part]]:
+def _check_header(header: Json) -> list[dict[str, ShardFile]]:
     size, special = header["vocab_size"], header["special"]
     if type(size) is not int or not 0 < size < 2**32:
         raise ValueError(f"vocab_size {size!r}")
@@ -235,12 +235,12 @@ def _header(header: Json) -> list[dict[str, Part]]:
         raise ValueError("summary")
     if not isinstance(header["shards"], list):
         raise ValueError("no list of shards")
-    return [read_parts(entry, dtype_for(size).itemsize) for entry in header["shards"]]
+    return [read_shard_files(entry, dtype_for(size).itemsize) for entry in header["shards"]]
 
 
-def read_parts(entry: Json, width: int) -> dict[str, Part]:
+def read_shard_files(entry: Json, width: int) -> dict[str, ShardFile]:
     """One shard's entry in the header or the journal; `ValueError` where it cannot be true."""
-    parts = {part: Part(**entry[part]) for part in PARTS}
+    parts = {part: ShardFile(**entry[part]) for part in PARTS}
     for part, found in parts.items():
         if type(found.count) is not int or type(found.size) is not int or found.count < 1:
             raise ValueError(f"{part} count {found.count!r}")
@@ -251,7 +251,7 @@ def read_parts(entry: Json, width: int) -> dict[str, Part]:
     return parts
 
 
-def _sized(path: Path, size: int) -> Path:
+def _check_size(path: Path, size: int) -> Path:
     try:
         found = path.stat().st_size
     except OSError as error:
@@ -268,14 +268,14 @@ def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) ->
     header = read_header(folder)
     checks = [(folder / WORDS, header.get("words"))]
     for number, parts in enumerate(header["shards"]):
-        checks += [(folder / part_name(part, number), parts[part].sha256) for part in PARTS]
+        checks += [(folder / shard_file_name(part, number), parts[part].sha256) for part in PARTS]
     for path, expected in checks:
         if file_hash(path, advance) != expected:
             raise UserError(f"{path}: is altered (its checksum differs); prepare the store again")
     for number, shard in enumerate(store.shards):
         assert shard.document_starts[-1] == shard.sentence_starts.size - 1
         if int(shard.tokens.max(initial=0)) >= store.vocab_size:
-            name = folder / part_name("tokens", number)
+            name = folder / shard_file_name("tokens", number)
             raise UserError(f"{name}: holds ids outside the vocabulary; prepare the store again")
     copy = folder / TOKENIZER
     tokenizer = Tokenizer.load(copy) if copy.is_dir() else None

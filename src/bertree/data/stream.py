@@ -31,13 +31,13 @@ import torch
 
 from bertree.batch import Batch
 from bertree.data import counter_random
-from bertree.data.balanced_order import dealt
+from bertree.data.balanced_order import balanced_order
 from bertree.data.counter_random import Ints
-from bertree.data.example_index import Index
+from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
-from bertree.data.masking import Masking, questions
+from bertree.data.masking import Masking, target_maker
 from bertree.data.store import Store
-from bertree.data.window import Slice, Window, build
+from bertree.data.window import PackedSlice, ShuffleWindow, build_window
 from bertree.errors import UserError
 
 WINDOW_CHUNKS = 16
@@ -78,8 +78,8 @@ class Stream:
         self._slack = 0 if fixed else _slack(batch_tokens, max_length, waste)
         self._stride = batch_tokens - self._slack
         self._room = self.format.room(max_length)
-        self._asking = questions(self.masking, store) if self.masking else None
-        self.index = Index.of(store, self.format, max_length, seed)
+        self._asking = target_maker(self.masking, store) if self.masking else None
+        self.index = ExampleIndex.of(store, self.format, max_length, seed)
         self.examples = int(self.index.chunks[-1])
         if self.format.question and self.index.marks[-1] == 0:
             raise UserError(
@@ -88,13 +88,13 @@ class Stream:
             )
         self.epoch_tokens = int(self.index.totals.sum())  # special tokens counted
         self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
-        self._windows: OrderedDict[tuple[int, int], Window] = OrderedDict()
+        self._windows: OrderedDict[tuple[int, int], ShuffleWindow] = OrderedDict()
         self._window_chunks = WINDOW_CHUNKS
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For worker processes: a store on disk is opened there again, not copied."""
-        return _again, (self.store.folder if self.store.folder and self.store.whole else self.store, self._settings)
+        return _reopen, (self.store.folder if self.store.folder and self.store.whole else self.store, self._settings)
 
     def _check(self, waste: float | None) -> None:
         where = self.store.folder or "store"
@@ -193,12 +193,12 @@ class Stream:
     def _content(self, epoch: int) -> int:
         return epoch % self.masking.duplicates if self.masking and self.masking.duplicates else epoch
 
-    def _window(self, epoch: int, place: int) -> Window:
+    def _window(self, epoch: int, place: int) -> ShuffleWindow:
         groups, order, starts = self._order(epoch)
         with self._lock:
             if (epoch, place) not in self._windows:
                 group, repeated = int(order[place]), self._content(epoch)
-                self._windows[epoch, place] = build(
+                self._windows[epoch, place] = build_window(
                     self.store,
                     self.index,
                     self.format,
@@ -206,7 +206,7 @@ class Stream:
                     groups[group],
                     counter_random.key(self.seed, repeated, group, "content"),
                     counter_random.key(self.seed, epoch, group, "order"),
-                    lambda lengths: dealt(
+                    lambda lengths: balanced_order(
                         lengths, epoch * self.epoch_tokens + int(starts[place]), self._stride, self._slack
                     ),
                 )
@@ -215,7 +215,7 @@ class Stream:
             self._windows.move_to_end((epoch, place))
             return self._windows[epoch, place]
 
-    def _find(self, place: int) -> tuple[Window, int, int]:
+    def _find(self, place: int) -> tuple[ShuffleWindow, int, int]:
         """The window that holds a place of the line, where the window starts, and where it ends."""
         epoch, offset = divmod(place, self.epoch_tokens)
         _, _, starts = self._order(epoch)
@@ -263,7 +263,7 @@ class Stream:
         start, end = max(start, low), min(end, high)
         return start if 2 * place < start + end else end
 
-    def _pack(self, slices: list[tuple[Window, Slice]]) -> Batch:
+    def _pack(self, slices: list[tuple[ShuffleWindow, PackedSlice]]) -> Batch:
         masked, targets, bounds, base = [], [], [np.zeros(1, np.int64)], 0
         for window, piece in slices:
             if self._asking:
@@ -272,17 +272,17 @@ class Stream:
                 targets.append(there)
             bounds.append(piece.bounds[1:] + base)
             base += piece.ids.size
-        edges = _joined(bounds)
+        edges = _concatenate(bounds)
         labels = [piece.labels for _, piece in slices if piece.labels is not None]
         return Batch(
-            ids=torch.from_numpy(_joined([piece.ids for _, piece in slices])),
-            positions=torch.from_numpy(_joined([piece.positions for _, piece in slices])),
-            segments=torch.from_numpy(_joined([piece.segments for _, piece in slices])),
+            ids=torch.from_numpy(_concatenate([piece.ids for _, piece in slices])),
+            positions=torch.from_numpy(_concatenate([piece.positions for _, piece in slices])),
+            segments=torch.from_numpy(_concatenate([piece.segments for _, piece in slices])),
             cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
             max_seqlen=int(np.diff(edges).max(initial=0)),
-            masked=torch.from_numpy(_joined(masked)) if self._asking else None,
-            targets=torch.from_numpy(_joined(targets)) if self._asking else None,
-            pairs=torch.from_numpy(_joined(labels)) if self.format.question else None,
+            masked=torch.from_numpy(_concatenate(masked)) if self._asking else None,
+            targets=torch.from_numpy(_concatenate(targets)) if self._asking else None,
+            pairs=torch.from_numpy(_concatenate(labels)) if self.format.question else None,
         )
 
 
@@ -294,11 +294,11 @@ def _slack(batch_tokens: int, max_length: int, waste: float | None) -> int:
     return max_length if few else batch_tokens // 100
 
 
-def _again(store: Store | Path, settings: dict[str, Any]) -> Stream:
+def _reopen(store: Store | Path, settings: dict[str, Any]) -> Stream:
     return Stream(Store.open(store) if isinstance(store, Path) else store, **settings)
 
 
-def _joined(arrays: list[Ints]) -> Ints:
+def _concatenate(arrays: list[Ints]) -> Ints:
     if not arrays:  # a rank whose part of an epoch's last batch is empty
         return np.zeros(0, np.int64)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from bertree.data import counter_random, pairing
 from bertree.data.counter_random import Ints
-from bertree.data.example_index import Index
+from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
 from bertree.data.pairing import NO_LABEL
 from bertree.data.store import Store
 
 
 @dataclass
-class Slice:
+class PackedSlice:
     """A piece of the line, packed."""
 
     ids: Ints  # t
@@ -36,7 +36,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Parts:
+class TokenRuns:
     """Runs of the buffer in the order of the line."""
 
     bounds: Ints  # p + 1: places in the line
@@ -45,18 +45,18 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Window:
+class ShuffleWindow:
     """The line of one window, and the draws that belong to it."""
 
     buffer: NDArray[Any]
     numbers: Ints  # e: which example of the index stands where
     bounds: Ints  # e + 1: places of the examples in the line
-    parts: Parts
+    parts: TokenRuns
     labels: Ints | None  # e
     seconds: Ints | None  # e: place in the line where the second segment starts
     under: np.uint64  # key of the masks
 
-    def read(self, low: int, high: int, cuts: Ints | None = None) -> Slice:
+    def read(self, low: int, high: int, cuts: Ints | None = None) -> PackedSlice:
         """The tokens from `low` to `high`. A sequence that reaches beyond them, or over one of the cuts
         between, is torn: each side is a sequence of its own without the other's special tokens."""
         parts, size = self.parts, high - low
@@ -75,7 +75,7 @@ class Window:
             segments = np.zeros(size, np.int64)
         else:
             segments = np.repeat(parts.segments[first:last], lengths).astype(np.int64)
-        return Slice(self.buffer.take(counters).astype(np.int64), line, segments, counters, bounds, labels)
+        return PackedSlice(self.buffer.take(counters).astype(np.int64), line, segments, counters, bounds, labels)
 
     def _sequences(self, low: int, high: int, cuts: Ints | None) -> tuple[Ints, Ints | None]:
         first = int(np.searchsorted(self.bounds, low, "right")) - 1
@@ -92,55 +92,55 @@ class Window:
         return edges - low, np.where(asks, self.labels[owners], NO_LABEL)
 
 
-def build(
+def build_window(
     store: Store,
-    index: Index,
+    index: ExampleIndex,
     format: Format,
     room: int,
     chunks: Ints,
     content: np.uint64,
     order: np.uint64,
     arrange: Callable[[Ints], Ints],
-) -> Window:
+) -> ShuffleWindow:
     """The window of some chunks. `content` keys what the examples are, `order` how they are shuffled, and
     `arrange` gives the final order of shuffled examples of these lengths."""
     chunks = np.sort(chunks)
     firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
-    numbers = counter_random.ragged(firsts, lasts - firsts)
+    numbers = counter_random.concatenate_ranges(firsts, lasts - firsts)
     runs = list(zip(firsts, lasts, strict=True))
-    contents = _gather(index.examples.contents, runs)
-    offsets = counter_random.running(_gather(index.examples.counts, runs))
-    marks = _gather(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
+    contents = _concatenate_ranges(index.examples.contents, runs)
+    offsets = counter_random.cumulative_offsets(_concatenate_ranges(index.examples.counts, runs))
+    marks = _concatenate_ranges(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
     read = contents if format.paired else contents - np.diff(offsets)
     starts = np.cumsum(read) - read
-    buffer = _buffer(store, index, chunks)
+    buffer = _read_buffer(store, index, chunks)
     lengths, pairs = contents + format.alone, None
     if format.paired:
         places = marks + np.repeat(starts, np.diff(offsets))
         borders = pairing.Borders(starts, contents, offsets, places)
-        documents = _gather(index.examples.documents, runs)
-        pairs = pairing.arrange(borders, documents, format.question, room, content)
+        documents = _concatenate_ranges(index.examples.documents, runs)
+        pairs = pairing.make_pairs(borders, documents, format.question, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
         lengths += np.where(pairs.labels == NO_LABEL, format.alone, format.frame)
     shuffled = np.argsort(counter_random.bits(order, numbers))
     shuffled = shuffled[arrange(lengths[shuffled])]
-    bounds = counter_random.running(lengths[shuffled])
+    bounds = counter_random.cumulative_offsets(lengths[shuffled])
     labels = seconds = None
     if pairs is not None:
-        parts = _pair_parts(pairs, shuffled, format.separators, buffer.size)
+        parts = _pair_runs(pairs, shuffled, format.separators, buffer.size)
         labels = pairs.labels[shuffled]
         seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
     else:
-        parts = _plain_parts(starts, contents, offsets, marks, shuffled, format.alone > 0, buffer.size)
+        parts = _single_runs(starts, contents, offsets, marks, shuffled, format.alone > 0, buffer.size)
     mask_key = counter_random.key(int(content), "mask")
-    return Window(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
+    return ShuffleWindow(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
 
 
-def _gather(array: NDArray[Any], runs: Iterable[tuple[int, int]]) -> Ints:
+def _concatenate_ranges(array: NDArray[Any], runs: Iterable[tuple[int, int]]) -> Ints:
     return np.concatenate([array[first:last] for first, last in runs]).astype(np.int64)
 
 
-def _buffer(store: Store, index: Index, chunks: Ints) -> NDArray[Any]:
+def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> NDArray[Any]:
     runs = []
     for chunk in chunks:
         shard = int(index.shard_of[chunk])
@@ -150,7 +150,7 @@ def _buffer(store: Store, index: Index, chunks: Ints) -> NDArray[Any]:
     return np.concatenate((*runs, np.array(special, dtype=runs[0].dtype)))
 
 
-def _pair_parts(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int) -> Parts:
+def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int) -> TokenRuns:
     """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] where there is no B."""
     count = shuffled.size
     alone = pairs.labels[shuffled] == NO_LABEL
@@ -163,15 +163,15 @@ def _pair_parts(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int
     sources[:, 1], sources[:, 3] = pairs.first_starts[shuffled], pairs.second_starts[shuffled]
     segments = np.tile(np.array([0, 0, 0, 1, 1], np.uint8), (count, 1))
     segments[alone, 4] = 0
-    return _parts(lengths.ravel(), sources.ravel(), segments.ravel())
+    return _token_runs(lengths.ravel(), sources.ravel(), segments.ravel())
 
 
-def _plain_parts(
+def _single_runs(
     starts: Ints, contents: Ints, offsets: Ints, marks: Ints, shuffled: Ints, framed: bool, size: int
-) -> Parts:
+) -> TokenRuns:
     """[CLS] text [SEP], with a separator at each mark of the text; a stream has the text alone."""
     counts = np.diff(offsets)[shuffled]
-    marks = marks[counter_random.ragged(offsets[shuffled], counts)]
+    marks = marks[counter_random.concatenate_ranges(offsets[shuffled], counts)]
     pieces = counts + 1  # of text between separators
     ends_of = np.cumsum(pieces)
     firsts = ends_of - pieces
@@ -193,11 +193,11 @@ def _plain_parts(
     sources[text] = np.repeat(starts[shuffled], pieces) + begins - skipped
     if framed:
         sources[place] = size - 3
-    return _parts(lengths, sources, np.zeros(lengths.size, np.uint8))
+    return _token_runs(lengths, sources, np.zeros(lengths.size, np.uint8))
 
 
-def _parts(lengths: Ints, sources: Ints, segments: NDArray[np.uint8]) -> Parts:
+def _token_runs(lengths: Ints, sources: Ints, segments: NDArray[np.uint8]) -> TokenRuns:
     there = lengths > 0
     if not there.all():
         lengths, sources, segments = lengths[there], sources[there], segments[there]
-    return Parts(counter_random.running(lengths), sources, segments)
+    return TokenRuns(counter_random.cumulative_offsets(lengths), sources, segments)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.data import varint
-from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, Part, dtype_for, header_hash, part_name
+from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, ShardFile, dtype_for, header_hash, shard_file_name
 from bertree.errors import UserError
 from bertree.files import Json, sync
 
@@ -63,7 +63,7 @@ class ShardWriter:
         self._counts = {"sentences": 0, "documents": 0}
         self._digest = hashlib.sha256()
         self._size = 0
-        self._path = folder / part_name("tokens", number)
+        self._path = folder / shard_file_name("tokens", number)
         self._file = self._path.with_name(self._path.name + PARTIAL).open("wb")
 
     def add(self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any]) -> None:
@@ -81,15 +81,15 @@ class ShardWriter:
             self._lengths[part] += varint.encode(values)
             self._counts[part] += values.size
 
-    def close(self) -> dict[str, Part]:
+    def close(self) -> dict[str, ShardFile]:
         """Put the shard in its place and say what is in it."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        parts = {"tokens": Part(self.tokens, self._size, self._digest.hexdigest())}
+        parts = {"tokens": ShardFile(self.tokens, self._size, self._digest.hexdigest())}
         for part, data in self._lengths.items():
-            write_whole(self.folder / part_name(part, self.number), data)
-            parts[part] = Part(self._counts[part], len(data), hashlib.sha256(data).hexdigest())
+            write_whole(self.folder / shard_file_name(part, self.number), data)
+            parts[part] = ShardFile(self._counts[part], len(data), hashlib.sha256(data).hexdigest())
         self._path.with_name(self._path.name + PARTIAL).rename(self._path)
         sync(self.folder)
         return parts
@@ -99,14 +99,14 @@ class ShardWriter:
         self._file.close()
 
 
-def shard_json(parts: Mapping[str, Part]) -> Json:
+def shard_entry(parts: Mapping[str, ShardFile]) -> Json:
     """A shard's entry in the header or the journal."""
     return {part: asdict(parts[part]) for part in PARTS}
 
 
 def write_header(
     folder: Path,
-    shards: Sequence[Mapping[str, Part]],
+    shards: Sequence[Mapping[str, ShardFile]],
     *,
     vocab_size: int,
     special: Mapping[str, int],
@@ -128,7 +128,7 @@ def write_header(
         "words": hashlib.sha256(words).hexdigest(),
         **{part: sum(parts[part].count for parts in shards) for part in PARTS},
         "summary": summary,
-        "shards": [shard_json(parts) for parts in shards],
+        "shards": [shard_entry(parts) for parts in shards],
     }
     header["sha256"] = header_hash(header)
     write_json(folder / HEADER, header)

@@ -84,7 +84,9 @@ class _Vocabulary:
         numbers: defaultdict[tuple[str, int], int] = defaultdict(lambda: len(numbers))
         kinds = np.array([numbers[self._kind(w, n)] for w, n in zip(words, counts.tolist(), strict=True)], np.int64)
         self._order = np.argsort(kinds, kind="stable")
-        ends = counter_random.running(counts[self._order])  # every occurrence of a word is a place to be drawn
+        ends = counter_random.cumulative_offsets(
+            counts[self._order]
+        )  # every occurrence of a word is a place to be drawn
         self._ends = ends[1:]
         bounds = ends[np.searchsorted(kinds[self._order], np.arange(len(numbers) + 1))]
         self._first, self._places = bounds[:-1][kinds], np.diff(bounds)[kinds]
@@ -97,7 +99,7 @@ class _Vocabulary:
 
     def replaced(self, words: Ints, random: counter_random.Bits) -> Ints:
         """Another word of the same class for each, as likely as it is frequent."""
-        drawn = self._first[words] + counter_random.below(random, self._places[words])
+        drawn = self._first[words] + counter_random.uniform_below(random, self._places[words])
         return self._order[np.searchsorted(self._ends, drawn, "right")]
 
 
@@ -172,7 +174,7 @@ def _read(texts: Sequence[tuple[str, ...]], mask: str) -> tuple[list[_Side], _Vo
             words += [numbers[word] for _, word in pieces]
             spaced += [space != "" for space, _ in pieces]
             lengths.append(len(pieces))
-        starts = counter_random.running(np.array(lengths, np.int64))
+        starts = counter_random.cumulative_offsets(np.array(lengths, np.int64))
         sides.append(_Side(np.array(words, np.int64), np.array(spaced, np.int64), starts))
     found = np.concatenate([side.words for side in sides])
     counts = np.bincount(found, minlength=len(numbers)).astype(np.int64)
@@ -192,7 +194,7 @@ def _portions(sides: Sequence[_Side], copies: int) -> Iterator[tuple[int, int]]:
 def _written(words: Ints, spaced: Ints, lengths: Ints, vocabulary: _Vocabulary) -> list[str]:
     """Texts of these lengths, with single spaces."""
     pieces = vocabulary.written[2 * words + spaced].tolist()
-    return ["".join(pieces[a:b]).lstrip() for a, b in pairwise(counter_random.running(lengths).tolist())]
+    return ["".join(pieces[a:b]).lstrip() for a, b in pairwise(counter_random.cumulative_offsets(lengths).tolist())]
 
 
 def _spoiled(
@@ -207,11 +209,11 @@ def _spoiled(
     names = (rows << 38) + (np.tile(np.arange(copies), end - begin) << 22)  # of the copies; below are their words
     starts, lengths = side.starts[rows], side.starts[rows + 1] - side.starts[rows]
     # The piece is chosen first, which changes nothing but spares the words that are not in it.
-    kept = np.minimum(1 + counter_random.below(random(names, "length"), LONGEST), lengths)
+    kept = np.minimum(1 + counter_random.uniform_below(random(names, "length"), LONGEST), lengths)
     kept = np.where(random(names, "piece") < counter_random.threshold(rates.ngram), kept, lengths)
-    skipped = counter_random.below(random(names, "place"), lengths - kept + 1)
-    at = counter_random.ragged(starts + skipped, kept)
-    words, counters = side.words[at], names.repeat(kept) + counter_random.ragged(skipped, kept)
+    skipped = counter_random.uniform_below(random(names, "place"), lengths - kept + 1)
+    at = counter_random.concatenate_ranges(starts + skipped, kept)
+    words, counters = side.words[at], names.repeat(kept) + counter_random.concatenate_ranges(skipped, kept)
     drawn = random(counters, "word")
     masked = drawn < counter_random.threshold(rates.masking)
     other = np.flatnonzero(~masked & (drawn < counter_random.threshold(rates.masking + rates.replacing)))

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.text.sources import Source, opened
+from bertree.text.sources import Source, open_source
 
 CLITICS = re.compile(r"(n't|'(?:s|m|d|re|ve|ll))\b")  # the vectors' own words for them stand apart
 WORDS = re.compile(r"n't|'\w+|\d+(?:[.,:]\d+)*|\w+(?:-\w+)*|[^\w\s]")
@@ -52,7 +52,7 @@ class WordVectors:
         frequent: set[str] = set()
         found: list[NDArray[np.float32]] = []
         width = 0
-        with opened(Source(str(path), "text", 0, 0)) as (stream, _):
+        with open_source(Source(str(path), "text", 0, 0)) as (stream, _):
             for number, line in enumerate(stream, 1):
                 name, _, rest = line.rstrip().partition(b" ")
                 if not name:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
 from bertree.tasks.columns import Columns, Headless, Raw
-from bertree.text.records import kind_of, lines, place
+from bertree.text.records import location, read_lines, suffix_of
 from bertree.text.sources import format_of
 from bertree.text.tables import read_table
 
@@ -132,7 +132,7 @@ def _below(folder: Path, named: Named, split: str) -> Iterator[PairSet]:
         here, names = Path(root), sorted(name for name in files if not name.startswith("."))
         if named.given:
             for name in names:
-                if format_of(name) in ("csv", "tsv", "jsonl", "parquet") or kind_of(Path(name)) == ".json":
+                if format_of(name) in ("csv", "tsv", "jsonl", "parquet") or suffix_of(Path(name)) == ".json":
                     yield _table(here / name, named, name)
         elif any(name.startswith(INPUT) for name in names):
             yield _parts(here)
@@ -159,7 +159,7 @@ def _released(folder: Path, names: Sequence[str], split: str) -> Iterator[PairSe
 
 def _has_gold(path: Path) -> bool:
     """Whether a file that is named like GLUE's holds pairs with scores: every task of GLUE has a dev.tsv."""
-    header = next((text.split("\t") for _, text in lines(path)), [])
+    header = next((text.split("\t") for _, text in read_lines(path)), [])
     return {"sentence1", "sentence2", "score"} <= set(header)
 
 
@@ -225,7 +225,7 @@ def _table(path: Path, named: Named, name: str, known: bool = False) -> PairSet:
 
 
 def _gold(row: Raw) -> float:
-    return _number(row.label or "", place(Path(row.file), row.line))
+    return _number(row.label or "", location(Path(row.file), row.line))
 
 
 def _number(text: str, where: str) -> float:
@@ -266,7 +266,7 @@ def _part(path: Path) -> Part:
     gold = _judged(path)
     if not gold.is_file():
         raise UserError(f"{gold}: no such file; the scores of {path.name} are expected there")
-    texts, scores = list(lines(path)), list(lines(gold))
+    texts, scores = list(read_lines(path)), list(read_lines(gold))
     while len(scores) < len(texts) and (not scores or scores[-1][1] == ""):  # a last blank line has no end
         scores.append((len(scores) + 1, ""))
     if len(texts) != len(scores):

@@ -13,9 +13,9 @@ from typing import IO, Any
 
 from bertree.errors import UserError, suggest
 from bertree.text import delimited
-from bertree.text.cleaning import whole
-from bertree.text.readers import RECORD, parquet
-from bertree.text.sources import STANDARD_INPUT, find, opened
+from bertree.text.cleaning import replace_surrogates
+from bertree.text.readers import MAX_RECORD, open_parquet
+from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 
 LONGEST = 1 << 15  # characters of a text: the 512 tokens a model reads are some 2,500
 COLUMNS = ("text", "sentence", "content", "body", "sentence1")
@@ -43,7 +43,7 @@ class Rows:
     """The texts of one file, or of standard input, read once from the beginning."""
 
     def __init__(self, name: str, column: str | None = None, format: str | None = None) -> None:
-        found = find([name], format)
+        found = find_sources([name], format)
         if len(found) != 1 or Path(name).is_dir():
             raise UserError(f"{name}: is not one file; give a file of texts (.txt, .jsonl, .csv, .tsv, .parquet)")
         self.source, self._column = found[0], column
@@ -55,7 +55,7 @@ class Rows:
         self.done = 0  # how far reading has come, of `total`
 
     def __iter__(self) -> Iterator[str]:
-        with opened(self.source) as (stream, beneath):
+        with open_source(self.source) as (stream, beneath):
             read = {"text": self._text, "jsonl": self._jsonl, "parquet": self._parquet}
             for text in read.get(self.source.format, self._delimited)(stream):
                 found = self._counted(text)
@@ -67,7 +67,7 @@ class Rows:
 
     def _counted(self, text: str) -> str:
         self.counts.rows += 1
-        text = whole(text)
+        text = replace_surrogates(text)
         if len(text) > LONGEST:
             self.counts.cut += 1
             text = text[:LONGEST]
@@ -98,10 +98,10 @@ class Rows:
 
     def _lines(self, stream: IO[bytes]) -> Iterator[tuple[int, str]]:
         number = 0
-        while data := stream.readline(RECORD):
+        while data := stream.readline(MAX_RECORD):
             number += 1
-            if len(data) == RECORD:
-                raise UserError(f"{self.name}: line {number}: is longer than {RECORD >> 20} MB")
+            if len(data) == MAX_RECORD:
+                raise UserError(f"{self.name}: line {number}: is longer than {MAX_RECORD >> 20} MB")
             text = self._decoded(data)
             yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
 
@@ -127,7 +127,7 @@ class Rows:
 
     def _delimited(self, stream: IO[bytes]) -> Iterator[str]:
         comma = self.source.format == "csv"
-        rows = delimited.rows(Path(self.name), self._lines(stream), comma, "cell")
+        rows = delimited.read_rows(Path(self.name), self._lines(stream), comma, "cell")
         header = [name.strip() for name in next(rows, (1, []))[1]]
         if not header:
             return
@@ -138,7 +138,7 @@ class Rows:
             yield cells[column]
 
     def _parquet(self, stream: IO[bytes]) -> Iterator[str]:
-        with parquet(self.source, stream) as table:
+        with open_parquet(self.source, stream) as table:
             self.total = table.metadata.num_rows
             column = self._chosen(table.schema_arrow.names)
             for batch in table.iter_batches(batch_size=64, columns=[column], use_threads=False):

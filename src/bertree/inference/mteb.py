@@ -16,7 +16,7 @@ from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
 from bertree.inference.similarity import SIMILARITIES, checked
 from bertree.model.pooling import Vector
-from bertree.text.cleaning import whole
+from bertree.text.cleaning import replace_surrogates
 
 # What sentence-transformers' `encode` may be told that changes its result, and the one way it is done here.
 USUAL = {"output_value": "sentence_embedding", "precision": "float32", "convert_to_numpy": True}
@@ -44,7 +44,7 @@ def _item(item: object) -> Iterator[str]:
     for text in texts:
         if not isinstance(text, str):
             raise UserError(f"encode: takes texts or batches of them, not {type(text).__name__} {text!r:.40}")
-        yield whole(text)
+        yield replace_surrogates(text)
 
 
 def kind_of(known: Iterable[str], metadata: Any, prompt_type: Any) -> str | None:

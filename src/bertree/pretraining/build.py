@@ -8,7 +8,7 @@ from typing import Any
 from bertree.config.default_model import located
 from bertree.config.recipe import Data, Phase, Recipe
 from bertree.data.masking import Masking
-from bertree.data.split import split
+from bertree.data.split import split_held_out
 from bertree.data.store import TOKENIZER, Store
 from bertree.data.stream import Stream
 from bertree.errors import BertreeWarning, UserError
@@ -32,7 +32,7 @@ def stores(data: Data) -> tuple[Store, Store]:
     """What is learned from, and what is held out."""
     store = Store.open(data.store)
     if not data.held_out:
-        return split(store, data.held_out_share, least=2 if data.format.endswith("+nsp") else 1)
+        return split_held_out(store, data.held_out_share, least=2 if data.format.endswith("+nsp") else 1)
     held = Store.open(data.held_out)
     if held.tokenizer_hash != store.tokenizer_hash:
         raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")

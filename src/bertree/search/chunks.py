@@ -23,7 +23,7 @@ AT_ONCE = 1024  # texts given to the tokenizer together
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
-class Span(NamedTuple):
+class CharSpan(NamedTuple):
     """A place in a document, in characters."""
 
     start: int
@@ -45,7 +45,7 @@ class Chunking:
             raise UserError(f"overlap {self.overlap}: must lie between 0 and {self.tokens - 1}, less than a passage")
 
 
-def fitting(tokens: int | None, overlap: int | None, room: int | None, language: str = "en") -> Chunking:
+def choose_chunking(tokens: int | None, overlap: int | None, room: int | None, language: str = "en") -> Chunking:
     """What was asked for, or what suits a model that has `room` for so many tokens of text; None: any number."""
     if tokens is not None and room is not None and tokens > room:
         raise UserError(f"chunk {tokens}: the model reads {room} tokens of text at most; give that or less")
@@ -53,21 +53,23 @@ def fitting(tokens: int | None, overlap: int | None, room: int | None, language:
     return Chunking(tokens, math.floor(tokens * SHARE) if overlap is None else overlap, language)
 
 
-def chunk(document: str, how: Chunking, tokenizer: Tokenizer | None = None) -> list[Span]:
+def split_passages(document: str, how: Chunking, tokenizer: Tokenizer | None = None) -> list[CharSpan]:
     """The passages of a document in order; together they hold every character but white space.
 
     Without a tokenizer, words and signs are counted.
     """
-    units = list(_units(document, how, tokenizer))
-    passages = [(units[first].span.start, units[last - 1].span.end, first, last) for first, last in _packed(units, how)]
-    counts = _counted([document[start:end] for start, end, *_ in passages], tokenizer)
-    found: list[Span] = []
+    units = list(_split_units(document, how, tokenizer))
+    passages = [
+        (units[first].span.start, units[last - 1].span.end, first, last) for first, last in _pack_units(units, how)
+    ]
+    counts = _count_tokens([document[start:end] for start, end, *_ in passages], tokenizer)
+    found: list[CharSpan] = []
     for (start, end, first, last), count in zip(passages, counts, strict=True):
         if count <= how.tokens or last - first == 1:
-            found.append(Span(start, end))
+            found.append(CharSpan(start, end))
         else:  # together they give more tokens than one by one: a byte-level word knows the space before it
-            found += _halved(document, units[first:last], how, tokenizer)
-    kept: list[Span] = []
+            found += _split_in_half(document, units[first:last], how, tokenizer)
+    kept: list[CharSpan] = []
     for span in sorted(found, key=lambda span: (span.start, -span.end)):
         if not kept or span.end > kept[-1].end:  # else a half that its neighbour repeats whole
             kept.append(span)
@@ -77,16 +79,16 @@ def chunk(document: str, how: Chunking, tokenizer: Tokenizer | None = None) -> l
 class _Unit(NamedTuple):
     """What is never divided between passages: a sentence, or a piece of one that is too long."""
 
-    span: Span
+    span: CharSpan
     tokens: int
 
     @classmethod
     def of(cls, start: int, end: int, tokens: int) -> "_Unit":
         """Of so many tokens; as many as its characters should have had, where it hides them in an unknown one."""
-        return cls(Span(start, end), max(tokens, math.ceil((end - start) / PIECE)))
+        return cls(CharSpan(start, end), max(tokens, math.ceil((end - start) / PIECE)))
 
 
-def _packed(units: Sequence[_Unit], how: Chunking) -> Iterator[tuple[int, int]]:
+def _pack_units(units: Sequence[_Unit], how: Chunking) -> Iterator[tuple[int, int]]:
     """Runs of units, each as long as fits, each beginning with as much of the one before as the overlap holds."""
     first = 0
     while first < len(units):
@@ -105,40 +107,40 @@ def _packed(units: Sequence[_Unit], how: Chunking) -> Iterator[tuple[int, int]]:
         first = back
 
 
-def _halved(document: str, units: Sequence[_Unit], how: Chunking, tokenizer: Tokenizer | None) -> list[Span]:
-    span = Span(units[0].span.start, units[-1].span.end)
-    if len(units) == 1 or _counted([document[span.start : span.end]], tokenizer)[0] <= how.tokens:
+def _split_in_half(document: str, units: Sequence[_Unit], how: Chunking, tokenizer: Tokenizer | None) -> list[CharSpan]:
+    span = CharSpan(units[0].span.start, units[-1].span.end)
+    if len(units) == 1 or _count_tokens([document[span.start : span.end]], tokenizer)[0] <= how.tokens:
         return [span]
     middle = len(units) // 2
-    return [s for half in (units[:middle], units[middle:]) for s in _halved(document, half, how, tokenizer)]
+    return [s for half in (units[:middle], units[middle:]) for s in _split_in_half(document, half, how, tokenizer)]
 
 
-def _units(document: str, how: Chunking, tokenizer: Tokenizer | None) -> Iterator[_Unit]:
-    spans = iter(_sentences(document, how))
+def _split_units(document: str, how: Chunking, tokenizer: Tokenizer | None) -> Iterator[_Unit]:
+    spans = iter(_sentence_spans(document, how))
     while some := list(islice(spans, AT_ONCE)):
         texts = [document[start:end] for start, end in some]
-        for span, text, places in zip(some, texts, _placed(texts, tokenizer), strict=True):
+        for span, text, places in zip(some, texts, _token_offsets(texts, tokenizer), strict=True):
             if len(places) <= how.tokens:
                 yield _Unit.of(*span, len(places))
             else:
-                yield from _cut(span, text, places, how, tokenizer)
+                yield from _cut_sentence(span, text, places, how, tokenizer)
 
 
-def _sentences(document: str, how: Chunking) -> Iterator[Span]:
+def _sentence_spans(document: str, how: Chunking) -> Iterator[CharSpan]:
     """Where the sentences are, one that has too many characters in pieces."""
     at = 0
     longest = PIECE * how.tokens
-    for sentence in sentence_splitter.split(document, how.language):
+    for sentence in sentence_splitter.split_sentences(document, how.language):
         start = document.index(sentence, at)
         at = end = start + len(sentence)
         while end - start > longest:
-            border = _border(document, start, start + longest)
-            yield Span(start, border)
-            start = _next_word(document, border, end)
-        yield Span(start, end)
+            border = _cut_point(document, start, start + longest)
+            yield CharSpan(start, border)
+            start = _skip_space(document, border, end)
+        yield CharSpan(start, end)
 
 
-def _border(text: str, start: int, end: int) -> int:
+def _cut_point(text: str, start: int, end: int) -> int:
     """Where to cut at the latest: behind the last word that is whole, if that leaves half of the piece."""
     at = end
     while at > start + (end - start) // 2 and not text[at].isspace():
@@ -150,14 +152,14 @@ def _border(text: str, start: int, end: int) -> int:
     return at
 
 
-def _next_word(text: str, at: int, end: int) -> int:
+def _skip_space(text: str, at: int, end: int) -> int:
     while at < end and text[at].isspace():
         at += 1
     return at
 
 
-def _cut(
-    span: Span, text: str, places: list[tuple[int, int]], how: Chunking, tokenizer: Tokenizer | None
+def _cut_sentence(
+    span: CharSpan, text: str, places: list[tuple[int, int]], how: Chunking, tokenizer: Tokenizer | None
 ) -> Iterator[_Unit]:
     """A sentence of too many tokens in pieces small enough to be repeated as the overlap."""
     size = how.overlap or max(1, how.tokens * 3 // 4)  # a piece read alone may have a token more
@@ -166,20 +168,20 @@ def _cut(
     while at < len(text):
         token = bisect_right(starts, at) - 1 if at else 0
         end = starts[token + size] if token + size < len(starts) else len(text)
-        end = _border(text, at, end) if at < end < len(text) else end
+        end = _cut_point(text, at, end) if at < end < len(text) else end
         end = end if end > at else at + 1  # several tokens of one character: it is not divided
-        yield _Unit.of(span.start + at, span.start + end, _counted([text[at:end]], tokenizer)[0])
-        at = _next_word(text, end, len(text))
+        yield _Unit.of(span.start + at, span.start + end, _count_tokens([text[at:end]], tokenizer)[0])
+        at = _skip_space(text, end, len(text))
 
 
-def _placed(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[list[tuple[int, int]]]:
+def _token_offsets(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[list[tuple[int, int]]]:
     """Where each token of each text is, by characters."""
     if tokenizer is None:
         return [[match.span() for match in WORD.finditer(text)] for text in texts]
     return [given.offsets for given in tokenizer.backend.encode_batch(list(texts), add_special_tokens=False)]
 
 
-def _counted(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:
+def _count_tokens(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:
     if tokenizer is None:
         return [len(WORD.findall(text)) for text in texts]
     counts: list[int] = []

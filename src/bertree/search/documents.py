@@ -19,8 +19,8 @@ import numpy as np
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.text import sources
-from bertree.text.cleaning import whole
-from bertree.text.records import place, records
+from bertree.text.cleaning import replace_surrogates
+from bertree.text.records import location, read_records
 
 TEXTS = {".md": "text", ".markdown": "text"}  # beside those every corpus may have
 LARGEST = 1 << 28  # bytes of one text file, which is held in memory whole
@@ -51,7 +51,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """Which columns hold what, and whether an empty line ends a document of a text file."""
 
     text: str = "text"
@@ -60,7 +60,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     """A file that was read to its end: what the index has of it beyond this is no longer in it."""
 
     typed: str
@@ -85,7 +85,7 @@ class File:
 
 
 @dataclass
-class Found:
+class ReadSummary:
     """What came in, what did not and why."""
 
     documents: int = 0
@@ -94,7 +94,7 @@ class Found:
     repeated: int = 0  # ids that came twice: the last one counts
     example: str = ""  # of those
     passed: str = ""  # files that are not read, in words
-    files: list[File] = field(default_factory=list)  # those that are read, until somebody takes them
+    files: list[SourceFile] = field(default_factory=list)  # those that are read, until somebody takes them
 
     def lines(self) -> list[str]:
         """One line for each thing a person should know."""
@@ -106,25 +106,27 @@ class Found:
         return [*(f"{count:,} {what}" for count, what in given if count), *([self.passed] if self.passed else [])]
 
 
-Given = str | Path | Mapping[str, Any] | Document
+DocumentInput = str | Path | Mapping[str, Any] | Document
 
 
-def read(given: Given | Iterable[Given], how: Reading, found: Found) -> Iterator[Document]:
+def read_documents(
+    given: DocumentInput | Iterable[DocumentInput], how: ReadOptions, found: ReadSummary
+) -> Iterator[Document]:
     """The documents of files, folders and globs (strings and paths), of records (mappings), or as they are.
 
     A path that leads nowhere is said before anything is read."""
-    items: Iterable[Given] = [given] if isinstance(given, str | Path | Mapping | Document) else given
+    items: Iterable[DocumentInput] = [given] if isinstance(given, str | Path | Mapping | Document) else given
     if isinstance(items, Sequence):
         for item in items:
             if isinstance(item, str | Path):
                 _sources(str(item))
-        found.passed = sources.passed_over([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
+        found.passed = sources.describe_skipped([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
     return _documents(items, how, found)
 
 
-def _documents(items: Iterable[Given], how: Reading, found: Found) -> Iterator[Document]:
+def _documents(items: Iterable[DocumentInput], how: ReadOptions, found: ReadSummary) -> Iterator[Document]:
     for number, item in enumerate(items, 1):
-        for document in _behind(item, number, how, found):
+        for document in _read_item(item, number, how, found):
             if not document.text.strip():
                 found.empty += 1
                 continue
@@ -132,7 +134,7 @@ def _documents(items: Iterable[Given], how: Reading, found: Found) -> Iterator[D
             yield document
 
 
-def size(given: Given | Iterable[Given]) -> int | None:
+def size(given: DocumentInput | Iterable[DocumentInput]) -> int | None:
     """Bytes of the files, where they are plain and all that is given; else nobody knows."""
     items = [given] if isinstance(given, str | Path) else given
     if not isinstance(items, Sequence) or not all(isinstance(item, str | Path) for item in items):
@@ -143,19 +145,23 @@ def size(given: Given | Iterable[Given]) -> int | None:
     return sum(source.size for source in behind)
 
 
-def _behind(item: Given, number: int, how: Reading, found: Found) -> Iterator[Document]:
+def _read_item(item: DocumentInput, number: int, how: ReadOptions, found: ReadSummary) -> Iterator[Document]:
     if isinstance(item, Document):
         if not all(isinstance(part, str) for part in (item.id, item.text, item.source)):
             raise UserError(f"document {number}: its id, text and source must be texts, not {item!r}"[:200])
-        known = {whole(str(key)): _plain(value) for key, value in item.metadata.items()}
-        yield Document(whole(item.id), whole(item.text), whole(item.source), known)
+        known = {replace_surrogates(str(key)): _to_json_value(value) for key, value in item.metadata.items()}
+        yield Document(
+            replace_surrogates(item.id), replace_surrogates(item.text), replace_surrogates(item.source), known
+        )
     elif isinstance(item, Mapping):
         text = str(item.get(how.text, ""))
         name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        yield _row(dict(item), f"document {number}", f"text-{name}", "", how)  # no number: the next add counts anew
+        yield _document_from_row(
+            dict(item), f"document {number}", f"text-{name}", "", how
+        )  # no number: the next add counts anew
     elif isinstance(item, str | Path):
         for source in _sources(str(item)):
-            yield from _file(source, how, found)
+            yield from _read_file(source, how, found)
     else:
         raise UserError(f"document {number}: must be a path, a mapping with '{how.text}' or a Document, not {item!r}")
 
@@ -164,30 +170,32 @@ def _sources(name: str) -> list[sources.Source]:
     if name == sources.STANDARD_INPUT:
         raise UserError("an index needs names for what it holds: give files or folders, not standard input")
     try:
-        return sources.find([name], more=TEXTS)
+        return sources.find_sources([name], more=TEXTS)
     except UserError as error:
         hint = "; a text itself is given as {'text': ...}" if "no such file" in str(error) and " " in name else ""
         raise UserError(f"{error}{hint}") from None
 
 
-def _file(source: sources.Source, how: Reading, found: Found) -> Iterator[Document]:
-    file = File(source.path, os.path.abspath(source.path))  # links stay: what they lead to may change
-    yield from _whole(source, file, how, found) if source.format == "text" else _rows(file, how)
+def _read_file(source: sources.Source, how: ReadOptions, found: ReadSummary) -> Iterator[Document]:
+    file = SourceFile(source.path, os.path.abspath(source.path))  # links stay: what they lead to may change
+    yield from _read_text_file(source, file, how, found) if source.format == "text" else _read_rows(file, how)
     found.files.append(file)
 
 
-def _rows(file: File, how: Reading) -> Iterator[Document]:
+def _read_rows(file: SourceFile, how: ReadOptions) -> Iterator[Document]:
     path = Path(file.typed)
-    for number, record in records(path, "cell"):
+    for number, record in read_records(path, "cell"):
         name = f"{file.typed}#{number}"
-        row = _row(record, place(path, number), name, file.source, how)
+        row = _document_from_row(record, location(path, number), name, file.source, how)
         if row.id == name and row.text.strip():
             file.mark(number)
         yield replace(row, typed=file.typed)
 
 
-def _whole(source: sources.Source, file: File, how: Reading, found: Found) -> Iterator[Document]:
-    text = _text(source, found)
+def _read_text_file(
+    source: sources.Source, file: SourceFile, how: ReadOptions, found: ReadSummary
+) -> Iterator[Document]:
+    text = _decode_file(source, found)
     if not how.blocks:
         if text.strip():
             file.mark(0)
@@ -204,8 +212,8 @@ def _whole(source: sources.Source, file: File, how: Reading, found: Found) -> It
         start = following
 
 
-def _text(source: sources.Source, found: Found) -> str:
-    with sources.opened(source) as (stream, _):
+def _decode_file(source: sources.Source, found: ReadSummary) -> str:
+    with sources.open_source(source) as (stream, _):
         data = stream.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise UserError(f"{source.path}: is larger than {LARGEST >> 20} MB; divide it, or give it as .jsonl")
@@ -216,7 +224,7 @@ def _text(source: sources.Source, found: Found) -> str:
         return data.decode("utf-8-sig", "replace")
 
 
-def _row(record: Json, where: str, name: str, source: str, how: Reading) -> Document:
+def _document_from_row(record: Json, where: str, name: str, source: str, how: ReadOptions) -> Document:
     if how.text not in record:
         near = suggest(how.text, map(str, record))
         raise UserError(f"{where}: has no column '{how.text}'; {near} (choose one with --text)")
@@ -229,16 +237,18 @@ def _row(record: Json, where: str, name: str, source: str, how: Reading) -> Docu
     if column is not None:
         if column not in record:
             raise UserError(f"{where}: has no column '{column}'; {suggest(column, map(str, record))}")
-        if record[column] is None or (name := whole(value_text(record[column]))) == "":
+        if record[column] is None or (name := replace_surrogates(value_text(record[column]))) == "":
             raise UserError(f"{where}: '{column}' is empty; every document needs an id")
-    rest = {whole(str(key)): value for key, value in record.items() if key not in (how.text, column)}
+    rest = {replace_surrogates(str(key)): value for key, value in record.items() if key not in (how.text, column)}
     try:
-        return Document(name, whole(text), source, {key: _plain(value) for key, value in rest.items()})
+        return Document(
+            name, replace_surrogates(text), source, {key: _to_json_value(value) for key, value in rest.items()}
+        )
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _to_json_value(value: Any, depth: int = 0) -> Any:
     """A value that JSON can hold: what a parquet file has beyond that (dates, decimals) as text."""
     if depth > DEEPEST:
         raise UserError(f"its metadata is nested more than {DEEPEST} deep")
@@ -247,19 +257,19 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str):
-        return whole(value)
+        return replace_surrogates(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(item, depth + 1) for item in value]
+        return [_to_json_value(item, depth + 1) for item in value]
     if isinstance(value, Mapping):
-        return {whole(str(key)): _plain(item, depth + 1) for key, item in value.items()}
+        return {replace_surrogates(str(key)): _to_json_value(item, depth + 1) for key, item in value.items()}
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def value_text(value: Any) -> str:
     """A value of metadata as a filter compares it: 1815 in JSON and "1815" in a table are the same."""
-    value = _plain(value)
+    value = _to_json_value(value)
     if isinstance(value, str):
         return value.replace("\0", "\ufffd")  # at which SQLite would cut off what is compared
     if isinstance(value, float) and value.is_integer():

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
-from bertree.search.vector_files import Mapped, Numbers, Part, Vectors, hash_of
+from bertree.search.vector_files import IndexFile, MappedVectors, Numbers, Vectors, sha256_of
 
 SETTINGS = {"flat": (), "hnsw": ("beam",), "ivfpq": ("cells", "probes", "trained")}  # what each kind remembers
 KINDS = tuple(SETTINGS)
@@ -34,11 +34,11 @@ Keep = NDArray[np.bool_]  # of each position, whether it may be found
 Watch = Callable[[str, int, int | None], None]  # what is done, how many of them, of how many
 
 
-def silent(what: str, done: int, total: int | None) -> None:
+def no_progress(what: str, done: int, total: int | None) -> None:
     """For whoever does not watch."""
 
 
-def faiss_here() -> Any:
+def import_faiss() -> Any:
     """FAISS, with as many threads as torch has, or one line on how to get it."""
     try:
         import faiss
@@ -52,7 +52,7 @@ def faiss_here() -> Any:
     return faiss
 
 
-def choose(count: int, dimension: int, asked: str = "auto") -> tuple[str, str]:
+def choose_kind(count: int, dimension: int, asked: str = "auto") -> tuple[str, str]:
     """A kind, and why it is this one."""
     if asked != "auto":
         if asked not in KINDS:
@@ -72,25 +72,25 @@ def choose(count: int, dimension: int, asked: str = "auto") -> tuple[str, str]:
     return "hnsw", f"{size}: too many to compare all, few enough for a graph ({needed / 2**20:,.0f} MB)"
 
 
-def available(asked: str) -> None:
+def check_kind(asked: str) -> None:
     """Refuse a kind that is unknown or cannot be built here, before the work is done."""
-    if choose(LEAST, 1, asked)[0] != "flat":
-        faiss_here()
+    if choose_kind(LEAST, 1, asked)[0] != "flat":
+        import_faiss()
 
 
-def cells(count: int) -> int:
+def cell_count(count: int) -> int:
     """Cells of an ivfpq: about twice the square root, a power of two, none of them nearly empty."""
     most = max(1, count // PER_CELL)
     return int(2 ** min(np.floor(np.log2(most)), np.round(np.log2(2 * np.sqrt(max(count, 1))))))
 
 
-def codes(dimension: int) -> int:
+def code_size(dimension: int) -> int:
     """Parts a vector is divided into for its code of four bits each: four numbers or fewer in each."""
     return next(parts for parts in range((dimension + 3) // 4, dimension + 1) if dimension % parts == 0)
 
 
 @dataclass
-class Graph:
+class FaissIndex:
     """A FAISS index over the first `count` vectors, and how it is asked."""
 
     kind: str
@@ -99,17 +99,17 @@ class Graph:
     settings: dict[str, int]
 
     @classmethod
-    def build(cls, kind: str, vectors: Mapped, watch: Watch = silent) -> "Graph":
+    def build(cls, kind: str, vectors: MappedVectors, watch: Watch = no_progress) -> "FaissIndex":
         """Of all vectors."""
-        faiss = faiss_here()
+        faiss = import_faiss()
         d, count = vectors.dimension, len(vectors)
         if kind == "hnsw":
             index = faiss.IndexHNSWFlat(d, LINKS, faiss.METRIC_INNER_PRODUCT)
             index.hnsw.efConstruction = BUILD_BEAM
             settings = {"beam": BEAM}
         else:
-            number = cells(count)
-            index = faiss.index_factory(d, f"IVF{number},PQ{codes(d)}x4fs", faiss.METRIC_INNER_PRODUCT)
+            number = cell_count(count)
+            index = faiss.index_factory(d, f"IVF{number},PQ{code_size(d)}x4fs", faiss.METRIC_INNER_PRODUCT)
             index.cp.niter, index.cp.max_points_per_centroid = ROUNDS, PER_CELL
             sample = np.random.default_rng(0).permutation(count)[: max(number * PER_CELL, 1 << 16)]
             watch(f"learning {number:,} cells", 0, None)
@@ -120,7 +120,7 @@ class Graph:
         graph.extend(vectors, watch)
         return graph
 
-    def extend(self, vectors: Mapped, watch: Watch = silent) -> None:
+    def extend(self, vectors: MappedVectors, watch: Watch = no_progress) -> None:
         """Take in the vectors that came since."""
         total = len(vectors)
         for _, some in vectors.blocks(self.count):
@@ -130,25 +130,25 @@ class Graph:
                 self.count += len(block)
                 watch(f"building {self.kind}", self.count, total)
 
-    def write(self, folder: Path, name: str) -> Part:
+    def write(self, folder: Path, name: str) -> IndexFile:
         """A new file, on the disk when this returns."""
         path = folder / name
         try:
-            faiss_here().write_index(self.index, str(path))
+            import_faiss().write_index(self.index, str(path))
         except RuntimeError as error:
             raise UserError(f"{path}: cannot be written ({_reason(error)})") from None
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        return Part(name, self.count, path.stat().st_size, hash_of(path))
+        return IndexFile(name, self.count, path.stat().st_size, sha256_of(path))
 
     @classmethod
-    def read(cls, folder: Path, part: Part, kind: str, settings: dict[str, int], dimension: int) -> "Graph":
+    def read(cls, folder: Path, part: IndexFile, kind: str, settings: dict[str, int], dimension: int) -> "FaissIndex":
         """From a file that is, byte for byte, the one that was written: FAISS trusts what it reads."""
         path = folder / part.name
         broken = f"{path}: is damaged or cut off; build the index again, or restore this file"
-        if path.stat().st_size != part.bytes or hash_of(path) != part.hash:
+        if path.stat().st_size != part.bytes or sha256_of(path) != part.hash:
             raise UserError(broken)
-        faiss = faiss_here()
+        faiss = import_faiss()
         try:
             index = faiss.read_index(str(path))
         except RuntimeError as error:
@@ -162,7 +162,7 @@ class Graph:
 
     def candidates(self, queries_qd: Vectors, k: int, allowed: Keep | None = None) -> Iterator[Numbers]:
         """For each query, positions that hold its nearest vectors with some others; `allowed`: only those."""
-        faiss = faiss_here()
+        faiss = import_faiss()
         count, selector = self.count, None
         if allowed is not None:
             count = int(np.count_nonzero(allowed))

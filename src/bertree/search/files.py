@@ -9,41 +9,41 @@ import numpy as np
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.search.database import DATABASE
-from bertree.search.faiss_index import Graph
-from bertree.search.passage_store import Store
-from bertree.search.state import FORMAT, State
-from bertree.search.vector_files import Mapped, Numbers, Part, hash_of
+from bertree.search.faiss_index import FaissIndex
+from bertree.search.passage_store import PassageStore
+from bertree.search.state import FORMAT, IndexState
+from bertree.search.vector_files import IndexFile, MappedVectors, Numbers, sha256_of
 from bertree.version import __version__
 
 
 @dataclass(frozen=True)
-class Files:
+class OpenFiles:
     """What a search reads. Files that were unlinked since can still be read by whoever has them open."""
 
     folder: Path
-    state: State | None = None
-    vectors: Mapped = field(default_factory=lambda: Mapped(Path(), (), 1))
-    graph: Graph | None = None
+    state: IndexState | None = None
+    vectors: MappedVectors = field(default_factory=lambda: MappedVectors(Path(), (), 1))
+    graph: FaissIndex | None = None
     dead: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # positions, sorted
 
-    def of(self, state: State, store: Store) -> "Files":
+    def of(self, state: IndexState, store: PassageStore) -> "OpenFiles":
         """Those of a state, within its transaction; what is open and still the same stays open."""
         if self.state is not None and self.state.generation == state.generation:
             return self
-        vectors = Mapped(self.folder, state.parts, state.dimension)
+        vectors = MappedVectors(self.folder, state.parts, state.dimension)
         graph = None
         if state.graph is not None:
             same = self.state is not None and self.state.graph == state.graph
             graph = self.graph if same else None
             if graph is None:
-                graph = Graph.read(self.folder, state.graph, state.kind, dict(state.settings), state.dimension)
+                graph = FaissIndex.read(self.folder, state.graph, state.kind, dict(state.settings), state.dimension)
             if graph.count > len(vectors):
                 raise UserError(f"{self.folder}: its files do not belong together; build the index again")
         dead = vectors.positions(store.dead()) if state.dead else np.empty(0, np.int64)
-        return Files(self.folder, state, vectors, graph, dead)
+        return OpenFiles(self.folder, state, vectors, graph, dead)
 
 
-def describe(folder: Path, store: Store) -> Json:
+def describe_index(folder: Path, store: PassageStore) -> Json:
     """What an index is, how large, of what and why so."""
     with store.transaction() as state:
         documents, passages, sources = store.counts()
@@ -74,18 +74,18 @@ def describe(folder: Path, store: Store) -> Json:
     }
 
 
-def verify(folder: Path, store: Store) -> None:
+def verify_files(folder: Path, store: PassageStore) -> None:
     """Read every byte; one line on the first file that is not what was written."""
     store.check()
-    whole: set[Part] = set()
-    before: State | None = None
+    whole: set[IndexFile] = set()
+    before: IndexState | None = None
     while True:
         with store.transaction() as state:
             parts = (*state.parts, *([state.graph] if state.graph else []))
         try:
             for part in parts:
                 path = folder / part.name
-                if part not in whole and hash_of(path) != part.hash:
+                if part not in whole and sha256_of(path) != part.hash:
                     raise UserError(f"{path}: is damaged; build the index again, or restore this file")
                 whole.add(part)
             return
@@ -95,7 +95,7 @@ def verify(folder: Path, store: Store) -> None:
             before = state
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Of what an index is made with."""
     found = {"bertree": __version__}
     for name in ("faiss-cpu", "numpy"):

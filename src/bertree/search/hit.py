@@ -1,4 +1,4 @@
-"""TODO."""
+"""A search result."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,17 +9,17 @@ from bertree.files import Json
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that was found."""
+    """One passage of a search result."""
 
-    score: float  # the cosine, or what a second model said
+    score: float  # the cosine, or the re-ranker's score
     text: str
-    document: str  # its id
+    document: str  # id of its document
     source: str
-    start: int  # of the passage in the document, in characters
+    start: int  # of the passage in its document, in characters
     end: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
     cosine: float = 0.0
 
     def json(self) -> Json:
-        """For machines."""
+        """Return the fields as a JSON object."""
         return asdict(self)

@@ -17,16 +17,16 @@ from bertree.inference.embedding import Encoder
 from bertree.search import chunks
 from bertree.search import rerank as index_rerank
 from bertree.search.database import DATABASE
-from bertree.search.documents import Found, Given, Reading, read
-from bertree.search.faiss_index import Watch, available, silent
-from bertree.search.files import Files, describe, verify, versions
+from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
+from bertree.search.faiss_index import Watch, check_kind, no_progress
+from bertree.search.files import OpenFiles, describe_index, library_versions, verify_files
 from bertree.search.hit import Hit
-from bertree.search.nearest import nearest
-from bertree.search.passage_store import Store, Where
+from bertree.search.nearest import find_nearest
+from bertree.search.passage_store import PassageStore, Where
 from bertree.search.rerank import Reranker
-from bertree.search.state import State
+from bertree.search.state import IndexState
 from bertree.search.vector_files import Vectors
-from bertree.search.writer import Added, checked, create, embedded, goes_on, writing
+from bertree.search.writer import AddSummary, check_resumable, create_index, embed_texts, open_writer, unit_vectors
 
 ATTEMPTS = 20  # to open files that a writer may just have replaced
 CANDIDATES = 50  # passages a second model reads
@@ -37,10 +37,10 @@ class Index:
 
     def __init__(self, path: str | Path, model: Encoder | None = None) -> None:
         self.path, self.model = Path(path), model
-        self.found = Found()  # what the last add or build left out
-        self.added = Added()  # what it did
-        self._store = Store(self.path)
-        self._files = Files(self.path)
+        self.found = ReadSummary()  # what the last add or build left out
+        self.added = AddSummary()  # what it did
+        self._store = PassageStore(self.path)
+        self._files = OpenFiles(self.path)
         try:
             with self._store.transaction() as state:
                 self._fits(state)
@@ -57,7 +57,7 @@ class Index:
     def build(
         cls,
         model: Encoder,
-        docs: Given | Iterable[Given],
+        docs: DocumentInput | Iterable[DocumentInput],
         path: str | Path,
         *,
         text: str = "text",
@@ -69,7 +69,7 @@ class Index:
         language: str = "en",
         prompts: tuple[str, str] | None = None,
         name: str = "",
-        watch: Watch = silent,
+        watch: Watch = no_progress,
     ) -> "Index":
         """A new index of files and folders (strings, paths), records (mappings) or `Document`s.
 
@@ -78,18 +78,18 @@ class Index:
         tokens of a passage, and of it repeated from the one before. `prompts`: names of the model's
         prompts for passages and for questions, where not document and query. `name`: where the model is found again.
         """
-        folder, found = Path(path), Found()
-        available(kind)
-        documents = read(docs, Reading(text, id, blocks), found)
+        folder, found = Path(path), ReadSummary()
+        check_kind(kind)
+        documents = read_documents(docs, ReadOptions(text, id, blocks), found)
         prompts = prompts or (_prompt(model, "document", "passage"), _prompt(model, "query", "question"))
-        how = chunks.fitting(chunk, overlap, _room(model, prompts[0]), language)
-        state = State(name, model.digest, model.dimension, how, prompts, asked=kind, versions=versions())
+        how = chunks.choose_chunking(chunk, overlap, _room(model, prompts[0]), language)
+        state = IndexState(name, model.digest, model.dimension, how, prompts, asked=kind, versions=library_versions())
         new = not (folder / DATABASE).is_file()
         if new:
-            create(folder, state)
+            create_index(folder, state)
         else:
-            goes_on(folder, state)
-        with writing(folder, model, watch) as writer:
+            check_resumable(folder, state)
+        with open_writer(folder, model, watch) as writer:
             try:
                 added = writer.add(documents, found, getattr(model, "tokenizer", None))
                 writer.settle(complete=True, asked=kind)
@@ -103,34 +103,34 @@ class Index:
 
     def add(
         self,
-        docs: Given | Iterable[Given],
+        docs: DocumentInput | Iterable[DocumentInput],
         *,
         text: str = "text",
         id: str | None = None,
         blocks: bool = False,
-        watch: Watch = silent,
-    ) -> Added:
+        watch: Watch = no_progress,
+    ) -> AddSummary:
         """Add documents; one whose id is there takes its place, and one that is there unchanged is passed over."""
         model = self._needed()
-        self.found = Found()
-        documents = read(docs, Reading(text, id, blocks), self.found)
-        with writing(self.path, model, watch) as writer:
+        self.found = ReadSummary()
+        documents = read_documents(docs, ReadOptions(text, id, blocks), self.found)
+        with open_writer(self.path, model, watch) as writer:
             self._fits(writer.state)
             self.added = writer.add(documents, self.found, getattr(model, "tokenizer", None))
             writer.settle()
         return self.added
 
-    def remove(self, ids: str | Iterable[str] = (), where: Where | None = None, watch: Watch = silent) -> int:
+    def remove(self, ids: str | Iterable[str] = (), where: Where | None = None, watch: Watch = no_progress) -> int:
         """Remove documents by their ids, or all that fit a filter; how many there were."""
         named = [ids] if isinstance(ids, str) else list(ids)
-        with writing(self.path, None, watch) as writer:
+        with open_writer(self.path, None, watch) as writer:
             gone, _ = writer.remove(named, where)
             writer.settle()
         return gone
 
-    def settle(self, kind: str, watch: Watch = silent) -> None:
+    def settle(self, kind: str, watch: Watch = no_progress) -> None:
         """Make it one of another kind: flat, hnsw, ivfpq, or auto."""
-        with writing(self.path, None, watch) as writer:
+        with open_writer(self.path, None, watch) as writer:
             writer.settle(asked=kind)
 
     @overload
@@ -183,7 +183,7 @@ class Index:
                 raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")
         if not questions:
             return []
-        vectors = embedded(model, questions, self.state.prompts[1])
+        vectors = embed_texts(model, questions, self.state.prompts[1])
         found = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
         if rerank is not None:
             found = index_rerank.rerank(rerank, questions, found, candidates, label)
@@ -204,9 +204,9 @@ class Index:
                 except FileNotFoundError as error:
                     gone = error.filename
                     continue  # a writer has replaced it since the state was read: there is a newer one
-                queries = checked(vectors, state.dimension, names or ["a query"] * len(vectors))
+                queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
                 allowed = None if not where else files.vectors.positions(self._store.matching(where))
-                found = nearest(files.vectors, files.graph, queries, k, files.dead, allowed)
+                found = find_nearest(files.vectors, files.graph, queries, k, files.dead, allowed)
                 numbers = [files.vectors.numbers[positions].tolist() for positions, _ in found]
                 passages = self._store.passages(number for row in numbers for number in row)
             return [
@@ -221,7 +221,7 @@ class Index:
         return state.vectors - state.dead
 
     @property
-    def state(self) -> State:
+    def state(self) -> IndexState:
         """Its newest state: the model it is tied to, its settings and its files."""
         with self._store.transaction() as state:
             return state
@@ -229,16 +229,16 @@ class Index:
     @property
     def info(self) -> Json:
         """What it is, how large, of what and why so."""
-        return describe(self.path, self._store)
+        return describe_index(self.path, self._store)
 
     def verify(self) -> None:
         """Read every byte; one line on the first file that is not what was written."""
-        verify(self.path, self._store)
+        verify_files(self.path, self._store)
 
     def close(self) -> None:
         """Let go of the files."""
         self._store.close()
-        self._files = Files(self.path)
+        self._files = OpenFiles(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -246,7 +246,7 @@ class Index:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _fits(self, state: State) -> None:
+    def _fits(self, state: IndexState) -> None:
         """A vector of another model is a vector of another space."""
         if self.model is None:
             return

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError, suggest
-from bertree.search.chunks import Span
+from bertree.search.chunks import CharSpan
 from bertree.search.database import BROKEN, DATABASE, Database
-from bertree.search.documents import Document, File, value_text
-from bertree.search.state import State
+from bertree.search.documents import Document, SourceFile, value_text
+from bertree.search.state import IndexState
 from bertree.search.vector_files import WHICH, Numbers
 
 SCHEMA = """
@@ -42,7 +42,7 @@ Where = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownDocument:
     """A document that is there."""
 
     digest: bytes
@@ -50,11 +50,11 @@ class Known:
     last: int  # number of its last passage, by which one that came in this run is known; -1: it has none
 
 
-class Store(Database):
+class PassageStore(Database):
     """What is in the database of an index folder."""
 
     @classmethod
-    def create(cls, folder: Path, state: State) -> None:
+    def create(cls, folder: Path, state: IndexState) -> None:
         """A database with nothing in it but a state."""
         base = sqlite3.connect(folder / DATABASE, isolation_level=None)
         base.execute("PRAGMA journal_mode=WAL")
@@ -63,7 +63,7 @@ class Store(Database):
         base.close()
 
     @contextmanager
-    def transaction(self, write: bool = False) -> Iterator[State]:
+    def transaction(self, write: bool = False) -> Iterator[IndexState]:
         """One state of everything while the block runs; what it writes is there when it ends well."""
         with self._lock, self._said():
             self._renew()
@@ -75,19 +75,19 @@ class Store(Database):
                 if self._base.in_transaction:
                     self._base.execute("ROLLBACK")
 
-    def _state(self) -> State:
+    def _state(self) -> IndexState:
         row = self._base.execute("SELECT value FROM state").fetchone()
         if row is None or not isinstance(row[0], str):
             raise UserError(f"{self.path}: does not say what the index is; build the index again")
-        return State.of(row[0], self.path)
+        return IndexState.of(row[0], self.path)
 
-    def save(self, state: State) -> State:
+    def save(self, state: IndexState) -> IndexState:
         """Make this the state, as the next generation. Within a transaction."""
         state = replace(state, generation=state.generation + 1)
         self._base.execute("UPDATE state SET value = ?", (state.text(),))
         return state
 
-    def known(self, id: str) -> Known | None:
+    def known(self, id: str) -> KnownDocument | None:
         """The document of this id, if there is one; the one question that needs no transaction."""
         question = (
             "SELECT digest, source, (SELECT max(number) FROM chunks WHERE document = d.number) "
@@ -95,11 +95,11 @@ class Store(Database):
         )
         with self._lock, self._said():
             row = self._base.execute(question, (id,)).fetchone()
-        return Known(row[0], row[1], -1 if row[2] is None else row[2]) if row else None
+        return KnownDocument(row[0], row[1], -1 if row[2] is None else row[2]) if row else None
 
     # Documents. All of these want a transaction around them.
 
-    def put(self, document: Document, digest: bytes, spans: Sequence[Span], first: int) -> None:
+    def put(self, document: Document, digest: bytes, spans: Sequence[CharSpan], first: int) -> None:
         """A new document, whose passages get the numbers from `first` on."""
         metadata = json.dumps(dict(document.metadata), ensure_ascii=False)
         cursor = self._base.execute(
@@ -111,7 +111,7 @@ class Store(Database):
             "INSERT INTO chunks VALUES (?, ?, ?, ?, ?)",
             ((first + n, number, s.start, s.end, document.text[s.start : s.end]) for n, s in enumerate(spans)),
         )
-        labels = {(key, text) for key, value in document.metadata.items() for text in _alternatives(value)}
+        labels = {(key, text) for key, value in document.metadata.items() for text in _filter_values(value)}
         self._base.executemany("INSERT INTO labels VALUES (?, ?, ?)", ((*label, number) for label in labels))
 
     def drop(self, ids: Iterable[str]) -> tuple[int, int]:
@@ -178,7 +178,7 @@ class Store(Database):
                 clauses.append("0")
         return " AND ".join(clauses) or "1", values
 
-    def left(self, file: File) -> list[str]:
+    def left(self, file: SourceFile) -> list[str]:
         """Documents that came from a file and are no longer in it."""
         question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
         found = self._base.execute(question, (file.typed, f"{file.typed}#", f"{file.typed}$"))  # $ comes after #
@@ -228,7 +228,7 @@ class Store(Database):
             raise UserError(f"{self.path}: {BROKEN.format(said)}")
 
 
-def _alternatives(value: Any) -> set[str]:
+def _filter_values(value: Any) -> set[str]:
     """What a filter may say to find a value: of a list, any item. Nobody asks for a text of pages."""
     found = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
     return {text for text in found if len(text) <= LABEL}

@@ -7,47 +7,47 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bertree.search.chunks import Span
+from bertree.search.chunks import CharSpan
 from bertree.search.documents import Document
 from bertree.search.vector_files import BLOCK, Numbers, Vectors
 
 
 @dataclass
-class Entry:
+class PendingDocument:
     """A document with its passages, and a vector for each of those the encoder has seen."""
 
     document: Document
     digest: bytes
-    spans: list[Span]
+    spans: list[CharSpan]
     vectors: list[Vectors] = field(default_factory=list)
     replaced: bool = False  # by a later one: its passages need no vectors any more
 
 
-class Batch:
+class PendingBatch:
     """What the next commit will hold."""
 
     def __init__(self) -> None:
         self.begun = time.monotonic()
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, PendingDocument] = {}
         self.moved: list[tuple[str, str]] = []  # sources and ids of documents that stand elsewhere, unchanged
         self.rows = 0
-        self.waiting: deque[tuple[Entry, Span]] = deque()  # passages without a vector yet
+        self.waiting: deque[tuple[PendingDocument, CharSpan]] = deque()  # passages without a vector yet
 
     def digest(self, id: str) -> bytes | None:
         """Of the document of this id, if it is here."""
         entry = self.entries.get(id)
         return entry.digest if entry else None
 
-    def take(self, document: Document, digest: bytes, spans: list[Span]) -> None:
+    def take(self, document: Document, digest: bytes, spans: list[CharSpan]) -> None:
         """One more, or another in the place of one."""
         if old := self.entries.pop(document.id, None):
             old.replaced = True
             self.rows -= len(old.spans)
-        entry = self.entries[document.id] = Entry(document, digest, spans)
+        entry = self.entries[document.id] = PendingDocument(document, digest, spans)
         self.rows += len(spans)
         self.waiting.extend((entry, span) for span in spans)
 
-    def next(self, most: int) -> list[tuple[Entry, Span]]:
+    def next(self, most: int) -> list[tuple[PendingDocument, CharSpan]]:
         """Passages to embed, in order; perhaps none, where what waited was replaced."""
         some = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
         return [(entry, span) for entry, span in some if not entry.replaced]

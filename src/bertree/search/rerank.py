@@ -5,13 +5,11 @@ A cross-encoder sees both texts at once, which two vectors never do: slower by f
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from bertree.errors import UserError, suggest
 from bertree.files import Json
-
-if TYPE_CHECKING:
-    from bertree.search.hit import Hit
+from bertree.search.hit import Hit
 
 # What people call the class of pairs that belong together, the plainest first.
 POSITIVE = ("relevant", "entailment", "duplicate", "equivalent", "paraphrase", "similar", "yes", "true", "1")
@@ -26,8 +24,8 @@ class Reranker(Protocol):
 
 
 def rerank(
-    model: Reranker, questions: Sequence[str], found: Sequence[Sequence["Hit"]], candidates: int, label: str | None
-) -> list[list["Hit"]]:
+    model: Reranker, questions: Sequence[str], found: Sequence[Sequence[Hit]], candidates: int, label: str | None
+) -> list[list[Hit]]:
     """The hits of each question in the order of the model, those beyond the candidates behind them as they were."""
     heads = getattr(model, "classes", None)
     if heads is not None and "sequence" not in heads:
@@ -48,10 +46,10 @@ def _score(line: Json, label: str | None) -> float:
         if not isinstance(line.get("predicted"), float):
             raise UserError("the model to re-rank with gives no score for a pair; fine-tune one on a task of two texts")
         return float(line["predicted"])
-    return float(shares[positive(list(shares), label)])
+    return float(shares[positive_label(list(shares), label)])
 
 
-def positive(labels: Sequence[str], label: str | None = None) -> str:
+def positive_label(labels: Sequence[str], label: str | None = None) -> str:
     """The class that says yes."""
     if label is not None:
         if label not in labels:

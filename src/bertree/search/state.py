@@ -10,13 +10,13 @@ from bertree.errors import UserError
 from bertree.files import Json
 from bertree.search.chunks import Chunking
 from bertree.search.faiss_index import SETTINGS
-from bertree.search.vector_files import Part
+from bertree.search.vector_files import IndexFile
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class State:
+class IndexState:
     """One generation of an index: the model it is tied to, its settings and the files that make it up."""
 
     model: str  # where the model was found
@@ -28,11 +28,11 @@ class State:
     complete: bool = False  # False while a build goes on
     next: int = 0  # number of the next vector
     dead: int = 0  # vectors of the files that belong to no passage any more
-    parts: tuple[Part, ...] = ()
+    parts: tuple[IndexFile, ...] = ()
     kind: str = "flat"
     asked: str = "auto"  # the kind somebody wanted
     why: str = ""
-    graph: Part | None = None  # the file of FAISS; its count is how many of the first vectors it covers
+    graph: IndexFile | None = None  # the file of FAISS; its count is how many of the first vectors it covers
     settings: Mapping[str, int] = field(default_factory=dict)  # of the kind, for searching
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -51,18 +51,18 @@ class State:
         return json.dumps({"format": FORMAT} | asdict(self))
 
     @classmethod
-    def of(cls, text: str, path: Path) -> "State":
+    def of(cls, text: str, path: Path) -> "IndexState":
         """From what was kept; anything else is refused."""
         try:
             value = json.loads(text)
             if (found := int(value.pop("format"))) <= FORMAT:
-                return cls(**_checked(value))
+                return cls(**_check_fields(value))
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise UserError(f"{path}: does not say what the index is ({error}); build the index again") from None
         raise UserError(f"{path}: is of format {found}, newer than this bertree reads ({FORMAT}); upgrade it")
 
 
-def _checked(value: Json) -> Json:
+def _check_fields(value: Json) -> Json:
     """The fields of a state, each of its type; KeyError, TypeError, ValueError or UserError where one is not."""
     for names, kind in (
         (("model", "digest", "kind", "asked", "why"), str),
@@ -72,12 +72,12 @@ def _checked(value: Json) -> Json:
         (("chunking", "settings", "versions"), dict),
     ):
         for name in names:
-            _typed(value[name], kind, name)
+            _check_type(value[name], kind, name)
     chunking = value["chunking"]
     for name in ("tokens", "overlap"):
-        _typed(chunking[name], int, name)
-    parts = tuple(map(Part.of, value["parts"]))
-    graph = Part.of(value["graph"]) if value["graph"] is not None else None
+        _check_type(chunking[name], int, name)
+    parts = tuple(map(IndexFile.of, value["parts"]))
+    graph = IndexFile.of(value["graph"]) if value["graph"] is not None else None
     vectors = sum(part.count for part in parts)
     if not 1 <= value["dimension"] <= 1 << 20:
         raise ValueError(f"dimension {value['dimension']}")
@@ -88,13 +88,13 @@ def _checked(value: Json) -> Json:
     if (graph is None) != (value["kind"] == "flat"):
         raise ValueError(f"kind {value['kind']} {'without' if graph is None else 'with'} a graph")
     for name in SETTINGS[value["kind"]]:
-        if _typed(value["settings"][name], int, name) < 1:
+        if _check_type(value["settings"][name], int, name) < 1:
             raise ValueError(f"{name} {value['settings'][name]}")
-    first, second = (str(_typed(prompt, str, "prompts")) for prompt in value["prompts"])
+    first, second = (str(_check_type(prompt, str, "prompts")) for prompt in value["prompts"])
     return value | {"chunking": Chunking(**chunking), "parts": parts, "graph": graph, "prompts": (first, second)}
 
 
-def _typed(value: Any, kind: type, name: str) -> Any:
+def _check_type(value: Any, kind: type, name: str) -> Any:
     if type(value) is not kind:  # True is no number here
         raise TypeError(f"{name} {str(value)[:40]!r}")
     return value

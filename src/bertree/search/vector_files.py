@@ -31,7 +31,7 @@ BLOCK = 1 << 14  # vectors copied or compared at once
 
 
 @dataclass(frozen=True)
-class Part:
+class IndexFile:
     """One file of vectors, as the index remembers it."""
 
     name: str
@@ -40,7 +40,7 @@ class Part:
     hash: str  # sha256
 
     @classmethod
-    def of(cls, value: Any) -> "Part":
+    def of(cls, value: Any) -> "IndexFile":
         """From JSON; KeyError, TypeError or ValueError where it is something else."""
         part = cls(value["name"], value["count"], value["bytes"], value["hash"])
         if [type(field) for field in (part.name, part.count, part.bytes, part.hash)] != [str, int, int, str]:
@@ -50,10 +50,12 @@ class Part:
         return part
 
 
-def write(folder: Path, name: str, blocks: Iterator[tuple[Numbers, Vectors]], count: int, dimension: int) -> Part:
+def write_vectors(
+    folder: Path, name: str, blocks: Iterator[tuple[Numbers, Vectors]], count: int, dimension: int
+) -> IndexFile:
     """A new file of `count` vectors, on the disk when this returns."""
     path = folder / name
-    start = _start(count)
+    start = _vectors_start(count)
     done = 0
     with path.open("wb") as file:
         file.truncate(start + 4 * count * dimension)
@@ -68,10 +70,10 @@ def write(folder: Path, name: str, blocks: Iterator[tuple[Numbers, Vectors]], co
         file.flush()
         os.fsync(file.fileno())
     sync(folder)
-    return Part(name, count, path.stat().st_size, hash_of(path))
+    return IndexFile(name, count, path.stat().st_size, sha256_of(path))
 
 
-def joins(sizes: Sequence[int], new: int, most: int) -> int:
+def merge_start(sizes: Sequence[int], new: int, most: int) -> int:
     """Where the files begin that become one with a new one, all of them in bytes: `most` of its size or less do."""
     first = len(sizes)
     while True:
@@ -87,23 +89,23 @@ def _level(size: int, most: int) -> int:
     return max(0, math.floor(math.log(max(size, 1) / LEAST, most)))
 
 
-def hash_of(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     """sha256; FileNotFoundError where there is none any more."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _start(count: int) -> int:
+def _vectors_start(count: int) -> int:
     """Where the vectors begin: at a multiple of 64 bytes."""
     return (HEADER + 8 * count + 63) // 64 * 64
 
 
-class Mapped:
+class MappedVectors:
     """Several files as one table of vectors."""
 
-    def __init__(self, folder: Path, parts: Sequence[Part], dimension: int) -> None:
+    def __init__(self, folder: Path, parts: Sequence[IndexFile], dimension: int) -> None:
         self.folder, self.parts, self.dimension = folder, tuple(parts), dimension
-        opened = [_opened(folder / part.name, part, dimension) for part in parts]
+        opened = [_map_file(folder / part.name, part, dimension) for part in parts]
         self._tables = [vectors for _, vectors in opened]
         self.numbers: Numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in opened)])
         self._ends = np.cumsum([0, *(part.count for part in parts)])
@@ -144,12 +146,12 @@ class Mapped:
             yield self.numbers[some], self[some]
 
 
-def _opened(path: Path, part: Part, dimension: int) -> tuple[Numbers, Vectors]:
+def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vectors]:
     """Numbers and mapped vectors of a file whose size and header are right."""
     broken = f"{path}: is damaged or cut off; build the index again, or restore this file"
-    start = _start(part.count)
+    start = _vectors_start(part.count)
     size = start + 4 * part.count * dimension
-    with _read(path) as file:
+    with _open_file(path) as file:
         if os.fstat(file.fileno()).st_size != size or size != part.bytes:
             raise UserError(broken)
         if file.read(LAYOUT.size) != LAYOUT.pack(MAGIC, 1, part.count, dimension):
@@ -163,7 +165,7 @@ def _opened(path: Path, part: Part, dimension: int) -> tuple[Numbers, Vectors]:
 
 
 @contextmanager
-def _read(path: Path) -> Iterator[BinaryIO]:
+def _open_file(path: Path) -> Iterator[BinaryIO]:
     """A file to read; FileNotFoundError where there is none any more, anything else in one line."""
     try:
         with path.open("rb") as file:
@@ -174,7 +176,7 @@ def _read(path: Path) -> Iterator[BinaryIO]:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def best(scores_qn: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
+def top_k(scores_qn: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
     """The columns of the k largest scores of each row, the largest first; of equals, the one that comes first."""
     k = min(k, scores_qn.shape[1])
     if k == 0:

@@ -20,14 +20,14 @@ import numpy as np
 from bertree.errors import UserError
 from bertree.files import alone, new_folder, sync
 from bertree.inference.embedding import Encoder
-from bertree.search.chunks import chunk
+from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE
-from bertree.search.documents import Document, Found
-from bertree.search.faiss_index import Graph, Watch, available, choose, silent
-from bertree.search.passage_store import Store, Where
-from bertree.search.pending import Batch
-from bertree.search.state import State
-from bertree.search.vector_files import Mapped, Part, Vectors, joins, write
+from bertree.search.documents import Document, ReadSummary
+from bertree.search.faiss_index import FaissIndex, Watch, check_kind, choose_kind, no_progress
+from bertree.search.passage_store import PassageStore, Where
+from bertree.search.pending import PendingBatch
+from bertree.search.state import IndexState
+from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, write_vectors
 from bertree.text.tokenizer import Tokenizer
 
 EMBEDDED = 1024  # passages given to the encoder at once
@@ -38,7 +38,7 @@ FILES = ("vectors-", "graph-")
 
 
 @dataclass
-class Added:
+class AddSummary:
     """What an add did."""
 
     new: int = 0
@@ -48,21 +48,21 @@ class Added:
     gone: int = 0  # no longer in the file they came from
 
 
-def create(folder: Path, state: State) -> None:
+def create_index(folder: Path, state: IndexState) -> None:
     """An index with nothing in it."""
     with new_folder(folder, ()) as work:
-        Store.create(work, state)
+        PassageStore.create(work, state)
 
 
 @contextmanager
-def writing(folder: Path, encoder: Encoder | None = None, watch: Watch = silent) -> Iterator["Writer"]:
+def open_writer(folder: Path, encoder: Encoder | None = None, watch: Watch = no_progress) -> Iterator["IndexWriter"]:
     """The one writer of an index."""
     if not (folder / DATABASE).is_file():
-        Store(folder)  # says what is wrong
+        PassageStore(folder)  # says what is wrong
     with alone(folder):
-        store = Store(folder, write=True)
+        store = PassageStore(folder, write=True)
         try:
-            writer = Writer(folder, store, encoder, watch)
+            writer = IndexWriter(folder, store, encoder, watch)
             writer.clear()
             yield writer
         finally:
@@ -70,7 +70,7 @@ def writing(folder: Path, encoder: Encoder | None = None, watch: Watch = silent)
 
 
 @contextmanager
-def _written(folder: Path) -> Iterator[None]:
+def _write_errors(folder: Path) -> Iterator[None]:
     """What the system says of our own files, in one line; what it says of the documents is not caught here."""
     try:
         yield
@@ -80,36 +80,36 @@ def _written(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
 
 
-class Writer:
+class IndexWriter:
     """Adds, removes, and keeps the files in order. Only within `writing`."""
 
-    def __init__(self, folder: Path, store: Store, encoder: Encoder | None, watch: Watch) -> None:
+    def __init__(self, folder: Path, store: PassageStore, encoder: Encoder | None, watch: Watch) -> None:
         """Begins with a commit of its own: a transaction that a killed writer had all but committed may be unseen now
         and be seen by whoever opens the database next, and its files must not be gone by then. After the commit it
         can no longer come back."""
         self.folder, self.store, self.encoder, self.watch = folder, store, encoder, watch
         with store.transaction(write=True) as state:
-            with _written(folder):
-                Mapped(folder, state.parts, state.dimension)  # nothing is added to what is broken
+            with _write_errors(folder):
+                MappedVectors(folder, state.parts, state.dimension)  # nothing is added to what is broken
             self.state = store.save(state)
 
     def clear(self) -> None:
         """Remove files that the present state does not name; whoever has one open may read on."""
-        with _written(self.folder):
+        with _write_errors(self.folder):
             for path in self.folder.iterdir():
                 if path.name.startswith(FILES) and path.name not in self.state.files:
                     path.unlink(missing_ok=True)
 
-    def add(self, documents: Iterable[Document], found: Found, tokenizer: Tokenizer | None = None) -> Added:
+    def add(self, documents: Iterable[Document], found: ReadSummary, tokenizer: Tokenizer | None = None) -> AddSummary:
         """Take in documents; one whose id is there replaces it, unless they are the same."""
-        added = Added()
-        batch, begun = Batch(), self.state.next
+        added = AddSummary()
+        batch, begun = PendingBatch(), self.state.next
         for document in documents:
             digest = document.digest
             waits = batch.digest(document.id)
             known = self.store.known(document.id) if waits is None else None
             if known is not None:
-                _refuse_another(document, known.source)
+                _refuse_other_file(document, known.source)
             if waits is not None or (known and known.last >= begun):
                 found.repeated, found.example = found.repeated + 1, found.example or document.id
                 same = digest == (waits if known is None else known.digest)
@@ -121,7 +121,7 @@ class Writer:
                     batch.moved.append((document.source, document.id))
                 self.watch("reading", len(document.text), None)
                 continue
-            batch.take(document, digest, chunk(document.text, self.state.chunking, tokenizer))
+            batch.take(document, digest, split_passages(document.text, self.state.chunking, tokenizer))
             self._embed(batch, EMBEDDED)
             if batch.rows >= ROWS or time.monotonic() - batch.begun > SECONDS:
                 batch = self._commit(batch, added)
@@ -130,7 +130,7 @@ class Writer:
         self._leave(found, added)
         return added
 
-    def _leave(self, found: Found, added: Added) -> None:
+    def _leave(self, found: ReadSummary, added: AddSummary) -> None:
         """Take out what files that were read to their end no longer hold."""
         files, found.files = found.files, []
         with self.store.transaction():
@@ -138,7 +138,7 @@ class Writer:
         if left:
             added.gone += self.remove(left)[0]
 
-    def _embed(self, batch: Batch, least: int) -> None:
+    def _embed(self, batch: PendingBatch, least: int) -> None:
         """Give the passages that wait to the encoder, as long as there are so many."""
         assert self.encoder is not None, "adding needs an encoder"
         while len(batch.waiting) >= least:
@@ -146,18 +146,18 @@ class Writer:
             if not some:
                 continue
             texts = [entry.document.text[span.start : span.end] for entry, span in some]
-            given = embedded(self.encoder, texts, self.state.prompts[0])
-            vectors = checked(given, self.state.dimension, [entry.document.id for entry, _ in some])
+            given = embed_texts(self.encoder, texts, self.state.prompts[0])
+            vectors = unit_vectors(given, self.state.dimension, [entry.document.id for entry, _ in some])
             for (entry, _), vector in zip(some, vectors, strict=True):
                 entry.vectors.append(vector)
             self.watch("reading", sum(span.end - span.start for _, span in some), None)
 
-    def _commit(self, batch: Batch, added: Added) -> Batch:
+    def _commit(self, batch: PendingBatch, added: AddSummary) -> PendingBatch:
         """Make what has been read part of the index; an empty batch for what comes next."""
         self._embed(batch, 1)
         if not batch.entries and not batch.moved:
             return batch
-        with _written(self.folder):
+        with _write_errors(self.folder):
             state, parts = self.state, self._joined(batch)
             with self.store.transaction(write=True):
                 self.store.move(batch.moved)
@@ -172,9 +172,9 @@ class Writer:
         added.replaced += gone[0]
         added.new += len(batch.entries) - gone[0]
         added.passages += batch.rows
-        return Batch()
+        return PendingBatch()
 
-    def _joined(self, batch: Batch) -> tuple[Part, ...]:
+    def _joined(self, batch: PendingBatch) -> tuple[IndexFile, ...]:
         """The files with the vectors of a batch, in a new one, in which the last old ones may be too.
 
         Every file that is open costs a handle, so there are few of them, each much larger than the next; a vector is
@@ -183,11 +183,11 @@ class Writer:
         state, rows = self.state, batch.rows
         if not rows:
             return state.parts
-        first = joins([part.bytes for part in state.parts], 4 * rows * state.dimension, PARTS)
-        old = Mapped(self.folder, state.parts[first:], state.dimension)
+        first = merge_start([part.bytes for part in state.parts], 4 * rows * state.dimension, PARTS)
+        old = MappedVectors(self.folder, state.parts[first:], state.dimension)
         blocks = chain(old.copy(np.arange(len(old))), batch.blocks(state.next))
         name = self._name("vectors", ".bin")
-        return (*state.parts[:first], write(self.folder, name, blocks, len(old) + rows, state.dimension))
+        return (*state.parts[:first], write_vectors(self.folder, name, blocks, len(old) + rows, state.dimension))
 
     def remove(self, ids: Iterable[str], where: Where | None = None) -> tuple[int, int]:
         """Take documents out, by id or by what fits a filter: how many, and their passages."""
@@ -200,13 +200,13 @@ class Writer:
 
     def settle(self, complete: bool | None = None, asked: str | None = None) -> None:
         """Put the files in order: without the dead, with the kind that suits their number."""
-        with _written(self.folder):
+        with _write_errors(self.folder):
             self._settle(complete, asked)
 
     def _settle(self, complete: bool | None, asked: str | None) -> None:
         state = self.state
         if asked is not None and asked != state.asked:
-            available(asked)
+            check_kind(asked)
             state = replace(state, asked=asked)
         if state.dead > max(1000, state.vectors // 4) or (state.dead and state.dead == state.vectors):
             state = self._without_dead(state)
@@ -220,20 +220,22 @@ class Writer:
                 self.state = self.store.save(state)
             self.clear()
 
-    def _without_dead(self, state: State) -> State:
-        mapped = Mapped(self.folder, state.parts, state.dimension)
+    def _without_dead(self, state: IndexState) -> IndexState:
+        mapped = MappedVectors(self.folder, state.parts, state.dimension)
         with self.store.transaction():
             dead = mapped.positions(self.store.dead())
         alive = np.setdiff1d(np.arange(len(mapped)), dead, assume_unique=True)
         self.watch("leaving out what was removed", 0, None)
         if not len(alive):
             return replace(state, parts=(), dead=0, graph=None)
-        part = write(self.folder, self._name("vectors", ".bin"), mapped.copy(alive), len(alive), state.dimension)
+        part = write_vectors(
+            self.folder, self._name("vectors", ".bin"), mapped.copy(alive), len(alive), state.dimension
+        )
         return replace(state, parts=(part,), dead=0, graph=None)
 
-    def _graph(self, state: State) -> State:
+    def _graph(self, state: IndexState) -> IndexState:
         """The kind for so many vectors, built or brought up to date where too much lies beside it."""
-        kind, why = choose(state.vectors, state.dimension, state.asked)
+        kind, why = choose_kind(state.vectors, state.dimension, state.asked)
         if kind != "flat" and state.asked == "auto" and find_spec("faiss") is None:
             kind, why = (
                 "flat",
@@ -249,10 +251,10 @@ class Writer:
         ):
             if (state.vectors - state.graph.count) * state.dimension <= TAIL:
                 return replace(state, why=why)
-            graph = Graph.read(self.folder, state.graph, kind, dict(state.settings), state.dimension)
-        mapped = Mapped(self.folder, state.parts, state.dimension)
+            graph = FaissIndex.read(self.folder, state.graph, kind, dict(state.settings), state.dimension)
+        mapped = MappedVectors(self.folder, state.parts, state.dimension)
         if graph is None:
-            graph = Graph.build(kind, mapped, self.watch)
+            graph = FaissIndex.build(kind, mapped, self.watch)
         else:
             graph.extend(mapped, self.watch)
         part = graph.write(self.folder, self._name("graph", ".faiss"))
@@ -264,9 +266,9 @@ class Writer:
         return f"{what}-{self.state.generation + 1:08d}{suffix}"
 
 
-def goes_on(folder: Path, wanted: State) -> None:
+def check_resumable(folder: Path, wanted: IndexState) -> None:
     """Whether an index that is there is this one, not finished; if not, it is not ours to touch."""
-    store = Store(folder)
+    store = PassageStore(folder)
     try:
         with store.transaction() as state:
             pass
@@ -280,7 +282,7 @@ def goes_on(folder: Path, wanted: State) -> None:
             raise UserError(f"{folder}: was begun with another {name}; give that one, or remove it and begin again")
 
 
-def _refuse_another(document: Document, source: str) -> None:
+def _refuse_other_file(document: Document, source: str) -> None:
     """The same path, typed in another folder, is another file; one that is gone was moved, or is on another machine."""
     if document.named_by_path and os.path.abspath(source) != document.source and os.path.isfile(source):
         there = os.path.abspath(source)
@@ -288,7 +290,7 @@ def _refuse_another(document: Document, source: str) -> None:
         raise UserError(f"{document.id}: {what}; give the whole path, or remove the other first")
 
 
-def embedded(encoder: Encoder, texts: Sequence[str], prompt: str) -> Vectors:
+def embed_texts(encoder: Encoder, texts: Sequence[str], prompt: str) -> Vectors:
     """Vectors of texts of a kind the model has a prompt for; "": of none."""
     if not prompt:
         return encoder.embed(texts)
@@ -296,7 +298,7 @@ def embedded(encoder: Encoder, texts: Sequence[str], prompt: str) -> Vectors:
     return np.asarray(prompted.embed(texts, prompt=prompt))
 
 
-def checked(vectors: Vectors, dimension: int, names: Sequence[str]) -> Vectors:
+def unit_vectors(vectors: Vectors, dimension: int, names: Sequence[str]) -> Vectors:
     """Vectors of length one, as many and as long as they should be; `names`: of what they are the vectors."""
     found = np.asarray(vectors, np.float32)
     if found.shape != (len(names), dimension):

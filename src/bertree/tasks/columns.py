@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.text.delimited import Quoting
-from bertree.text.records import place
+from bertree.text.records import location
 from bertree.text.tables import Table, read_table
 
 
@@ -33,7 +33,7 @@ class TextExample(NamedTuple):
         """The beginning of an error line."""
         if not self.file:
             return f"example {self.id}"
-        return place(Path(self.file), self.line)
+        return location(Path(self.file), self.line)
 
 
 class Raw(NamedTuple):
@@ -140,7 +140,7 @@ def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
             continue
         for name, cell in (("text", text), ("pair", pair)):
             if not isinstance(cell, str) and (name == "text" or places.pair is not None):
-                raise UserError(f"{place(table.path, line)}: the {name} column {_instead(cell)}")
+                raise UserError(f"{location(table.path, line)}: the {name} column {_instead(cell)}")
         if lead is not None:
             text = f"{lead} {text}"
         name = str(number) if index is None else _text(index)

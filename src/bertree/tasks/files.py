@@ -10,8 +10,8 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.tasks.task import Task
-from bertree.text.records import json_object, kind_of, lines
-from bertree.text.records import records as rows_of
+from bertree.text.records import json_object, read_lines, suffix_of
+from bertree.text.records import read_records as rows_of
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
 
 def read(path: Path) -> Iterator[str | Json]:
     """A file's records, or its lines."""
-    if kind_of(path) in TABLES:
+    if suffix_of(path) in TABLES:
         yield from (row for _, row in rows_of(path))
     else:
-        yield from (_parsed(text, f"{path}: line {number}") for number, text in lines(path))
+        yield from (_parsed(text, f"{path}: line {number}") for number, text in read_lines(path))
 
 
 def _parsed(text: str, where: str) -> str | Json:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bertree.errors import UserError
 from bertree.tasks.task import Splits
-from bertree.text.sources import FORMATS, PACKED, format_of
+from bertree.text.sources import COMPRESSED, FORMATS, format_of
 
 WORDS = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "test": "test"}
 BEHIND_PREFIX = 3
@@ -112,7 +112,7 @@ def _fit(
     path: Path, prefixes: Sequence[str], words: Mapping[str, str], kinds: Sequence[str], versions: Sequence[str]
 ) -> _Fit | None:
     stem = path.name.casefold()
-    for suffix in PACKED:
+    for suffix in COMPRESSED:
         stem = stem.removesuffix(suffix)
     ending = next((kind for kind in kinds if kind and stem.endswith(kind)), "")
     if not ending:

@@ -13,7 +13,7 @@ KEPT = {"\u200c", "\u200d"}
 DIGEST = 16  # bytes: no two of 10^15 documents are likely to share one
 
 
-class _Table(dict[int, str | None]):
+class _CharacterMap(dict[int, str | None]):
     """What becomes of a character, found out when it is first met."""
 
     def __missing__(self, code: int) -> str | None:
@@ -30,10 +30,10 @@ class _Table(dict[int, str | None]):
         return new
 
 
-_TABLE = _Table()
+_TABLE = _CharacterMap()
 
 
-def whole(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Lone surrogates, which JSON can spell and nothing can write, become the replacement character."""
     try:
         text.encode("utf-8")
@@ -49,19 +49,19 @@ def clean(text: str, wrapped: bool = False) -> str:
     """
     if not text.isascii() and not unicodedata.is_normalized("NFC", text):
         text = unicodedata.normalize("NFC", text)
-    lines = [_line(line) for line in text.splitlines()]
+    lines = [_clean_line(line) for line in text.splitlines()]
     if wrapped:
-        return "\n".join(_paragraphs(lines))
+        return "\n".join(_join_paragraphs(lines))
     return "\n".join(filter(None, lines))
 
 
-def _line(line: str) -> str:
+def _clean_line(line: str) -> str:
     if line.isprintable():  # then a space is the only white space in it; nearly every line ends here
         return " ".join(line.split()) if "  " in line else line.strip()
     return " ".join(line.translate(_TABLE).split())
 
 
-def _paragraphs(lines: list[str]) -> list[str]:
+def _join_paragraphs(lines: list[str]) -> list[str]:
     paragraphs: list[list[str]] = [[]]
     for line in lines:
         if line:
@@ -76,7 +76,7 @@ def digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST).digest()
 
 
-class Seen:
+class DigestSet:
     """A set of digests in a flat table: 24 to 48 bytes a document, where a Python set takes 120."""
 
     def __init__(self) -> None:

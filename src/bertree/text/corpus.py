@@ -16,7 +16,7 @@ from bertree.text import cleaning, readers, sources
 
 
 @dataclass(frozen=True)
-class Options:
+class CorpusOptions:
     """How to read a corpus and what to leave out."""
 
     field: str = "text"  # of JSON, CSV and parquet records
@@ -39,12 +39,12 @@ class Position:
 class Corpus:
     """Documents of the named files. Iterate `documents`; `counts` and `position` tell how far it is."""
 
-    def __init__(self, names: Sequence[str], options: Options | None = None) -> None:
-        self.options = options or Options()
-        self.sources = sources.find(names, self.options.format)
-        self.counts = readers.Counts()
+    def __init__(self, names: Sequence[str], options: CorpusOptions | None = None) -> None:
+        self.options = options or CorpusOptions()
+        self.sources = sources.find_sources(names, self.options.format)
+        self.counts = readers.CorpusCounts()
         self.position = Position()
-        self.seen = cleaning.Seen()
+        self.seen = cleaning.DigestSet()
         self.digests: list[bytes] = []  # of documents kept since someone last took them, if deduplicating
         self._told: Callable[[], int] = lambda: 0
 
@@ -60,7 +60,7 @@ class Corpus:
 
     def resume(self, position: Position, counts: Json, seen: Iterable[bytes]) -> None:
         """Start `documents` from a position it was at, with the counts and digests it had there."""
-        self.position, self.counts = position, readers.Counts(**counts)
+        self.position, self.counts = position, readers.CorpusCounts(**counts)
         for key in seen:
             self.seen.add(key)
 
@@ -69,7 +69,7 @@ class Corpus:
         for number in range(self.position.file, len(self.sources)):
             if number != self.position.file:
                 self.position = Position(number)
-            with sources.opened(self.sources[number]) as (stream, beneath):
+            with sources.open_source(self.sources[number]) as (stream, beneath):
                 self._told = beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
                 for text in self._raw(self.sources[number], stream):
                     if (document := self._keep(text)) is not None:
@@ -81,7 +81,7 @@ class Corpus:
         """Raw documents of a file that are not behind us yet."""
         reached, counts = self.position, asdict(self.counts)
         check = number = 0
-        for text in readers.read(source, stream, self.options.field, self.options.whole_files, self.counts):
+        for text in readers.read_documents(source, stream, self.options.field, self.options.whole_files, self.counts):
             number += 1
             check = zlib.crc32(text.encode("utf-8", "surrogatepass"), check)
             if number > reached.documents:
@@ -117,7 +117,7 @@ class Corpus:
         return document
 
 
-def describe(counts: Mapping[str, int]) -> list[str]:
+def describe_counts(counts: Mapping[str, int]) -> list[str]:
     """What was left out or repaired and why, one line each, nothing where nothing was."""
     reasons = {
         "empty": "left out: empty",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from bertree.errors import UserError
-from bertree.text.readers import RECORD
+from bertree.text.readers import MAX_RECORD
 
 # none: a quote is a character. standard: RFC 4180. cell: a cell of one line that is quoted as a whole loses its
 # quotes, in any other a quote is a character (released files that mix both). auto: standard if all of it is, or none.
@@ -20,45 +20,45 @@ Line = tuple[int, str]  # its number, its text without the end
 Row = tuple[int, list[str]]  # the line it starts on, its cells
 
 
-def rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting = "auto") -> Iterator[Row]:
+def read_rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting = "auto") -> Iterator[Row]:
     """The rows of a file's lines. `quoting` is that of tabs; commas are always quoted as the standard says."""
     first = next(lines, None)
     if first is None:
         return iter(())
     lines = chain([first], lines)
     if comma and "\t" not in first[1]:  # STS benchmark files are named .csv and are separated by tabs
-        return _standard(path, lines, ",")
+        return _read_csv(path, lines, ",")
     if quoting == "standard":
-        return _standard(path, lines, "\t")
+        return _read_csv(path, lines, "\t")
     if quoting != "auto":
-        return _plain(lines, quoting == "cell")
+        return _split_tabs(lines, quoting == "cell")
     whole = list(lines)
     if any('"' in line for _, line in whole):
         try:
-            found = list(_standard(path, whole, "\t"))
+            found = list(_read_csv(path, whole, "\t"))
         except UserError:
             found = []
         if len({len(cells) for _, cells in found}) == 1:
             return iter(found)
-    return _plain(whole, unquote=False)
+    return _split_tabs(whole, unquote=False)
 
 
-def _plain(lines: Iterable[Line], unquote: bool) -> Iterator[Row]:
+def _split_tabs(lines: Iterable[Line], unquote: bool) -> Iterator[Row]:
     for number, line in lines:
         if line:
             cells = line.split("\t")
-            yield number, [_unquoted(cell) for cell in cells] if unquote and '"' in line else cells
+            yield number, [_unquote(cell) for cell in cells] if unquote and '"' in line else cells
 
 
-def _unquoted(cell: str) -> str:
+def _unquote(cell: str) -> str:
     """A cell that was quoted when it was written, as it was before."""
     if len(cell) < 2 or cell[0] != '"' or cell[-1] != '"' or '"' in (inner := cell[1:-1]).replace('""', ""):
         return cell
     return inner.replace('""', '"')
 
 
-def _standard(path: Path, lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
-    csv.field_size_limit(RECORD)
+def _read_csv(path: Path, lines: Iterable[Line], delimiter: str) -> Iterator[Row]:
+    csv.field_size_limit(MAX_RECORD)
     found = csv.reader((f"{line}\n" for _, line in lines), delimiter=delimiter, strict=True)
     start = 1
     try:

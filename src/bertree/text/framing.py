@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tokenizers import Encoding
 
 from bertree.errors import UserError
-from bertree.text.cleaning import whole
+from bertree.text.cleaning import replace_surrogates
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Ids = Sequence[int]
@@ -19,7 +19,7 @@ _AT_ONCE = 4096  # texts: beyond it the library's objects, far larger than the i
 _PROBES = ("a", "the", "0", ".")
 
 
-class _Piece(NamedTuple):
+class _FramePiece(NamedTuple):
     text: int | None  # 0 or 1: the ids of that text; None: the special tokens below
     ids: list[int]
     segment: int
@@ -34,11 +34,11 @@ class Frame:
         if probe is None:
             raise UserError("the tokenizer makes no token of plain English text; it cannot be used for this task")
         framed = backend.encode(probe, probe if pair else None)
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_FramePiece] = []
         for token, text, segment in zip(framed.ids, framed.sequence_ids, framed.type_ids, strict=True):
             last = self._pieces[-1] if self._pieces else None
             if last is None or last.text != text or last.segment != segment:
-                last = _Piece(text, [], segment)
+                last = _FramePiece(text, [], segment)
                 self._pieces.append(last)
             if text is None:
                 last.ids.append(token)
@@ -78,15 +78,17 @@ class Frame:
         return self._shared[lengths]
 
 
-def encodings(texts: Iterable[str], tokenizer: Tokenizer, offsets: bool = False) -> Iterator[tuple[str, Encoding]]:
+def encode_distinct(
+    texts: Iterable[str], tokenizer: Tokenizer, offsets: bool = False
+) -> Iterator[tuple[str, Encoding]]:
     """Each distinct text and what the tokenizer makes of it, without special tokens; offsets cost time."""
     distinct = list(dict.fromkeys(texts))
     encode = tokenizer.backend.encode_batch if offsets else tokenizer.backend.encode_batch_fast
     for start in range(0, len(distinct), _AT_ONCE):
         some = distinct[start : start + _AT_ONCE]
-        yield from zip(some, encode([whole(text) for text in some], add_special_tokens=False), strict=True)
+        yield from zip(some, encode([replace_surrogates(text) for text in some], add_special_tokens=False), strict=True)
 
 
-def tokenised(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
+def tokenize_distinct(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
     """The ids of each distinct text, without special tokens."""
-    return {text: encoding.ids for text, encoding in encodings(texts, tokenizer)}
+    return {text: encoding.ids for text, encoding in encode_distinct(texts, tokenizer)}

@@ -59,14 +59,14 @@ def word_starts(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     starts = np.ones(tokenizer.size, dtype=np.bool_)
     backend = tokenizer.backend
     special = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
-    continues = _continuing(tokenizer)
+    continues = _continuation_test(tokenizer)
     for token, token_id in backend.get_vocab(with_added_tokens=True).items():
         if token_id not in special and continues(token):
             starts[token_id] = False
     return starts
 
 
-def _continuing(tokenizer: Tokenizer) -> Callable[[str], bool]:
+def _continuation_test(tokenizer: Tokenizer) -> Callable[[str], bool]:
     """How this vocabulary tells that a piece goes on with the word before it."""
     model = tokenizer.backend.model
     if isinstance(model, models.WordPiece):

@@ -18,12 +18,12 @@ from typing import IO, Any
 from bertree.errors import UserError
 from bertree.text.sources import Source
 
-LONGEST = 1 << 20
-RECORD = 1 << 25
+MAX_DOCUMENT = 1 << 20
+MAX_RECORD = 1 << 25
 
 
 @dataclass
-class Counts:
+class CorpusCounts:
     """What happened to a corpus on its way in."""
 
     documents: int = 0  # read
@@ -38,24 +38,24 @@ class Counts:
     cut: int = 0  # documents cut because they were too long
 
 
-def read(source: Source, stream: IO[bytes], field: str, whole: bool, counts: Counts) -> Iterator[str]:
+def read_documents(source: Source, stream: IO[bytes], field: str, whole: bool, counts: CorpusCounts) -> Iterator[str]:
     """The raw documents of an opened source. `whole`: a text file is one document."""
     if source.format == "text":
-        return _text(stream, whole, counts)
+        return _read_text(stream, whole, counts)
     if source.format == "jsonl":
-        records = _jsonl(source.path, stream, field, counts)
+        records = _read_jsonl(source.path, stream, field, counts)
     elif source.format == "parquet":
-        records = _parquet(source, stream, field, counts)
+        records = _read_parquet(source, stream, field, counts)
     else:
-        records = _csv(source, stream, field, counts)
-    return (piece for record in records for piece in pieces(record, counts))
+        records = _read_csv(source, stream, field, counts)
+    return (piece for record in records for piece in split_long(record, counts))
 
 
-def pieces(text: str, counts: Counts) -> Iterator[str]:
+def split_long(text: str, counts: CorpusCounts) -> Iterator[str]:
     """A text in documents of bearable length, cut at white space where there is any."""
     start = 0
-    while len(text) - start > LONGEST:
-        end = start + LONGEST
+    while len(text) - start > MAX_DOCUMENT:
+        end = start + MAX_DOCUMENT
         blank = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
         end = blank + 1 if blank > start else end
         counts.cut += 1
@@ -64,16 +64,16 @@ def pieces(text: str, counts: Counts) -> Iterator[str]:
     yield text[start:] if start else text
 
 
-def _text(stream: IO[bytes], whole: bool, counts: Counts) -> Iterator[str]:
+def _read_text(stream: IO[bytes], whole: bool, counts: CorpusCounts) -> Iterator[str]:
     lines: list[str] = []
     size = 0
-    for line in _lines(stream, counts):
+    for line in _decode_lines(stream, counts):
         if not whole and not line.strip():
             if lines:
                 yield "".join(lines)
             lines, size = [], 0
             continue
-        if size + len(line) > LONGEST and lines:
+        if size + len(line) > MAX_DOCUMENT and lines:
             counts.cut += 1
             yield "".join(lines)
             lines, size = [], 0
@@ -83,16 +83,16 @@ def _text(stream: IO[bytes], whole: bool, counts: Counts) -> Iterator[str]:
         yield "".join(lines)
 
 
-def _lines(stream: IO[bytes], counts: Counts) -> Iterator[str]:
+def _decode_lines(stream: IO[bytes], counts: CorpusCounts) -> Iterator[str]:
     """Decoded lines with their ends; one beyond `LONGEST` bytes in pieces that cut no character."""
     rest = b""
     first = True
-    while data := stream.readline(LONGEST):
+    while data := stream.readline(MAX_DOCUMENT):
         if first:
             data, first = data.removeprefix(b"\xef\xbb\xbf"), False
         data, rest = rest + data, b""
-        if len(data) >= LONGEST and not data.endswith(b"\n"):
-            cut = data.rfind(b" ") + 1 or _boundary(data)
+        if len(data) >= MAX_DOCUMENT and not data.endswith(b"\n"):
+            cut = data.rfind(b" ") + 1 or _last_character_end(data)
             data, rest = data[:cut], data[cut:]
         if data:
             yield _decode(data, counts)
@@ -100,7 +100,7 @@ def _lines(stream: IO[bytes], counts: Counts) -> Iterator[str]:
         yield _decode(rest, counts)
 
 
-def _boundary(data: bytes) -> int:
+def _last_character_end(data: bytes) -> int:
     """Where the last whole UTF-8 character ends, looking back no further than one can reach."""
     for back in range(1, 4):
         if data[-back] & 0xC0 == 0xC0:
@@ -110,7 +110,7 @@ def _boundary(data: bytes) -> int:
     return len(data)
 
 
-def _decode(data: bytes, counts: Counts) -> str:
+def _decode(data: bytes, counts: CorpusCounts) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -118,19 +118,19 @@ def _decode(data: bytes, counts: Counts) -> str:
         return data.decode("utf-8", "replace")
 
 
-def _records(stream: IO[bytes]) -> Iterator[bytes]:
+def _record_lines(stream: IO[bytes]) -> Iterator[bytes]:
     """Whole lines; one that is too long is given empty, as a broken record."""
-    while data := stream.readline(RECORD):
-        if len(data) == RECORD and not data.endswith(b"\n"):
-            while (data := stream.readline(LONGEST)) and not data.endswith(b"\n"):
+    while data := stream.readline(MAX_RECORD):
+        if len(data) == MAX_RECORD and not data.endswith(b"\n"):
+            while (data := stream.readline(MAX_DOCUMENT)) and not data.endswith(b"\n"):
                 pass
             yield b""
         elif data.strip():
             yield data
 
 
-def _jsonl(path: str, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
-    for number, data in enumerate(_records(stream)):
+def _read_jsonl(path: str, stream: IO[bytes], field: str, counts: CorpusCounts) -> Iterator[str]:
+    for number, data in enumerate(_record_lines(stream)):
         try:
             record = json.loads(_decode(data.removeprefix(b"\xef\xbb\xbf"), counts))
         except (ValueError, RecursionError):
@@ -147,9 +147,9 @@ def _jsonl(path: str, stream: IO[bytes], field: str, counts: Counts) -> Iterator
             yield text
 
 
-def _csv(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
-    csv.field_size_limit(RECORD)
-    lines = (_decode(data, counts) for data in iter(lambda: stream.readline(RECORD), b""))
+def _read_csv(source: Source, stream: IO[bytes], field: str, counts: CorpusCounts) -> Iterator[str]:
+    csv.field_size_limit(MAX_RECORD)
+    lines = (_decode(data, counts) for data in iter(lambda: stream.readline(MAX_RECORD), b""))
     rows = csv.reader(lines, delimiter="\t" if source.format == "tsv" else ",")
     try:
         header = [name.strip().removeprefix("\ufeff") for name in next(rows, [])]
@@ -167,7 +167,7 @@ def _csv(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Itera
 
 
 @contextmanager
-def parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
+def open_parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
     """An opened source as a parquet file; what is found wrong with it, then or later, is said in one line."""
     try:
         import pyarrow
@@ -186,8 +186,8 @@ def parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
             raise UserError(f"{source.path}: is not a readable parquet file ({reason})") from None
 
 
-def _parquet(source: Source, stream: IO[bytes], field: str, counts: Counts) -> Iterator[str]:
-    with parquet(source, stream) as table:
+def _read_parquet(source: Source, stream: IO[bytes], field: str, counts: CorpusCounts) -> Iterator[str]:
+    with open_parquet(source, stream) as table:
         import pyarrow
 
         names = table.schema_arrow.names

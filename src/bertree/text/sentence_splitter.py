@@ -10,15 +10,15 @@ import sentencex
 WINDOW = 4096  # characters it sees at once: its time grows with the square on some texts
 
 
-def split(document: str, language: str = "en") -> list[str]:
+def split_sentences(document: str, language: str = "en") -> list[str]:
     """The sentences of a document; a line end is always the end of a sentence."""
     found: list[str] = []
     for line in document.split("\n"):
-        found += _segment(language, line) if len(line) <= WINDOW else _windows(language, line)
+        found += _segment(language, line) if len(line) <= WINDOW else _split_long_line(language, line)
     return [sentence for piece in found if (sentence := piece.strip())]
 
 
-def _windows(language: str, line: str) -> list[str]:
+def _split_long_line(language: str, line: str) -> list[str]:
     """A long line window by window; the last sentence of a window is seen again whole in the next one."""
     found: list[str] = []
     start = 0

@@ -29,9 +29,9 @@ FORMATS = {
     ".tsv": "tsv",
 }
 FORMATS |= {".parquet": "parquet"}
-PACKED = (".gz", ".xz", ".zst")
+COMPRESSED = (".gz", ".xz", ".zst")
 STANDARD_INPUT = "-"
-NO_MORE: Mapping[str, str] = {}
+NO_EXTRA: Mapping[str, str] = {}
 LISTED = 5  # kinds of files that are not read
 
 
@@ -48,10 +48,10 @@ class Source:
     def packed(self) -> str:
         """How it is compressed: ".gz", ".xz", ".zst" or not at all."""
         suffix = Path(self.path).suffix.lower()
-        return suffix if suffix in PACKED else ""
+        return suffix if suffix in COMPRESSED else ""
 
 
-def find(names: Sequence[str], format: str | None = None, more: Mapping[str, str] = NO_MORE) -> list[Source]:
+def find_sources(names: Sequence[str], format: str | None = None, more: Mapping[str, str] = NO_EXTRA) -> list[Source]:
     """The files behind paths, folders (all below them, hidden ones left out), globs and "-".
 
     `more`: suffixes beside the known ones and the format each stands for."""
@@ -59,14 +59,14 @@ def find(names: Sequence[str], format: str | None = None, more: Mapping[str, str
         raise UserError(f"format '{format}': unknown; known: {', '.join(sorted(set(FORMATS.values())))}")
     found: dict[str, Source] = {}
     for name in names:
-        for source in _behind(name, format, more):
+        for source in _resolve(name, format, more):
             found.setdefault(source.path, source)
     if not found:
         raise UserError("no corpus given; name a file, a folder, a glob or - for standard input")
     return list(found.values())
 
 
-def _behind(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[Source]:
+def _resolve(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[Source]:
     if name == STANDARD_INPUT:
         yield Source(name, format or "text", 0, 0)
         return
@@ -96,7 +96,7 @@ def _behind(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[
         yield Source(path, kind, status.st_size, status.st_mtime_ns)
 
 
-def passed_over(names: Sequence[str], more: Mapping[str, str] = NO_MORE) -> str:
+def describe_skipped(names: Sequence[str], more: Mapping[str, str] = NO_EXTRA) -> str:
     """What lies in the folders among these names and is not read, in a line; nothing where all of it is."""
     below = (path for name in names if os.path.isdir(name) for path in _walk(name))
     kinds = Counter(
@@ -119,16 +119,16 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(root, name) for name in files if not name.startswith("."))
 
 
-def format_of(path: str, more: Mapping[str, str] = NO_MORE) -> str | None:
+def format_of(path: str, more: Mapping[str, str] = NO_EXTRA) -> str | None:
     """What kind of file a name says it is, compressed or not; None: none we know."""
     stem, suffix = os.path.splitext(path.lower())
-    if suffix in PACKED:
+    if suffix in COMPRESSED:
         suffix = os.path.splitext(stem)[1]
     return FORMATS.get(suffix) or more.get(suffix)
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+def open_source(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """The bytes of a source, unpacked, and the file beneath that knows how far reading has come."""
     if source.path == STANDARD_INPUT:
         yield sys.stdin.buffer, sys.stdin.buffer
@@ -136,12 +136,12 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
     library: Any = None
     if source.packed == ".zst":
-        library = zstandard(source.path)
+        library = import_zstandard(source.path)
         broken = (EOFError, library.ZstdError)
     try:
         with open(source.path, "rb") as file:
             if library is not None:
-                yield io.BufferedReader(_Frames(file, library), 1 << 18), file
+                yield io.BufferedReader(_ZstdReader(file, library), 1 << 18), file
             elif source.packed:
                 unpacked = gzip.GzipFile(fileobj=file) if source.packed == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115
                 yield io.BufferedReader(unpacked, 1 << 18), file
@@ -154,7 +154,7 @@ def opened(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         raise UserError(f"{source.path}: cannot be read ({error.strerror or error})") from None
 
 
-class _Frames(io.RawIOBase):
+class _ZstdReader(io.RawIOBase):
     """The bytes of zstd frames; the library's own reader takes a file that is cut off for a whole one."""
 
     # Small, because a few bytes of input can stand for 128 KiB of output, and one piece is held at a time.
@@ -190,7 +190,7 @@ class _Frames(io.RawIOBase):
         return b"".join(found)
 
 
-def zstandard(path: str) -> Any:
+def import_zstandard(path: str) -> Any:
     """The zstandard library, or one line on how to get it."""
     try:
         import zstandard as library

@@ -14,7 +14,7 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.text import delimited
 from bertree.text.delimited import Quoting, Row
-from bertree.text.records import kind_of, lines, records
+from bertree.text.records import read_lines, read_records, suffix_of
 from bertree.text.sources import format_of
 
 
@@ -64,21 +64,21 @@ def read_table(
     last columns of a header that a line may lack. `wanted`: the columns of a text file with a header that are kept,
     since the others may be most of it (the parse trees of MNLI); None: all.
     """
-    kind = "json" if kind_of(path) == ".json" else format_of(str(path))
+    kind = "json" if suffix_of(path) == ".json" else format_of(str(path))
     if kind is None:
         raise UserError(f"{path}: unknown kind of file; a table is .tsv, .csv, .txt, .jsonl, .json or .parquet")
     if not path.is_file():
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     if kind in ("jsonl", "json", "parquet"):
-        return _objects(path)
-    rows = delimited.rows(path, lines(path), kind == "csv", quoting)
+        return _from_records(path)
+    rows = delimited.read_rows(path, read_lines(path), kind == "csv", quoting)
     rows = dropwhile(lambda row: not any(cell.strip() for cell in row[1]), rows)
     if (first := next(rows, None)) is None:
         raise UserError(f"{path}: is empty")
-    return _delimited(path, first, rows, header, headless, skip, optional, wanted)
+    return _from_rows(path, first, rows, header, headless, skip, optional, wanted)
 
 
-def _delimited(
+def _from_rows(
     path: Path,
     top: Row,
     rows: Iterator[Row],
@@ -124,8 +124,8 @@ def _delimited(
     return table
 
 
-def _objects(path: Path) -> Table:
-    found = list(records(path))
+def _from_records(path: Path) -> Table:
+    found = list(read_records(path))
     if not found:
         raise UserError(f"{path}: has no rows")
     names = tuple(dict.fromkeys(chain.from_iterable(record for _, record in found)))

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as Backend
 from bertree.errors import UserError
 from bertree.files import Json, read_json
 from bertree.text import vocabulary_files
-from bertree.text.cleaning import whole
+from bertree.text.cleaning import replace_surrogates
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (
@@ -74,7 +74,7 @@ class Tokenizer:
         try:
             if JSON in files:
                 backend = Backend.from_buffer(files[JSON])
-            elif built := vocabulary_files.build(files, config):
+            elif built := vocabulary_files.build_tokenizer(files, config):
                 backend = built
             else:
                 return None
@@ -145,11 +145,14 @@ class Tokenizer:
             room = max_length - self.backend.num_special_tokens_to_add(any(isinstance(i, tuple) for i in inputs))
             if room < 1:
                 raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
-        cleaned = [(whole(i[0]), whole(i[1])) if isinstance(i, tuple) else whole(i) for i in inputs]
+        cleaned = [
+            (replace_surrogates(i[0]), replace_surrogates(i[1])) if isinstance(i, tuple) else replace_surrogates(i)
+            for i in inputs
+        ]
         return [
             self._cut(given, max_length)
             if max_length is not None and len(e.ids) > max_length
-            else _encoded(e, isinstance(given, tuple), 0)
+            else _to_encoded(e, isinstance(given, tuple), 0)
             for given, e in zip(cleaned, self.backend.encode_batch_fast(cleaned), strict=True)
         ]
 
@@ -158,25 +161,25 @@ class Tokenizer:
         parts = self.backend.encode_batch_fast(list(given) if pair else [given], add_special_tokens=False)
         room = max_length - self.backend.num_special_tokens_to_add(pair)
         before = sum(len(part.ids) for part in parts)
-        for part, kept in zip(parts, longest_first([len(part.ids) for part in parts], room), strict=True):
+        for part, kept in zip(parts, truncated_lengths([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept)
         joined = self.backend.post_process(parts[0], parts[1] if pair else None)
-        return _encoded(joined, pair, before - room)
+        return _to_encoded(joined, pair, before - room)
 
 
-def _encoded(given: Encoding, pair: bool, dropped: int) -> Encoded:
+def _to_encoded(given: Encoding, pair: bool, dropped: int) -> Encoded:
     if not pair:
         return Encoded(given.ids, None, dropped)
     segments = given.type_ids
-    return Encoded(given.ids, segments, dropped, 0 if any(segments) else second_text(given.sequence_ids))
+    return Encoded(given.ids, segments, dropped, 0 if any(segments) else second_text_start(given.sequence_ids))
 
 
-def second_text(texts: Sequence[int | None]) -> int:
+def second_text_start(texts: Sequence[int | None]) -> int:
     """Tokens before the second text, where each token names its text (None: a special token); 0: there is none."""
     return texts.index(1) if 1 in texts else 0
 
 
-def longest_first(lengths: Sequence[int], room: int) -> list[int]:
+def truncated_lengths(lengths: Sequence[int], room: int) -> list[int]:
     """How much is kept of one text or two, together no more than `room`: what is too much is taken from the longer
     until both are equal, then from both; the odd token stays with the longer one, or the second."""
     if sum(lengths) <= room:

@@ -35,7 +35,7 @@ Documents = Callable[[], Iterable[str]]
 
 
 @dataclass(frozen=True)
-class Report:
+class TokenizerReport:
     """How a tokenizer does on text it was not trained on."""
 
     documents: int
@@ -61,7 +61,7 @@ class Report:
 
 
 @dataclass
-class Split:
+class HeldOutSplit:
     """Every n-th document is held out, the others pass through."""
 
     every: int = HELD_OUT
@@ -103,9 +103,9 @@ def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | No
     if backend.get_vocab_size() <= len(NAMES[kind]):
         raise UserError("the corpus holds no text to train a vocabulary on")
     if kind == "bpe":
-        vocabulary_files.frame_roberta(backend)
+        vocabulary_files.set_roberta_template(backend)
     else:
-        vocabulary_files.frame_bert(backend, mask_takes_space=kind == "unigram")
+        vocabulary_files.set_bert_template(backend, mask_takes_space=kind == "unigram")
     return Tokenizer(backend, _config(kind, lower))
 
 
@@ -146,7 +146,7 @@ def wordpiece_alphabet(lines: Iterable[str], limit: int) -> tuple[list[str], lis
     """The most frequent characters of normalised lines, and those among them that stand within words."""
     counts: Counter[str] = Counter()
     inside: set[str] = set()
-    apart = _Apart()
+    apart = _PunctuationMap()
     for line in lines:
         counts.update(line)
         for word in line.translate(apart).split():
@@ -156,7 +156,7 @@ def wordpiece_alphabet(lines: Iterable[str], limit: int) -> tuple[list[str], lis
     return alphabet, [letter for letter in alphabet if letter in inside]
 
 
-class _Apart(dict[int, int | str]):
+class _PunctuationMap(dict[int, int | str]):
     """Punctuation as BERT sees it (all ASCII symbols too) becomes a space."""
 
     def __missing__(self, code: int) -> int | str:
@@ -199,12 +199,12 @@ def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     )
     backend.train_from_iterator(_lines(documents), trainer)
     pieces = json.loads(backend.to_str())["model"]["vocab"]
-    ordered = [*pieces[: len(ALBERT)], *_in_order(pieces[len(ALBERT) :])]
+    ordered = [*pieces[: len(ALBERT)], *_sort_pieces(pieces[len(ALBERT) :])]
     backend.model = models.Unigram([(piece, score) for piece, score in ordered], unk_id=ALBERT.index("<unk>"))
     return backend
 
 
-def _in_order(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+def _sort_pieces(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     """Unigram pieces with what depends on the order of a hash table taken out.
 
     Sums taken in another order differ in their last digits, so those are rounded away. Letters that training
@@ -225,7 +225,7 @@ def _config(kind: str, lower: bool) -> dict[str, Any]:
     names = {"bpe": ["input_ids", "attention_mask"]}.get(kind, ["input_ids", "token_type_ids", "attention_mask"])
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
     config |= {"clean_up_tokenization_spaces": False, "do_lower_case": lower}
-    start, pad, end, unknown, mask = _roles(kind)
+    start, pad, end, unknown, mask = _special_tokens(kind)
     return config | {
         "cls_token": start,
         "pad_token": pad,
@@ -235,7 +235,7 @@ def _config(kind: str, lower: bool) -> dict[str, Any]:
     }
 
 
-def _roles(kind: str) -> tuple[str, str, str, str, str]:
+def _special_tokens(kind: str) -> tuple[str, str, str, str, str]:
     if kind == "bpe":
         return "<s>", "<pad>", "</s>", "<unk>", "<mask>"
     pad, unknown = NAMES[kind][:2]
@@ -249,7 +249,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         (work / CONFIG).write_text(json.dumps(tokenizer.config, indent=2), encoding="utf-8")
 
 
-def evaluate(tokenizer: Tokenizer, documents: list[str]) -> Report:
+def evaluate(tokenizer: Tokenizer, documents: list[str]) -> TokenizerReport:
     """Fertility, unknown rate and compression on given documents."""
     unknown_id = tokenizer.id_of("unk")
     tokens = unknown = 0
@@ -258,7 +258,7 @@ def evaluate(tokenizer: Tokenizer, documents: list[str]) -> Report:
         for encoding in tokenizer.backend.encode_batch_fast(batch, add_special_tokens=False):
             tokens += len(encoding.ids)
             unknown += sum(token == unknown_id for token in encoding.ids)
-    return Report(
+    return TokenizerReport(
         documents=len(documents),
         words=sum(len(document.split()) for document in documents),
         tokens=tokens,

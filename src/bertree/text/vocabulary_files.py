@@ -10,20 +10,20 @@ from bertree.errors import UserError
 from bertree.files import Json
 
 
-def build(files: dict[str, bytes], config: Json) -> Tokenizer | None:
+def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
     """The tokenizer of the first vocabulary found among the files, or None."""
     if "vocab.txt" in files:
-        return wordpiece(files["vocab.txt"], config)
+        return build_wordpiece(files["vocab.txt"], config)
     if "vocab.json" in files and "merges.txt" in files:
-        return byte_bpe(files["vocab.json"], files["merges.txt"], config)
+        return build_byte_bpe(files["vocab.json"], files["merges.txt"], config)
     if "spiece.model" in files:
-        return unigram(files["spiece.model"], config)
+        return build_unigram(files["spiece.model"], config)
     if "vocab.json" in files or "merges.txt" in files:
         raise UserError("a byte-level BPE tokenizer needs both vocab.json and merges.txt")
     return None
 
 
-def wordpiece(data: bytes, config: Json) -> Tokenizer:
+def build_wordpiece(data: bytes, config: Json) -> Tokenizer:
     """BERT's: one token a line, its id is the line's number."""
     lines = data.decode("utf-8").split("\n")
     vocab = {line.rstrip("\r"): number for number, line in enumerate(lines) if line or number < len(lines) - 1}
@@ -39,11 +39,11 @@ def wordpiece(data: bytes, config: Json) -> Tokenizer:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
-    frame_bert(tokenizer)
+    set_bert_template(tokenizer)
     return tokenizer
 
 
-def frame_bert(tokenizer: Tokenizer, mask_takes_space: bool = False) -> None:
+def set_bert_template(tokenizer: Tokenizer, mask_takes_space: bool = False) -> None:
     """BERT's frame around a text: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], the second part in segment 1.
 
     ALBERT's mask takes the space before it, since a space is part of the piece that follows it."""
@@ -61,7 +61,7 @@ def frame_bert(tokenizer: Tokenizer, mask_takes_space: bool = False) -> None:
         )
 
 
-def byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
+def build_byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
     """GPT-2's and RoBERTa's: pairs of byte-level pieces merged in the order they were learned."""
     table = json.loads(vocab)
     lines = merges.decode("utf-8").split("\n")
@@ -72,11 +72,11 @@ def byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
     prefix = bool(config.get("add_prefix_space", False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
-    frame_roberta(tokenizer, prefix)
+    set_roberta_template(tokenizer, prefix)
     return tokenizer
 
 
-def frame_roberta(tokenizer: Tokenizer, prefix: bool = False) -> None:
+def set_roberta_template(tokenizer: Tokenizer, prefix: bool = False) -> None:
     """RoBERTa's frame: <s> A </s> or <s> A </s></s> B </s>, all in segment 0; <mask> takes the space before it."""
     special = [
         t for t in ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|endoftext|>") if tokenizer.token_to_id(t) is not None
@@ -89,10 +89,10 @@ def frame_roberta(tokenizer: Tokenizer, prefix: bool = False) -> None:
         tokenizer.post_processor = processors.RobertaProcessing(end, start, True, prefix)
 
 
-def unigram(data: bytes, config: Json) -> Tokenizer:
+def build_unigram(data: bytes, config: Json) -> Tokenizer:
     """ALBERT's: the pieces and scores of a SentencePiece model."""
     try:
-        pieces, charsmap, unknown = sentencepiece(data)
+        pieces, charsmap, unknown = read_sentencepiece(data)
     except (struct.error, IndexError, UnicodeDecodeError, ValueError):
         raise UserError("spiece.model: is not a SentencePiece model") from None
     # A number with its comma is split as the original code did after the fact: "9,5" is 9 , 5.
@@ -111,21 +111,21 @@ def unigram(data: bytes, config: Json) -> Tokenizer:
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
     )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    frame_bert(tokenizer, mask_takes_space=True)
+    set_bert_template(tokenizer, mask_takes_space=True)
     return tokenizer
 
 
-def sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int]:
+def read_sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int]:
     """Pieces with scores, the normaliser's character map and the id of the unknown piece.
 
     The file is one protocol-buffer message; the three fields needed are few enough to read by hand.
     """
     pieces: list[tuple[str, float]] = []
     charsmap, unknown = b"", 0
-    for field, value in _message(data):
+    for field, value in _read_message(data):
         if field == 1 and isinstance(value, bytes):
             piece, score, kind = "", 0.0, 1
-            for key, item in _message(value):
+            for key, item in _read_message(value):
                 if key == 1 and isinstance(item, bytes):
                     piece = item.decode("utf-8")
                 elif key == 2 and isinstance(item, bytes):
@@ -136,13 +136,13 @@ def sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int]:
                 unknown = len(pieces)
             pieces.append((piece, score))
         elif field == 3 and isinstance(value, bytes):
-            charsmap = next((v for k, v in _message(value) if k == 2 and isinstance(v, bytes)), b"")
+            charsmap = next((v for k, v in _read_message(value) if k == 2 and isinstance(v, bytes)), b"")
     if not pieces:
         raise ValueError("no pieces")
     return pieces, charsmap, unknown
 
 
-def _message(data: bytes) -> list[tuple[int, int | bytes]]:
+def _read_message(data: bytes) -> list[tuple[int, int | bytes]]:
     """The fields of a protocol-buffer message: numbers as int, everything else as its bytes."""
     found: list[tuple[int, int | bytes]] = []
     at = 0

@@ -12,7 +12,16 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.text.records import content, json_object, kind_of, list_field, place, records, text_field, texts_field
+from bertree.text.records import (
+    json_object,
+    list_field,
+    location,
+    read_content,
+    read_records,
+    suffix_of,
+    text_field,
+    texts_field,
+)
 
 LEVELS = ("middle", "high")
 _LEVEL = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")
@@ -31,12 +40,12 @@ class ChoiceExample:
 
 def read(path: Path, task: str) -> Iterator[ChoiceExample]:
     """The questions of one file, in the layout of this task."""
-    if task == "race" and kind_of(path) == ".txt":
-        yield from passage(json_object(content(path), place(path, 1)), place(path, 1), level_in(path))
+    if task == "race" and suffix_of(path) == ".txt":
+        yield from passage(json_object(read_content(path), location(path, 1)), location(path, 1), level_in(path))
         return
     level = level_in(path) if task == "race" else ""
-    for number, record in records(path):
-        where = place(path, number)
+    for number, record in read_records(path):
+        where = location(path, number)
         if task == "race":
             yield from passage(record, where, level)
         else:

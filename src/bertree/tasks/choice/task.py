@@ -18,7 +18,7 @@ from bertree.tasks.choice.read import LAYOUTS, LEVELS, ChoiceExample
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import find_splits, own_split, split_folders
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
-from bertree.text.framing import Frame, tokenised
+from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.tokenizer import Tokenizer
 
 HIDDEN = ("label", "answer", "answers")  # what is not looked at where an answer is asked for
@@ -99,7 +99,7 @@ class ChoiceTask(Task[ChoiceExample]):
         room = frame.room(max_length)
         contexts = _spaced([example.context for example in examples])
         asked = [[self._second(example, option) for option in example.options] for example in examples]
-        ids = tokenised((*contexts.values(), *(text for texts in asked for text in texts)), tokenizer)
+        ids = tokenize_distinct((*contexts.values(), *(text for texts in asked for text in texts)), tokenizer)
         found: list[Unit] = []
         cut_examples = cut_tokens = 0
         for number, (example, texts) in enumerate(zip(examples, asked, strict=True)):

@@ -19,7 +19,7 @@ from bertree.tasks import glue, splits
 from bertree.tasks.columns import TextExample
 from bertree.tasks.task import Splits
 from bertree.text.delimited import Quoting
-from bertree.text.records import kind_of, lines, place, records
+from bertree.text.records import location, read_lines, read_records, suffix_of
 from bertree.text.sources import FORMATS
 from bertree.text.tables import Table, read_table
 
@@ -53,7 +53,7 @@ class Sentences(NamedTuple):
     @property
     def where(self) -> str:
         """The beginning of an error line."""
-        return place(Path(self.file), self.line) if self.file else f"'{self.texts[0]:.40}'"
+        return location(Path(self.file), self.line) if self.file else f"'{self.texts[0]:.40}'"
 
     @property
     def kind(self) -> str:
@@ -156,9 +156,9 @@ def _top(path: Path) -> tuple[list[str], list[str]]:
     """Names of the columns, or what could be; and the fields of the first line of a text file."""
     if not path.is_file():
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
-    if kind_of(path) in (".jsonl", ".json", ".parquet"):
-        return [str(name) for name in next(iter(records(path)), (0, {}))[1]], []
-    first = next((text for _, text in lines(path) if text.strip()), "")
+    if suffix_of(path) in (".jsonl", ".json", ".parquet"):
+        return [str(name) for name in next(iter(read_records(path)), (0, {}))[1]], []
+    first = next((text for _, text in read_lines(path) if text.strip()), "")
     fields = first.split("\t") if "\t" in first else next(csv.reader([first]), [])
     return [field.strip() for field in fields], fields
 
@@ -198,7 +198,7 @@ def _texts(table: Table, line: int, cells: Sequence[Any]) -> tuple[str, ...]:
     for name, cell in (("first text", cells[0]), ("second text", cells[1]), *(("negative", cell) for cell in kept)):
         if not isinstance(cell, str) or not cell.strip():
             what = "is empty" if cell is None or isinstance(cell, str) else f"is {cell!r:.40}, not text"
-            raise UserError(f"{place(table.path, line)}: the {name} {what}; a text is needed")
+            raise UserError(f"{location(table.path, line)}: the {name} {what}; a text is needed")
     return tuple(str(cell).strip() for cell in (*cells[:2], *kept))
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json
-from bertree.text.cleaning import whole
-from bertree.text.records import content, json_object
+from bertree.text.cleaning import replace_surrogates
+from bertree.text.records import json_object, read_content
 
 VERSIONS = {"squad": "1.1", "squad2": "2.0"}
 NEAR = 10  # characters an answer may be away from where the file says
@@ -64,12 +64,12 @@ class _Reader:
             where = f"article {number}"
             for position, paragraph in enumerate(self.value(article, "paragraphs", list, where), start=1):
                 place = f"{where}, paragraph {position}"
-                context = whole(self.value(paragraph, "context", str, place))
+                context = replace_surrogates(self.value(paragraph, "context", str, place))
                 if not context.strip():
                     raise self.wrong(place, "its context is empty")
                 for index, record in enumerate(self.value(paragraph, "qas", list, place), start=1):
                     identity = self.value(record, "id", str, f"{place}, question {index}")
-                    question = whole(self.value(record, "question", str, f"question {identity}"))
+                    question = replace_surrogates(self.value(record, "question", str, f"question {identity}"))
                     answers = self.answers(record, context, identity)
                     yield SquadExample(identity, question, context, answers, str(self.path))
 
@@ -88,7 +88,7 @@ class _Reader:
         return tuple(self.answer(answer, context, where) for answer in given)
 
     def answer(self, record: Any, context: str, where: str) -> Answer:
-        text = whole(self.value(record, "text", str, where))
+        text = replace_surrogates(self.value(record, "text", str, where))
         start = self.value(record, "answer_start", int, where)
         if not text.strip():
             raise self.wrong(where, "an answer text that is empty")
@@ -108,7 +108,7 @@ def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
     for path in paths:
         reader = _Reader(path, impossible)
         before = len(found)
-        found += reader.examples(json_object(content(path), str(path)))
+        found += reader.examples(json_object(read_content(path), str(path)))
         if len(found) == before:
             raise UserError(f"{path}: holds no questions")
         repaired += reader.repaired

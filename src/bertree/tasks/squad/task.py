@@ -23,7 +23,7 @@ from bertree.tasks.squad import metric, windows
 from bertree.tasks.squad import spans as squad_spans
 from bertree.tasks.squad.read import VERSIONS, SquadExample, read
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
-from bertree.text.cleaning import whole
+from bertree.text.cleaning import replace_surrogates
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -86,7 +86,9 @@ class SquadTask(Task[SquadExample]):
                 there = ", ".join(map(str, record)) or "none"
                 raise UserError(f"a question needs a text in '{name}'; fields given: {there}")
         identity = record.get("id", "")
-        return SquadExample(str(identity), whole(record["question"]), whole(record["context"]))
+        return SquadExample(
+            str(identity), replace_surrogates(record["question"]), replace_surrogates(record["context"])
+        )
 
     def check_training(self, examples: Sequence[SquadExample]) -> None:
         """Every answer must stand in its context."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertree.tasks.squad.read import SquadExample
 from bertree.tasks.task import Cut, Unit
-from bertree.text.framing import Frame, encodings, tokenised
+from bertree.text.framing import Frame, encode_distinct, tokenize_distinct
 from bertree.text.tokenizer import Tokenizer
 
 QUESTION = 64  # tokens of a question that are read, as BERT does
@@ -51,7 +51,7 @@ def units(
     frame = Frame(tokenizer, pair=True)
     room = frame.room(max_length, least=2)
     contexts = _contexts((example.context for example in examples), tokenizer)
-    questions = tokenised((example.question for example in examples), tokenizer)
+    questions = tokenize_distinct((example.question for example in examples), tokenizer)
     longest = min(QUESTION, room // 2)
     made: list[Unit] = []
     cut = [0, 0]
@@ -99,7 +99,7 @@ def _inside(gold: tuple[int, int] | None, begin: int, end: int) -> tuple[int, in
 
 def _contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, Context]:
     found: dict[str, Context] = {}
-    for text, encoding in encodings(texts, tokenizer, offsets=True):
+    for text, encoding in encode_distinct(texts, tokenizer, offsets=True):
         offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
         found[text] = Context(text, encoding.ids, *_trimmed(text, offsets))
     return found

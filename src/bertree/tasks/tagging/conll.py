@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.text.records import kind_of, lines, place, records, text_field, texts_field
+from bertree.text.records import location, read_lines, read_records, suffix_of, text_field, texts_field
 
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 CELLS = (".csv", ".tsv")  # tables of text alone: words and tags are separated by spaces
@@ -53,7 +53,7 @@ class Read(NamedTuple):
 
     def at(self, word: int) -> str:
         """Where a word stands, as an error line begins."""
-        return place(self.path, self.line + (word if self.by_word else 0))
+        return location(self.path, self.line + (word if self.by_word else 0))
 
 
 def read(path: Path, text: str | None, label: str | None) -> Iterator[Read]:
@@ -62,7 +62,7 @@ def read(path: Path, text: str | None, label: str | None) -> Iterator[Read]:
     A .tsv file is in columns (one word a line) unless one of them is a name: only a table has names.
     """
     named = any(given is not None and not _NUMBER.fullmatch(given) for given in (text, label))
-    if kind_of(path) in TABLES or (kind_of(path) == ".tsv" and named):
+    if suffix_of(path) in TABLES or (suffix_of(path) == ".tsv" and named):
         return _table(path, text or "words", label)
     return _columns(path, _column(path, text, 0), _column(path, label, -1), label is not None)
 
@@ -81,7 +81,7 @@ def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Read]:
     tags: list[str] = []
     first = 0
     tabs, width = _form(path, text, label, must)
-    for number, line in lines(path):
+    for number, line in read_lines(path):
         row = _row(line, tabs)
         begins = not words
         if not line.strip(" \t") or "-DOCSTART-" in row:
@@ -92,7 +92,7 @@ def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Read]:
         if begins and _REMARK.match(line) and len(row) != width:
             continue  # a remark above a sentence; a word "#" has as many columns as the others
         if len(row) != width:
-            raise UserError(f"{place(path, number)}: has {len(row)} columns where the lines before have {width}")
+            raise UserError(f"{location(path, number)}: has {len(row)} columns where the lines before have {width}")
         if begins:
             first = number
         words.append(row[text])
@@ -107,7 +107,7 @@ def _form(path: Path, text: int, label: int, must: bool) -> tuple[bool, int]:
     A file may begin with a word "#", so where every line could be a remark the first of them is taken.
     """
     told: tuple[int, str] | None = None
-    for number, line in lines(path):
+    for number, line in read_lines(path):
         if not line.strip(" \t") or "-DOCSTART-" in _BLANKS.split(line):
             continue
         if told is None or not _REMARK.match(line):
@@ -117,10 +117,10 @@ def _form(path: Path, text: int, label: int, must: bool) -> tuple[bool, int]:
     if told is None:
         return False, 0
     number, line = told
-    tabs = kind_of(path) == ".tsv" and "\t" in line
+    tabs = suffix_of(path) == ".tsv" and "\t" in line
     width = len(_row(line, tabs))
     if not (-width <= text < width and -width <= label < width) or (must and width == 1):
-        raise UserError(f"{place(path, number)}: has {width} columns; there is no column {label} beside {text}")
+        raise UserError(f"{location(path, number)}: has {width} columns; there is no column {label} beside {text}")
     return tabs, width
 
 
@@ -132,9 +132,9 @@ def _table(path: Path, text: str, label: str | None) -> Iterator[Read]:
     """One sentence a record. The tags may be left out if nobody said where they are, but of all or of none."""
     tagged = None
     name = label or "tags"
-    texts = _cell if kind_of(path) in CELLS else texts_field
-    for number, record in records(path):
-        where = place(path, number)
+    texts = _cell if suffix_of(path) in CELLS else texts_field
+    for number, record in read_records(path):
+        where = location(path, number)
         words = texts(record, text, where)
         if tagged is None:
             tagged = label is not None or name in record

@@ -24,8 +24,8 @@ from bertree.tasks.tagging.entities import PLAIN, SHAPE, compare, entities, part
 from bertree.tasks.tagging.windows import windows
 from bertree.tasks.tagging.words import words as words_of
 from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
-from bertree.text.cleaning import whole
-from bertree.text.framing import Frame, tokenised
+from bertree.text.cleaning import replace_surrogates
+from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import texts_field
 from bertree.text.tokenizer import Tokenizer
 
@@ -127,14 +127,14 @@ class TaggingTask(Task[Sentence]):
         if isinstance(record, dict):
             field = self.text if self.text is not None and not self.text.lstrip("-").isdigit() else "words"
             if isinstance(record.get(field), str):  # a cell of a table of text
-                return Sentence(tuple(conll.apart(whole(record[field]))))
+                return Sentence(tuple(conll.apart(replace_surrogates(record[field]))))
             if field in record:
                 return Sentence(tuple(texts_field(record, field, "record")))
             text = record.get("text")
             if not isinstance(text, str):
                 raise UserError(f"record: needs '{field}', a list of texts, or 'text', a text")
             record = text
-        text = whole(record)
+        text = replace_surrogates(record)
         places = tuple(words_of(text))
         return Sentence(tuple(text[start:end] for start, end in places), None, text, places)
 
@@ -157,7 +157,7 @@ class TaggingTask(Task[Sentence]):
         frame = Frame(tokenizer, pair=False)
         room = frame.room(max_length)
         # A space before each: inside a sentence a byte-level BPE word begins with one.
-        pieces = tokenised((f" {word}" for example in examples for word in example.words), tokenizer)
+        pieces = tokenize_distinct((f" {word}" for example in examples for word in example.words), tokenizer)
         nothing = next((i for kind in ("unk", "mask", "sep") if (i := tokenizer.id_of(kind)) is not None), 0)
         classes = {label: number for number, label in enumerate(self.labels)}
         found: list[Unit] = []

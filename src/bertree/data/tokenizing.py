@@ -25,14 +25,14 @@ from tokenizers import Tokenizer as Backend
 from bertree.data.store import dtype_for
 from bertree.errors import UserError
 from bertree.text.identity import is_byte_level
-from bertree.text.sentence_splitter import split
+from bertree.text.sentence_splitter import split_sentences
 from bertree.text.tokenizer import Tokenizer
 
 Task = TypeVar("Task")
 PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
-class Tokenised(NamedTuple):
+class TokenizedDocuments(NamedTuple):
     """Some documents as a store holds them."""
 
     tokens: NDArray[Any]
@@ -41,7 +41,7 @@ class Tokenised(NamedTuple):
     empty: int  # documents that gave no token at all
 
 
-class Tokeniser:
+class DocumentTokenizer:
     """Turns documents into ids. Special tokens that stand in the text are text, not special."""
 
     def __init__(self, backend: Backend, vocab_size: int, spaced: bool, language: str) -> None:
@@ -52,7 +52,7 @@ class Tokeniser:
         self.language = language
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, language: str) -> "Tokeniser":
+    def of(cls, tokenizer: Tokenizer, language: str) -> "DocumentTokenizer":
         """A tokeniser with its own copy of a tokenizer's backend."""
         return cls.parse(cls.spell(tokenizer, language))
 
@@ -65,17 +65,17 @@ class Tokeniser:
         return text, tokenizer.size, spaced, language
 
     @classmethod
-    def parse(cls, spelled: tuple[str, int, bool, str]) -> "Tokeniser":
+    def parse(cls, spelled: tuple[str, int, bool, str]) -> "DocumentTokenizer":
         """One from what `spell` gave."""
         text, vocab_size, spaced, language = spelled
         return cls(Backend.from_str(text), vocab_size, spaced, language)
 
-    def __call__(self, documents: list[str]) -> Tokenised:
+    def __call__(self, documents: list[str]) -> TokenizedDocuments:
         """Ids and lengths of some documents; what gives no token is left out."""
         texts: list[str] = []
         counts: list[int] = []
         for document in documents:
-            found = split(document, self.language)
+            found = split_sentences(document, self.language)
             if self.spaced:
                 found[1:] = [" " + sentence for sentence in found[1:]]
             texts += found
@@ -86,15 +86,15 @@ class Tokeniser:
         tokens = np.fromiter(ids, self.dtype, int(lengths.sum()))
         owners = np.repeat(np.arange(len(documents)), np.array(counts, np.int64))
         kept = np.bincount(owners[lengths > 0], minlength=len(documents))
-        return Tokenised(tokens, lengths[lengths > 0], kept[kept > 0], int((kept == 0).sum()))
+        return TokenizedDocuments(tokens, lengths[lengths > 0], kept[kept > 0], int((kept == 0).sum()))
 
 
-_tokeniser: Tokeniser | None = None  # of a worker process
+_worker_tokenizer: DocumentTokenizer | None = None  # of a worker process
 
 
-def _start(spelled: tuple[str, int, bool, str]) -> None:
+def _start_worker(spelled: tuple[str, int, bool, str]) -> None:
     """Ready a worker: one thread, deaf to Ctrl-C (its parent listens), gone when its parent is."""
-    global _tokeniser
+    global _worker_tokenizer
     os.environ[PARALLEL] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -105,12 +105,12 @@ def _start(spelled: tuple[str, int, bool, str]) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    _tokeniser = Tokeniser.parse(spelled)
+    _worker_tokenizer = DocumentTokenizer.parse(spelled)
 
 
-def _work(documents: list[str]) -> Tokenised:
-    assert _tokeniser is not None, "workers are started first"
-    return _tokeniser(documents)
+def _tokenize_in_worker(documents: list[str]) -> TokenizedDocuments:
+    assert _worker_tokenizer is not None, "workers are started first"
+    return _worker_tokenizer(documents)
 
 
 @contextmanager
@@ -127,27 +127,27 @@ def single_threaded() -> Iterator[None]:
             os.environ[PARALLEL] = before
 
 
-def tokenise(
+def tokenize(
     tasks: Iterable[Task],
     documents: Callable[[Task], list[str]],
     tokenizer: Tokenizer,
     language: str,
     workers: int,
-) -> Generator[tuple[Task, Tokenised], None, None]:
+) -> Generator[tuple[Task, TokenizedDocuments], None, None]:
     """Each task with its tokens, in order; no more than a few are in memory at once."""
     if workers == 1:
-        local = Tokeniser.of(tokenizer, language)
+        local = DocumentTokenizer.of(tokenizer, language)
         with single_threaded():
             for task in tasks:
                 yield task, local(documents(task))
         return
-    spelled = Tokeniser.spell(tokenizer, language)
+    spelled = DocumentTokenizer.spell(tokenizer, language)
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start, initargs=(spelled,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(spelled,))
     try:
-        waiting: deque[tuple[Task, Future[Tokenised]]] = deque()
+        waiting: deque[tuple[Task, Future[TokenizedDocuments]]] = deque()
         for task in tasks:
-            waiting.append((task, pool.submit(_work, documents(task))))
+            waiting.append((task, pool.submit(_tokenize_in_worker, documents(task))))
             if len(waiting) > workers + 2:
                 yield waiting[0][0], waiting.popleft()[1].result()
         while waiting:
