@@ -1,23 +1,116 @@
-"""TODO."""
+"""What a person sees while work is under way: notes, lines and progress bars.
+
+Nothing is shown unless it is asked for: the command line runs every verb inside `showing()`, and from Python
+`progress=True` does the same. A note is a warning, so that a program can catch or silence it; the command line prints
+it as one line on standard error. Results are not shown here: functions return them, and the command line prints them.
+"""
 
 import sys
-from collections.abc import Callable, Iterator
+import time
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from bertree.errors import BertreeWarning
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_SHOWING: ContextVar[bool] = ContextVar("showing", default=False)
 
 
 @contextmanager
-def bar(total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error, where that is a terminal."""
-    columns = (TextColumn("reading"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = sys.stderr.isatty() and not quiet
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda count: progress.advance(task, count)
+def showing(on: bool = True) -> Iterator[None]:
+    """Show lines and progress bars while the block runs."""
+    token = _SHOWING.set(on)
+    try:
+        yield
+    finally:
+        _SHOWING.reset(token)
+
+
+def is_showing() -> bool:
+    """Whether lines and progress bars are shown."""
+    return _SHOWING.get()
+
+
+def has_bar() -> bool:
+    """Whether a progress bar can be drawn: it is asked for, and standard error is a terminal."""
+    return is_showing() and sys.stderr.isatty()
 
 
 def note(line: str) -> None:
-    """Something to know, on standard error."""
-    print(f"bertree: note: {line}", file=sys.stderr)
+    """Warn the user of something that does not stop the work."""
+    warnings.warn(line, BertreeWarning, stacklevel=2)
+
+
+def say(line: str) -> None:
+    """Print one line on standard output, if lines are shown."""
+    if is_showing():
+        print(line, flush=True)
+
+
+class Bar:
+    """A progress bar on standard error; does nothing where none is drawn."""
+
+    def __init__(self, progress: "Progress | None", what: str, total: int | None, speed: str) -> None:
+        self._progress, self._speed = progress, speed
+        self._first: tuple[float, int] | None = None  # a resumed run does not start at zero
+        self._done = 0
+        self._task = None if progress is None else progress.add_task(what, total=total, rate="")
+
+    def advance(self, count: int = 1) -> None:
+        """Move on by so many."""
+        self.move_to(self._done + count)
+
+    def move_to(self, completed: int, items: int | None = None) -> None:
+        """Set how far the work has come. `items`: what the speed counts, if it is not the same."""
+        self._done = completed
+        if self._progress is None or self._task is None:
+            return
+        items, now = completed if items is None else items, time.perf_counter()
+        self._first = self._first or (now, items)
+        seconds = now - self._first[0]
+        rate = f"{(items - self._first[1]) / seconds:,.0f} {self._speed}/s" if self._speed and seconds > 0.5 else ""
+        self._progress.update(self._task, completed=completed, rate=rate)
+
+    def relabel(self, what: str, total: int | None = None) -> None:
+        """Go on with another part of the work."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=what, total=total)
+
+
+@contextmanager
+def bar(what: str, total: int | None = None, *, speed: str = "", in_bytes: bool = False) -> Iterator[Bar]:
+    """Draw a progress bar. `speed`: the unit of the items counted per second; `in_bytes`: the total is in bytes."""
+    if not has_bar():
+        yield Bar(None, what, total, speed)
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (
+        rich.SpinnerColumn(),
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.DownloadColumn() if in_bytes else rich.MofNCompleteColumn(),
+        rich.TextColumn("{task.fields[rate]}"),
+        rich.TimeElapsedColumn(),
+        rich.TimeRemainingColumn(),
+    )
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, what, total, speed)
+
+
+@contextmanager
+def status(line: str) -> Iterator[None]:
+    """Show a spinner with a line of text on standard error while the block runs."""
+    if not has_bar():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(line):
+        yield

@@ -154,8 +154,8 @@ def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Nobody else writes into the folder while the block runs."""
+def exclusive_lock(out: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder while the block runs."""
     handle = os.open(out, os.O_RDONLY)  # the lock is on the folder itself: it leaves no file behind
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -166,13 +166,13 @@ def alone(out: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def write_lines(path: Path, lines: Iterable[Json]) -> None:
-    """One object a line."""
-    write(path, "".join(as_text(line) + "\n" for line in lines))
+def write_json_lines(path: Path, lines: Iterable[Json]) -> None:
+    """Write one JSON object per line."""
+    write_into_folder(path, "".join(json_text(line) + "\n" for line in lines))
 
 
-def as_text(value: Json, indent: int | None = None) -> str:
-    """JSON; a number that is not finite, which a model that has diverged may say, is null."""
+def json_text(value: Json, indent: int | None = None) -> str:
+    """Return JSON; numbers that are not finite become null."""
     try:
         return json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
     except ValueError:
@@ -187,8 +187,8 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write(path: Path, text: str) -> None:
-    """A whole file, and its folder."""
+def write_into_folder(path: Path, text: str) -> None:
+    """Write a file atomically, and create its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)

@@ -1,17 +1,34 @@
-"""TODO."""
+"""The folder of a run: what its files are called, and how it is created and cleaned up."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from bertree.errors import UserError
 
 METRICS, RECIPE, ENVIRONMENT, TENSORBOARD = "metrics.jsonl", "recipe.toml", "environment.json", "tensorboard"
-
-
 REPORT = "report.html"
-
-
 CHECKPOINTS, MODEL, BEST_MODEL = "checkpoints", "model", "model-best"
-
-
 SCORES, PREDICTIONS = "metrics.json", "predictions.jsonl"
+COMPARISON = "comparison.json"
 
 
-def file_of(split: str) -> str:
-    """Where the predictions on a split go."""
+def predictions_file(split: str) -> str:
+    """Name of the file with the predictions on a split."""
     return PREDICTIONS if split in ("dev", "test") else f"predictions-{split.partition('-')[2]}.jsonl"
+
+
+def make_folder(*folders: Path) -> None:
+    """Create folders and their parents. Called when everything else is checked: a mistake leaves no folder behind."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+
+
+def remove_leftovers(targets: Iterable[Path]) -> None:
+    """Remove the temporary files that a killed run left beside its targets."""
+    for target in targets:
+        for leftover in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()

@@ -1,6 +1,5 @@
 """A verb's work: read what it was given, build the parts, run them, show the result."""
 
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +8,7 @@ from rich.text import Text
 
 from bertree.cli.info import print_json
 from bertree.config.default_model import located
+from bertree.console import note
 from bertree.errors import UserError, suggest
 from bertree.inference.load import DTYPES, Candidate, Model
 from bertree.interop import folder, onnx
@@ -20,7 +20,7 @@ def fill(console: Console, model: Model, text: str, k: int, as_json: bool) -> No
     """`bertree fill`: a table of candidates for each mask."""
     found = model.fill_mask(text, k)
     if not model.trained:
-        print("bertree: note: a preset has fresh, untrained weights: its candidates mean nothing", file=sys.stderr)
+        note("a preset has random weights: its candidates mean nothing")
     masks: list[list[Candidate]] = [found] if isinstance(found[0], Candidate) else found
     if as_json:
         print_json([[candidate._asdict() for candidate in mask] for mask in masks])
@@ -50,7 +50,7 @@ def convert_folder(source: Path, target: Path, to: str, dtype: str, force: bool)
     if to == "onnx":
         onnx.write(contents, target, dtype)
         if heads := [name for name in contents.network.heads if name not in ("mask", "pair")]:
-            print(f"bertree: note: {target}: gives vectors; the head '{heads[0]}' is left out", file=sys.stderr)
+            note(f"{target}: gives vectors; the head '{heads[0]}' is left out")
     else:
         folder.write(contents, target, to, DTYPES[dtype])
     print(f"{target}: {to} folder, {describe_architecture(contents.architecture)}")

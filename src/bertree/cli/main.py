@@ -11,6 +11,7 @@ import typer
 
 import bertree
 from bertree.cli import data, distill, embeddings, finetune, pretrain, search, similar
+from bertree.console import showing
 from bertree.errors import BertreeWarning, UserError
 
 app = typer.Typer(
@@ -149,8 +150,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
+    warnings.simplefilter("always", BertreeWarning)
     try:
-        code = app(standalone_mode=False)
+        with showing():
+            code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         _fail(str(error))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import Json, as_text
+from bertree.files import Json, json_text
 from bertree.finetuning.features import CHUNK
 from bertree.inference.load import device_of, load
 from bertree.tasks.files import _parsed, read
@@ -53,7 +53,7 @@ def predict(
     rest, done = iter(records), 0
     while some := list(islice(rest, CHUNK)):
         for line in loaded.predict(some, max_length, done + 1):
-            print(as_text(line) if as_json else readable(head, line))
+            print(json_text(line) if as_json else readable(head, line))
         done += len(some)
     if not done:
         raise UserError("nothing to predict: the input is empty")

@@ -19,15 +19,15 @@ from bertree.comparison.timing import Subject
 from bertree.config.default_model import located
 from bertree.console import bar, note
 from bertree.errors import UserError
-from bertree.files import write
+from bertree.files import write_into_folder
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
 from bertree.inference.load import Model, device_of, load
 from bertree.report import comparison_page
 from bertree.report.bars import printable
-from bertree.report.comparison import COMPARISON, Comparison, verdict
+from bertree.report.comparison import Comparison, verdict
 from bertree.report.comparison_rows import how, rows
-from bertree.run_folder import METRICS, REPORT, SCORES
+from bertree.run_folder import COMPARISON, METRICS, REPORT, SCORES
 from bertree.tasks.files import TaskFiles, note_all_rows_scored, read
 from bertree.tasks.logits import effective_max_length, inference_autocast
 from bertree.tasks.task import Task
@@ -83,8 +83,10 @@ def compare(
     with _waiting(f"timing {len(subjects)} models for about {seconds:g} s", as_json):
         found = compare_all(subjects, texts, scores=scores, seconds=seconds, devices=devices, measured_on=words)
     if out is not None:
-        write(out / COMPARISON, json.dumps(found.as_json(), ensure_ascii=False, indent=2, allow_nan=False) + "\n")
-        write(out / REPORT, comparison_page.document(found))
+        write_into_folder(
+            out / COMPARISON, json.dumps(found.as_json(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+        )
+        write_into_folder(out / REPORT, comparison_page.document(found))
     if as_json:
         print(json.dumps(found.as_json(), ensure_ascii=False, indent=2, allow_nan=False))
         return
@@ -207,8 +209,10 @@ def _scored(subject: Subject, data: Path, quiet: bool) -> tuple[list[Any], dict[
         part, cut = encode_split(task, examples, model, longest)
         if cut.examples:
             note(f"{subject.name}: {cut.line(name, len(examples), longest)}")
-        with bar(len(part.units), quiet) as advance:
-            _, scores = evaluate_split(task, model.network, part, lambda: inference_autocast(model.device), advance)
+        with bar("evaluating", len(part.units)) as progress:
+            _, scores = evaluate_split(
+                task, model.network, part, lambda: inference_autocast(model.device), progress.advance
+            )
         if not scores:
             raise UserError(f"{splits[name][0]}: has no gold answers to score")
         prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""

@@ -240,9 +240,9 @@ def _asked(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bo
     found: dict[str, list[Logits]] = {}
     try:
         guide.model.to(device)
-        with bar(sum(map(len, read.values()))) as advance:
+        with bar("asking the teacher", sum(map(len, read.values()))) as progress:
             for name, some in read.items():
-                found[name] = guide.says(task, some, lambda: inference_autocast(device), advance)
+                found[name] = guide.says(task, some, lambda: inference_autocast(device), progress.advance)
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory is full; ask the teacher on the CPU (device=cpu)") from None
     finally:

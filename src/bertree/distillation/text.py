@@ -10,24 +10,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bertree.batch import Batch
 from bertree.comparison.run import beside
 from bertree.config.default_model import located
 from bertree.config.recipe import DistilRecipe
+from bertree.console import bar
 from bertree.data.store import Store
 from bertree.distillation import text_student as students
 from bertree.distillation.teacher_cache import Targets
 from bertree.errors import UserError
-from bertree.files import Json, alone
+from bertree.files import Json, exclusive_lock
 from bertree.inference.load import Model, load
 from bertree.interop.weights import digest
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
-from bertree.pretraining.run import Training, check_place, make_place, rate, sweep
+from bertree.pretraining.run import Training, check_place, rate, run_files
+from bertree.run_folder import CHECKPOINTS, make_folder, remove_leftovers
 from bertree.tasks.logits import inference_autocast
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.held_out import evaluate
@@ -68,9 +69,9 @@ def distill(
     check_place(recipe, out, resume)
     training, intro = _built(recipe, machine, shown, train, held, teacher)
     targets = _targets(training, shown) if recipe.distil.cache else None
-    make_place(out)
-    with alone(out):
-        sweep(out)
+    make_folder(out, out / CHECKPOINTS)
+    with exclusive_lock(out):
+        remove_leftovers(run_files(out))
         if targets is not None:
             intro.append(_filled(targets, training, shown))
             training = replace(training, feed=targets)
@@ -156,20 +157,10 @@ def _filled(targets: Targets, training: Training, teacher: Model) -> str:
     """Ask the teacher what is not known yet, and let it go. A line about what is kept."""
     recipe, machine = training.recipe, training.machine
     assert isinstance(recipe, DistilRecipe)
-    columns = (
-        TextColumn("asking the teacher"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-    )
     if targets.missing:
-        with Progress(*columns, transient=True) as progress:
-            task = progress.add_task("", total=targets.steps_missing)
+        with bar("asking the teacher", targets.steps_missing) as progress:
             targets.make(
-                teacher.network,
-                recipe.distil.temperature,
-                lambda: inference_autocast(machine.device),
-                lambda n: progress.advance(task, n),
+                teacher.network, recipe.distil.temperature, lambda: inference_autocast(machine.device), progress.advance
             )
     teacher.network.to("meta")  # it is not needed any more
     tokens = sum(phase.steps * phase.batch_tokens * rate(recipe, phase) for phase in recipe.phases)

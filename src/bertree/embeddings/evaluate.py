@@ -19,7 +19,7 @@ from bertree.embeddings.embed import Embedder, How, embedded
 from bertree.embeddings.page import Row, figure, short
 from bertree.embeddings.sts import PairSet
 from bertree.errors import UserError
-from bertree.files import Json, as_text, write, write_lines
+from bertree.files import Json, json_text, write_into_folder, write_json_lines
 from bertree.inference.embedding import Vectors
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 
@@ -75,11 +75,11 @@ def evaluate(
                 note(f"{result.row.name}: {line}")
     found = _as_json(sets, results)
     if out is not None:
-        write(out / SCORES, as_text(found, 2) + "\n")
-        write_lines(out / PREDICTIONS, _predictions(sets, results))
+        write_into_folder(out / SCORES, json_text(found, 2) + "\n")
+        write_json_lines(out / PREDICTIONS, _predictions(sets, results))
         page.write(out / REPORT, sets, [result.row for result in results])
     if as_json:
-        print(as_text(found, 2))
+        print(json_text(found, 2))
         return
     _show(sets, [result.row for result in results])
     if out is not None:

@@ -17,7 +17,7 @@ from bertree.embeddings.clustering import Clusters
 from bertree.embeddings.embed import Embedder, Given, How, bar, embedded, texts_and_vectors
 from bertree.embeddings.text_rows import Rows
 from bertree.errors import UserError
-from bertree.files import Json, as_text, write
+from bertree.files import Json, json_text, write_into_folder
 from bertree.inference.embedding import Vectors
 from bertree.text.sources import STANDARD_INPUT, format_of
 
@@ -33,12 +33,12 @@ def similar(model: str, first: str, second: str, k: int, how: How, given: Given,
     (ours, _, of_file), (theirs, _, among_file) = sides
     if not of_file and not among_file:
         cosine = mining.cosines(vectors[0], vectors[1])[0]
-        print(as_text({"cosine": round(cosine, 6), "texts": [first, second]}) if as_json else f"{cosine:.4f}")
+        print(json_text({"cosine": round(cosine, 6), "texts": [first, second]}) if as_json else f"{cosine:.4f}")
         return
     for row, found in enumerate(mining.nearest(vectors[0], vectors[1], k)):
         if as_json:
             matches = [{"row": j + 1, "cosine": round(cosine, 6), "text": theirs[j]} for j, cosine in found]
-            print(as_text({"row": row + 1, "text": ours[row], "matches": matches}))
+            print(json_text({"row": row + 1, "text": ours[row], "matches": matches}))
         else:
             print(f"{row + 1}  {_line(ours[row])}" if of_file else _line(ours[row]))
             for j, cosine in found:
@@ -111,7 +111,7 @@ def pairs(
         _write_pairs(out, lines)
         print(f"{out}: {len(lines):,} pairs")
     if as_json:
-        print(as_text({"sentences": len(texts), "pairs": lines, "duplicates": copies}, 2))
+        print(json_text({"sentences": len(texts), "pairs": lines, "duplicates": copies}, 2))
     elif out is None:
         _print_pairs(lines, copies if duplicates else [], least)
 
@@ -175,7 +175,7 @@ def cluster(
             }
             for number, one in enumerate(found.clusters, 1)
         ]
-        print(as_text({"sentences": len(texts), "clusters": groups, "alone": alone}, 2))
+        print(json_text({"sentences": len(texts), "clusters": groups, "alone": alone}, 2))
         return
     _print_clusters(found, [texts[row] for row in full], show)
     if alone:
@@ -239,10 +239,10 @@ def _writable(out: Path | None) -> None:
 
 def _write(out: Path, head: Sequence[str], rows: Iterable[Sequence[object]], lines: Sequence[Json]) -> None:
     if out.suffix.lower() == ".jsonl":
-        write(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_into_folder(out, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         return
     text = io.StringIO(newline="")
     writer = csv.writer(text, delimiter="\t" if out.suffix.lower() == ".tsv" else ",", lineterminator="\n")
     writer.writerow(head)
     writer.writerows(rows)
-    write(out, text.getvalue())
+    write_into_folder(out, text.getvalue())

@@ -10,12 +10,12 @@ from rich.table import Table
 
 from bertree.console import bar, note
 from bertree.errors import UserError
-from bertree.files import Json, as_text, read_json, write, write_lines
+from bertree.files import Json, json_text, read_json, write_into_folder, write_json_lines
 from bertree.finetuning.page import page
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
 from bertree.inference.load import device_of, load
-from bertree.run_folder import SCORES, file_of
+from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.files import TaskFiles, note_all_rows_scored
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.logits import effective_max_length, inference_autocast
@@ -54,9 +54,9 @@ def evaluate(
     for name in wanted:
         examples = task.read(splits[name])
         part, cut = encode_split(task, examples, loaded, longest)
-        with bar(len(part.units), as_json) as advance:
+        with bar("evaluating", len(part.units)) as progress:
             lines, scores = evaluate_split(
-                task, loaded.network, part, lambda: inference_autocast(loaded.device), advance
+                task, loaded.network, part, lambda: inference_autocast(loaded.device), progress.advance
             )
         prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
@@ -72,16 +72,16 @@ def evaluate(
         if not scores:
             note(f"{name}: has no gold answers, so nothing is scored")
         if out is not None:
-            write_lines(out / file_of(name), lines)
+            write_json_lines(out / predictions_file(name), lines)
         if submission is not None:
             for file, text in task.submission(examples, lines).items():
-                write(submission / file, text)
+                write_into_folder(submission / file, text)
     known = {"task": task.name, "split": wanted[0], "model": model}
     if out is not None:
-        write(out / SCORES, as_text(found | known, 2) + "\n")
-        page.write(out, task, found | {"model": model}, {name: out / file_of(name) for name in wanted}, note)
+        write_into_folder(out / SCORES, json_text(found | known, 2) + "\n")
+        page.write(out, task, found | {"model": model}, {name: out / predictions_file(name) for name in wanted}, note)
     if as_json:
-        print(as_text(found | known, 2))
+        print(json_text(found | known, 2))
     else:
         print_scores(task.name, ", ".join(wanted), found)
 

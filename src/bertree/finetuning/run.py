@@ -8,7 +8,7 @@ OUT/seed-N/                 each run: metrics.jsonl, report.html, recipe.toml
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import Json, alone, as_text, read_json, write, write_lines
+from bertree.files import Json, exclusive_lock, json_text, read_json, write_into_folder, write_json_lines
 from bertree.finetuning import config as configs
 from bertree.finetuning import outcome
 from bertree.finetuning.evaluate import shown
@@ -30,7 +30,19 @@ from bertree.inference.load import load
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.network import Network
-from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, METRICS, MODEL, PREDICTIONS, RECIPE, REPORT, SCORES, file_of
+from bertree.run_folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    METRICS,
+    MODEL,
+    PREDICTIONS,
+    RECIPE,
+    REPORT,
+    SCORES,
+    make_folder,
+    predictions_file,
+    remove_leftovers,
+)
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.options import configured
 from bertree.tasks.task import Task
@@ -76,10 +88,10 @@ def run(
 ) -> int:
     """Every seed, in a folder that is nobody else's. `ready` does what is left to do before the first, `done` what
     comes after the last, given the best; it says whether there is more to report."""
-    _make_place(job.out)
-    with alone(job.out):
+    make_folder(job.out)
+    with exclusive_lock(job.out):
         check_place(job.out, resume)  # reading the examples takes a while, and another run may be quicker
-        _tidy(job.out)
+        remove_leftovers(_run_files(job.out))
         job = ready(job)
         results: list[Json] = []
         first = job.tuner.config.run.seed
@@ -112,20 +124,11 @@ def check_place(out: Path, resume: bool) -> None:
         raise UserError(f"{out}: is a file; give the path of a folder to write")
 
 
-def _make_place(out: Path) -> None:
-    """Only when everything else is in order: a mistake leaves no folder behind."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
-
-
-def _tidy(out: Path) -> None:
-    """Away with what a run that was killed left half written."""
-    names = (MODEL, SCORES, PREDICTIONS, METRICS, RECIPE, ENVIRONMENT, REPORT)
-    places = [place for place in (out, *out.glob("seed-*")) if place.is_dir()]
-    for leftover in [path for place in places for name in names for path in place.glob(f".{name}.*")]:
-        shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
+def _run_files(out: Path) -> Iterator[Path]:
+    """Yield what a run writes, in its folder and in that of every seed."""
+    for place in (out, *out.glob("seed-*")):
+        for name in (MODEL, SCORES, PREDICTIONS, METRICS, RECIPE, ENVIRONMENT, REPORT):
+            yield place / name
 
 
 def _one_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json]) -> tuple[int, Json]:
@@ -156,9 +159,9 @@ def _one_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json
         if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
             _write_model(job, task, loop.network)
             for name, some in lines.items():
-                write_lines(job.out / file_of(name), some)
+                write_json_lines(job.out / predictions_file(name), some)
     result["run"] = job.tuner.identity_with(seed)
-    write(done, as_text(result, 2) + "\n")
+    write_into_folder(done, json_text(result, 2) + "\n")
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return 0, result
 
@@ -205,7 +208,7 @@ def _finish(job: FineTuningJob, results: Sequence[Json]) -> Json:
             "teacher_model": job.teacher["model"],
             "teacher_bytes": job.teacher["bytes"],
         }
-    write(job.out / SCORES, as_text(found, 2) + "\n")
+    write_into_folder(job.out / SCORES, json_text(found, 2) + "\n")
     _write_page(job, found)
     _print(task, results, found)
     if job.teacher:
@@ -217,7 +220,7 @@ def _finish(job: FineTuningJob, results: Sequence[Json]) -> Json:
 
 
 def _write_page(job: FineTuningJob, found: Json) -> None:
-    lines = {name: job.out / file_of(name) for name in job.parts if name != "train"}
+    lines = {name: job.out / predictions_file(name) for name in job.parts if name != "train"}
     page.write(job.out, job.tuner.task, found, lines, note)
 
 

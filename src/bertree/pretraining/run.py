@@ -6,7 +6,6 @@ OUT/checkpoints/                      to go on from
 OUT/model/                            the final model
 """
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +22,7 @@ from bertree.config.default_model import located
 from bertree.config.recipe import DistilRecipe, Phase, Recipe
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import Json, alone
+from bertree.files import Json, exclusive_lock
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
@@ -31,7 +30,17 @@ from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Asks, Objective
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
-from bertree.run_folder import BEST_MODEL, CHECKPOINTS, ENVIRONMENT, METRICS, MODEL, RECIPE, REPORT
+from bertree.run_folder import (
+    BEST_MODEL,
+    CHECKPOINTS,
+    ENVIRONMENT,
+    METRICS,
+    MODEL,
+    RECIPE,
+    REPORT,
+    make_folder,
+    remove_leftovers,
+)
 from bertree.train import optim
 from bertree.train.checkpoint import BEST, Checkpoints
 from bertree.train.device import Machine, be_deterministic
@@ -69,9 +78,9 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     if isinstance(recipe, DistilRecipe):
         raise UserError(f"{name}: is a recipe for a student; use it with: bertree distill TEACHER --student {name} ...")
     check_place(recipe, out, resume)
-    make_place(out)
-    with alone(out):
-        sweep(out)
+    make_folder(out, out / CHECKPOINTS)
+    with exclusive_lock(out):
+        remove_leftovers(run_files(out))
         be_deterministic(recipe.run.deterministic)
         machine = Machine.of(recipe.run)
         train, held = build.stores(recipe.data)
@@ -165,6 +174,12 @@ class Training:
         ]
 
 
+def run_files(out: Path) -> list[Path]:
+    """Return what a pretraining run writes; checkpoints clean up after themselves."""
+    names = (RECIPE, ENVIRONMENT, METRICS, REPORT, MODEL, BEST_MODEL, f"{CHECKPOINTS}/{BEST}")
+    return [out / name for name in names]
+
+
 def rate(recipe: Recipe, phase: Phase) -> float:
     """Share of the tokens that are asked about."""
     return build.masking(recipe.data, phase.mask_rate).share
@@ -194,20 +209,3 @@ def check_place(recipe: Recipe, out: Path, resume: bool) -> None:
             )
     elif begun:
         raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
-
-
-def make_place(out: Path) -> None:
-    """The folder of a run."""
-    try:
-        for folder in (out, out / CHECKPOINTS):
-            folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
-
-
-def sweep(out: Path) -> None:
-    """Remove what a run that was killed left half written; checkpoints look after their own."""
-    for name in (RECIPE, ENVIRONMENT, METRICS, REPORT, MODEL, BEST_MODEL, f"{CHECKPOINTS}/{BEST}"):
-        target = out / name
-        for leftover in target.parent.glob(f".{target.name}.*"):
-            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

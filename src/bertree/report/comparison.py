@@ -15,8 +15,8 @@ from bertree.config.settings import read as read_values
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
 from bertree.report.formats import digits, smaller_is_better
+from bertree.run_folder import COMPARISON
 
-COMPARISON = "comparison.json"
 VERSION = 1
 
 

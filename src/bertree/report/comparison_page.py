@@ -5,9 +5,10 @@ from pathlib import Path
 from bertree.errors import UserError
 from bertree.report import html
 from bertree.report.bars import Bar, bars_svg, printable, safe
-from bertree.report.comparison import COMPARISON, Comparison, read, times, verdict, where_timed
+from bertree.report.comparison import Comparison, read, times, verdict, where_timed
 from bertree.report.comparison_rows import how, rate, rows, shown, size
 from bertree.report.formats import digits, label, quantity, smaller_is_better
+from bertree.run_folder import COMPARISON
 
 NAME = 28  # letters of a model's name in the head of the table
 SCORES = 4  # with tiles and bars; the table has all of them

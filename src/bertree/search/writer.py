@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import alone, new_folder, sync
+from bertree.files import exclusive_lock, new_folder, sync
 from bertree.inference.embedding import Encoder
 from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE
@@ -59,7 +59,7 @@ def open_writer(folder: Path, encoder: Encoder | None = None, watch: Watch = no_
     """The one writer of an index."""
     if not (folder / DATABASE).is_file():
         PassageStore(folder)  # says what is wrong
-    with alone(folder):
+    with exclusive_lock(folder):
         store = PassageStore(folder, write=True)
         try:
             writer = IndexWriter(folder, store, encoder, watch)
