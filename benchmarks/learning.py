@@ -42,7 +42,7 @@ def baselines(train: Store, stream: Stream) -> tuple[float, float]:
     for (left, _), count in pairs.items():
         lefts[left] += count
     singles, doubles = [], []
-    for batch in stream.once():
+    for batch in stream.one_epoch():
         assert batch.masked is not None
         assert batch.targets is not None
         ids = batch.ids.clone()

@@ -42,7 +42,7 @@ def main() -> None:
     )
     sums = {k: torch.zeros(3) for k in KEPT}
     whole, rows, read = 0.0, 0, 0
-    for batch in stream.once():
+    for batch in stream.one_epoch():
         assert batch.masked is not None
         with torch.no_grad():
             its, mine = (model.network.mask_logits(model.network(batch), batch.masked) for model in (teacher, student))

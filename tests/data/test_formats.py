@@ -143,7 +143,7 @@ def whole(corpus: Corpus, format: Format, max_length: int, seed: int, epoch: int
             seed=seed,
         )
         found = []
-        for batch in stream.once(epoch):
+        for batch in stream.one_epoch(epoch):
             labels = [None] * (len(batch.cu_seqlens) - 1) if batch.pairs is None else batch.pairs.tolist()
             kinds = [kinds.tolist() for kinds in batch.split(batch.segments)]
             found += zip(sequences(batch), kinds, labels, strict=True)
@@ -274,7 +274,7 @@ def test_one_segment_pair_in_ten_is_short() -> None:
 @pytest.mark.parametrize("name", ["segment-pair+nsp", "segment-pair+sop", "sentence-pair+nsp"])
 def test_questions_are_half_and_half(shape: list[list[int]], name: str) -> None:
     stream = Stream(corpus(shape).store, format=name, masking=None, batch_tokens=6400, max_length=64)
-    labels = np.concatenate([batch.pairs.numpy() for epoch in range(4) for batch in stream.once(epoch)])
+    labels = np.concatenate([batch.pairs.numpy() for epoch in range(4) for batch in stream.one_epoch(epoch)])
     assert abs(np.mean(labels[labels >= 0]) - 0.5) < 0.02
 
 
@@ -285,7 +285,7 @@ def test_nsp_seldom_divides_a_sentence() -> None:
     stream = Stream(made.store, format="segment-pair+nsp", masking=None, batch_tokens=12800, max_length=128)
     starts = set((np.cumsum(made.lengths) - made.lengths).tolist())
     heads = []
-    for batch in stream.once():
+    for batch in stream.one_epoch():
         for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), batch.pairs.tolist(), strict=True):
             if label == 1:
                 heads.append(int(segments_of(ids, kinds.tolist())[1][0]))

@@ -76,9 +76,9 @@ def test_words_and_ngrams_end_with_their_sequence() -> None:
         under = next(
             under
             for under in (counter_random.key(n) for n in range(100))
-            if unit == "word" or len(masker.spans(ids, places, bounds, np.arange(7), under)) == 3
+            if unit == "word" or len(masker.span_starts(ids, places, bounds, np.arange(7), under)) == 3
         )
-        assert masker.spans(ids, places, bounds, np.arange(7), under).tolist() == wanted
+        assert masker.span_starts(ids, places, bounds, np.arange(7), under).tolist() == wanted
 
 
 @settings(max_examples=120, deadline=None)
@@ -127,9 +127,9 @@ def million() -> Store:
 def read(store: Store, masking: Masking, **more: object) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Ids without masks, ids with them, masked places and targets over an epoch."""
     common = {"batch_tokens": 65536, "max_length": 512} | more
-    plain = [batch.ids.numpy() for batch in Stream(store, masking=None, **common).once()]
+    plain = [batch.ids.numpy() for batch in Stream(store, masking=None, **common).one_epoch()]
     shown, masked, base = [], [], 0
-    for batch in Stream(store, masking=masking, **common).once():
+    for batch in Stream(store, masking=masking, **common).one_epoch():
         shown.append(batch.ids.numpy())
         masked.append(batch.masked.numpy() + base)
         base += shown[-1].size
@@ -184,7 +184,7 @@ def test_masks_are_even_over_positions(million: Store) -> None:
     for unit in ("token", "ngram"):
         stream = Stream(million, masking=Masking(unit, rate=0.15), batch_tokens=65536, max_length=512)
         hits, all_ = np.zeros(16), np.zeros(16)
-        for batch in stream.once():
+        for batch in stream.one_epoch():
             cells = np.minimum(batch.positions.numpy() // 32, 15)
             hits += np.bincount(cells[batch.masked.numpy()], minlength=16)
             all_ += np.bincount(cells, minlength=16)
@@ -204,7 +204,7 @@ def test_ngram_lengths(million: Store) -> None:
     )
     under = counter_random.key("test")
     places = np.flatnonzero(masker.maskable[ids])
-    starts = masker.spans(ids, places, bounds, counters, under)
+    starts = masker.span_starts(ids, places, bounds, counters, under)
     text = ids[places]
     begins = million.word_start[text].copy()
     begins[starts] = True  # a word cut by a sequence's start is a word
@@ -231,7 +231,7 @@ def test_longer_ngrams_and_their_chances() -> None:
 def masks(stream: Stream, epoch: int) -> list[tuple]:
     """Every sequence of an epoch with its masks, in an order of their own."""
     found = []
-    for batch in stream.once(epoch):
+    for batch in stream.one_epoch(epoch):
         marks = np.full(batch.ids.numel(), -1)
         marks[batch.masked.numpy()] = batch.targets.numpy()
         for low, high in itertools.pairwise(batch.cu_seqlens.tolist()):

@@ -40,7 +40,7 @@ def test_whole_documents_each_in_one_part(shape: list[list[int]], shards: int, s
         assert part.documents == len(content)
         assert part.sentences == sum(map(len, content))
         assert part.tokens == sum(len(sentence) for document in content for sentence in document)
-        assert not part.whole
+        assert not part.complete
         assert part.vocab_size == made.store.vocab_size
     longest = max(sum(document) for document in shape)
     assert abs(parts[1].tokens - share * made.store.tokens) <= longest, "off by less than a document"
@@ -71,7 +71,7 @@ def test_batches_never_meet() -> None:
         for part in split_held_out(made.store, 0.1)
     ]
     learned, measured = (
-        {token for batch in part.once() for token in batch.ids.tolist() if token >= FIRST} for part in parts
+        {token for batch in part.one_epoch() for token in batch.ids.tolist() if token >= FIRST} for part in parts
     )
     assert not learned & measured
     assert len(learned | measured) > 0.9 * made.store.tokens

@@ -62,7 +62,7 @@ def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
     made = corpus(shape)
     setting["masking"] = None
     read = stream(made, budget, **setting)
-    ids = torch.cat([batch.ids for batch in read.once(epoch)])
+    ids = torch.cat([batch.ids for batch in read.one_epoch(epoch)])
     assert ids.numel() == read.epoch_tokens
     assert sorted(ids[ids >= FIRST].tolist()) == list(range(FIRST, FIRST + made.store.tokens))
     # Steps go on from epoch to epoch: read up to the end of the third, nothing is missing or twice.
@@ -190,7 +190,9 @@ def test_torn_pairs_keep_the_question_only_with_some_of_both_segments() -> None:
 def test_order_changes_with_epoch_and_seed() -> None:
     made = corpus([[9, 17, 5] * 20] * 30)
     orders = [
-        torch.cat([b.ids for b in Stream(made.store, masking=None, batch_tokens=640, max_length=64, seed=s).once(e)])
+        torch.cat(
+            [b.ids for b in Stream(made.store, masking=None, batch_tokens=640, max_length=64, seed=s).one_epoch(e)]
+        )
         for s, e in ((0, 0), (0, 1), (1, 0))
     ]
     for one, other in itertools.combinations(orders, 2):
@@ -289,7 +291,7 @@ def test_a_stream_travels_to_another_process(tmp_path: Path) -> None:
 @given(shapes, any_setting, st.integers(2, 4))
 def test_ranks_evaluate_every_token_once(shape, setting, world) -> None:
     made = corpus(shape)
-    ranks = [stream(made, 2 * world, **setting, rank=rank, world=world).once() for rank in range(world)]
+    ranks = [stream(made, 2 * world, **setting, rank=rank, world=world).one_epoch() for rank in range(world)]
     ids = [batch.ids for batches in zip(*ranks, strict=True) for batch in batches]
     assert sum(map(len, ids)) == stream(made, **setting).epoch_tokens
     if setting["masking"] is None:

@@ -43,7 +43,7 @@ def test_a_pair_is_cut_where_its_second_text_begins(tokenizer: Tokenizer) -> Non
             assert all(part == own[: len(part)] and part for part, own in zip(inner, ids, strict=True))
             if longest is None:
                 assert inner == ids
-                assert frame.around(*ids) == encoded, "both ways to a pair say the same"
+                assert frame.wrap(*ids) == encoded, "both ways to a pair say the same"
             else:
                 assert encoded.dropped or inner == ids
     (alone,) = tokenizer.encode(["The boat went on."])

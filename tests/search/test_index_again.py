@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.files import alone
+from bertree.files import exclusive_lock
 from bertree.search.documents import DEEPEST, Document
 from bertree.search.index import Index
 from bertree.search.nearest import QUERIES
@@ -147,7 +147,7 @@ def test_a_build_that_is_refused_leaves_the_other_alone(tmp_path: Path, monkeypa
 
     def create_and_lose(folder: Path, state: object) -> None:
         made(folder, state)  # type: ignore[arg-type]
-        locks.append(alone(folder))
+        locks.append(exclusive_lock(folder))
         locks[0].__enter__()
 
     monkeypatch.setattr(module, "create_index", create_and_lose)

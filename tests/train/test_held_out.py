@@ -34,7 +34,7 @@ def test_figures_by_hand(held: Stream) -> None:
     assert network.training, "as it was before"
     network.eval()
     words, pairs, read = [], [], 0
-    for batch in held.once():
+    for batch in held.one_epoch():
         with torch.no_grad():
             hidden = network(batch)
             scores = network.mask_logits(hidden, batch.masked).log_softmax(-1)

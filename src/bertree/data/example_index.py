@@ -46,23 +46,23 @@ class ExampleIndex:
     shard_tokens: Ints  # shards + 1: tokens of the corpus before each shard
 
     @classmethod
-    def of(cls, store: Store, format: Format, max_length: int, seed: int) -> "ExampleIndex":
+    def load_or_build(cls, store: Store, format: Format, max_length: int, seed: int) -> "ExampleIndex":
         """From the cache beside the store, or made and cached."""
         format.room(max_length)
         if store.tokens == 0:
             raise UserError(f"{store.folder or 'store'}: holds no tokens; prepare it from a corpus that has some")
         if store.folder is None:
-            return cls._of(_build(store, format, max_length, seed), format, store)
+            return cls._from_examples(_build(store, format, max_length, seed), format, store)
         path = store.folder / FOLDER / _cache_name(store, format, max_length, seed)
         examples = _read(path, store)
         if examples is None:
             examples = _build(store, format, max_length, seed)
             with contextlib.suppress(OSError):
                 _write(path, examples)
-        return cls._of(examples, format, store)
+        return cls._from_examples(examples, format, store)
 
     @classmethod
-    def _of(cls, examples: Examples, format: Format, store: Store) -> "ExampleIndex":
+    def _from_examples(cls, examples: Examples, format: Format, store: Store) -> "ExampleIndex":
         chunks, shard_of = [], []
         for shard, (first, last) in enumerate(zip(examples.shards[:-1], examples.shards[1:], strict=True)):
             ends = np.cumsum(examples.contents[first:last], dtype=np.int64)
@@ -75,9 +75,11 @@ class ExampleIndex:
         sizes = np.diff(np.append(starts, examples.contents.size))
         contents = np.add.reduceat(examples.contents, starts, dtype=np.int64)
         marks = np.add.reduceat(examples.counts, starts, dtype=np.int64)
-        totals = contents + sizes * format.alone
+        totals = contents + sizes * format.single_overhead
         if format.paired:
-            totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (format.frame - format.alone)
+            totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (
+                format.full_overhead - format.single_overhead
+            )
         return cls(
             examples,
             np.append(starts, examples.contents.size),

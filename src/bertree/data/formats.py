@@ -73,20 +73,22 @@ class Format:
         return self.kind in PAIRS
 
     @property
-    def alone(self) -> int:
+    def single_overhead(self) -> int:
         """Special tokens around an example of one segment."""
         return 0 if self.kind == "stream" else 2
 
     @property
-    def frame(self) -> int:
+    def full_overhead(self) -> int:
         """Special tokens around the fullest example."""
-        return 2 + self.separators if self.paired else self.alone
+        return 2 + self.separators if self.paired else self.single_overhead
 
     def room(self, max_length: int) -> int:
         """Tokens of text in an example at most."""
-        room = max_length - self.frame
+        room = max_length - self.full_overhead
         if room < 4:
-            raise UserError(f"max_length {max_length}: too short for {self.name}; give {self.frame + 4} or more")
+            raise UserError(
+                f"max_length {max_length}: too short for {self.name}; give {self.full_overhead + 4} or more"
+            )
         return room
 
 

@@ -136,16 +136,16 @@ class Masker:
             chosen = self._choose(places, bounds, counters.take(places), under)
             masked = places[chosen]
         else:
-            starts = self.spans(ids, places, bounds, counters, under)
+            starts = self.span_starts(ids, places, bounds, counters, under)
             first = places[starts]
             chosen = self._choose(first, bounds, counters.take(first), under)
             lengths = np.diff(np.append(starts, places.size))[chosen]
             masked = places[counter_random.concatenate_ranges(starts[chosen], lengths)]
         targets = ids[masked]
-        ids[masked] = self._replaced(targets, counters[masked], under)
+        ids[masked] = self._replace(targets, counters[masked], under)
         return masked, targets
 
-    def spans(self, ids: Ints, places: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> Ints:
+    def span_starts(self, ids: Ints, places: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> Ints:
         """First token (an index into `places`) of each word or n-gram."""
         if not places.size:
             return places
@@ -182,7 +182,7 @@ class Masker:
             chosen[spans[coins[spans] == np.repeat(least[least >= self.limit], sizes)]] = True
         return np.flatnonzero(chosen)
 
-    def _replaced(self, targets: Ints, counters: Ints, under: np.uint64) -> NDArray[Any]:
+    def _replace(self, targets: Ints, counters: Ints, under: np.uint64) -> NDArray[Any]:
         """80 % [MASK], 10 % a random ordinary token, 10 % as it was (or as set)."""
         action = counter_random.bits(counter_random.key(int(under), "action"), counters)
         shown = targets.copy()

@@ -62,7 +62,7 @@ class Pairs:
     labels: Ints  # 0 in order, 1 random next or swapped, NO_LABEL
 
     @classmethod
-    def divided(cls, borders: Borders, at: Ints) -> "Pairs":
+    def split_at(cls, borders: Borders, at: Ints) -> "Pairs":
         """Each example divided at its place, in order."""
         ends = borders.starts + borders.contents
         labels = np.where(ends > at, 0, NO_LABEL)
@@ -76,12 +76,12 @@ def make_pairs(borders: Borders, documents: Ints, question: str | None, room: in
         paired = np.flatnonzero(borders.counts > 0)
         left, right = choose_partners(paired, documents[paired], counter_random.key(int(under), "partners"))
         right = divide_partners(borders, left, right, documents, room, at, counter_random.key(int(under), "exchange"))
-        pairs = Pairs.divided(borders, at)
+        pairs = Pairs.split_at(borders, at)
         for field in (pairs.second_starts, pairs.second_lengths):
             field[left], field[right] = field[right], field[left]
         pairs.labels[left] = pairs.labels[right] = 1
         return pairs
-    pairs = Pairs.divided(borders, at)
+    pairs = Pairs.split_at(borders, at)
     if question == "sop":
         paired = np.flatnonzero(pairs.labels == 0)
         random = counter_random.bits(counter_random.key(int(under), "swap"), np.arange(paired.size + 1))

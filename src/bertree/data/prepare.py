@@ -82,7 +82,7 @@ def prepare(
         "options": asdict(corpus.options),
         "language": language,
         "shard_tokens": shard_tokens,
-        "corpus": [[source.path, source.size, source.changed] for source in corpus.sources],
+        "corpus": [[source.path, source.size, source.modified] for source in corpus.sources],
     }
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; give the path of a folder to write")
@@ -139,9 +139,9 @@ class _ShardedWriter:
             self.written += tokenised.tokens.size
         self.advance(chunk.consumed, self.written)
         if self.writer is not None and self.writer.tokens >= self.job["shard_tokens"]:
-            self.settle()
+            self.close_shard()
 
-    def settle(self) -> None:
+    def close_shard(self) -> None:
         """Close the shard, if one is open, and write down that all so far is done."""
         if self.last is None:
             return
@@ -164,7 +164,7 @@ def _write(stream: Generator[tuple[Chunk, TokenizedDocuments], None, None], run:
     try:
         for chunk, tokenised in stream:
             run.add(chunk, tokenised)
-        run.settle()
+        run.close_shard()
     finally:
         stream.close()
         if run.writer is not None:

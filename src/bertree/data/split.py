@@ -83,5 +83,5 @@ def _substore(store: Store, shards: list[Shard], name: str) -> Store:
         sentences=sentences,
         documents=documents,
         fingerprint=hashlib.sha256(f"{name} {store.fingerprint}".encode()).hexdigest(),
-        whole=False,
+        complete=False,
     )

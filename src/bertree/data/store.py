@@ -109,7 +109,7 @@ class Store:
     tokenizer_hash: str = ""
     folder: Path | None = None
     summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
-    whole: bool = True  # all that is in the folder (see `split`)
+    complete: bool = True  # all that is in the folder (see `split`)
 
     @classmethod
     def open(cls, folder: Path | str) -> "Store":

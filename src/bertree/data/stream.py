@@ -79,7 +79,7 @@ class Stream:
         self._stride = batch_tokens - self._slack
         self._room = self.format.room(max_length)
         self._asking = target_maker(self.masking, store) if self.masking else None
-        self.index = ExampleIndex.of(store, self.format, max_length, seed)
+        self.index = ExampleIndex.load_or_build(store, self.format, max_length, seed)
         self.examples = int(self.index.chunks[-1])
         if self.format.question and self.index.marks[-1] == 0:
             raise UserError(
@@ -94,7 +94,7 @@ class Stream:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For worker processes: a store on disk is opened there again, not copied."""
-        return _reopen, (self.store.folder if self.store.folder and self.store.whole else self.store, self._settings)
+        return _reopen, (self.store.folder if self.store.folder and self.store.complete else self.store, self._settings)
 
     def _check(self, waste: float | None) -> None:
         where = self.store.folder or "store"
@@ -103,7 +103,7 @@ class Stream:
             if kind not in self.store.special:
                 raise UserError(f"{where}: its vocabulary has no {kind} token, which {self.format.name} needs")
         if self.format.question == "nsp" and self.store.documents < 2:
-            part = "this store has" if self.store.whole else "the part of it used here has"
+            part = "this store has" if self.store.complete else "the part of it used here has"
             raise UserError(f"{where}: NSP needs two documents or more; {part} {self.store.documents}")
         if not 0 <= self.rank < self.world:
             raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
@@ -145,7 +145,7 @@ class Stream:
             yield self[step]
             step += 1
 
-    def once(self, epoch: int = 0) -> Iterator[Batch]:
+    def one_epoch(self, epoch: int = 0) -> Iterator[Batch]:
         """One epoch and no more, every token once: for evaluation. The last batch may be smaller."""
         low, end = epoch * self.epoch_tokens, (epoch + 1) * self.epoch_tokens
         first = (low // self._stride + 1) * self._stride
@@ -267,7 +267,7 @@ class Stream:
         masked, targets, bounds, base = [], [], [np.zeros(1, np.int64)], 0
         for window, piece in slices:
             if self._asking:
-                places, there = self._asking.apply(piece.ids, piece.bounds, piece.counters, window.under)
+                places, there = self._asking.apply(piece.ids, piece.bounds, piece.counters, window.mask_key)
                 masked.append(places + base)
                 targets.append(there)
             bounds.append(piece.bounds[1:] + base)

@@ -52,12 +52,12 @@ class DocumentTokenizer:
         self.language = language
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, language: str) -> "DocumentTokenizer":
+    def from_tokenizer(cls, tokenizer: Tokenizer, language: str) -> "DocumentTokenizer":
         """A tokeniser with its own copy of a tokenizer's backend."""
-        return cls.parse(cls.spell(tokenizer, language))
+        return cls.deserialize(cls.serialize(tokenizer, language))
 
     @staticmethod
-    def spell(tokenizer: Tokenizer, language: str) -> tuple[str, int, bool, str]:
+    def serialize(tokenizer: Tokenizer, language: str) -> tuple[str, int, bool, str]:
         """All it takes to make one in another process."""
         text = tokenizer.backend.to_str()
         steps = json.dumps(json.loads(text).get("pre_tokenizer"))
@@ -65,7 +65,7 @@ class DocumentTokenizer:
         return text, tokenizer.size, spaced, language
 
     @classmethod
-    def parse(cls, spelled: tuple[str, int, bool, str]) -> "DocumentTokenizer":
+    def deserialize(cls, spelled: tuple[str, int, bool, str]) -> "DocumentTokenizer":
         """One from what `spell` gave."""
         text, vocab_size, spaced, language = spelled
         return cls(Backend.from_str(text), vocab_size, spaced, language)
@@ -105,7 +105,7 @@ def _start_worker(spelled: tuple[str, int, bool, str]) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    _worker_tokenizer = DocumentTokenizer.parse(spelled)
+    _worker_tokenizer = DocumentTokenizer.deserialize(spelled)
 
 
 def _tokenize_in_worker(documents: list[str]) -> TokenizedDocuments:
@@ -136,12 +136,12 @@ def tokenize(
 ) -> Generator[tuple[Task, TokenizedDocuments], None, None]:
     """Each task with its tokens, in order; no more than a few are in memory at once."""
     if workers == 1:
-        local = DocumentTokenizer.of(tokenizer, language)
+        local = DocumentTokenizer.from_tokenizer(tokenizer, language)
         with single_threaded():
             for task in tasks:
                 yield task, local(documents(task))
         return
-    spelled = DocumentTokenizer.spell(tokenizer, language)
+    spelled = DocumentTokenizer.serialize(tokenizer, language)
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(spelled,))
     try:

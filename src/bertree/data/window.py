@@ -54,7 +54,7 @@ class ShuffleWindow:
     parts: TokenRuns
     labels: Ints | None  # e
     seconds: Ints | None  # e: place in the line where the second segment starts
-    under: np.uint64  # key of the masks
+    mask_key: np.uint64
 
     def read(self, low: int, high: int, cuts: Ints | None = None) -> PackedSlice:
         """The tokens from `low` to `high`. A sequence that reaches beyond them, or over one of the cuts
@@ -114,14 +114,14 @@ def build_window(
     read = contents if format.paired else contents - np.diff(offsets)
     starts = np.cumsum(read) - read
     buffer = _read_buffer(store, index, chunks)
-    lengths, pairs = contents + format.alone, None
+    lengths, pairs = contents + format.single_overhead, None
     if format.paired:
         places = marks + np.repeat(starts, np.diff(offsets))
         borders = pairing.Borders(starts, contents, offsets, places)
         documents = _concatenate_ranges(index.examples.documents, runs)
         pairs = pairing.make_pairs(borders, documents, format.question, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
-        lengths += np.where(pairs.labels == NO_LABEL, format.alone, format.frame)
+        lengths += np.where(pairs.labels == NO_LABEL, format.single_overhead, format.full_overhead)
     shuffled = np.argsort(counter_random.bits(order, numbers))
     shuffled = shuffled[arrange(lengths[shuffled])]
     bounds = counter_random.cumulative_offsets(lengths[shuffled])
@@ -131,7 +131,7 @@ def build_window(
         labels = pairs.labels[shuffled]
         seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
     else:
-        parts = _single_runs(starts, contents, offsets, marks, shuffled, format.alone > 0, buffer.size)
+        parts = _single_runs(starts, contents, offsets, marks, shuffled, format.single_overhead > 0, buffer.size)
     mask_key = counter_random.key(int(content), "mask")
     return ShuffleWindow(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
 

@@ -65,7 +65,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
     if tokenizer is None and contents.tokenizer is not None and sentence_transformers.lowers(folder):
-        contents.tokenizer = contents.tokenizer.lowered()
+        contents.tokenizer = contents.tokenizer.with_lowercase()
     _fit(contents, folder)
     return contents
 

@@ -83,7 +83,7 @@ class _Unit(NamedTuple):
     tokens: int
 
     @classmethod
-    def of(cls, start: int, end: int, tokens: int) -> "_Unit":
+    def from_tokens(cls, start: int, end: int, tokens: int) -> "_Unit":
         """Of so many tokens; as many as its characters should have had, where it hides them in an unknown one."""
         return cls(CharSpan(start, end), max(tokens, math.ceil((end - start) / PIECE)))
 
@@ -121,7 +121,7 @@ def _split_units(document: str, how: Chunking, tokenizer: Tokenizer | None) -> I
         texts = [document[start:end] for start, end in some]
         for span, text, places in zip(some, texts, _token_offsets(texts, tokenizer), strict=True):
             if len(places) <= how.tokens:
-                yield _Unit.of(*span, len(places))
+                yield _Unit.from_tokens(*span, len(places))
             else:
                 yield from _cut_sentence(span, text, places, how, tokenizer)
 
@@ -170,7 +170,7 @@ def _cut_sentence(
         end = starts[token + size] if token + size < len(starts) else len(text)
         end = _cut_point(text, at, end) if at < end < len(text) else end
         end = end if end > at else at + 1  # several tokens of one character: it is not divided
-        yield _Unit.of(span.start + at, span.start + end, _count_tokens([text[at:end]], tokenizer)[0])
+        yield _Unit.from_tokens(span.start + at, span.start + end, _count_tokens([text[at:end]], tokenizer)[0])
         at = _skip_space(text, end, len(text))
 
 

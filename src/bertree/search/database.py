@@ -28,13 +28,13 @@ class Database:
             raise UserError(f"{folder}: {what}; make one with `bertree index build MODEL DOCS --out {folder}`")
         self._write = write
         self._seen: tuple[int, int] | None = None  # time and size of a file that is read as if it never changed
-        with self._said():
-            self._base = self._opened()
+        with self._report_errors():
+            self._base = self._open()
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         """A connection; where the files SQLite keeps beside a database cannot be made, one that needs none."""
         try:
-            return self._connected("rw" if self._write else "ro")
+            return self._connect("rw" if self._write else "ro")
         except sqlite3.OperationalError as error:
             beside = self.path.with_name(f"{DATABASE}-wal")
             if self._write or not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
@@ -42,9 +42,9 @@ class Database:
             if beside.exists() and beside.stat().st_size:  # the newest changes are in there
                 raise
         self._seen = self._stamp()
-        return self._connected("ro&immutable=1")
+        return self._connect("ro&immutable=1")
 
-    def _connected(self, mode: str) -> sqlite3.Connection:
+    def _connect(self, mode: str) -> sqlite3.Connection:
         base = sqlite3.connect(
             f"file:{quote(str(self.path.resolve()))}?mode={mode}",
             uri=True,
@@ -63,14 +63,14 @@ class Database:
             raise
         return base
 
-    def _renew(self) -> None:
+    def _reopen_if_changed(self) -> None:
         """Open again what was read as if it never changed, if it has, or if somebody is about to change it."""
         if self._seen is None:
             return
         if self._seen != self._stamp() or self.path.with_name(f"{DATABASE}-wal").exists():
             old, seen, self._seen = self._base, self._seen, None
             try:
-                self._base = self._opened()
+                self._base = self._open()
             except sqlite3.Error:
                 self._seen = seen
                 raise
@@ -88,7 +88,7 @@ class Database:
         self._base.close()
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         """What SQLite finds wrong, in one line."""
         try:
             yield

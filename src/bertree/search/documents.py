@@ -36,17 +36,19 @@ class Document:
     text: str
     source: str = ""  # the file it stood in
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values
-    typed: str = ""  # the path of its file as it was given, where `source` is the whole path
+    given_path: str = ""  # the path of its file as it was given, where `source` is the whole path
 
     @property
     def named_by_path(self) -> bool:
         """Whether its id is a path (and a line), which means another file in another folder."""
-        return bool(self.typed) and (self.id == self.typed or self.id.startswith(f"{self.typed}#"))
+        return bool(self.given_path) and (self.id == self.given_path or self.id.startswith(f"{self.given_path}#"))
 
     @property
     def digest(self) -> bytes:
         """Tells whether it is the same as the one that is there; a folder that was moved changes nothing."""
-        content = json.dumps([self.typed or self.source, self.text, self.metadata], sort_keys=True, ensure_ascii=True)
+        content = json.dumps(
+            [self.given_path or self.source, self.text, self.metadata], sort_keys=True, ensure_ascii=True
+        )
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
@@ -63,7 +65,7 @@ class ReadOptions:
 class SourceFile:
     """A file that was read to its end: what the index has of it beyond this is no longer in it."""
 
-    typed: str
+    given_path: str
     source: str
     lines: bytearray = field(default_factory=bytearray)  # not 0 where a document stands; line 0: the whole file is one
 
@@ -72,14 +74,14 @@ class SourceFile:
         self.lines.extend(bytes(max(0, line + 1 - len(self.lines))))
         self.lines[line] = 1
 
-    def was(self, source: str) -> bool:
+    def came_from(self, source: str) -> bool:
         """Whether a document of that source came from it, here or where it stood before it was moved."""
         moved = os.path.basename(source) == os.path.basename(self.source) and not os.path.isfile(source)
         return source == self.source or moved
 
     def holds(self, id: str) -> bool:
         """Whether a document of this file still stands in it."""
-        number = id[len(self.typed) + 1 :]
+        number = id[len(self.given_path) + 1 :]
         line = int(number) if number.isdecimal() else 0
         return line < len(self.lines) and self.lines[line] == 1
 
@@ -93,7 +95,7 @@ class ReadSummary:
     replaced_lines: int = 0  # files with bytes that are not UTF-8
     repeated: int = 0  # ids that came twice: the last one counts
     example: str = ""  # of those
-    passed: str = ""  # files that are not read, in words
+    skipped: str = ""  # files that are not read, in words
     files: list[SourceFile] = field(default_factory=list)  # those that are read, until somebody takes them
 
     def lines(self) -> list[str]:
@@ -103,7 +105,7 @@ class ReadSummary:
             (self.replaced_lines, "files with bytes that are not UTF-8 (replaced)"),
             (self.repeated, f"came twice under one id (the last one counts), such as {self.example!r}"),
         )
-        return [*(f"{count:,} {what}" for count, what in given if count), *([self.passed] if self.passed else [])]
+        return [*(f"{count:,} {what}" for count, what in given if count), *([self.skipped] if self.skipped else [])]
 
 
 DocumentInput = str | Path | Mapping[str, Any] | Document
@@ -120,7 +122,7 @@ def read_documents(
         for item in items:
             if isinstance(item, str | Path):
                 _sources(str(item))
-        found.passed = sources.describe_skipped([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
+        found.skipped = sources.describe_skipped([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
     return _documents(items, how, found)
 
 
@@ -140,7 +142,7 @@ def size(given: DocumentInput | Iterable[DocumentInput]) -> int | None:
     if not isinstance(items, Sequence) or not all(isinstance(item, str | Path) for item in items):
         return None
     behind = [source for item in items for source in _sources(str(item))]
-    if any(source.packed or source.format == "parquet" for source in behind):
+    if any(source.compression or source.format == "parquet" for source in behind):
         return None
     return sum(source.size for source in behind)
 
@@ -183,13 +185,13 @@ def _read_file(source: sources.Source, how: ReadOptions, found: ReadSummary) -> 
 
 
 def _read_rows(file: SourceFile, how: ReadOptions) -> Iterator[Document]:
-    path = Path(file.typed)
+    path = Path(file.given_path)
     for number, record in read_records(path, "cell"):
-        name = f"{file.typed}#{number}"
+        name = f"{file.given_path}#{number}"
         row = _document_from_row(record, location(path, number), name, file.source, how)
         if row.id == name and row.text.strip():
             file.mark(number)
-        yield replace(row, typed=file.typed)
+        yield replace(row, given_path=file.given_path)
 
 
 def _read_text_file(
@@ -199,7 +201,7 @@ def _read_text_file(
     if not how.blocks:
         if text.strip():
             file.mark(0)
-        yield Document(file.typed, text, file.source, typed=file.typed)
+        yield Document(file.given_path, text, file.source, given_path=file.given_path)
         return
     ends = [match.span() for match in BLOCK.finditer(text)]
     start, line, counted = 0, 1, 0
@@ -208,7 +210,7 @@ def _read_text_file(
             at = text.index(block, start)
             line, counted = line + text.count("\n", counted, at), at
             file.mark(line)
-            yield Document(f"{file.typed}#{line}", block, file.source, {"line": line}, file.typed)
+            yield Document(f"{file.given_path}#{line}", block, file.source, {"line": line}, file.given_path)
         start = following
 
 

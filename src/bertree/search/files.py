@@ -26,7 +26,7 @@ class OpenFiles:
     graph: FaissIndex | None = None
     dead: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # positions, sorted
 
-    def of(self, state: IndexState, store: PassageStore) -> "OpenFiles":
+    def for_state(self, state: IndexState, store: PassageStore) -> "OpenFiles":
         """Those of a state, within its transaction; what is open and still the same stays open."""
         if self.state is not None and self.state.generation == state.generation:
             return self
@@ -46,8 +46,8 @@ class OpenFiles:
 def describe_index(folder: Path, store: PassageStore) -> Json:
     """What an index is, how large, of what and why so."""
     with store.transaction() as state:
-        documents, passages, sources = store.counts()
-        keys = store.keys()
+        documents, passages, sources = store.count()
+        keys = store.metadata_keys()
     vectors = sum(part.bytes for part in state.parts)
     graph = state.graph.bytes if state.graph else 0
     database = sum(path.stat().st_size for path in folder.glob(f"{DATABASE}*"))

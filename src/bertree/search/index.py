@@ -43,7 +43,7 @@ class Index:
         self._files = OpenFiles(self.path)
         try:
             with self._store.transaction() as state:
-                self._fits(state)
+                self._check_model(state)
         except BaseException:
             self.close()
             raise
@@ -111,11 +111,11 @@ class Index:
         watch: Watch = no_progress,
     ) -> AddSummary:
         """Add documents; one whose id is there takes its place, and one that is there unchanged is passed over."""
-        model = self._needed()
+        model = self._require_model()
         self.found = ReadSummary()
         documents = read_documents(docs, ReadOptions(text, id, blocks), self.found)
         with open_writer(self.path, model, watch) as writer:
-            self._fits(writer.state)
+            self._check_model(writer.state)
             self.added = writer.add(documents, self.found, getattr(model, "tokenizer", None))
             writer.settle()
         return self.added
@@ -174,7 +174,7 @@ class Index:
         passages and orders them anew; `label`: the class that means yes, if it has classes.
         """
         questions = [question] if isinstance(question, str) else list(question)
-        model = self._needed()
+        model = self._require_model()
         for number, text in enumerate(questions, 1):
             if not isinstance(text, str) or not text.strip():
                 raise UserError(f"question {number}: there is nothing in it to look for")
@@ -198,14 +198,14 @@ class Index:
             return []
         for _ in range(ATTEMPTS):
             with self._store.transaction() as state:
-                self._fits(state)
+                self._check_model(state)
                 try:
-                    files = self._files = self._files.of(state, self._store)
+                    files = self._files = self._files.for_state(state, self._store)
                 except FileNotFoundError as error:
                     gone = error.filename
                     continue  # a writer has replaced it since the state was read: there is a newer one
                 queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
-                allowed = None if not where else files.vectors.positions(self._store.matching(where))
+                allowed = None if not where else files.vectors.positions(self._store.matching_passages(where))
                 found = find_nearest(files.vectors, files.graph, queries, k, files.dead, allowed)
                 numbers = [files.vectors.numbers[positions].tolist() for positions, _ in found]
                 passages = self._store.passages(number for row in numbers for number in row)
@@ -246,7 +246,7 @@ class Index:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _fits(self, state: IndexState) -> None:
+    def _check_model(self, state: IndexState) -> None:
         """A vector of another model is a vector of another space."""
         if self.model is None:
             return
@@ -257,7 +257,7 @@ class Index:
                 f"{self.path}: was made with {was}, and this model is not it ({has}); use that, or build anew"
             )
 
-    def _needed(self) -> Encoder:
+    def _require_model(self) -> Encoder:
         if self.model is None:
             raise UserError(f"{self.path}: was opened without its model; Index.open(path, model) can ask and add")
         return self.model

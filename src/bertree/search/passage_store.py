@@ -59,14 +59,14 @@ class PassageStore(Database):
         base = sqlite3.connect(folder / DATABASE, isolation_level=None)
         base.execute("PRAGMA journal_mode=WAL")
         base.executescript(SCHEMA)
-        base.execute("INSERT INTO state VALUES (1, ?)", (state.text(),))
+        base.execute("INSERT INTO state VALUES (1, ?)", (state.to_json(),))
         base.close()
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[IndexState]:
         """One state of everything while the block runs; what it writes is there when it ends well."""
-        with self._lock, self._said():
-            self._renew()
+        with self._lock, self._report_errors():
+            self._reopen_if_changed()
             self._base.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             try:
                 yield self._state()
@@ -79,27 +79,27 @@ class PassageStore(Database):
         row = self._base.execute("SELECT value FROM state").fetchone()
         if row is None or not isinstance(row[0], str):
             raise UserError(f"{self.path}: does not say what the index is; build the index again")
-        return IndexState.of(row[0], self.path)
+        return IndexState.from_json(row[0], self.path)
 
     def save(self, state: IndexState) -> IndexState:
         """Make this the state, as the next generation. Within a transaction."""
         state = replace(state, generation=state.generation + 1)
-        self._base.execute("UPDATE state SET value = ?", (state.text(),))
+        self._base.execute("UPDATE state SET value = ?", (state.to_json(),))
         return state
 
-    def known(self, id: str) -> KnownDocument | None:
+    def find(self, id: str) -> KnownDocument | None:
         """The document of this id, if there is one; the one question that needs no transaction."""
         question = (
             "SELECT digest, source, (SELECT max(number) FROM chunks WHERE document = d.number) "
             "FROM documents d WHERE id = ?"
         )
-        with self._lock, self._said():
+        with self._lock, self._report_errors():
             row = self._base.execute(question, (id,)).fetchone()
         return KnownDocument(row[0], row[1], -1 if row[2] is None else row[2]) if row else None
 
     # Documents. All of these want a transaction around them.
 
-    def put(self, document: Document, digest: bytes, spans: Sequence[CharSpan], first: int) -> None:
+    def insert(self, document: Document, digest: bytes, spans: Sequence[CharSpan], first: int) -> None:
         """A new document, whose passages get the numbers from `first` on."""
         metadata = json.dumps(dict(document.metadata), ensure_ascii=False)
         cursor = self._base.execute(
@@ -114,7 +114,7 @@ class PassageStore(Database):
         labels = {(key, text) for key, value in document.metadata.items() for text in _filter_values(value)}
         self._base.executemany("INSERT INTO labels VALUES (?, ?, ?)", ((*label, number) for label in labels))
 
-    def drop(self, ids: Iterable[str]) -> tuple[int, int]:
+    def delete(self, ids: Iterable[str]) -> tuple[int, int]:
         """Remove documents; how many there were, and their passages."""
         documents = chunks = 0
         for id in ids:
@@ -128,7 +128,7 @@ class PassageStore(Database):
             self._base.execute("DELETE FROM documents WHERE number = ?", row)
         return documents, chunks
 
-    def move(self, moved: Iterable[tuple[str, str]]) -> None:
+    def update_sources(self, moved: Iterable[tuple[str, str]]) -> None:
         """New sources of documents, each with its id, that are otherwise the same."""
         self._base.executemany("UPDATE documents SET source = ? WHERE id = ?", moved)
 
@@ -136,7 +136,7 @@ class PassageStore(Database):
         """Numbers of the vectors that belong to nothing any more."""
         return self._numbers("SELECT number FROM dead")
 
-    def bury(self) -> None:
+    def clear_dead(self) -> None:
         """Forget the dead, whose vectors are gone."""
         self._base.execute("DELETE FROM dead")
 
@@ -146,12 +146,12 @@ class PassageStore(Database):
 
     # Filters.
 
-    def matching(self, where: Where) -> Numbers:
+    def matching_passages(self, where: Where) -> Numbers:
         """Numbers of the passages whose document fits: every key, with one of its values."""
         clause, values = self._clause(where, "document")
         return np.sort(self._numbers(f"SELECT number FROM chunks WHERE {clause}", values))
 
-    def ids(self, where: Where) -> list[str]:
+    def matching_ids(self, where: Where) -> list[str]:
         """Names of the documents that fit."""
         clause, values = self._clause(where, "number")
         return [row[0] for row in self._base.execute(f"SELECT id FROM documents WHERE {clause}", values)]
@@ -173,18 +173,22 @@ class PassageStore(Database):
                 clauses.append(labelled)
                 values += [key, json.dumps(wanted)]
             elif self._base.execute("SELECT 1 FROM documents LIMIT 1").fetchone():
-                raise UserError(f"where '{key}': no document has this; {suggest(key, {*self.keys(), 'id', 'source'})}")
+                raise UserError(
+                    f"where '{key}': no document has this; {suggest(key, {*self.metadata_keys(), 'id', 'source'})}"
+                )
             else:
                 clauses.append("0")
         return " AND ".join(clauses) or "1", values
 
-    def left(self, file: SourceFile) -> list[str]:
+    def missing_from(self, file: SourceFile) -> list[str]:
         """Documents that came from a file and are no longer in it."""
         question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
-        found = self._base.execute(question, (file.typed, f"{file.typed}#", f"{file.typed}$"))  # $ comes after #
-        return [id for id, source in found if file.was(source) and not file.holds(id)]
+        found = self._base.execute(
+            question, (file.given_path, f"{file.given_path}#", f"{file.given_path}$")
+        )  # $ comes after #
+        return [id for id, source in found if file.came_from(source) and not file.holds(id)]
 
-    def keys(self) -> list[str]:
+    def metadata_keys(self) -> list[str]:
         """Keys of metadata; found by jumps through the index, not by reading it."""
         found: list[str] = []
         row = self._base.execute("SELECT min(key) FROM labels").fetchone()
@@ -213,7 +217,7 @@ class PassageStore(Database):
             raise UserError(f"{self.path}: a vector has no passage, so a file is damaged; {WHICH}")
         return found
 
-    def counts(self) -> tuple[int, int, dict[str, int]]:
+    def count(self) -> tuple[int, int, dict[str, int]]:
         """Documents, passages, and documents by source, the largest first."""
         documents, chunks = self._base.execute("SELECT count(*), coalesce(sum(chunks), 0) FROM documents").fetchone()
         by = "SELECT source, count(*) n FROM documents GROUP BY source ORDER BY n DESC, source"
@@ -221,8 +225,8 @@ class PassageStore(Database):
 
     def check(self) -> None:
         """Read all of it and say what is broken."""
-        with self._lock, self._said():
-            self._renew()
+        with self._lock, self._report_errors():
+            self._reopen_if_changed()
             said = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if said != "ok":
             raise UserError(f"{self.path}: {BROKEN.format(said)}")

@@ -27,7 +27,7 @@ class PendingBatch:
     """What the next commit will hold."""
 
     def __init__(self) -> None:
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         self.entries: dict[str, PendingDocument] = {}
         self.moved: list[tuple[str, str]] = []  # sources and ids of documents that stand elsewhere, unchanged
         self.rows = 0
@@ -38,7 +38,7 @@ class PendingBatch:
         entry = self.entries.get(id)
         return entry.digest if entry else None
 
-    def take(self, document: Document, digest: bytes, spans: list[CharSpan]) -> None:
+    def add(self, document: Document, digest: bytes, spans: list[CharSpan]) -> None:
         """One more, or another in the place of one."""
         if old := self.entries.pop(document.id, None):
             old.replaced = True
@@ -47,7 +47,7 @@ class PendingBatch:
         self.rows += len(spans)
         self.waiting.extend((entry, span) for span in spans)
 
-    def next(self, most: int) -> list[tuple[PendingDocument, CharSpan]]:
+    def pop_waiting(self, most: int) -> list[tuple[PendingDocument, CharSpan]]:
         """Passages to embed, in order; perhaps none, where what waited was replaced."""
         some = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
         return [(entry, span) for entry, span in some if not entry.replaced]

@@ -46,12 +46,12 @@ class IndexState:
         """Names of the files beside the database."""
         return {part.name for part in self.parts} | ({self.graph.name} if self.graph else set())
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """As it is kept."""
         return json.dumps({"format": FORMAT} | asdict(self))
 
     @classmethod
-    def of(cls, text: str, path: Path) -> "IndexState":
+    def from_json(cls, text: str, path: Path) -> "IndexState":
         """From what was kept; anything else is refused."""
         try:
             value = json.loads(text)
@@ -76,8 +76,8 @@ def _check_fields(value: Json) -> Json:
     chunking = value["chunking"]
     for name in ("tokens", "overlap"):
         _check_type(chunking[name], int, name)
-    parts = tuple(map(IndexFile.of, value["parts"]))
-    graph = IndexFile.of(value["graph"]) if value["graph"] is not None else None
+    parts = tuple(map(IndexFile.from_json, value["parts"]))
+    graph = IndexFile.from_json(value["graph"]) if value["graph"] is not None else None
     vectors = sum(part.count for part in parts)
     if not 1 <= value["dimension"] <= 1 << 20:
         raise ValueError(f"dimension {value['dimension']}")

@@ -40,7 +40,7 @@ class IndexFile:
     hash: str  # sha256
 
     @classmethod
-    def of(cls, value: Any) -> "IndexFile":
+    def from_json(cls, value: Any) -> "IndexFile":
         """From JSON; KeyError, TypeError or ValueError where it is something else."""
         part = cls(value["name"], value["count"], value["bytes"], value["hash"])
         if [type(field) for field in (part.name, part.count, part.bytes, part.hash)] != [str, int, int, str]:

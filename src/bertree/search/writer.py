@@ -63,7 +63,7 @@ def open_writer(folder: Path, encoder: Encoder | None = None, watch: Watch = no_
         store = PassageStore(folder, write=True)
         try:
             writer = IndexWriter(folder, store, encoder, watch)
-            writer.clear()
+            writer.remove_unused_files()
             yield writer
         finally:
             store.close()
@@ -93,7 +93,7 @@ class IndexWriter:
                 MappedVectors(folder, state.parts, state.dimension)  # nothing is added to what is broken
             self.state = store.save(state)
 
-    def clear(self) -> None:
+    def remove_unused_files(self) -> None:
         """Remove files that the present state does not name; whoever has one open may read on."""
         with _write_errors(self.folder):
             for path in self.folder.iterdir():
@@ -107,7 +107,7 @@ class IndexWriter:
         for document in documents:
             digest = document.digest
             waits = batch.digest(document.id)
-            known = self.store.known(document.id) if waits is None else None
+            known = self.store.find(document.id) if waits is None else None
             if known is not None:
                 _refuse_other_file(document, known.source)
             if waits is not None or (known and known.last >= begun):
@@ -121,20 +121,20 @@ class IndexWriter:
                     batch.moved.append((document.source, document.id))
                 self.watch("reading", len(document.text), None)
                 continue
-            batch.take(document, digest, split_passages(document.text, self.state.chunking, tokenizer))
+            batch.add(document, digest, split_passages(document.text, self.state.chunking, tokenizer))
             self._embed(batch, EMBEDDED)
-            if batch.rows >= ROWS or time.monotonic() - batch.begun > SECONDS:
+            if batch.rows >= ROWS or time.monotonic() - batch.started > SECONDS:
                 batch = self._commit(batch, added)
-                self._leave(found, added)
+                self._remove_vanished(found, added)
         self._commit(batch, added)
-        self._leave(found, added)
+        self._remove_vanished(found, added)
         return added
 
-    def _leave(self, found: ReadSummary, added: AddSummary) -> None:
+    def _remove_vanished(self, found: ReadSummary, added: AddSummary) -> None:
         """Take out what files that were read to their end no longer hold."""
         files, found.files = found.files, []
         with self.store.transaction():
-            left = [id for file in files for id in self.store.left(file)]
+            left = [id for file in files for id in self.store.missing_from(file)]
         if left:
             added.gone += self.remove(left)[0]
 
@@ -142,7 +142,7 @@ class IndexWriter:
         """Give the passages that wait to the encoder, as long as there are so many."""
         assert self.encoder is not None, "adding needs an encoder"
         while len(batch.waiting) >= least:
-            some = batch.next(EMBEDDED)
+            some = batch.pop_waiting(EMBEDDED)
             if not some:
                 continue
             texts = [entry.document.text[span.start : span.end] for entry, span in some]
@@ -158,23 +158,23 @@ class IndexWriter:
         if not batch.entries and not batch.moved:
             return batch
         with _write_errors(self.folder):
-            state, parts = self.state, self._joined(batch)
+            state, parts = self.state, self._write_batch(batch)
             with self.store.transaction(write=True):
-                self.store.move(batch.moved)
-                gone = self.store.drop(batch.entries)
+                self.store.update_sources(batch.moved)
+                gone = self.store.delete(batch.entries)
                 first = state.next
                 for entry in batch.entries.values():
-                    self.store.put(entry.document, entry.digest, entry.spans, first)
+                    self.store.insert(entry.document, entry.digest, entry.spans, first)
                     first += len(entry.spans)
                 self.state = self.store.save(replace(state, next=first, parts=parts, dead=state.dead + gone[1]))
         if len(parts) <= len(state.parts):
-            self.clear()
+            self.remove_unused_files()
         added.replaced += gone[0]
         added.new += len(batch.entries) - gone[0]
         added.passages += batch.rows
         return PendingBatch()
 
-    def _joined(self, batch: PendingBatch) -> tuple[IndexFile, ...]:
+    def _write_batch(self, batch: PendingBatch) -> tuple[IndexFile, ...]:
         """The files with the vectors of a batch, in a new one, in which the last old ones may be too.
 
         Every file that is open costs a handle, so there are few of them, each much larger than the next; a vector is
@@ -192,8 +192,8 @@ class IndexWriter:
     def remove(self, ids: Iterable[str], where: Where | None = None) -> tuple[int, int]:
         """Take documents out, by id or by what fits a filter: how many, and their passages."""
         with self.store.transaction(write=True) as state:
-            named = list(ids) + (self.store.ids(where) if where else [])
-            gone = self.store.drop(named)
+            named = list(ids) + (self.store.matching_ids(where) if where else [])
+            gone = self.store.delete(named)
             if gone[0]:
                 self.state = self.store.save(replace(state, dead=state.dead + gone[1]))
         return gone
@@ -209,18 +209,18 @@ class IndexWriter:
             check_kind(asked)
             state = replace(state, asked=asked)
         if state.dead > max(1000, state.vectors // 4) or (state.dead and state.dead == state.vectors):
-            state = self._without_dead(state)
-        state = self._graph(state)
+            state = self._compact(state)
+        state = self._update_faiss(state)
         if complete is not None:
             state = replace(state, complete=complete)
         if state != self.state:
             with self.store.transaction(write=True):
                 if not state.dead:
-                    self.store.bury()
+                    self.store.clear_dead()
                 self.state = self.store.save(state)
-            self.clear()
+            self.remove_unused_files()
 
-    def _without_dead(self, state: IndexState) -> IndexState:
+    def _compact(self, state: IndexState) -> IndexState:
         mapped = MappedVectors(self.folder, state.parts, state.dimension)
         with self.store.transaction():
             dead = mapped.positions(self.store.dead())
@@ -233,7 +233,7 @@ class IndexWriter:
         )
         return replace(state, parts=(part,), dead=0, graph=None)
 
-    def _graph(self, state: IndexState) -> IndexState:
+    def _update_faiss(self, state: IndexState) -> IndexState:
         """The kind for so many vectors, built or brought up to date where too much lies beside it."""
         kind, why = choose_kind(state.vectors, state.dimension, state.asked)
         if kind != "flat" and state.asked == "auto" and find_spec("faiss") is None:

@@ -46,7 +46,7 @@ class Corpus:
         self.position = Position()
         self.seen = cleaning.DigestSet()
         self.digests: list[bytes] = []  # of documents kept since someone last took them, if deduplicating
-        self._told: Callable[[], int] = lambda: 0
+        self._tell: Callable[[], int] = lambda: 0
 
     @property
     def size(self) -> int:
@@ -56,7 +56,7 @@ class Corpus:
     @property
     def consumed(self) -> int:
         """Bytes read so far."""
-        return sum(source.size for source in self.sources[: self.position.file]) + self._told()
+        return sum(source.size for source in self.sources[: self.position.file]) + self._tell()
 
     def resume(self, position: Position, counts: Json, seen: Iterable[bytes]) -> None:
         """Start `documents` from a position it was at, with the counts and digests it had there."""
@@ -70,14 +70,14 @@ class Corpus:
             if number != self.position.file:
                 self.position = Position(number)
             with sources.open_source(self.sources[number]) as (stream, beneath):
-                self._told = beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
-                for text in self._raw(self.sources[number], stream):
-                    if (document := self._keep(text)) is not None:
+                self._tell = beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
+                for text in self._read_raw(self.sources[number], stream):
+                    if (document := self._clean(text)) is not None:
                         yield document
-            self._told = lambda: 0
+            self._tell = lambda: 0
         self.position = Position(len(self.sources))
 
-    def _raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[str]:
+    def _read_raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[str]:
         """Raw documents of a file that are not behind us yet."""
         reached, counts = self.position, asdict(self.counts)
         check = number = 0
@@ -96,7 +96,7 @@ class Corpus:
         if number < reached.documents or (number == reached.documents and check != reached.check):
             raise UserError(f"{source.path}: is not what it was when the work began; begin again in a new folder")
 
-    def _keep(self, text: str) -> str | None:
+    def _clean(self, text: str) -> str | None:
         """The document cleaned, or None and a count of the reason."""
         options, counts = self.options, self.counts
         document = cleaning.clean(text, options.wrapped)

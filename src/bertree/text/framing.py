@@ -59,7 +59,7 @@ class Frame:
         own = next(at for at, piece in enumerate(self._pieces) if piece.text == len(before))
         return sum(before) + sum(len(piece.ids) for piece in self._pieces[:own])
 
-    def around(self, *texts: Ids, dropped: int = 0) -> Encoded:
+    def wrap(self, *texts: Ids, dropped: int = 0) -> Encoded:
         """The framed sequence; its segments are given for a pair only."""
         ids: list[int] = []
         for piece in self._pieces:

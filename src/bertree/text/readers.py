@@ -176,7 +176,7 @@ def open_parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
         raise UserError(f"{source.path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'") from None
     with tempfile.TemporaryFile() as copy:
         file: Any = stream
-        if source.packed or not stream.seekable():  # parquet is read from its end
+        if source.compression or not stream.seekable():  # parquet is read from its end
             shutil.copyfileobj(stream, copy, 1 << 20)
             file = copy
         try:

@@ -42,10 +42,10 @@ class Source:
     path: str
     format: str
     size: int
-    changed: int  # modification time in nanoseconds
+    modified: int  # modification time in nanoseconds
 
     @property
-    def packed(self) -> str:
+    def compression(self) -> str:
         """How it is compressed: ".gz", ".xz", ".zst" or not at all."""
         suffix = Path(self.path).suffix.lower()
         return suffix if suffix in COMPRESSED else ""
@@ -135,15 +135,15 @@ def open_source(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
         return
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
     library: Any = None
-    if source.packed == ".zst":
+    if source.compression == ".zst":
         library = import_zstandard(source.path)
         broken = (EOFError, library.ZstdError)
     try:
         with open(source.path, "rb") as file:
             if library is not None:
                 yield io.BufferedReader(_ZstdReader(file, library), 1 << 18), file
-            elif source.packed:
-                unpacked = gzip.GzipFile(fileobj=file) if source.packed == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115
+            elif source.compression:
+                unpacked = gzip.GzipFile(fileobj=file) if source.compression == ".gz" else lzma.LZMAFile(file)  # noqa: SIM115
                 yield io.BufferedReader(unpacked, 1 << 18), file
             else:
                 yield file, file

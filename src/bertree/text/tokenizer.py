@@ -61,7 +61,7 @@ class Tokenizer:
         self.backend = backend
         self.config = config or {}
         self.files = files or {}
-        self.special = {kind: token for kind in KINDS if (token := self._special(kind))}
+        self.special = {kind: token for kind in KINDS if (token := self._find_special(kind))}
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer | None":
@@ -84,7 +84,7 @@ class Tokenizer:
             raise UserError(f"{folder}: the tokenizer files cannot be read ({error})") from None
         return cls(backend, config, files)
 
-    def lowered(self) -> "Tokenizer":
+    def with_lowercase(self) -> "Tokenizer":
         """The same tokenizer, given every text in small letters."""
         if self.backend.encode("ABC Äß").ids == self.backend.encode("abc äß").ids:
             return self
@@ -111,7 +111,7 @@ class Tokenizer:
         for name, data in files.items():
             (folder / name).write_bytes(data)
 
-    def _special(self, kind: str) -> str | None:
+    def _find_special(self, kind: str) -> str | None:
         named = self.config.get(f"{kind}_token")
         if isinstance(named, dict):  # the long form: {"content": "[MASK]", "lstrip": ...}
             named = named.get("content")
@@ -150,13 +150,13 @@ class Tokenizer:
             for i in inputs
         ]
         return [
-            self._cut(given, max_length)
+            self._encode_truncated(given, max_length)
             if max_length is not None and len(e.ids) > max_length
             else _to_encoded(e, isinstance(given, tuple), 0)
             for given, e in zip(cleaned, self.backend.encode_batch_fast(cleaned), strict=True)
         ]
 
-    def _cut(self, given: str | tuple[str, str], max_length: int) -> Encoded:
+    def _encode_truncated(self, given: str | tuple[str, str], max_length: int) -> Encoded:
         pair = isinstance(given, tuple)
         parts = self.backend.encode_batch_fast(list(given) if pair else [given], add_special_tokens=False)
         room = max_length - self.backend.num_special_tokens_to_add(pair)

@@ -31,7 +31,7 @@ def evaluate(
     sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in objective.terms}
     with _watching(network):
         read = 0
-        for batch in stream.once():
+        for batch in stream.one_epoch():
             counts = objective.counts(batch)
             with autocast():
                 losses = objective(network, batch.to(device))

@@ -113,7 +113,7 @@ class ChoiceTask(Task[ChoiceExample]):
                 # A continuation hangs on what stands last before it; a passage is read from its beginning.
                 fitting = first[:left] if self.name in ("race", "choice") else first[max(0, len(first) - left) :]
                 of_context, of_asked = len(first) - len(fitting), len(second) - len(kept)
-                sequences.append(frame.around(fitting, kept, dropped=of_context + of_asked))
+                sequences.append(frame.wrap(fitting, kept, dropped=of_context + of_asked))
                 lost_context, lost_asked = max(lost_context, of_context), lost_asked + of_asked
             lost = lost_context + lost_asked
             cut_examples, cut_tokens = cut_examples + (lost > 0), cut_tokens + lost

@@ -65,7 +65,7 @@ def units(
         first = frame.start(len(question))
         gold = _gold(example, context)
         for begin, end in windows(len(context.ids), room - len(question), stride, max_answer):
-            sequence = frame.around(question, context.ids[begin:end], dropped=dropped)
+            sequence = frame.wrap(question, context.ids[begin:end], dropped=dropped)
             chosen = [null, *range(first, first + end - begin)]
             answer = None if example.answers is None else _inside(gold, begin, end)
             made.append(Unit(number, (sequence,), chosen, answer, Window(context, begin)))

@@ -183,7 +183,7 @@ class TaggingTask(Task[Sentence]):
         for start, end, first, last in windows(lengths, room):
             chosen = (starts[first:last] - starts[start] + frame.start()).tolist()
             answer = None if answers is None else answers[first:last]
-            made.append(Unit(number, (frame.around([i for word in ids[start:end] for i in word]),), chosen, answer))
+            made.append(Unit(number, (frame.wrap([i for word in ids[start:end] for i in word]),), chosen, answer))
         return made
 
     def predict(self, examples: Sequence[Sentence], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
