@@ -21,7 +21,7 @@ from bertree.distillation.task import teach
 from bertree.files import Json, read_json
 from bertree.finetuning.run import finetune
 from bertree.tasks.files import TaskFiles
-from bertree.tasks.registry import make
+from bertree.tasks.registry import make_task
 
 LABELS, TAUGHT, COPIES = "labels", "taught", "taught, copies"
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
 
 def train(options: argparse.Namespace, name: str, seed: int, out: Path) -> None:
     """Into a folder of its own, which stays."""
-    task, files = make("sst-2"), TaskFiles(options.data)
+    task, files = make_task("sst-2"), TaskFiles(options.data)
     given = [f"seed={seed}", f"device={options.device}", "evaluations=2", "patience=0"]
     with contextlib.redirect_stdout(None):
         if name == LABELS:

@@ -46,7 +46,7 @@ from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, eva
 from bertree.inference.load import Model, fresh, load
 from bertree.interop.folder import describe
 from bertree.tasks.columns import TextExample
-from bertree.tasks.glue import make
+from bertree.tasks.glue import glue_task
 from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Unit
 from bertree.tasks.text import TextTask
@@ -74,7 +74,7 @@ def read(name: str, root: Path, limit: int, split: bool) -> Data:
     folder = next((f for f in (root / FOLDERS[name], root / "glue" / FOLDERS[name]) if f.is_dir()), None)
     if folder is None:
         raise UserError(f"{root / FOLDERS[name]}: no such folder")
-    task, note = make(name), ""
+    task, note = glue_task(name), ""
     paths = task.splits(folder)
     parts = [part for part in ("train", "dev") if part in paths]
     examples = {part: [e for e in task.read(paths[part]) if e.gold is not None] for part in parts}

@@ -30,8 +30,8 @@ from bertree.finetuning.config import FineTuneConfig, TrainSettings
 from bertree.finetuning.feed import steps_an_epoch
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel
 from bertree.inference.load import load
-from bertree.tasks.collate import by_length
-from bertree.tasks.registry import make
+from bertree.tasks.collate import batches_by_length
+from bertree.tasks.registry import make_task
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.feed import Work, ahead
@@ -83,7 +83,7 @@ def their_logits(model: Any, units: Sequence[Unit], head: str, device: str, auto
     found: dict[int, Logits] = {}
     model.eval()
     with torch.no_grad():
-        for rows in by_length(units, 65536 if device == "cuda" else 4096):
+        for rows in batches_by_length(units, 65536 if device == "cuda" else 4096):
             some = [units[row] for row in rows]
             batch = padded([u._replace(answer=_none(u, head)) for u in some], head, False)
             inputs = {k: batch[k].to(device) for k in ("input_ids", "token_type_ids", "attention_mask")}
@@ -179,7 +179,7 @@ def ours(tuner: FineTuning, seed: int) -> tuple[float, float]:
 def prepared(name: str, model: str, root: Path, device: str, limit: int, given: int = 0) -> FineTuning:
     """A task's splits as both sides read them, and how they are trained on."""
     folder, rate, epochs, longest = TASKS[name]
-    task = make(name)
+    task = make_task(name)
     start = load(model)
     assert start.tokenizer is not None
     paths = task.splits(root / folder)

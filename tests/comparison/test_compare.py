@@ -26,7 +26,7 @@ from bertree.model.readout import Top
 from bertree.report import comparison_page, run
 from bertree.report.comparison import COMPARISON, Comparison, Figures, Speed, read, times, verdict
 from bertree.report.comparison_rows import rows, shown
-from bertree.tasks.registry import make
+from bertree.tasks.registry import make_task
 from bertree.text.tokenizer import Tokenizer
 from tests.report.test_run import Page
 from tests.support import learnable
@@ -232,7 +232,7 @@ def test_every_head_is_timed_in_half_precision_too(
     monkeypatch.setattr(timing, "_precision", lambda device: torch.bfloat16)
     given = learnable.KINDS[kind]
     data = learnable.prepared(given, tmp_path)
-    task: Any = make({"crf": "tagging"}.get(kind, kind))
+    task: Any = make_task({"crf": "tagging"}.get(kind, kind))
     examples = task.read(task.splits(data)["dev"])[:12]
     if not task.labels and task.head in ("sequence", "token"):
         task = task.with_labels(task.labels_in(task.read(task.splits(data)["train"])))
@@ -352,7 +352,7 @@ def test_page_and_table_hold_the_figures(tmp_path: Path) -> None:
 
 def test_reports_of_runs_show_it_where_there_is_one(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 1, "loss": 2.0}\n')
-    task, lines = make("classification").with_labels(["a", "b"]), [{"text": "x", "gold": "a", "predicted": "a"}]
+    task, lines = make_task("classification").with_labels(["a", "b"]), [{"text": "x", "gold": "a", "predicted": "a"}]
     pages = [lambda: run.write(tmp_path).read_text(), lambda: task_page.render(tmp_path, task, {}, {"dev": lines})]
     for make_page in pages:
         assert "Teacher and student" not in make_page()

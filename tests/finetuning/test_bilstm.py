@@ -69,7 +69,7 @@ def test_segments_stay_what_the_tokenizer_says(tokenizers: dict[str, Tokenizer])
     (pair,) = tokenizers["wordpiece"].encode(PAIRS[:1])
     assert any(pair.segments)
     assert pair.second == 0
-    task = registry.make("classification", pair="two")
+    task = registry.make_task("classification", pair="two")
     for kind, has_places in (("wordpiece", False), ("bpe", True)):
         examples = [task.parse({"text": one, "two": two}) for one, two in PAIRS]
         units, _ = task.units(examples, tokenizers[kind], 64)
@@ -127,7 +127,7 @@ def test_a_preset_takes_the_vocabulary_of_its_tokenizer(start: Path, tmp_path: P
 
 
 def test_a_rate_of_its_own() -> None:
-    task = registry.make("classification")
+    task = registry.make_task("classification")
     asked = config.load([], task)
     assert config.learning_rate(asked, bertree.load("bilstm").architecture) == 1e-3
     assert config.learning_rate(config.load(["lr=5e-4"], task), bertree.load("bilstm").architecture) == 5e-4

@@ -37,12 +37,15 @@ def test_a_model_keeps_its_columns(trained: Trained, command: Command, tmp_path:
 
 def test_labels_are_matched_by_name_or_not_at_all() -> None:
     heads = {"sequence": 2}
-    turned = registry.of_model(heads, ["not_entailment", "Entailment"], {}, False, "rte")
+    turned = registry.task_of_model(heads, ["not_entailment", "Entailment"], {}, False, "rte")
     assert turned.labels == ("not_entailment", "entailment")
-    assert registry.of_model(heads, ["LABEL_0", "LABEL_1"], {}, False, "rte").labels == ("entailment", "not_entailment")
-    assert registry.of_model(heads, ["NEGATIVE", "POSITIVE"], {}, False, "sst-2").labels == ("0", "1")
+    assert registry.task_of_model(heads, ["LABEL_0", "LABEL_1"], {}, False, "rte").labels == (
+        "entailment",
+        "not_entailment",
+    )
+    assert registry.task_of_model(heads, ["NEGATIVE", "POSITIVE"], {}, False, "sst-2").labels == ("0", "1")
     with pytest.raises(UserError, match="rte has the labels entailment, not_entailment, but the model's head has a, b"):
-        registry.of_model(heads, ["a", "b"], {}, False, "rte")
+        registry.task_of_model(heads, ["a", "b"], {}, False, "rte")
 
 
 def test_a_crf_is_known_from_the_network(trained: Trained, command: Command, tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_a_roberta_without_pooler_learns_to_choose(trained: Trained, command: Co
 
 
 def test_one_setting_leaves_the_others_as_they_are() -> None:
-    task = registry.make("classification")
+    task = registry.make_task("classification")
     plain = config.load([], task)
     assert plain == config.FineTuneConfig()
     assert (plain.optim.lr, plain.optim.eps, plain.run.log_every, plain.run.save_every) == (0.0, 1e-8, 25, 1)

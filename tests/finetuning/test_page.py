@@ -16,8 +16,8 @@ from bertree.finetuning.page import page
 from bertree.finetuning.run import finetune
 from bertree.report.cases import around, head
 from bertree.report.tables import clipped, safe
-from bertree.tasks.files import Files
-from bertree.tasks.registry import make
+from bertree.tasks.files import TaskFiles
+from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
 
 NASTY = """</td></table><script>alert("x")</script><img src=x onerror='y'> & \x00 \u202e"""
@@ -84,7 +84,7 @@ def labelled(gold: str, predicted: str, score: float | None, text: str = "a text
 
 
 def classes(*labels: str) -> Task[Any]:
-    return make("classification").with_labels(labels)
+    return make_task("classification").with_labels(labels)
 
 
 # Classification
@@ -145,7 +145,7 @@ def test_regression() -> None:
         {"text": f"text {number}", "pair": "other", "gold": gold, "predicted": value, "score": value}
         for number, (gold, value) in enumerate(zip(golds, said, strict=True))
     ]
-    found = rendered(make("sts-b"), lines)
+    found = rendered(make_task("sts-b"), lines)
     assert found.source.count("<circle") == 4
     assert f"mean error {1.5 / 4:.3g}" in found.text
     assert f"root of the mean square {math.sqrt(1.25 / 4):.3g}" in found.text
@@ -183,7 +183,7 @@ def test_entities_by_type_and_by_confusion(score: float | None) -> None:
     lines = [
         line | {"score": score, "entities": [one | {"score": score} for one in line["entities"]]} for line in lines
     ]
-    task = make("ner").with_labels(["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"])
+    task = make_task("ner").with_labels(["O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"])
     found = rendered(task, lines)
     assert found.row("PER") == ["50.0 %", "50.0 %", "50.0 %", "2"]
     assert found.row("LOC") == ["50.0 %", "66.7 %", "57.1 %", "3"]
@@ -202,7 +202,7 @@ def test_plain_tags() -> None:
         {"text": "dogs", "words": ["dogs"], "gold": ["N"], "predicted": ["N"], "score": 0.8},
         {"text": "", "words": [], "gold": [], "predicted": [], "score": None},
     ]
-    found = rendered(make("tagging").with_labels(["D", "N", "V"]), lines)
+    found = rendered(make_task("tagging").with_labels(["D", "N", "V"]), lines)
     assert found.row("N") == ["·", "150 %", "150 %", "2"]
     assert found.row("a dog") == ["N", "V", "70.0 %"]
 
@@ -221,7 +221,7 @@ def test_spans_by_question_word_and_length() -> None:
         asked("And when not?", ["1999"], "home", 0.9),
         asked("Who came?", ["Ada Byron"], "Byron"),
     ]
-    found = rendered(make("squad"), lines)
+    found = rendered(make_task("squad"), lines)
     assert found.row("when") == ["50.0 %", "50.0 %", "2"]
     assert found.row("who") == ["66.7 %", "0.0 %", "1"]
     assert found.row("1 word") == ["50.0 %", "50.0 %", "2"]
@@ -241,7 +241,7 @@ def test_spans_that_may_have_no_answer() -> None:
         asked("Why?", [], "home", null_odds=-1.0),
         asked("Who?", ["Ada Byron"], "home", null_odds=-1.0),
     ]
-    found = rendered(make("squad2"), lines)
+    found = rendered(make_task("squad2"), lines)
     assert found.row("has an answer") == ["1 · 33 %", "1 · 33 %", "1 · 33 %"]
     assert found.row("has none") == ["–", "1 · 50 %", "1 · 50 %"]
     assert found.row("no answer") == ["50.0 %", "50.0 %", "2"]
@@ -255,7 +255,7 @@ def test_choices() -> None:
         return {"context": "c", "question": "q?", "options": options, "gold": gold} | said
 
     lines = [question(0, [0.7, 0.1, 0.1, 0.1]), question(1, [0.6, 0.4]), question(1, [0.2, 0.8])]
-    found = rendered(make("race"), lines, accuracy=2 / 3, **{"accuracy-high": 0.5})
+    found = rendered(make_task("race"), lines, accuracy=2 / 3, **{"accuracy-high": 0.5})
     assert found.row("2 options") == ["2", "50 %"]
     assert found.row("4 options") == ["1", "100 %"]
     assert found.row("high") == ["50.0 %"]
@@ -297,7 +297,7 @@ def test_seeds_are_listed_linked_and_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["classification", "sts-b", "ner", "tagging", "squad", "squad2", "race"])
 def test_no_predictions_and_no_gold(name: str) -> None:
-    task = make(name)
+    task = make_task(name)
     assert "There are no predictions" in rendered(task, []).text
     assert "no gold answers" in rendered(task, [{"text": "a", "predicted": "b", "score": 0.5}]).text
     assert task.name in Page(page.render(Path("run"), task, {}, {})).text  # every seed diverged: no file at all
@@ -307,14 +307,16 @@ def test_nothing_of_the_data_becomes_markup() -> None:
     text = rendered(classes(NASTY, "b"), [labelled(NASTY, "b", 0.9, NASTY), labelled("b", NASTY, 0.9)])
     assert "<script>alert" in text.text
     assert "\x00" not in text.source
-    rendered(make("squad2"), [asked(NASTY, [NASTY], NASTY, null_odds=0.0) | {"context": NASTY, "start": 3, "end": 9}])
+    rendered(
+        make_task("squad2"), [asked(NASTY, [NASTY], NASTY, null_odds=0.0) | {"context": NASTY, "start": 3, "end": 9}]
+    )
     options = {"context": NASTY, "question": NASTY, "options": [NASTY, NASTY], "probabilities": [0.4, 0.6]}
-    rendered(make("race"), [options | {"gold": 0, "predicted": 1, "score": 0.6}])
+    rendered(make_task("race"), [options | {"gold": 0, "predicted": 1, "score": 0.6}])
     kinds = (f"B-{NASTY}", "O")
     words = {"text": NASTY, "words": [NASTY], "score": 0.5}
     entity = {"type": NASTY, "text": NASTY, "start": 0, "end": len(NASTY), "score": 0.5}
-    rendered(make("ner"), [words | {"gold": [kinds[1]], "predicted": [kinds[0]], "entities": [entity]}])
-    rendered(make("tagging"), [words | {"gold": [NASTY], "predicted": ["x"]}])
+    rendered(make_task("ner"), [words | {"gold": [kinds[1]], "predicted": [kinds[0]], "entities": [entity]}])
+    rendered(make_task("tagging"), [words | {"gold": [NASTY], "predicted": ["x"]}])
 
 
 def test_long_and_odd_texts() -> None:
@@ -351,14 +353,14 @@ def test_both_verbs_write_it(tmp_path: Path, small_folder: Path, capsys: pytest.
     table.write_text("text,label\n" + "\n".join(rows) + "\n")
     out = tmp_path / "out"
     settings = ["epochs=2", "batch=8", "device=cpu"]
-    assert finetune(str(small_folder), make("classification"), Files(table), out, settings, seeds=2) == 0
+    assert finetune(str(small_folder), make_task("classification"), TaskFiles(table), out, settings, seeds=2) == 0
     assert "report.html" in capsys.readouterr().out.splitlines()[-1]
     shown = Page((out / "report.html").read_text(encoding="utf-8"))
     scores = json.loads((out / "metrics.json").read_text())
     assert f"accuracy {100 * scores['accuracy']:.2f}" in shown.text
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     again = tmp_path / "again"
-    evaluate(str(out / "model"), "classification", Files(table), None, out=again, device="cpu")
+    evaluate(str(out / "model"), "classification", TaskFiles(table), None, out=again, device="cpu")
     shown = Page((again / "report.html").read_text(encoding="utf-8"))
     assert f"accuracy {100 * json.loads((again / 'metrics.json').read_text())['accuracy']:.2f}" in shown.text
     assert "24" in shown.text

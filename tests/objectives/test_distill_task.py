@@ -13,7 +13,7 @@ from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.objectives.distill_task import KINDS, taught
 from bertree.objectives.objective import Objective
 from bertree.objectives.supervised import supervised
-from bertree.tasks.collate import collate, rows_of
+from bertree.tasks.collate import collate, logit_rows
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from tests.tasks.test_collate import KINDS as HEADS
@@ -153,7 +153,7 @@ def softmaxes(head: str) -> list[tuple[list[float], list[float], float]]:
     some, student = HANDS[head]
     found, place = [], 0
     for one in some:
-        count = rows_of(one, head)
+        count = logit_rows(one, head)
         mine, its = np.array(student[place : place + count]), one.soft
         place += count
         if head in ("sequence", "token"):
@@ -223,7 +223,7 @@ def asked(head: str, regression: bool, count: int, seed: int) -> list[Unit]:
     classes = 1 if regression else CLASSES[head]
     found = []
     for number, one in enumerate(units(head, count, seed, regression)):
-        said = draw.normal(size=(rows_of(one, head), classes)).astype(np.float32)
+        said = draw.normal(size=(logit_rows(one, head), classes)).astype(np.float32)
         found.append(one._replace(soft=None if number % 4 == 3 else said))
     return found
 

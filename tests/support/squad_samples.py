@@ -1,6 +1,6 @@
 """Questions about a harbour that does not exist."""
 
-from bertree.tasks.squad.read import Answer, SquadExample
+from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 
 HARBOUR = (
@@ -20,7 +20,7 @@ SQUAD, SQUAD2 = SquadTask("squad"), SquadTask("squad2")
 
 
 def example(question: str, text: str | None, context: str = HARBOUR, identity: str = "q") -> SquadExample:
-    answers = () if text is None else (Answer(text, context.index(text)),)
+    answers = () if text is None else (GoldAnswer(text, context.index(text)),)
     return SquadExample(identity, question, context, answers)
 
 

@@ -13,7 +13,7 @@ from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.objectives.supervised import grid, supervised
-from bertree.tasks.collate import by_length, collate
+from bertree.tasks.collate import batches_by_length, collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from bertree.train import optim
@@ -208,8 +208,8 @@ def test_micro_batches_add_up(head: str, regression: bool) -> None:
 def test_by_length_covers_all_within_its_room(head: str) -> None:
     some = units(head, 50, 1)
     sizes = [sum(len(s.ids) for s in unit.sequences) for unit in some]
-    rows = list(by_length(some, 100))
+    rows = list(batches_by_length(some, 100))
     assert sorted(row for group in rows for row in group) == list(range(50))
     assert all(sum(sizes[row] for row in group) <= 100 or len(group) == 1 for group in rows)
     assert all(group == sorted(group, key=lambda row: sizes[row]) for group in rows)
-    assert list(by_length([], 100)) == []
+    assert list(batches_by_length([], 100)) == []

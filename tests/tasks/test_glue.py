@@ -10,7 +10,7 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.tasks.columns import TextExample
-from bertree.tasks.glue import TEXT_TASKS, make
+from bertree.tasks.glue import TEXT_TASKS, glue_task
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 SNLI = (
@@ -27,7 +27,7 @@ def tsv(*rows: str) -> str:
 def read(task: str, path: Path, text: str) -> list[tuple[Any, ...]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="")
-    return [(e.id, e.text, e.pair, e.gold) for e in make(task).read([path])]
+    return [(e.id, e.text, e.pair, e.gold) for e in glue_task(task).read([path])]
 
 
 def spaced(header: str) -> str:
@@ -145,7 +145,7 @@ def test_published_as_parquet_and_json(tmp_path: Path) -> None:
     """The hub's copies number the classes, and give -1 where the answer is kept back."""
     rows = {"sentence1": ["A", "C"], "sentence2": ["B", "D"], "label": [1, 0], "idx": [7, 8]}
     pyarrow.parquet.write_table(pyarrow.table(rows), tmp_path / "train-00000-of-00001.parquet")
-    task = make("rte")
+    task = glue_task("rte")
     found = task.read(task.splits(tmp_path)["train"])
     assert [(e.id, e.gold) for e in found] == [("7", "not_entailment"), ("8", "entailment")]
     hidden = json.dumps({"premise": "A", "hypothesis": "B", "label": -1, "idx": 3})
@@ -211,7 +211,7 @@ def test_imdb_as_folders(tmp_path: Path) -> None:
         path = tmp_path / "aclImdb" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    task = make("imdb")
+    task = glue_task("imdb")
     splits = task.splits(tmp_path)
     assert set(splits) == {"train", "test"}
     found = [(e.id, e.text, e.gold) for e in task.read(splits["train"])]
@@ -225,31 +225,31 @@ def test_names_however_they_are_written() -> None:
         "sst2": "sst-2", "SST-2": "sst-2", "stsb": "sts-b", "STS-B": "sts-b", "CoLA": "cola", "ag_news": "ag-news",
         "AGNews": "ag-news", "diagnostic": "ax", "aclImdb": "imdb",
     }.items():  # fmt: skip
-        assert make(name) is TEXT_TASKS[task]
+        assert glue_task(name) is TEXT_TASKS[task]
     with pytest.raises(UserError, match=r"task 'sst-3': unknown; did you mean 'sst-2'\?"):
-        make("sst-3")
+        glue_task("sst-3")
 
 
 def test_the_diagnostics_are_found(tmp_path: Path) -> None:
     (tmp_path / "diagnostic").mkdir()
     for name in ("diagnostic.tsv", "diagnostic-full.tsv"):
         (tmp_path / "diagnostic" / name).write_text("x")
-    found = {split: path.name for split, (path,) in make("ax").splits(tmp_path).items()}
+    found = {split: path.name for split, (path,) in glue_task("ax").splits(tmp_path).items()}
     assert found == {"dev": "diagnostic-full.tsv", "test": "diagnostic.tsv"}
 
 
 def test_classes_are_in_the_order_of_the_glue_dataset() -> None:
-    assert make("mnli").labels == make("ax").labels == ("entailment", "neutral", "contradiction")
-    assert make("rte").labels == make("qnli").labels == ("entailment", "not_entailment")
-    assert all(make(name).labels == ("0", "1") for name in ("cola", "sst-2", "mrpc", "qqp", "wnli"))
-    assert (make("sts-b").labels, make("sts-b").classes) == ((), 1)
+    assert glue_task("mnli").labels == glue_task("ax").labels == ("entailment", "neutral", "contradiction")
+    assert glue_task("rte").labels == glue_task("qnli").labels == ("entailment", "not_entailment")
+    assert all(glue_task(name).labels == ("0", "1") for name in ("cola", "sst-2", "mrpc", "qqp", "wnli"))
+    assert (glue_task("sts-b").labels, glue_task("sts-b").classes) == ((), 1)
     assert all(task.metric in task.figures for task in TEXT_TASKS.values())
 
 
 def test_every_row_of_a_test_file_is_submitted(tmp_path: Path) -> None:
     """An empty question is one to answer, with or without a label column; a broken row is not passed over."""
     rows = [f"{n}|What?|{'' if n % 10 == 3 else 'Why?'}" for n in range(40)]
-    task, path = make("qqp"), tmp_path / "test.tsv"
+    task, path = glue_task("qqp"), tmp_path / "test.tsv"
     for header, cells in (("id|question1|question2", rows), ("id|question1|question2|label", [f"{r}|" for r in rows])):
         path.write_text(tsv(header, *cells))
         examples = task.read([path])
@@ -267,7 +267,7 @@ def test_submissions() -> None:
 
     def sent(task: str, *answers: Any, file: str = "test.tsv") -> tuple[str, str]:
         given = [row._replace(file=file) for row in rows]
-        (found,) = make(task).submission(given, [{"predicted": answer} for answer in answers]).items()
+        (found,) = glue_task(task).submission(given, [{"predicted": answer} for answer in answers]).items()
         return found
 
     assert sent("rte", "entailment", "not_entailment") == (

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bertree.errors import UserError
-from bertree.tasks.registry import make, names
-from bertree.tasks.splits import find_splits, split_folders, split_in
+from bertree.tasks.registry import make_task, task_names
+from bertree.tasks.splits import find_splits, split_folders, split_in_name
 from bertree.tasks.task import Splits
 
 FILES = {"squad": ".json", "squad2": ".json"}
@@ -31,7 +31,7 @@ def shown(found: Splits, below: Path) -> dict[str, list[str]]:
     return {split: [str(path.relative_to(below)) for path in paths] for split, paths in found.items()}
 
 
-@pytest.mark.parametrize("task", names())
+@pytest.mark.parametrize("task", task_names())
 def test_every_task_looks_into_the_folder_named_like_it(tmp_path: Path, task: str) -> None:
     kind = FILES.get(task, ".jsonl")
     expected = {"test": [f"test{kind}.gz"]} if task == "ax" else {"train": [f"train{kind}"], "test": [f"test{kind}.gz"]}
@@ -39,20 +39,20 @@ def test_every_task_looks_into_the_folder_named_like_it(tmp_path: Path, task: st
         data = tmp_path / f"above {folder}"
         touch(data / folder, f"train{kind}", f"test{kind}.gz")
         touch(data, f"dev{kind}")
-        assert shown(make(task).splits(data), data / folder) == expected
-        assert shown(make(task).splits(data / folder), data / folder) == expected
+        assert shown(make_task(task).splits(data), data / folder) == expected
+        assert shown(make_task(task).splits(data / folder), data / folder) == expected
     # A model that was trained for the task may lie beside the data under the same name.
     touch(tmp_path / "data" / task, "model.safetensors", "config.toml")
     touch(tmp_path / "data", *(name for paths in expected.values() for name in paths))
-    assert shown(make(task).splits(tmp_path / "data"), tmp_path / "data") == expected
+    assert shown(make_task(task).splits(tmp_path / "data"), tmp_path / "data") == expected
 
 
 def test_both_versions_in_a_folder_squad(tmp_path: Path) -> None:
     touch(tmp_path / "squad", "train-v1.1.json", "dev-v1.1.json", "dev-v2.0.json.zst")
-    assert shown(make("squad2").splits(tmp_path), tmp_path / "squad") == {"dev": ["dev-v2.0.json.zst"]}
-    assert list(make("squad").splits(tmp_path)) == ["train", "dev"]
+    assert shown(make_task("squad2").splits(tmp_path), tmp_path / "squad") == {"dev": ["dev-v2.0.json.zst"]}
+    assert list(make_task("squad").splits(tmp_path)) == ["train", "dev"]
     touch(tmp_path / "squad2.0", "validation-v2.0.json")
-    assert shown(make("squad2").splits(tmp_path), tmp_path) == {"dev": ["squad2.0/validation-v2.0.json"]}
+    assert shown(make_task("squad2").splits(tmp_path), tmp_path) == {"dev": ["squad2.0/validation-v2.0.json"]}
 
 
 def test_parts_of_a_split(tmp_path: Path) -> None:
@@ -87,18 +87,18 @@ def test_a_folder_that_is_one_split(tmp_path: Path, task: str, below: tuple[str,
     for part in below:
         touch(tmp_path / "data" / name / part, "1.txt")
     folder = tmp_path / "data" / name
-    found = make(task).splits(folder)
+    found = make_task(task).splits(folder)
     assert found == {split: (folder,) if task == "imdb" else (folder / "middle" / "1.txt",)}
     if name != "mine":
-        assert make(task).splits(tmp_path / "data") == found
+        assert make_task(task).splits(tmp_path / "data") == found
 
 
 def test_lists_of_objects_are_found(tmp_path: Path) -> None:
     touch(tmp_path, "train.json", "dev.json.gz")
     for task in ("classification", "regression", "choice", "tagging", "sst-2"):
-        assert shown(make(task).splits(tmp_path), tmp_path) == {"train": ["train.json"], "dev": ["dev.json.gz"]}
+        assert shown(make_task(task).splits(tmp_path), tmp_path) == {"train": ["train.json"], "dev": ["dev.json.gz"]}
 
 
 def test_words_of_a_name() -> None:
-    assert split_in("squad-v1.1-Dev.json") == split_in("my_validation.json") == "dev"
-    assert split_in("development.json") is None
+    assert split_in_name("squad-v1.1-Dev.json") == split_in_name("my_validation.json") == "dev"
+    assert split_in_name("development.json") is None

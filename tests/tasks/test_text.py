@@ -10,7 +10,7 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.tasks.columns import TextExample
-from bertree.tasks.glue import make
+from bertree.tasks.glue import glue_task
 from bertree.tasks.text import TextTask, text_task
 from bertree.text.tokenizer import Tokenizer
 
@@ -121,7 +121,7 @@ def test_many_examples_keep_their_order(tokenizer: Tokenizer) -> None:
 
 
 def test_predictions_and_scores(tokenizer: Tokenizer) -> None:
-    task = make("mrpc")
+    task = glue_task("mrpc")
     examples = [
         TextExample("0", "a", "b", "1"),
         TextExample("1", "c", "d", "0"),
@@ -148,7 +148,7 @@ def test_predictions_and_scores(tokenizer: Tokenizer) -> None:
 
 
 def test_a_regression_predicts_numbers(tokenizer: Tokenizer) -> None:
-    task = make("sts-b")
+    task = glue_task("sts-b")
     examples = [TextExample(str(n), "a", "b", float(n)) for n in range(4)]
     units, _ = task.units(examples, tokenizer, 16)
     found = task.predict(examples, units, [np.array([value], np.float32) for value in (0.5, 1, 9, 4)])
@@ -164,12 +164,12 @@ def parsed(task: TextTask, record: str | dict[str, str]) -> tuple[str, str | Non
 
 
 def test_what_predict_is_given() -> None:
-    single, pair = make("sst-2"), make("mnli")
+    single, pair = glue_task("sst-2"), glue_task("mnli")
     assert parsed(single, " a\tb ") == ("a\tb", None)
     assert parsed(single, {"text": "a"}) == parsed(single, {"sentence": "a", "label": "1"}) == ("a", None)
     assert parsed(pair, "a\tb") == parsed(pair, {"text": "a", "pair": "b"}) == ("a", "b")
     assert parsed(pair, {"premise": "a", "hypothesis": "b"}) == ("a", "b")
-    assert parsed(make("imdb"), "a<br />b") == ("a b", None)
+    assert parsed(glue_task("imdb"), "a<br />b") == ("a b", None)
     for line in ("a", "a\tb\tc"):
         with pytest.raises(UserError, match="mnli needs two texts with one tab between them"):
             pair.parse(line)

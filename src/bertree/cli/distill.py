@@ -96,14 +96,14 @@ def distill(
     else:
         from bertree.distillation.task import teach
         from bertree.tasks.files import TaskFiles
-        from bertree.tasks.registry import make
+        from bertree.tasks.registry import make_task
 
         if cache or epochs:
             way = "a task's answers are kept by themselves" if cache else "for a task it is a setting: epochs=3"
             raise UserError(f"--{'cache' if cache else 'epochs'}: is for --corpus; {way}")
         code = teach(
             teacher,
-            make(task, text, pair, label),
+            make_task(task, text, pair, label),
             TaskFiles(data, train, dev),
             student,
             out,

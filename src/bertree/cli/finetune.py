@@ -71,11 +71,11 @@ def finetune(
     """
     from bertree.finetuning.run import finetune as work
     from bertree.tasks.files import TaskFiles
-    from bertree.tasks.registry import make
+    from bertree.tasks.registry import make_task
 
     code = work(
         model,
-        make(task, text, pair, label),
+        make_task(task, text, pair, label),
         TaskFiles(data, train, dev),
         out,
         settings or [],

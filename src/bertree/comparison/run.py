@@ -208,7 +208,7 @@ def _scored(subject: Subject, data: Path, quiet: bool) -> tuple[list[Any], dict[
         examples = task.read(splits[name])
         part, cut = encode_split(task, examples, model, longest)
         if cut.examples:
-            note(f"{subject.name}: {cut.line(name, len(examples), longest)}")
+            note(f"{subject.name}: {cut.message(name, len(examples), longest)}")
         with bar("evaluating", len(part.units)) as progress:
             _, scores = evaluate_split(
                 task, model.network, part, lambda: inference_autocast(model.device), progress.advance

@@ -31,10 +31,10 @@ from bertree.model.heads import ClassHead
 from bertree.model.network import TOKEN_HEADS
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_task import taught
-from bertree.tasks.collate import rows_of
+from bertree.tasks.collate import logit_rows
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length, inference_autocast
-from bertree.tasks.options import configured
+from bertree.tasks.options import configure_task
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
 from bertree.text.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def teach(
 
     `seconds` are for timing the two at the end; 0: they are not compared."""
     config = configs.load_task_distill(overrides, task)
-    task = configured(task, config.task)
+    task = configure_task(task, config.task)
     config, task = configs.with_crf(config, task)
     if config.top.crf:
         raise UserError("crf: scores whole sequences of tags, of which a teacher says nothing; leave it out")
@@ -203,7 +203,7 @@ def _taught(job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, share
     made = (distil.copies, distil.masking, distil.replacing, distil.ngram)
     known = (tuner.identity, task.labels, config.task, tuner.config.train.max_length, config.train.held_out, made)
     of = teacher_scores.identity([*known, shared, guide.longest(task), bool(units)])
-    said = teacher_scores.read(job.out, of, [rows_of(unit, task.head) for unit in units], classes, note)
+    said = teacher_scores.read(job.out, of, [logit_rows(unit, task.head) for unit in units], classes, note)
     if said is None:
         said = _asked(job, guide, units, shared, mask)
         teacher_scores.write(job.out, said, of, classes)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
-from bertree.tasks.columns import Columns, Headless, Raw
+from bertree.tasks.columns import Columns, HeaderlessLayout, RawRow
 from bertree.text.records import location, read_lines, suffix_of
 from bertree.text.sources import format_of
 from bertree.text.tables import read_table
@@ -34,7 +34,7 @@ SEMEVAL = "SemEval_set"
 TEXTS = ("sentence1", "sentence_A", "text1", "text", "first", "question1")
 PAIRS = ("sentence2", "sentence_B", "text2", "pair", "second", "question2")
 LABELS = ("score", "relatedness_score", "similarity", "gold", "label")
-FORM = Headless(7, 9, text=5, pair=6, label=4)  # genre, file, year, number, score, the sentences, their sources
+FORM = HeaderlessLayout(7, 9, text=5, pair=6, label=4)  # genre, file, year, number, score, the sentences, their sources
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _table(path: Path, named: Named, name: str, known: bool = False) -> PairSet:
     return PairSet(name.partition(".")[0] or name, (part,), path.parent.name)
 
 
-def _gold(row: Raw) -> float:
+def _gold(row: RawRow) -> float:
     return _number(row.label or "", location(Path(row.file), row.line))
 
 

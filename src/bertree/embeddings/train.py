@@ -25,7 +25,7 @@ from bertree.interop.folder import Contents
 from bertree.model.comparison import parts_of
 from bertree.model.network import Network
 from bertree.objectives.embedding import siamese
-from bertree.tasks.options import configured
+from bertree.tasks.options import configure_task
 from bertree.tasks.similarity import examples as siamese_make
 from bertree.tasks.similarity import read as siamese_read
 from bertree.tasks.similarity.examples import LOSSES, USUAL, shaped, span_of
@@ -131,7 +131,7 @@ def vectors(
     examples = {"train": train, "dev": dev} if dev is not None else hold_out(train, config.train.held_out, task.group)
     task, examples["dev"] = task.judged_by(examples["dev"])
     held = len(examples["dev"]) if dev is None else 0
-    gathered = TaskExamples(configured(task, config.task), given.splits, examples, held)
+    gathered = TaskExamples(configure_task(task, config.task), given.splits, examples, held)
     options = config.loss
     objective = siamese(
         loss,
@@ -178,7 +178,7 @@ def _cross(
     rows = [example for some in given.train for example in some]
     task, train = siamese_make.crossed(rows)
     config = configs.load(overrides, task)
-    with_options = configured(task, config.task)
+    with_options = configure_task(task, config.task)
     assert isinstance(with_options, TextTask)
     task = with_options
     be_deterministic(config.run.deterministic)

@@ -13,7 +13,7 @@ from bertree.files import Json
 from bertree.model.architecture import Architecture
 from bertree.model.readout import Top
 from bertree.objectives.distill_task import KINDS
-from bertree.tasks.options import options
+from bertree.tasks.options import task_options
 from bertree.tasks.task import Task
 
 
@@ -130,7 +130,7 @@ def full(override: str, task: Task[Any], kind: type[FineTuneConfig]) -> str:
     if not equals or "." in key:
         return override
     places = {inner.name: s.name for s in fields(kind) for inner in _inner(kind, s.name)}
-    places |= dict.fromkeys(DROPOUTS, "model") | dict.fromkeys(options(task), "task")
+    places |= dict.fromkeys(DROPOUTS, "model") | dict.fromkeys(task_options(task), "task")
     if key not in places:
         raise UserError(f"{key}: unknown setting, {suggest(key, places)}")
     return f"{places[key]}.{key}={value}"

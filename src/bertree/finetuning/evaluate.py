@@ -62,7 +62,7 @@ def evaluate(
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
         found |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
         if cut.examples:
-            note(cut.line(name, len(examples), longest))
+            note(cut.message(name, len(examples), longest))
         if not scores and out is None and submission is None:
             raise UserError(
                 f"{splits[name][0]}: has no gold answers to score; write what the model says with --out DIR"

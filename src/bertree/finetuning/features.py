@@ -14,7 +14,7 @@ from bertree.inference.load import device_of, load
 from bertree.model.network import build
 from bertree.model.readout import Top
 from bertree.tasks.files import read
-from bertree.tasks.logits import effective_max_length, inference_autocast, states
+from bertree.tasks.logits import effective_max_length, inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
 
 CHUNK = 1024  # lines taken at once
@@ -51,12 +51,12 @@ def features(
             examples = [task.parse(record) for record in some]
             part, cut = encode_split(task, examples, loaded, longest)
             if cut.examples:
-                note(cut.line(str(file), len(some), longest))
-            for block in states(network, part.units, lambda: inference_autocast(loaded.device)):
+                note(cut.message(str(file), len(some), longest))
+            for block in token_states(network, part.units, lambda: inference_autocast(loaded.device)):
                 width = block.shape[1]
                 rows.write(np.ascontiguousarray(block, "<f4").tobytes())
             for example in examples:
-                text, places = example.placed()
+                text, places = example.with_offsets()
                 line = {"text": text, "words": list(example.words), "offsets": places, "row": words}
                 index.write(json.dumps(line, ensure_ascii=False) + "\n")
                 words += len(example.words)

@@ -18,7 +18,7 @@ from bertree.model.network import Network
 from bertree.objectives.objective import Asks
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length
-from bertree.tasks.task import Cut, Task
+from bertree.tasks.task import Task, Truncation
 from bertree.train.device import Machine
 
 Labels = Callable[[Task[Any], Sequence[Any]], Sequence[str]]
@@ -41,7 +41,7 @@ class FineTuningJob:
     tuner: FineTuning
     start: Model
     parts: Mapping[str, EncodedSplit[Any]]
-    cuts: Mapping[str, Cut]
+    cuts: Mapping[str, Truncation]
     out: Path
     intro: Sequence[str]
     model: str  # what it begins with, as the user named it
@@ -116,7 +116,7 @@ def prepare_run(
     )
     tuner.check()
     intro = _intro(tuner, given.held)
-    intro += [cut.line(name, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
+    intro += [cut.message(name, len(examples[name]), longest) for name, cut in cuts.items() if cut.examples]
     return FineTuningJob(tuner, start, parts, cuts, out, intro, model)
 
 
@@ -137,7 +137,9 @@ def _intro(tuner: FineTuning, held: int) -> list[str]:
     ]
 
 
-def encode_split(task: Task[Any], examples: Sequence[Any], model: Model, longest: int) -> tuple[EncodedSplit[Any], Cut]:
+def encode_split(
+    task: Task[Any], examples: Sequence[Any], model: Model, longest: int
+) -> tuple[EncodedSplit[Any], Truncation]:
     """What the encoder reads of examples."""
     units, cut = task.units(examples, model.needed_tokenizer, longest)
     return EncodedSplit(examples, units), cut

@@ -44,7 +44,7 @@ from bertree.run_folder import (
     remove_leftovers,
 )
 from bertree.tasks.files import TaskFiles
-from bertree.tasks.options import configured
+from bertree.tasks.options import configure_task
 from bertree.tasks.task import Task
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.loop import Diverged
@@ -65,7 +65,7 @@ def finetune(
     """Learn a task with every seed and keep the best. The exit code."""
     top = {"top": {"layers": features, "frozen": True}} if features else {}
     config = configs.load(overrides, task, top)
-    task = configured(task, config.task)
+    task = configure_task(task, config.task)
     config, task = configs.with_crf(config, task)
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
@@ -177,8 +177,8 @@ def evaluate_dev(
     for name in sorted(name for name in parts if name != "train"):
         lines[name], found = measure(name)
         if name == "dev":
-            task = task.tuned(parts[name].examples, lines[name])
-            lines[name] = task.decided(lines[name])
+            task = task.tune(parts[name].examples, lines[name])
+            lines[name] = task.apply_tuning(lines[name])
             found = task.score(parts[name].examples, lines[name])
         prefix = "" if name == "dev" else f"{name.partition('-')[2]}_"
         scores |= {f"{prefix}{key}": value for key, value in found.items()}

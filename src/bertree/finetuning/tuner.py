@@ -227,7 +227,7 @@ def evaluate_split(
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Json], dict[str, float]]:
     """Predictions on a split, and their scores where it has gold answers."""
-    found = logits(network, task.asked, split.units, autocast, advance)
+    found = logits(network, task.scored_head, split.units, autocast, advance)
     predictions = task.predict(split.examples, split.units, found)
     known = any(unit.answer is not None for unit in split.units)
     return predictions, task.score(split.examples, predictions) if known else {}

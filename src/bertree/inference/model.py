@@ -294,7 +294,7 @@ class Model(Encodes):
 
     def task_named(self, name: str | None = None, **columns: str | None) -> Task[Any]:
         """The task it answers: the one of that name, or the one it was fine-tuned for."""
-        return registry.of_model(self.classes, self.labels, self.task, self.network.crf is not None, name, columns)
+        return registry.task_of_model(self.classes, self.labels, self.task, self.network.crf is not None, name, columns)
 
     @property
     def needed_tokenizer(self) -> Tokenizer:
@@ -349,7 +349,7 @@ class TaskModel(Model):
                 raise UserError(f"input {number}: {error}") from None
         units, cut = task.units(examples, self.needed_tokenizer, longest)
         if cut.examples:
-            warnings.warn(cut.line("input", len(examples), longest), BertreeWarning, stacklevel=2)
+            warnings.warn(cut.message("input", len(examples), longest), BertreeWarning, stacklevel=2)
         found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
         return task.predict(examples, units, found)
 

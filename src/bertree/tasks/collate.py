@@ -18,23 +18,23 @@ VECTOR_HEADS = ("vector", "compare")  # a vector for each text of a unit; what a
 
 def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch:
     """The units end to end, with what is asked about them and, where there is a teacher, what it said."""
-    batch = _asked(units, head, regression)
+    batch = _with_labels(units, head, regression)
     said = [unit.soft for unit in units if unit.soft is not None]
     if not said:
         return batch
     unknown = np.full((1, said[0].shape[1]), np.nan, np.float32)
-    rows = [unknown.repeat(rows_of(unit, head), 0) if unit.soft is None else unit.soft for unit in units]
+    rows = [unknown.repeat(logit_rows(unit, head), 0) if unit.soft is None else unit.soft for unit in units]
     return replace(batch, soft=torch.from_numpy(np.concatenate(rows)))
 
 
-def rows_of(unit: Unit, head: str) -> int:
+def logit_rows(unit: Unit, head: str) -> int:
     """How many rows of scores a head gives for a unit."""
     if head == "compare":
         return 1
     return len(unit.chosen or ()) if head in TOKEN_HEADS else len(unit.sequences)
 
 
-def _asked(units: Sequence[Unit], head: str, regression: bool) -> Batch:
+def _with_labels(units: Sequence[Unit], head: str, regression: bool) -> Batch:
     sequences = [sequence for unit in units for sequence in unit.sequences]
     batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences], [s.second for s in sequences])
     if head == "sequence":
@@ -86,7 +86,7 @@ def _with(
     return replace(batch, width=width, **tensors)
 
 
-def by_length(units: Sequence[Unit], tokens: int) -> Iterator[list[int]]:
+def batches_by_length(units: Sequence[Unit], tokens: int) -> Iterator[list[int]]:
     """For evaluation: rows of units of similar lengths, so many tokens at once, the longest first."""
     sizes = np.array([sum(len(s.ids) for s in unit.sequences) for unit in units], np.int64)
     order = np.argsort(-sizes, kind="stable").tolist()

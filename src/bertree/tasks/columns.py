@@ -36,7 +36,7 @@ class TextExample(NamedTuple):
         return location(Path(self.file), self.line)
 
 
-class Raw(NamedTuple):
+class RawRow(NamedTuple):
     """A row as the file has it: the answer not yet understood, None where the file has no such column."""
 
     id: str
@@ -48,7 +48,7 @@ class Raw(NamedTuple):
     line: int
 
 
-class Headless(NamedTuple):
+class HeaderlessLayout(NamedTuple):
     """Which fields of a line are what, in a file without header."""
 
     fewest: int
@@ -70,13 +70,13 @@ class Columns:
     id: tuple[str, ...] = ("index", "idx", "id")
     lead: tuple[tuple[str, str], ...] = ()  # (text column, column put before it)
     from_one: tuple[str, ...] = ()  # label columns that count the classes from 1
-    headless: tuple[Headless, ...] = ()
+    headless: tuple[HeaderlessLayout, ...] = ()
     quoting: Quoting = "none"
     skip: bool = False  # the released file has broken rows: leave them out and count them
     optional: tuple[str, ...] = ()  # last columns that a row may lack
     labelled: bool = False  # the label's column was named by the user: a file without it is a mistake
 
-    def read(self, path: Path) -> tuple[list[Raw], int]:
+    def read(self, path: Path) -> tuple[list[RawRow], int]:
         """The rows of a file, and how many broken ones were left out."""
         known = (*self.text, *self.pair) if self.headless else None
         wanted = (*self.text, *self.pair, *self.label, *self.id, *(name for _, name in self.lead))
@@ -84,15 +84,15 @@ class Columns:
         table = read_table(path, known, forms, self.quoting, self.skip, self.optional, wanted)
         if table.headless is not None:
             form = self.headless[table.headless]
-            places = _Places(form.text, form.pair, form.label, None, form.lead, form.first)
+            places = _ColumnNumbers(form.text, form.pair, form.label, None, form.lead, form.first)
         else:
-            places = self._places(table)
+            places = self._column_numbers(table)
         return _rows(table, places, self.skip)
 
-    def _places(self, table: Table) -> "_Places":
+    def _column_numbers(self, table: Table) -> "_ColumnNumbers":
         text = table.column(self.text)
         label = table.column(self.label) if self.labelled else table.find(self.label)
-        return _Places(
+        return _ColumnNumbers(
             text=text,
             pair=table.column(self.pair) if self.pair else None,
             label=label,
@@ -101,7 +101,7 @@ class Columns:
             first=1 if label is not None and table.names[label] in self.from_one else 0,
         )
 
-    def pick(self, record: Json, role: str) -> str:
+    def text_of(self, record: Json, role: str) -> str:
         """The text of a role in an object: under a column's name as in training, or else the role's own."""
         alternatives: Sequence[str] = tuple(dict.fromkeys((*getattr(self, role), role)))
         name = next((name for name in alternatives if name in record), None)
@@ -110,11 +110,11 @@ class Columns:
             others = ", ".join(name for name in alternatives if name != role)
             raise UserError(f"an object needs '{role}' as text{others and f' (or {others})'}; there is: {there}")
         if not isinstance(found := record[name], str):
-            raise UserError(f"'{name}' {_instead(found)}")
+            raise UserError(f"'{name}' {_not_text(found)}")
         return found.strip()
 
 
-class _Places(NamedTuple):
+class _ColumnNumbers(NamedTuple):
     """Numbers of the columns."""
 
     text: int
@@ -125,11 +125,11 @@ class _Places(NamedTuple):
     first: int
 
 
-def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
+def _rows(table: Table, places: _ColumnNumbers, skip: bool) -> tuple[list[RawRow], int]:
     empty: list[Any] = [None] * len(table.lines)
     columns = [empty if place is None else table.values(place) for place in places[:5]]
     file = str(table.path)
-    rows: list[Raw] = []
+    rows: list[RawRow] = []
     skipped = table.skipped
     # A test file may have an empty label everywhere; where other rows have one, a row without is broken.
     labelled = places.label is not None and any(label not in (None, "") for label in columns[2])
@@ -140,17 +140,17 @@ def _rows(table: Table, places: _Places, skip: bool) -> tuple[list[Raw], int]:
             continue
         for name, cell in (("text", text), ("pair", pair)):
             if not isinstance(cell, str) and (name == "text" or places.pair is not None):
-                raise UserError(f"{location(table.path, line)}: the {name} column {_instead(cell)}")
+                raise UserError(f"{location(table.path, line)}: the {name} column {_not_text(cell)}")
         if lead is not None:
             text = f"{lead} {text}"
         name = str(number) if index is None else _text(index)
         answer = None if places.label is None else "" if label is None else _text(label)
         pair = pair if pair is None else pair.strip()
-        rows.append(Raw(name, text.strip(), pair, answer, places.first, file, line))
+        rows.append(RawRow(name, text.strip(), pair, answer, places.first, file, line))
     return rows, skipped
 
 
-def _instead(cell: Any) -> str:
+def _not_text(cell: Any) -> str:
     """What is wrong with a cell that should hold text."""
     return "is empty; a text is needed" if cell is None else f"holds {type(cell).__name__} {cell!r:.40}, not text"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from bertree.errors import UserError, suggest
 from bertree.files import Json
-from bertree.tasks.columns import Columns, Headless, TextExample
+from bertree.tasks.columns import Columns, HeaderlessLayout, TextExample
 from bertree.tasks.glue_averages import GLUE_AVERAGES
-from bertree.tasks.splits import WORDS, plain
+from bertree.tasks.splits import WORDS, normalize_name
 from bertree.tasks.text import TextTask
 
-__all__ = ["GLUE_AVERAGES", "TEXT_TASKS", "GlueTask", "make"]
+__all__ = ["GLUE_AVERAGES", "TEXT_TASKS", "GlueTask", "glue_task"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ ANNOTATED = Columns(
     SENTENCES.text,
     SENTENCES.pair,
     ("gold_label", "label"),
-    headless=(Headless(3, 3, text=0, pair=1, label=2),),
+    headless=(HeaderlessLayout(3, 3, text=0, pair=1, label=2),),
     optional=("label1", "label2", "label3", "label4", "label5"),
 )
 ACCURACY = ("accuracy",)
@@ -62,7 +62,7 @@ TASKS = (
     GlueTask(
         "cola",
         BINARY,
-        columns=Columns(("sentence",), headless=(Headless(4, 4, text=3, label=1),)),
+        columns=Columns(("sentence",), headless=(HeaderlessLayout(4, 4, text=3, label=1),)),
         figures=("matthews", "accuracy"),
         metric="matthews",
         server="CoLA.tsv",
@@ -93,7 +93,7 @@ TASKS = (
             ("sentence2",),
             ("score", "label"),
             # genre, file, year, number, score, the sentences, and for some rows where they come from
-            headless=(Headless(7, 9, text=5, pair=6, label=4),),
+            headless=(HeaderlessLayout(7, 9, text=5, pair=6, label=4),),
         ),
         figures=("pearson", "spearman"),
         metric="spearman",
@@ -162,7 +162,7 @@ TASKS = (
             label=("label", "Class Index"),
             lead=(("Description", "Title"),),
             from_one=("Class Index",),
-            headless=(Headless(3, 3, text=2, label=0, lead=1, first=1),),
+            headless=(HeaderlessLayout(3, 3, text=2, label=0, lead=1, first=1),),
             quoting="cell",
         ),
         figures=("accuracy", "macro_f1"),
@@ -173,9 +173,9 @@ TEXT_TASKS: dict[str, TextTask] = {task.name: task for task in TASKS}
 assert all(set(task.words.values()) <= set(WORDS.values()) for task in TASKS)
 
 
-def make(name: str) -> TextTask:
+def glue_task(name: str) -> TextTask:
     """A task by its name, however it is written: sst-2, SST2, stsb, AG_News."""
-    names = {plain(alias): task for task in TASKS for alias in (task.name, *task.folders)}
-    if (task := names.get(plain(name))) is None:
+    names = {normalize_name(alias): task for task in TASKS for alias in (task.name, *task.folders)}
+    if (task := names.get(normalize_name(name))) is None:
         raise UserError(f"task '{name}': unknown; {suggest(name.casefold(), TEXT_TASKS)}")
     return task

@@ -12,7 +12,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.network import Network
 from bertree.objectives.embedding import compared, table
-from bertree.tasks.collate import VECTOR_HEADS, by_length, collate, rows_of
+from bertree.tasks.collate import VECTOR_HEADS, batches_by_length, collate, logit_rows
 from bertree.tasks.task import Logits, Unit
 
 TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
@@ -41,7 +41,7 @@ def logits(
 ) -> list[Logits]:
     """One array a unit: a row for its sequence, for each chosen token, or for each option; of `vector`, its vectors."""
 
-    def ask(hidden_tw: Tensor, batch: Batch) -> Tensor:
+    def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
         if head in VECTOR_HEADS:
             vectors_sd = network.vectors(hidden_tw, batch)
             return vectors_sd if head == "vector" else compared(network, table(vectors_sd, batch))
@@ -51,24 +51,24 @@ def logits(
         assert batch.cells is not None
         return F.one_hot(network.crf.decode(scores_mc, batch.cells, batch.width), scores_mc.shape[1])
 
-    return _asked(network, head, units, ask, autocast, advance)
+    return _run_batches(network, head, units, head_outputs, autocast, advance)
 
 
-def states(network: Network, units: Sequence[Unit], autocast: Autocast = nullcontext) -> list[Logits]:
+def token_states(network: Network, units: Sequence[Unit], autocast: Autocast = nullcontext) -> list[Logits]:
     """What heads would read at the chosen tokens of each unit: a row for each."""
 
-    def ask(hidden_tw: Tensor, batch: Batch) -> Tensor:
+    def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
         assert batch.chosen is not None
         return hidden_tw[batch.chosen]
 
-    return _asked(network, "token", units, ask, autocast, lambda count: None)
+    return _run_batches(network, "token", units, head_outputs, autocast, lambda count: None)
 
 
-def _asked(
+def _run_batches(
     network: Network,
     head: str,
     units: Sequence[Unit],
-    ask: Callable[[Tensor, Batch], Tensor],
+    head_outputs: Callable[[Tensor, Batch], Tensor],
     autocast: Autocast,
     advance: Advance,
 ) -> list[Logits]:
@@ -78,12 +78,12 @@ def _asked(
     network.eval()
     try:
         with torch.no_grad():
-            for rows in by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
+            for rows in batches_by_length(units, TOKENS["cuda" if device.type == "cuda" else "cpu"]):
                 some = [units[row]._replace(answer=None, soft=None) for row in rows]
                 batch = collate(some, head).to(device)
                 with autocast():
-                    given = ask(network(batch), batch)
-                sizes = [rows_of(unit, head) for unit in some]
+                    given = head_outputs(network(batch), batch)
+                sizes = [logit_rows(unit, head) for unit in some]
                 pieces = np.split(given.float().cpu().numpy(), np.cumsum(sizes)[:-1])
                 found.update(zip(rows, pieces, strict=True))
                 advance(len(rows))

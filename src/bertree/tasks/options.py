@@ -8,25 +8,25 @@ from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks.task import Task
 
-FREE = (  # fields that are not settings
+NOT_SETTINGS = (  # fields that are not settings
     *("name", "max_length", "regression", "numbered", "label_folders", "server"),
     *("loss", "judged", "low", "high", "before"),
 )
 
 
-def options(task: Task[Any]) -> list[str]:
+def task_options(task: Task[Any]) -> list[str]:
     """Settings of a task: its plain values."""
     hints = get_type_hints(type(task))
     plain = (int, float, bool, str)
-    return [option.name for option in fields(task) if hints[option.name] in plain and option.name not in FREE]
+    return [option.name for option in fields(task) if hints[option.name] in plain and option.name not in NOT_SETTINGS]
 
 
-def configured(task: Task[Any], given: Json) -> Task[Any]:
+def configure_task(task: Task[Any], given: Json) -> Task[Any]:
     """The task with settings of its own."""
     hints = get_type_hints(type(task))
     for key, value in given.items():
-        if key not in options(task):
-            known = options(task)
+        if key not in task_options(task):
+            known = task_options(task)
             raise UserError(f"task.{key}: is not a setting of {task.name}, {suggest(key, known)}")
         task = replace(task, **{key: settings.read(hints[key], value, "settings", f"task.{key}")})
         figures = getattr(task, "figures", ())

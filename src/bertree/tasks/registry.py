@@ -9,25 +9,28 @@ from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks import glue
 from bertree.tasks.choice.task import ChoiceTask
-from bertree.tasks.options import configured, options
+from bertree.tasks.options import configure_task, task_options
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task
 from bertree.tasks.text import text_task
 
-OWN = ("classification", "regression", "tagging", "choice")
+OWN_DATA = ("classification", "regression", "tagging", "choice")
 COLUMNS = ("text", "pair", "label")
 NAMELESS = re.compile(r"(LABEL_)?\d+")  # what stands for a label that has no name
 
 
-def names() -> list[str]:
+def task_names() -> list[str]:
     """Every task there is."""
-    return [*glue.TEXT_TASKS, "squad", "squad2", "swag", "hellaswag", "race", "ner", *OWN]
+    return [*glue.TEXT_TASKS, "squad", "squad2", "swag", "hellaswag", "race", "ner", *OWN_DATA]
 
 
-def make(name: str, text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
+def make_task(name: str, text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
     """A task; the columns are those of one's own data."""
-    plain = {re.sub(r"[^a-z0-9]", "", known): known for known in names()} | {"conll2003": "ner", "squad11": "squad"}
+    plain = {re.sub(r"[^a-z0-9]", "", known): known for known in task_names()} | {
+        "conll2003": "ner",
+        "squad11": "squad",
+    }
     found = plain.get(re.sub(r"[^a-z0-9]", "", name.lower()), name.lower())
     if found == "classification" or found == "regression":
         return text_task(found, text or "text", pair, label or "label")
@@ -36,17 +39,17 @@ def make(name: str, text: str | None = None, pair: str | None = None, label: str
     if given := next(
         (option for option, value in (("--text", text), ("--pair", pair), ("--label", label)) if value), None
     ):
-        raise UserError(f"{given}: {name} has its own columns; name yours with the tasks {', '.join(OWN[:3])}")
+        raise UserError(f"{given}: {name} has its own columns; name yours with the tasks {', '.join(OWN_DATA[:3])}")
     if found in ("squad", "squad2"):
         return SquadTask(found)
     if found in ("swag", "hellaswag", "race", "choice"):
         return ChoiceTask(found)
     if found in glue.TEXT_TASKS:
-        return glue.make(found)
-    raise UserError(f"{name}: unknown task, {suggest(name, names())}")
+        return glue.glue_task(found)
+    raise UserError(f"{name}: unknown task, {suggest(name, task_names())}")
 
 
-def of_model(
+def task_of_model(
     heads: Mapping[str, int],
     labels: Sequence[str],
     known: Json,
@@ -63,13 +66,13 @@ def of_model(
         raise UserError("this model has no task head, so it predicts nothing; fine-tune it first (bertree finetune)")
     text = "classification" if heads.get("sequence") != 1 else "regression"
     usual = {"token": "tagging", "span": "squad", "choice": "choice"}.get(head or "", text)
-    task = make(name or str(known.get("name") or usual))
+    task = make_task(name or str(known.get("name") or usual))
     mine = known if known.get("name") == task.name else {}
-    if task.name in OWN:
-        task = make(task.name, **{key: (columns or {}).get(key) or _text(mine.get(key)) for key in COLUMNS})
+    if task.name in OWN_DATA:
+        task = make_task(task.name, **{key: (columns or {}).get(key) or _text(mine.get(key)) for key in COLUMNS})
     elif columns and any(columns.values()):
-        task = make(task.name, **columns)
-    task = configured(task, {key: value for key, value in mine.items() if key in options(task)})
+        task = make_task(task.name, **columns)
+    task = configure_task(task, {key: value for key, value in mine.items() if key in task_options(task)})
     if hasattr(task, "crf"):
         task = replace(task, crf=crf)  # type: ignore[call-arg]
     return _with_labels(task, heads, labels)

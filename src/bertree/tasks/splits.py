@@ -27,7 +27,7 @@ class _Fit(NamedTuple):
     rest: str  # of the name, behind the split's word
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """A name as it is compared: SST-2, sst_2 and sst2 are one."""
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
@@ -51,15 +51,15 @@ def find_splits(
     the word are one split together. With `versions` the word may stand anywhere in the name; the first version is
     the one wanted, and files of the others do not count where there is any of it.
     """
-    for place in _places(folder, names):
-        fits = [_fit(path, prefixes, words, kinds, versions) for path in _listed(place) if path.is_file()]
+    for place in _candidate_folders(folder, names):
+        fits = [_fit(path, prefixes, words, kinds, versions) for path in _visible(place) if path.is_file()]
         found = [fit for fit in fits if fit is not None]
         if any(fit.rank == 0 for fit in found) and versions:
-            found = [fit for fit in found if not any(_has(fit.path, version) for version in versions[1:])]
+            found = [fit for fit in found if not any(_names_version(fit.path, version) for version in versions[1:])]
         if found:
             present = [split for split in ORDER if any(fit.split == split for fit in found)]
             return {split: _best(place, [fit for fit in found if fit.split == split], parts) for split in present}
-    there = ", ".join(path.name for path in _listed(folder)[:8]) or "nothing"
+    there = ", ".join(path.name for path in _visible(folder)[:8]) or "nothing"
     how = "has a word of" if versions else "begins with"
     wanted = f"none whose name {how} {', '.join(list(words)[:8])} and ends with {' '.join(kinds).strip()}"
     raise UserError(f"{folder}: holds no train, dev or test file, {wanted}; there is: {there}")
@@ -67,39 +67,39 @@ def find_splits(
 
 def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
     """Folders that are named like splits, for releases that have a file for each example."""
-    for place in _places(folder, names):
-        below = {path.name.casefold(): path for path in _listed(place) if path.is_dir()}
+    for place in _candidate_folders(folder, names):
+        below = {path.name.casefold(): path for path in _visible(place) if path.is_dir()}
         if found := {WORDS[word]: below[word] for word in reversed(WORDS) if word in below}:
             return {split: found[split] for split in ORDER if split in found}
     return {}
 
 
-def own_split(folder: Path) -> str:
+def split_of_folder(folder: Path) -> str:
     """The split a folder is by its own name, or dev: what is given alone is most often to be evaluated."""
-    return split_in(folder.resolve().name) or "dev"
+    return split_in_name(folder.resolve().name) or "dev"
 
 
-def _places(folder: Path, names: Sequence[str]) -> list[Path]:
+def _candidate_folders(folder: Path, names: Sequence[str]) -> list[Path]:
     """Where to look: sub-folders of these names, first names first, and the folder itself.
 
     All of them, because what is named like the task may be a model that was trained for it.
     """
-    below = [path for path in _listed(folder) if path.is_dir()]
+    below = [path for path in _visible(folder) if path.is_dir()]
     found: list[Path] = []
-    for wanted in dict.fromkeys(map(plain, names)):
-        same = [path for path in below if plain(path.name) == wanted]
+    for wanted in dict.fromkeys(map(normalize_name, names)):
+        same = [path for path in below if normalize_name(path.name) == wanted]
         if len(same) > 1:
             raise UserError(f"{folder}: holds {' and '.join(path.name for path in same)}; give one of them")
         found += same
     return [*found, folder]
 
 
-def split_in(name: str, words: Mapping[str, str] = WORDS) -> str | None:
+def split_in_name(name: str, words: Mapping[str, str] = WORDS) -> str | None:
     """The split of which a name has a word, anywhere in it."""
     return next((words[word] for word in re.findall("[a-z]+", name.casefold()) if word in words), None)
 
 
-def _listed(folder: Path) -> list[Path]:
+def _visible(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder}: {'is a file, not a folder' if folder.exists() else 'no such folder'}")
     try:
@@ -119,8 +119,8 @@ def _fit(
         return _Fit(path, words[stem], 0, "") if "" in kinds and stem in words else None
     stem = stem.removesuffix(ending)
     if versions:
-        split = split_in(stem, words)
-        return _Fit(path, split, 0 if _has(path, versions[0]) else 1, "") if split else None
+        split = split_in_name(stem, words)
+        return _Fit(path, split, 0 if _names_version(path, versions[0]) else 1, "") if split else None
     prefix = next((prefix for prefix in prefixes if stem.startswith(prefix.casefold())), "")
     alternatives = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     if not (match := re.match(rf"({alternatives})(?=$|[_.-])(.*)", stem[len(prefix) :])):
@@ -133,7 +133,7 @@ def _fit(
     return _Fit(path, split, 0 if whole else 1 if rest[1:] in ("matched", "mismatched") else 2, rest)
 
 
-def _has(path: Path, version: str) -> bool:
+def _names_version(path: Path, version: str) -> bool:
     return re.search(rf"(?<![0-9.]){re.escape(version)}(?![0-9])", path.name) is not None
 
 

@@ -39,13 +39,13 @@ class Unit(NamedTuple):
     soft: Logits | None = None  # what a teacher says of it, where one was asked: a row for each row of the head
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """What did not fit."""
 
     examples: int = 0
     tokens: int = 0
 
-    def line(self, name: str, count: int, longest: int) -> str:
+    def message(self, name: str, count: int, longest: int) -> str:
         """For people, of a split of so many examples."""
         return (
             f"{name}: {self.examples:,} of {count:,} examples do not fit into {longest} tokens and lose "
@@ -66,7 +66,7 @@ class Task(ABC, Generic[Example]):
     metric = "accuracy"  # the score that counts, a key of `score`; higher is better
 
     @property
-    def asked(self) -> str:
+    def scored_head(self) -> str:
         """The head whose answers are scored, where it is not the one that is trained."""
         return self.head
 
@@ -100,7 +100,9 @@ class Task(ABC, Generic[Example]):
         return None
 
     @abstractmethod
-    def units(self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+    def units(
+        self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int
+    ) -> tuple[list[Unit], Truncation]:
         """What the encoder reads, in order of the examples, and what did not fit."""
 
     @abstractmethod
@@ -122,11 +124,11 @@ class Task(ABC, Generic[Example]):
         """The same task with these classes."""
         return replace(self, labels=tuple(labels))
 
-    def tuned(self, examples: Sequence[Example], predictions: Sequence[Json]) -> Self:
+    def tune(self, examples: Sequence[Example], predictions: Sequence[Json]) -> Self:
         """The same task with what is set by looking at a dev split: SQuAD 2.0's threshold."""
         return self
 
-    def decided(self, predictions: Sequence[Json]) -> list[Json]:
+    def apply_tuning(self, predictions: Sequence[Json]) -> list[Json]:
         """Predictions of the task before it was tuned, as it makes them now."""
         return list(predictions)
 

@@ -17,8 +17,8 @@ import numpy as np
 from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json, read_text
 from bertree.tasks import metrics, splits
-from bertree.tasks.columns import Columns, Raw, TextExample
-from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.tasks.columns import Columns, RawRow, TextExample
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.sources import FORMATS
 from bertree.text.tables import read_table
 from bertree.text.tokenizer import Tokenizer
@@ -32,8 +32,8 @@ FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "spearman": metrics.spearman,
 }
 LABEL = "label"  # the column of one's own answers, unless named
-LONG = 512  # tokens of one's own texts: a limit that is not reached costs nothing
-TOGETHER = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
+OWN_MAX_LENGTH = 512  # tokens of one's own texts: a limit that is not reached costs nothing
+TOKENIZE_AT_ONCE = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TextTask(Task[TextExample]):
         names = (self.name, *self.folders)
         if self.label_folders:
             if self._holds_classes(data):
-                return {splits.own_split(data): (data,)}
+                return {splits.split_of_folder(data): (data,)}
             folders = splits.split_folders(data, names)
             found: Splits = {split: (folder,) for split, folder in folders.items() if self._holds_classes(folder)}
             if found:
@@ -90,16 +90,16 @@ class TextTask(Task[TextExample]):
             examples += found
         return examples
 
-    def _from_folders(self, folder: Path) -> list[Raw]:
+    def _from_folders(self, folder: Path) -> list[RawRow]:
         if not self._holds_classes(folder):
             raise UserError(f"{folder}: must hold the folders {', '.join(self.labels)}")
         return [
-            Raw(f"{label}/{path.stem}", read_text(path), None, label, 0, str(path), 1)
+            RawRow(f"{label}/{path.stem}", read_text(path), None, label, 0, str(path), 1)
             for label in self.labels
             for path in sorted((folder / label).glob("*.txt"))
         ]
 
-    def _example(self, row: Raw) -> TextExample:
+    def _example(self, row: RawRow) -> TextExample:
         text, pair = self._clean(row.text), None if row.pair is None else self._clean(row.pair)
         example = TextExample(row.id, text, pair, None, row.file, row.line)
         if row.label is None or row.label in self.missing:
@@ -111,7 +111,7 @@ class TextTask(Task[TextExample]):
             text = text.replace(mark, " ")
         return text.strip()
 
-    def _score(self, row: Raw, example: TextExample) -> float:
+    def _score(self, row: RawRow, example: TextExample) -> float:
         assert row.label is not None
         try:
             value = float(row.label)
@@ -123,7 +123,7 @@ class TextTask(Task[TextExample]):
             raise UserError(f"{example.where}: the score '{row.label:.40}' is not a number{span}")
         return value
 
-    def _class(self, row: Raw, example: TextExample) -> str:
+    def _class(self, row: RawRow, example: TextExample) -> str:
         assert row.label is not None
         label = self.aliases.get(row.label, row.label)
         if not self.labels or label in self.labels:
@@ -138,8 +138,8 @@ class TextTask(Task[TextExample]):
 
     def parse(self, record: str | Json) -> TextExample:
         if not isinstance(record, str):
-            text = self.columns.pick(record, "text")
-            pair = self.columns.pick(record, "pair") if self.columns.pair else None
+            text = self.columns.text_of(record, "text")
+            pair = self.columns.text_of(record, "pair") if self.columns.pair else None
         elif self.columns.pair:
             text, tab, rest = record.partition("\t")
             if not tab or "\t" in rest:
@@ -149,11 +149,13 @@ class TextTask(Task[TextExample]):
             text, pair = record, None
         return TextExample("0", self._clean(text), None if pair is None else self._clean(pair))
 
-    def units(self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+    def units(
+        self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int
+    ) -> tuple[list[Unit], Truncation]:
         numbers = {label: number for number, label in enumerate(self.labels)}
         units: list[Unit] = []
-        for start in range(0, len(examples), TOGETHER):
-            some = examples[start : start + TOGETHER]
+        for start in range(0, len(examples), TOKENIZE_AT_ONCE):
+            some = examples[start : start + TOKENIZE_AT_ONCE]
             encoded = tokenizer.encode([e.text if e.pair is None else (e.text, e.pair) for e in some], max_length)
             for example, sequence in zip(some, encoded, strict=True):
                 answer = example.gold
@@ -161,7 +163,7 @@ class TextTask(Task[TextExample]):
                     raise self._unknown(example, str(example.gold))
                 units.append(Unit(len(units), (sequence,), answer=answer))
         dropped = [unit.sequences[0].dropped for unit in units]
-        return units, Cut(sum(map(bool, dropped)), sum(dropped))
+        return units, Truncation(sum(map(bool, dropped)), sum(dropped))
 
     def predict(self, examples: Sequence[TextExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
         lines: list[Json] = []
@@ -247,7 +249,9 @@ def text_task(
     columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled)
     if kind == "regression":
         figures = ("pearson", "spearman")
-        return TextTask(kind, max_length=LONG, columns=columns, regression=True, figures=figures, metric="spearman")
+        return TextTask(
+            kind, max_length=OWN_MAX_LENGTH, columns=columns, regression=True, figures=figures, metric="spearman"
+        )
     if kind != "classification":
         raise UserError(f"task '{kind}': unknown; {suggest(kind, ('classification', 'regression'))}")
-    return TextTask(kind, max_length=LONG, columns=columns)
+    return TextTask(kind, max_length=OWN_MAX_LENGTH, columns=columns)

@@ -9,7 +9,7 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json
-from bertree.tasks.squad.read import Answer, SquadExample
+from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 from tests.support.learnable import tokenizer
 from tests.support.squad_samples import HARBOUR, SQUAD, SQUAD2
@@ -36,8 +36,8 @@ def written(folder: Path, data: object, name: str = "train.json") -> Path:
 def test_reads_the_official_layout(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, layout(question(), question("q2", "Old Lady")), name)
     first, second = SQUAD.read([path])
-    assert first == SquadExample("q1", "When was it dug?", HARBOUR, (Answer("1868–71", HARBOUR.index("1868–71")),))
-    assert second.answers == (Answer("Old Lady", HARBOUR.index("Old Lady")),)
+    assert first == SquadExample("q1", "When was it dug?", HARBOUR, (GoldAnswer("1868–71", HARBOUR.index("1868–71")),))
+    assert second.answers == (GoldAnswer("Old Lady", HARBOUR.index("Old Lady")),)
     assert [e.id for e in SQUAD2.read([path, path])] == ["q1", "q2", "q1", "q2"]
 
 
@@ -95,7 +95,7 @@ def test_an_answer_that_is_not_there_is_scored_but_not_learned(tmp_path: Path, n
     first, second, third = SQUAD.read([path])
     with pytest.warns(BertreeWarning, match="2 answers do not stand in their contexts"):
         SQUAD.units([first, second, third], tokenizer(), 64)
-    assert third.answers == (Answer(text, None),)
+    assert third.answers == (GoldAnswer(text, None),)
     perfect = [{"predicted": "1868–71"}, {"predicted": text}, {"predicted": text}]
     assert SQUAD.score([first, second, third], perfect)["exact"] == 1.0
     SQUAD.check_training([first])

@@ -10,7 +10,7 @@ import pytest
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.tasks.squad import spans
-from bertree.tasks.squad.read import Answer, SquadExample
+from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def test_the_best_span_is_the_best(minilm: Path) -> None:
         units, _ = task.units([example("How high?", "31 m")], tokenizer, max_length)
         for _ in range(5):
             logits = [numbers.normal(size=(len(unit.chosen or ()), 2)).astype(np.float32) for unit in units]
-            found = spans.find(units, logits, max_answer, 20)
+            found = spans.best_spans(units, logits, max_answer, 20)
             assert found.spans[0].score == pytest.approx(slow_best(units, logits, max_answer))
             assert [span.score for span in found.spans] == sorted((s.score for s in found.spans), reverse=True)
             assert len({HARBOUR[span.start : span.end] for span in found.spans}) == len(found.spans) <= 20
@@ -104,8 +104,8 @@ def test_no_answer_wins_or_not(minilm: Path) -> None:
     none = line_of(replace(SQUAD2, threshold=2.5), minilm, 3, 5)
     assert none["score"] == pytest.approx(1 / (1 + np.exp(2)), rel=1e-4)
     # Another threshold, from the line alone.
-    assert SQUAD2.decided([none]) == [given]
-    assert replace(SQUAD2, threshold=2.5).decided([given]) == [none]
+    assert SQUAD2.apply_tuning([none]) == [given]
+    assert replace(SQUAD2, threshold=2.5).apply_tuning([given]) == [none]
     assert json.loads(json.dumps(none)) == none
     plain = line_of(SQUAD, minilm, 30, 5)
     assert plain["predicted"] == "31 m"
@@ -116,11 +116,11 @@ def decided(task: SquadTask, rows: list[tuple[str | None, str, float]]) -> tuple
     """Questions with a gold text or none, what is found for each, and the odds of no answer."""
     examples, lines = [], []
     for number, (gold, found, odds) in enumerate(rows):
-        answers = () if gold is None else (Answer(gold, None),)
+        answers = () if gold is None else (GoldAnswer(gold, None),)
         examples.append(SquadExample(f"q{number}", "?", HARBOUR, answers))
         best = {"predicted": found, "start": 0, "end": len(found), "score": 0.5}
         lines.append({"id": f"q{number}", "null_odds": odds, "null_score": 0.5, "best": best})
-    return examples, task.decided(lines)
+    return examples, task.apply_tuning(lines)
 
 
 def test_scores_and_threshold_of_version_2() -> None:
@@ -143,15 +143,15 @@ def test_scores_and_threshold_of_version_2() -> None:
             "best_f1_threshold": 2.0,
         }
     )
-    tuned = SQUAD2.tuned(examples, lines)
+    tuned = SQUAD2.tune(examples, lines)
     assert tuned.threshold == -2.5
-    assert tuned.score(examples, tuned.decided(lines))["f1"] == pytest.approx(scores["best_f1"])
+    assert tuned.score(examples, tuned.apply_tuning(lines))["f1"] == pytest.approx(scores["best_f1"])
     assert tuned.settings() == {"stride": 128, "max_answer": 30, "threshold": -2.5}
-    assert SQUAD.tuned(examples, lines) is SQUAD
+    assert SQUAD.tune(examples, lines) is SQUAD
     # Nothing is worth answering.
     examples, lines = decided(SQUAD2, [(None, "x", -4.0), (None, "y", 1.0)])
-    tuned = SQUAD2.tuned(examples, lines)
-    assert tuned.score(examples, tuned.decided(lines))["exact"] == 1
+    tuned = SQUAD2.tune(examples, lines)
+    assert tuned.score(examples, tuned.apply_tuning(lines))["exact"] == 1
 
 
 def test_scores_of_version_1() -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
 from bertree.tasks.squad import spans
-from bertree.tasks.squad.read import Answer, SquadExample
+from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.windows import windows
 from bertree.tasks.task import Unit
 from bertree.text import tokenizer_training
@@ -88,7 +88,7 @@ def test_several_windows_are_the_tokenizers_own(tokenizer: Tokenizer) -> None:
 def test_answers_come_back_to_the_character(tokenizer: Tokenizer) -> None:
     for text in (HARBOUR, HARBOUR.upper() + "\n\n" + HARBOUR):
         examples = [
-            SquadExample(e.id, e.question, text, tuple(Answer(a.text, text.index(a.text)) for a in e.answers or ()))
+            SquadExample(e.id, e.question, text, tuple(GoldAnswer(a.text, text.index(a.text)) for a in e.answers or ()))
             for e in harbour()
         ]
         for max_length in (64, 512):
@@ -110,7 +110,7 @@ def test_training_uses_the_first_answer_and_marks_windows_without_it(minilm: Pat
     tokenizer = Tokenizer.load(minilm)
     assert tokenizer is not None
     context = "one two three four five six seven eight nine ten eleven twelve"
-    first = SquadExample("q", "which ?", context, (Answer("nine ten", 40), Answer("one", 0)))
+    first = SquadExample("q", "which ?", context, (GoldAnswer("nine ten", 40), GoldAnswer("one", 0)))
     task = replace(SQUAD2, stride=4, max_answer=2)
     units, _ = task.units([first, replace(first, answers=()), replace(first, answers=None)], tokenizer, 13)
     # Room for 8 tokens of context beside [CLS] which ? [SEP] ... [SEP].
@@ -118,7 +118,7 @@ def test_training_uses_the_first_answer_and_marks_windows_without_it(minilm: Pat
     assert [unit.source.begin for unit in units] == [0, 4, 0, 4, 0, 4]
     assert units[1].chosen == [0, 4, 5, 6, 7, 8, 9, 10, 11]
     assert [tokenizer.token(units[1].sequences[0].ids[units[1].chosen[n]]) for n in (5, 6)] == ["nine", "ten"]
-    part, _ = task.units([replace(first, answers=(Answer("ine t", 41),))], tokenizer, 64)
+    part, _ = task.units([replace(first, answers=(GoldAnswer("ine t", 41),))], tokenizer, 64)
     assert part[0].answer == (9, 10), "tokens that the answer touches"
 
 
@@ -143,7 +143,7 @@ def test_white_space_is_no_answer(tokenizer: Tokenizer) -> None:
     rows = np.zeros((len(context.ids) + 1, 2), np.float32)
     for number in blank:
         rows[number + 1] = 9
-    found = spans.find([unit], [rows], 30, 20)
+    found = spans.best_spans([unit], [rows], 30, 20)
     assert found.spans
     assert all(span.start < span.end for span in found.spans)
     assert all(text[span.start : span.end] == text[span.start : span.end].strip() for span in found.spans)

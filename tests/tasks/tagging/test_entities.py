@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bertree.tasks.tagging.entities import compare, entities, scheme_of, to_iob2
+from bertree.tasks.tagging.entities import entities, scheme_of, score_entities, to_iob2
 
 TRICKY = [
     "",
@@ -47,7 +47,7 @@ def agree(gold: list[list[str]], said: list[list[str]]) -> None:
     for tags in (*gold, *said):
         peer = [(kind, start, end + 1) for kind, start, end in get_entities(list(tags))]
         assert entities(tags) == peer, tags
-    total, kinds = compare(gold, said)
+    total, kinds = score_entities(gold, said)
     assert total.f1 == f1_score(gold, said, zero_division=0)
     assert total.precision == precision_score(gold, said, zero_division=0)
     assert total.recall == recall_score(gold, said, zero_division=0)
@@ -79,10 +79,10 @@ def test_random_sequences_as_seqeval(places: str) -> None:
 
 
 def test_nothing_to_count_is_zero() -> None:
-    total, kinds = compare([["O", "O"]], [["O", "O"]])
+    total, kinds = score_entities([["O", "O"]], [["O", "O"]])
     assert total == (0, 0, 0)
     assert kinds == {}
-    total, kinds = compare([["B-X"]], [["O"]])
+    total, kinds = score_entities([["B-X"]], [["O"]])
     assert total == (0, 0, 0)
     assert kinds == {"X": (0, 0, 0)}
 

@@ -360,7 +360,7 @@ def test_lines_of_predictions() -> None:
     (line,) = TaggingTask("ner", LABELS, crf=True).predict([NER.parse({"words": ["a", "bc"]})], [unit], [decoded[:2]])
     assert line["text"] == "a bc"
     assert line["entities"] == [{"type": "PER", "text": "a bc", "start": 0, "end": 4, "score": None}]
-    assert NER.parse({"text": "a bc"}).placed() == ("a bc", ((0, 1), (2, 4)))
+    assert NER.parse({"text": "a bc"}).with_offsets() == ("a bc", ((0, 1), (2, 4)))
     assert NER.predict([NER.parse("")], [], [])[0]["predicted"] == []
 
 

@@ -207,7 +207,9 @@ def _groups(title: str, names: Iterable[str], right: Floats) -> str:
 def spans(lines: Sequence[Json]) -> list[str]:
     """A piece of a passage, or none of it (version 2.0)."""
     second = any("null_odds" in line for line in lines)
-    counted = metric.count([line["gold"] for line in lines], [line["predicted"] for line in lines], 1 + second)
+    counted = metric.score_questions(
+        [line["gold"] for line in lines], [line["predicted"] for line in lines], 1 + second
+    )
     scores = floats(line.get("score") for line in lines)
     asked = (found[0].lower() if (found := WORDS.search(line["question"])) else "other" for line in lines)
     drawn = [
@@ -244,7 +246,7 @@ def _length(line: Json) -> str:
     return next((name for most, name in LENGTHS if words <= most), "over 20")
 
 
-def _scores(title: str, names: Iterable[str], counted: metric.Counted) -> str:
+def _scores(title: str, names: Iterable[str], counted: metric.QuestionScores) -> str:
     """Mean F1 and exact match of groups of questions."""
     groups: dict[str, list[int]] = {}
     for number, name in enumerate(names):

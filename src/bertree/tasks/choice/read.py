@@ -41,13 +41,13 @@ class ChoiceExample:
 def read(path: Path, task: str) -> Iterator[ChoiceExample]:
     """The questions of one file, in the layout of this task."""
     if task == "race" and suffix_of(path) == ".txt":
-        yield from passage(json_object(read_content(path), location(path, 1)), location(path, 1), level_in(path))
+        yield from race_passage(json_object(read_content(path), location(path, 1)), location(path, 1), race_level(path))
         return
-    level = level_in(path) if task == "race" else ""
+    level = race_level(path) if task == "race" else ""
     for number, record in read_records(path):
         where = location(path, number)
         if task == "race":
-            yield from passage(record, where, level)
+            yield from race_passage(record, where, level)
         else:
             yield LAYOUTS[task](record, where)
 
@@ -69,7 +69,7 @@ def hellaswag(record: Json, where: str) -> ChoiceExample:
     return _example(context, begun, options, record.get("label"), where)
 
 
-def own(record: Json, where: str) -> ChoiceExample:
+def own_format(record: Json, where: str) -> ChoiceExample:
     """One's own: `context`, `options`, and `question` and `label` where there are any."""
     question = text_field(record, "question", where) if record.get("question") is not None else ""
     options = texts_field(record, "options", where)
@@ -77,7 +77,7 @@ def own(record: Json, where: str) -> ChoiceExample:
     return _example(context, question, options, record.get("label"), where, by_text=True)
 
 
-def passage(record: Json, where: str, level: str = "") -> list[ChoiceExample]:
+def race_passage(record: Json, where: str, level: str = "") -> list[ChoiceExample]:
     """A passage of RACE with all its questions, or with one (`question`, `options`, `answer`)."""
     article = text_field(record, "article", where)
     if "questions" not in record and "question" in record:
@@ -99,7 +99,7 @@ def passage(record: Json, where: str, level: str = "") -> list[ChoiceExample]:
     return found
 
 
-def level_in(path: Path) -> str:
+def race_level(path: Path) -> str:
     """RACE's level, from a file's name or its folder's."""
     told = _LEVEL.search(path.name.lower()) or _LEVEL.fullmatch(path.parent.name.lower())
     return told[1] if told else ""
@@ -134,4 +134,4 @@ def _answer(label: Any, options: Sequence[str], where: str, by_text: bool) -> in
     return index
 
 
-LAYOUTS = {"swag": swag, "hellaswag": hellaswag, "choice": own}
+LAYOUTS = {"swag": swag, "hellaswag": hellaswag, "choice": own_format}

@@ -16,8 +16,8 @@ from bertree.files import Json
 from bertree.tasks.choice import read
 from bertree.tasks.choice.read import LAYOUTS, LEVELS, ChoiceExample
 from bertree.tasks.metrics import accuracy, softmax
-from bertree.tasks.splits import find_splits, own_split, split_folders
-from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.tasks.splits import find_splits, split_folders, split_of_folder
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.tokenizer import Tokenizer
 
@@ -25,14 +25,19 @@ HIDDEN = ("label", "answer", "answers")  # what is not looked at where an answer
 OBJECTS = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
-class Form(NamedTuple):
+class ChoiceFiles(NamedTuple):
     """Tokens a pair has unless told otherwise, and the files a task comes in."""
 
     max_length: int
     kinds: tuple[str, ...] = OBJECTS
 
 
-FORMS = {"swag": Form(128, (".csv", *OBJECTS)), "hellaswag": Form(192), "race": Form(512), "choice": Form(512)}
+FORMS = {
+    "swag": ChoiceFiles(128, (".csv", *OBJECTS)),
+    "hellaswag": ChoiceFiles(192),
+    "race": ChoiceFiles(512),
+    "choice": ChoiceFiles(512),
+}
 _BLANK = re.compile(r"_+")
 _BLANK_ALONE = re.compile(r"(?<![^\W_])_+(?![^\W_])")  # in one's own questions a name may hold an underscore
 
@@ -56,7 +61,7 @@ class ChoiceTask(Task[ChoiceExample]):
         return 1
 
     def splits(self, data: Path) -> Splits:
-        if self.name == "race" and (found := _passages(data)):
+        if self.name == "race" and (found := _race_splits(data)):
             return found
         kinds = FORMS[self.name].kinds
         return find_splits(data, (self.name,), ("hellaswag_", "swag_"), kinds=kinds, parts=LEVELS)
@@ -75,10 +80,10 @@ class ChoiceTask(Task[ChoiceExample]):
             raise UserError(f'{self.name}: a line must be an object: {{"context": ..., "options": [..., ...]}}')
         asked = {key: value for key, value in record.items() if key not in HIDDEN}
         if "context" in asked or self.name == "choice":
-            return read.own(asked, "record")
+            return read.own_format(asked, "record")
         if self.name != "race":
             return LAYOUTS[self.name](asked, "record")
-        found = read.passage(asked, "record")
+        found = read.race_passage(asked, "record")
         if len(found) != 1:
             raise UserError(f"record: holds {len(found)} questions; give one at a time (article, question, options)")
         return found[0]
@@ -87,18 +92,20 @@ class ChoiceTask(Task[ChoiceExample]):
         if self.name != "race" or isinstance(record, str) or "context" in record or "questions" not in record:
             return [self.parse(record)]
         asked = {key: value for key, value in record.items() if key not in HIDDEN}
-        if not (found := read.passage(asked, "record")):
+        if not (found := read.race_passage(asked, "record")):
             raise UserError("record: 'questions' is empty")
         return found
 
     def group(self, example: ChoiceExample) -> str | None:
         return example.context or None
 
-    def units(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+    def units(
+        self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, max_length: int
+    ) -> tuple[list[Unit], Truncation]:
         frame = Frame(tokenizer, pair=True)
         room = frame.room(max_length)
-        contexts = _spaced([example.context for example in examples])
-        asked = [[self._second(example, option) for option in example.options] for example in examples]
+        contexts = _collapse_spaces([example.context for example in examples])
+        asked = [[self._option_text(example, option) for option in example.options] for example in examples]
         ids = tokenize_distinct((*contexts.values(), *(text for texts in asked for text in texts)), tokenizer)
         found: list[Unit] = []
         cut_examples = cut_tokens = 0
@@ -118,9 +125,9 @@ class ChoiceTask(Task[ChoiceExample]):
             lost = lost_context + lost_asked
             cut_examples, cut_tokens = cut_examples + (lost > 0), cut_tokens + lost
             found.append(Unit(number, tuple(sequences), answer=example.answer))
-        return found, Cut(cut_examples, cut_tokens)
+        return found, Truncation(cut_examples, cut_tokens)
 
-    def _second(self, example: ChoiceExample, option: str) -> str:
+    def _option_text(self, example: ChoiceExample, option: str) -> str:
         """What is read beside the context: the option in the question's blank, or after it."""
         blank = {"race": _BLANK, "choice": _BLANK_ALONE}.get(self.name)
         if blank and blank.search(example.question):
@@ -157,18 +164,18 @@ def _accuracy(known: Sequence[tuple[ChoiceExample, Json]]) -> float:
     return accuracy([example.answer for example, _ in known], [line["predicted"] for _, line in known])
 
 
-def _spaced(texts: Sequence[str]) -> dict[str, str]:
+def _collapse_spaces(texts: Sequence[str]) -> dict[str, str]:
     """Each distinct text with single spaces: to a byte-level BPE a line's end would be a token."""
     return {text: " ".join(text.split()) for text in dict.fromkeys(texts)}
 
 
-def _passages(data: Path) -> Splits:
+def _race_splits(data: Path) -> Splits:
     """RACE as it is handed out: a folder a split (or just one of them), in it a folder a level, a file a passage."""
-    if files := _of_levels(data):
-        return {own_split(data): files}
+    if files := _level_files(data):
+        return {split_of_folder(data): files}
     folders = split_folders(data, ("race",)).items()
-    return {split: files for split, folder in folders if (files := _of_levels(folder))}
+    return {split: files for split, folder in folders if (files := _level_files(folder))}
 
 
-def _of_levels(folder: Path) -> tuple[Path, ...]:
+def _level_files(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(path for level in LEVELS for path in (folder / level).glob("*.txt") if path.name[0] != "."))

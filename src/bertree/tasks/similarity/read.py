@@ -107,7 +107,7 @@ def read(paths: Sequence[Path], named: Named) -> list[Sentences]:
 def _file(path: Path, named: Named) -> list[Sentences]:
     release = None if named.any else _release(path)
     if release is not None:
-        task = glue.make(release)
+        task = glue.glue_task(release)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BertreeWarning)  # they speak of training; ours is below
             rows = [_from_task(example) for example in task.read([path])]

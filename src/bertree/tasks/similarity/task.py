@@ -20,8 +20,8 @@ from bertree.tasks import metrics
 from bertree.tasks.similarity import read as siamese_read
 from bertree.tasks.similarity.examples import span_of
 from bertree.tasks.similarity.read import Named, Sentences
-from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
-from bertree.tasks.text import TOGETHER
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
+from bertree.tasks.text import TOKENIZE_AT_ONCE
 from bertree.text.tokenizer import Tokenizer
 
 # What the dev split is judged by; the first counts.
@@ -52,7 +52,7 @@ class SentenceTask(Task[Sentences]):
     head = "vector"
 
     @property
-    def asked(self) -> str:
+    def scored_head(self) -> str:
         return "compare" if self.judged == "label" else "vector"
 
     def splits(self, data: Path) -> Splits:
@@ -75,13 +75,15 @@ class SentenceTask(Task[Sentences]):
         scale = span_of(kept) if kind == "score" else self.scale
         return replace(self, judged=kind, figures=FIGURES[kind], metric=FIGURES[kind][0], scale=scale), kept
 
-    def units(self, examples: Sequence[Sentences], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+    def units(
+        self, examples: Sequence[Sentences], tokenizer: Tokenizer, max_length: int
+    ) -> tuple[list[Unit], Truncation]:
         numbers = {label: number for number, label in enumerate(self.labels)}
         names: dict[str, int] = {}
         widest = max((len(example.texts) for example in examples), default=0)
         units: list[Unit] = []
-        for start in range(0, len(examples), TOGETHER):
-            some = examples[start : start + TOGETHER]
+        for start in range(0, len(examples), TOKENIZE_AT_ONCE):
+            some = examples[start : start + TOKENIZE_AT_ONCE]
             given = list(dict.fromkeys(text for example in some for text in example.texts))
             read = tokenizer.encode([self.before + text for text in given], max_length)
             encoded = dict(zip(given, read, strict=True))
@@ -89,7 +91,7 @@ class SentenceTask(Task[Sentences]):
                 sequences = tuple(encoded[text] for text in example.texts)
                 units.append(Unit(len(units), sequences, answer=self._answer(example, numbers, names, widest)))
         lost = [sum(sequence.dropped for sequence in unit.sequences) for unit in units]
-        return units, Cut(sum(map(bool, lost)), sum(lost))
+        return units, Truncation(sum(map(bool, lost)), sum(lost))
 
     def _answer(self, example: Sentences, numbers: dict[str, int], names: dict[str, int], widest: int) -> Any:
         if isinstance(example.gold, str):

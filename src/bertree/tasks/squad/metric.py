@@ -21,14 +21,14 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-class Counted(NamedTuple):
+class QuestionScores(NamedTuple):
     """One figure a question."""
 
     exact: Figures
     f1: Figures
 
 
-class Best(NamedTuple):
+class BestThreshold(NamedTuple):
     """The best share that a threshold on the null odds can give: questions with odds up to it are answered."""
 
     share: float
@@ -36,19 +36,19 @@ class Best(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 16)  # the gold answers of a question are often the same text
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """What of a text counts: lower case, without ASCII punctuation, articles and superfluous white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact(gold: str, predicted: str) -> float:
     """1 where both are the same after normalising."""
-    return float(normalise(gold) == normalise(predicted))
+    return float(normalize(gold) == normalize(predicted))
 
 
 def f1(gold: str, predicted: str, empty_counts: bool) -> float:
     """Overlap of the two bags of words. `empty_counts`: two empty bags agree (version 2.0)."""
-    expected, given = normalise(gold).split(), normalise(predicted).split()
+    expected, given = normalize(gold).split(), normalize(predicted).split()
     if not expected or not given:
         return float(empty_counts and expected == given)
     common = sum((Counter(expected) & Counter(given)).values())
@@ -59,26 +59,28 @@ def f1(gold: str, predicted: str, empty_counts: bool) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def count(golds: Sequence[Sequence[str]], predicted: Sequence[str | None], version: int) -> Counted:
+def score_questions(golds: Sequence[Sequence[str]], predicted: Sequence[str | None], version: int) -> QuestionScores:
     """Exact match and F1 of every question; `golds` has its gold texts, none where it has no answer (version 2)."""
-    counted = Counted(np.zeros(len(golds)), np.zeros(len(golds)))
+    counted = QuestionScores(np.zeros(len(golds)), np.zeros(len(golds)))
     for number, (texts, text) in enumerate(zip(golds, predicted, strict=True)):
         if text is None:
             continue
-        expected = set(texts) if version == 1 else {gold for gold in texts if normalise(gold)} or {""}
+        expected = set(texts) if version == 1 else {gold for gold in texts if normalize(gold)} or {""}
         counted.exact[number] = max((exact(gold, text) for gold in expected), default=0.0)
         counted.f1[number] = max((f1(gold, text, version == 2) for gold in expected), default=0.0)
     return counted
 
 
-def share(figures: Figures, of: NDArray[np.bool_] | None = None) -> float:
+def mean_score(figures: Figures, of: NDArray[np.bool_] | None = None) -> float:
     """The mean, over some of the questions; 0 where there are none."""
     figures = figures if of is None else figures[of]
     # A plain sum, as the scripts do: numpy adds in pairs and may differ in the last bit.
     return sum(figures.tolist()) / len(figures) if len(figures) else 0.0
 
 
-def best(counted: Figures, answered: Sequence[bool], has_answer: Sequence[bool], odds: Sequence[float]) -> Best:
+def best_threshold(
+    counted: Figures, answered: Sequence[bool], has_answer: Sequence[bool], odds: Sequence[float]
+) -> BestThreshold:
     """Search of the 2.0 script: the first threshold on the null odds that gives the highest share.
 
     `counted` is what each question gets if it is answered, `answered` whether its prediction is a text at all.
@@ -89,10 +91,10 @@ def best(counted: Figures, answered: Sequence[bool], has_answer: Sequence[bool],
     change = np.where(known, counted, -np.asarray(answered, np.float64))[order]
     totals = np.concatenate([[np.float64((~known).sum())], change]).cumsum()
     where = int(totals.argmax())
-    return Best(float(totals[where]) / max(len(order), 1), float(odds[order[where - 1]]) if where else 0.0)
+    return BestThreshold(float(totals[where]) / max(len(order), 1), float(odds[order[where - 1]]) if where else 0.0)
 
 
-def best_cut(answering: Figures, refusing: Figures, odds: Sequence[float]) -> float:
+def best_null_odds(answering: Figures, refusing: Figures, odds: Sequence[float]) -> float:
     """The null odds below which questions are to be answered for the highest share; the figures say what each gets.
 
     Unlike the script's it parts no questions with the same odds, lies half way between two of them so that no

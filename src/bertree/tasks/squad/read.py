@@ -23,7 +23,7 @@ NEAR = 10  # characters an answer may be away from where the file says
 _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
 
 
-class Answer(NamedTuple):
+class GoldAnswer(NamedTuple):
     """A gold answer: context[start : start + len(text)] is its text, unless it does not stand there (start None)."""
 
     text: str
@@ -37,7 +37,7 @@ class SquadExample:
     id: str
     question: str
     context: str
-    answers: tuple[Answer, ...] | None = None  # none at all: the question has no answer; None: not known
+    answers: tuple[GoldAnswer, ...] | None = None  # none at all: the question has no answer; None: not known
     file: str = field(default="", compare=False)  # it comes from, for errors
 
 
@@ -47,16 +47,16 @@ class _Reader:
     impossible: bool  # questions without an answer are part of the task
     repaired: int = 0
 
-    def wrong(self, where: str, what: str) -> UserError:
+    def error(self, where: str, what: str) -> UserError:
         return UserError(f"{self.path}: {where}: {what}")
 
     def value(self, record: Any, name: str, kind: type, where: str) -> Any:
         if not isinstance(record, dict):
-            raise self.wrong(where, "must be an object")
+            raise self.error(where, "must be an object")
         if name not in record:
-            raise self.wrong(where, f"has no '{name}'; there are: {', '.join(map(str, record)) or 'no fields'}")
+            raise self.error(where, f"has no '{name}'; there are: {', '.join(map(str, record)) or 'no fields'}")
         if type(record[name]) is not kind:
-            raise self.wrong(where, f"'{name}' must be {_KINDS[kind]}")
+            raise self.error(where, f"'{name}' must be {_KINDS[kind]}")
         return record[name]
 
     def examples(self, data: Json) -> Iterator[SquadExample]:
@@ -66,39 +66,39 @@ class _Reader:
                 place = f"{where}, paragraph {position}"
                 context = replace_surrogates(self.value(paragraph, "context", str, place))
                 if not context.strip():
-                    raise self.wrong(place, "its context is empty")
+                    raise self.error(place, "its context is empty")
                 for index, record in enumerate(self.value(paragraph, "qas", list, place), start=1):
                     identity = self.value(record, "id", str, f"{place}, question {index}")
                     question = replace_surrogates(self.value(record, "question", str, f"question {identity}"))
                     answers = self.answers(record, context, identity)
                     yield SquadExample(identity, question, context, answers, str(self.path))
 
-    def answers(self, record: Json, context: str, identity: str) -> tuple[Answer, ...] | None:
+    def answers(self, record: Json, context: str, identity: str) -> tuple[GoldAnswer, ...] | None:
         where = f"question {identity}"
         impossible = "is_impossible" in record and self.value(record, "is_impossible", bool, where)
         if impossible and not self.impossible:
-            raise self.wrong(where, "is marked as one without an answer; the task for such files is 'squad2'")
+            raise self.error(where, "is marked as one without an answer; the task for such files is 'squad2'")
         if "answers" not in record:
             return () if impossible else None
         given = self.value(record, "answers", list, where)
         if impossible and given:
-            raise self.wrong(where, "is marked as one without an answer but has answers")
+            raise self.error(where, "is marked as one without an answer but has answers")
         if not given and not self.impossible:
-            raise self.wrong(where, "has no answer; the task for questions without an answer is 'squad2'")
+            raise self.error(where, "has no answer; the task for questions without an answer is 'squad2'")
         return tuple(self.answer(answer, context, where) for answer in given)
 
-    def answer(self, record: Any, context: str, where: str) -> Answer:
+    def answer(self, record: Any, context: str, where: str) -> GoldAnswer:
         text = replace_surrogates(self.value(record, "text", str, where))
         start = self.value(record, "answer_start", int, where)
         if not text.strip():
-            raise self.wrong(where, "an answer text that is empty")
+            raise self.error(where, "an answer text that is empty")
         if 0 <= start < len(context):
             if context.startswith(text, start):
-                return Answer(text, start)
+                return GoldAnswer(text, start)
             if found := _nearest(context, text, start):
                 self.repaired += 1
-                return Answer(found.group(), found.start())
-        return Answer(text, None)
+                return GoldAnswer(found.group(), found.start())
+        return GoldAnswer(text, None)
 
 
 def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from bertree.tasks.squad.windows import Window
+from bertree.tasks.squad.windows import ContextWindow
 from bertree.tasks.task import Logits, Unit
 
 
-class Span(NamedTuple):
+class AnswerSpan(NamedTuple):
     """A candidate answer: context[start:end]."""
 
     score: float
@@ -25,28 +25,28 @@ class Span(NamedTuple):
     end: int
 
 
-class Found(NamedTuple):
+class SpanCandidates(NamedTuple):
     """What a question's windows say together."""
 
-    spans: list[Span]  # the best with different texts, best first
+    spans: list[AnswerSpan]  # the best with different texts, best first
     null: float  # score of "no answer"
 
 
-def find(units: Sequence[Unit], logits: Sequence[Logits], max_answer: int, best: int) -> Found:
+def best_spans(units: Sequence[Unit], logits: Sequence[Logits], max_answer: int, best: int) -> SpanCandidates:
     """The best spans of one question."""
-    places: list[Window] = [unit.source for unit in units]
+    places: list[ContextWindow] = [unit.source for unit in units]
     extents = [(place.begin, place.begin + len(rows) - 1) for place, rows in zip(places, logits, strict=True)]
-    spans: list[Span] = []
+    spans: list[AnswerSpan] = []
     for place, (begin, end), rows, allowed in zip(places, extents, logits, widest(extents), strict=True):
         starts, ends = place.context.starts[begin:end], place.context.ends[begin:end]
-        spans += _best(rows[1:].astype(np.float64), starts, ends, allowed, max_answer, best)
+        spans += _best_in_window(rows[1:].astype(np.float64), starts, ends, allowed, max_answer, best)
     spans.sort(key=lambda span: -span.score)
     text = places[0].context.text
-    distinct: dict[str, Span] = {}
+    distinct: dict[str, AnswerSpan] = {}
     for span in spans:
         distinct.setdefault(text[span.start : span.end], span)
     null = min(float(rows[0, 0]) + float(rows[0, 1]) for rows in logits)
-    return Found(list(distinct.values())[:best], null)
+    return SpanCandidates(list(distinct.values())[:best], null)
 
 
 def widest(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
@@ -65,14 +65,14 @@ def widest(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
     return [winner[begin:end] == number for number, (begin, end) in enumerate(extents)]
 
 
-def _best(
+def _best_in_window(
     scores: NDArray[np.float64],
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
     allowed: NDArray[np.bool_],
     max_answer: int,
     best: int,
-) -> list[Span]:
+) -> list[AnswerSpan]:
     """The best spans of one window; `scores` has a row of (first, last) for each of its context tokens."""
     width = min(max_answer, len(scores))
     if not width:
@@ -88,4 +88,4 @@ def _best(
     cells = cells[np.lexsort((cells, -band[cells]))]
     cells = cells[np.isfinite(band[cells])]
     rows, steps = np.divmod(cells, width)
-    return list(map(Span, band[cells].tolist(), starts[rows].tolist(), ends[rows + steps].tolist()))
+    return list(map(AnswerSpan, band[cells].tolist(), starts[rows].tolist(), ends[rows + steps].tolist()))

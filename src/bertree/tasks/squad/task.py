@@ -18,11 +18,11 @@ import numpy as np
 from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json
 from bertree.tasks.metrics import softmax
-from bertree.tasks.splits import find_splits, split_in
+from bertree.tasks.splits import find_splits, split_in_name
 from bertree.tasks.squad import metric, windows
 from bertree.tasks.squad import spans as squad_spans
 from bertree.tasks.squad.read import VERSIONS, SquadExample, read
-from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ class SquadTask(Task[SquadExample]):
     def splits(self, data: Path) -> Splits:
         """The files with train, dev or test in their names; a version in the names picks between 1.1 and 2.0."""
         if data.is_file():
-            return {split_in(data.name) or "dev": (data,)}
+            return {split_in_name(data.name) or "dev": (data,)}
         version = VERSIONS[self.name]
         others = [other for other in VERSIONS.values() if other != version]
         names = (self.name, f"squad{version}", f"squad-v{version}", "squad")  # the last may hold both versions
@@ -102,7 +102,9 @@ class SquadTask(Task[SquadExample]):
     def group(self, example: SquadExample) -> str | None:
         return example.context
 
-    def units(self, examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+    def units(
+        self, examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int
+    ) -> tuple[list[Unit], Truncation]:
         """Question and context in windows that overlap; only a question beyond 64 tokens is cut."""
         absent = sum(answer.start is None for example in examples for answer in example.answers or ())
         if absent:
@@ -116,39 +118,41 @@ class SquadTask(Task[SquadExample]):
         together = zip(units, logits, strict=True)
         for number, group in groupby(together, key=lambda pair: pair[0].example):
             parts, rows = zip(*group, strict=True)
-            lines.append(self._line(examples[number], squad_spans.find(parts, rows, self.max_answer, self.best)))
+            lines.append(
+                self._prediction(examples[number], squad_spans.best_spans(parts, rows, self.max_answer, self.best))
+            )
         assert len(lines) == len(examples), "units of every example, in their order"
         return lines
 
     def score(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, float]:
         """What the official scripts say, as shares. The best thresholds are theirs too: on `null_odds`, with every
         question answered by its best span; this task's threshold is measured the other way round."""
-        golds = _golds(examples)
-        counted = metric.count(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
-        figures = {"exact": metric.share(counted.exact), "f1": metric.share(counted.f1)}
+        golds = _gold_texts(examples)
+        counted = metric.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
+        figures = {"exact": metric.mean_score(counted.exact), "f1": metric.mean_score(counted.f1)}
         if not self.impossible:
             return figures
         known = np.fromiter(map(bool, golds), bool, len(golds))
         for name, these in (("has_answer", known), ("no_answer", ~known)):
-            figures[f"{name}_exact"] = metric.share(counted.exact, these)
-            figures[f"{name}_f1"] = metric.share(counted.f1, these)
+            figures[f"{name}_exact"] = metric.mean_score(counted.exact, these)
+            figures[f"{name}_f1"] = metric.mean_score(counted.f1, these)
         texts, odds = _candidates(predictions)
-        answered = metric.count(golds, texts, 2)
+        answered = metric.score_questions(golds, texts, 2)
         for name, each in (("exact", answered.exact), ("f1", answered.f1)):
-            found = metric.best(each, [bool(text) for text in texts], known.tolist(), odds)
+            found = metric.best_threshold(each, [bool(text) for text in texts], known.tolist(), odds)
             figures[f"best_{name}"], figures[f"best_{name}_threshold"] = found
         return figures
 
-    def tuned(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
+    def tune(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
         """2.0: the same task with the threshold of the highest F1 on these questions."""
         if not self.impossible:
             return self
-        golds, (texts, odds) = _golds(examples), _candidates(predictions)
-        answering, refusing = (metric.count(golds, given, 2).f1 for given in (texts, [""] * len(texts)))
-        cut = metric.best_cut(answering, refusing, odds)
+        golds, (texts, odds) = _gold_texts(examples), _candidates(predictions)
+        answering, refusing = (metric.score_questions(golds, given, 2).f1 for given in (texts, [""] * len(texts)))
+        cut = metric.best_null_odds(answering, refusing, odds)
         return replace(self, threshold=-cut)
 
-    def decided(self, predictions: Sequence[Json]) -> list[Json]:
+    def apply_tuning(self, predictions: Sequence[Json]) -> list[Json]:
         """Existing predictions of version 2.0 with this task's threshold instead of the one they were made with."""
         return [self._decide(line) if self.impossible else line for line in predictions]
 
@@ -161,7 +165,7 @@ class SquadTask(Task[SquadExample]):
         files = {"predictions.json": _by_id(predictions, "predicted")}
         return files | ({"null_odds.json": _by_id(predictions, "null_odds")} if self.impossible else {})
 
-    def _line(self, example: SquadExample, found: squad_spans.Found) -> Json:
+    def _prediction(self, example: SquadExample, found: squad_spans.SpanCandidates) -> Json:
         line: Json = {"id": example.id, "question": example.question, "context": example.context}
         if example.answers is not None:
             line["gold"] = [answer.text for answer in example.answers]
@@ -185,7 +189,7 @@ class SquadTask(Task[SquadExample]):
         return line | {"predicted": "", "start": None, "end": None, "score": line["null_score"]}
 
 
-def _golds(examples: Sequence[SquadExample]) -> list[list[str]]:
+def _gold_texts(examples: Sequence[SquadExample]) -> list[list[str]]:
     if unknown := next((example for example in examples if example.answers is None), None):
         raise UserError(f"question {unknown.id}: has no gold answers to score against")
     return [[answer.text for answer in example.answers or ()] for example in examples]

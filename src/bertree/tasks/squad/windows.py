@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.tasks.squad.read import SquadExample
-from bertree.tasks.task import Cut, Unit
+from bertree.tasks.task import Truncation, Unit
 from bertree.text.framing import Frame, encode_distinct, tokenize_distinct
 from bertree.text.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ Positions = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Context:
+class EncodedContext:
     """A tokenised context. Token i covers text[starts[i] : ends[i]], no white space at either end."""
 
     text: str
@@ -37,20 +37,20 @@ class Context:
         return (first, last) if first <= last else None
 
 
-class Window(NamedTuple):
+class ContextWindow(NamedTuple):
     """Which part of its context a unit reads: the tokens from `begin`, one for each chosen token but the first."""
 
-    context: Context
+    context: EncodedContext
     begin: int
 
 
 def units(
     examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int, stride: int, max_answer: int
-) -> tuple[list[Unit], Cut]:
+) -> tuple[list[Unit], Truncation]:
     """The windows of all questions, in order; only questions beyond `QUESTION` tokens are cut."""
     frame = Frame(tokenizer, pair=True)
     room = frame.room(max_length, least=2)
-    contexts = _contexts((example.context for example in examples), tokenizer)
+    contexts = _encode_contexts((example.context for example in examples), tokenizer)
     questions = tokenize_distinct((example.question for example in examples), tokenizer)
     longest = min(QUESTION, room // 2)
     made: list[Unit] = []
@@ -63,13 +63,13 @@ def units(
         # Where the tokenizer puts nothing in front, the first special token stands behind the question.
         null = 0 if frame.start() else len(question)
         first = frame.start(len(question))
-        gold = _gold(example, context)
+        gold = _gold_span(example, context)
         for begin, end in windows(len(context.ids), room - len(question), stride, max_answer):
             sequence = frame.wrap(question, context.ids[begin:end], dropped=dropped)
             chosen = [null, *range(first, first + end - begin)]
-            answer = None if example.answers is None else _inside(gold, begin, end)
-            made.append(Unit(number, (sequence,), chosen, answer, Window(context, begin)))
-    return made, Cut(*cut)
+            answer = None if example.answers is None else _span_in_window(gold, begin, end)
+            made.append(Unit(number, (sequence,), chosen, answer, ContextWindow(context, begin)))
+    return made, Truncation(*cut)
 
 
 def windows(tokens: int, room: int, stride: int, max_answer: int) -> list[tuple[int, int]]:
@@ -82,7 +82,7 @@ def windows(tokens: int, room: int, stride: int, max_answer: int) -> list[tuple[
     return [(begin, min(begin + room, tokens)) for begin in range(0, max(tokens - room, 0) + step, step)]
 
 
-def _gold(example: SquadExample, context: Context) -> tuple[int, int] | None:
+def _gold_span(example: SquadExample, context: EncodedContext) -> tuple[int, int] | None:
     """The tokens of the first gold answer."""
     for text, start in example.answers or ():
         if start is not None:
@@ -90,22 +90,22 @@ def _gold(example: SquadExample, context: Context) -> tuple[int, int] | None:
     return None
 
 
-def _inside(gold: tuple[int, int] | None, begin: int, end: int) -> tuple[int, int]:
+def _span_in_window(gold: tuple[int, int] | None, begin: int, end: int) -> tuple[int, int]:
     """A span of context tokens as indices into a window's chosen tokens, of which the first is the null token."""
     if gold is None or gold[0] < begin or gold[1] >= end:
         return NOWHERE
     return gold[0] - begin + 1, gold[1] - begin + 1
 
 
-def _contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, Context]:
-    found: dict[str, Context] = {}
+def _encode_contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, EncodedContext]:
+    found: dict[str, EncodedContext] = {}
     for text, encoding in encode_distinct(texts, tokenizer, offsets=True):
         offsets = np.asarray(encoding.offsets, np.int64).reshape(-1, 2)
-        found[text] = Context(text, encoding.ids, *_trimmed(text, offsets))
+        found[text] = EncodedContext(text, encoding.ids, *_trim_offsets(text, offsets))
     return found
 
 
-def _trimmed(text: str, offsets: Positions) -> tuple[Positions, Positions]:
+def _trim_offsets(text: str, offsets: Positions) -> tuple[Positions, Positions]:
     """Starts and ends of tokens without white space, which some tokenizers count to the token behind it."""
     blank = np.fromiter(map(str.isspace, text), bool, len(text))
     places = np.arange(len(text))

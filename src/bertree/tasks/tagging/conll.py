@@ -29,12 +29,12 @@ class Sentence:
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
     text: str | None = None
-    places: tuple[tuple[int, int], ...] | None = None
+    offsets: tuple[tuple[int, int], ...] | None = None
 
-    def placed(self) -> tuple[str, tuple[tuple[int, int], ...]]:
+    def with_offsets(self) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The text, which is the words joined by spaces if there is no other, and each word's place in it."""
-        if self.text is not None and self.places is not None:
-            return self.text, self.places
+        if self.text is not None and self.offsets is not None:
+            return self.text, self.offsets
         found, at = [], 0
         for word in self.words:
             found.append((at, at + len(word)))
@@ -42,7 +42,7 @@ class Sentence:
         return " ".join(self.words), tuple(found)
 
 
-class Read(NamedTuple):
+class SentenceRecord(NamedTuple):
     """A sentence and where it was found, for errors."""
 
     path: Path
@@ -51,12 +51,12 @@ class Read(NamedTuple):
     words: list[str]
     tags: list[str] | None
 
-    def at(self, word: int) -> str:
+    def word_place(self, word: int) -> str:
         """Where a word stands, as an error line begins."""
         return location(self.path, self.line + (word if self.by_word else 0))
 
 
-def read(path: Path, text: str | None, label: str | None) -> Iterator[Read]:
+def read(path: Path, text: str | None, label: str | None) -> Iterator[SentenceRecord]:
     """The sentences of a file. `text` and `label`: names of fields, or numbers of columns.
 
     A .tsv file is in columns (one word a line) unless one of them is a name: only a table has names.
@@ -75,18 +75,18 @@ def _column(path: Path, given: str | None, default: int) -> int:
     return int(given)
 
 
-def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Read]:
+def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[SentenceRecord]:
     """One word a line, a blank line after each sentence; lines of one column only have no tags."""
     words: list[str] = []
     tags: list[str] = []
     first = 0
-    tabs, width = _form(path, text, label, must)
+    tabs, width = _layout(path, text, label, must)
     for number, line in read_lines(path):
         row = _row(line, tabs)
         begins = not words
         if not line.strip(" \t") or "-DOCSTART-" in row:
             if words:
-                yield Read(path, first, True, words, tags if width > 1 else None)
+                yield SentenceRecord(path, first, True, words, tags if width > 1 else None)
             words, tags = [], []
             continue
         if begins and _REMARK.match(line) and len(row) != width:
@@ -98,10 +98,10 @@ def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Read]:
         words.append(row[text])
         tags.append(row[label])
     if words:
-        yield Read(path, first, True, words, tags if width > 1 else None)
+        yield SentenceRecord(path, first, True, words, tags if width > 1 else None)
 
 
-def _form(path: Path, text: int, label: int, must: bool) -> tuple[bool, int]:
+def _layout(path: Path, text: int, label: int, must: bool) -> tuple[bool, int]:
     """Whether tabs separate the columns and how many there are, by the first line that is no remark.
 
     A file may begin with a word "#", so where every line could be a remark the first of them is taken.
@@ -128,7 +128,7 @@ def _row(line: str, tabs: bool) -> list[str]:
     return line.split("\t") if tabs else _BLANKS.split(line.strip(" \t"))
 
 
-def _table(path: Path, text: str, label: str | None) -> Iterator[Read]:
+def _table(path: Path, text: str, label: str | None) -> Iterator[SentenceRecord]:
     """One sentence a record. The tags may be left out if nobody said where they are, but of all or of none."""
     tagged = None
     name = label or "tags"
@@ -143,13 +143,13 @@ def _table(path: Path, text: str, label: str | None) -> Iterator[Read]:
             raise UserError(f"{where}: has '{name}' where the records before have none")
         if tags is not None and len(tags) != len(words):
             raise UserError(f"{where}: has {len(words)} words and {len(tags)} tags; one tag a word is needed")
-        yield Read(path, number, False, words, tags)
+        yield SentenceRecord(path, number, False, words, tags)
 
 
 def _cell(record: Json, name: str, where: str) -> list[str]:
-    return apart(text_field(record, name, where))
+    return split_words(text_field(record, name, where))
 
 
-def apart(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Words or tags that stand in one text with spaces between them."""
     return [word for word in _BLANKS.split(text) if word]

@@ -24,7 +24,7 @@ class Entity(NamedTuple):
     end: int
 
 
-class Found(NamedTuple):
+class EntityScores(NamedTuple):
     """How much of what was said is right, how much of what is there was said, and both in one."""
 
     precision: float
@@ -33,12 +33,12 @@ class Found(NamedTuple):
 
 
 @lru_cache(4096)
-def parts(tag: str) -> tuple[str, str]:
+def split_tag(tag: str) -> tuple[str, str]:
     """The place in an entity and its type; a tag without a type ("B") has the type "_"."""
     return tag[:1], tag[1:].split("-", 1)[-1] or "_"
 
 
-def tag_of(place: str, kind: str) -> str:
+def join_tag(place: str, kind: str) -> str:
     """The tag with this place and type."""
     return place if kind == "_" else f"{place}-{kind}"
 
@@ -47,7 +47,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     """The entities of one sequence of IOB1, IOB2 or IOBES tags, well formed or not."""
     found: list[Entity] = []
     start, before, kind_before = -1, "O", "_"
-    for at, (place, kind) in enumerate((*map(parts, tags), ("O", "_"))):
+    for at, (place, kind) in enumerate((*map(split_tag, tags), ("O", "_"))):
         begins = place != "O" and (place in "BS" or before in "OES" or kind != kind_before)
         if start >= 0 and (begins or place == "O" or before in "ES"):
             found.append(Entity(kind_before, start, at))
@@ -64,7 +64,7 @@ def to_iob2(tags: Sequence[str], scheme: str = "iob2") -> list[str]:
         tags = [_AS_IOBES.get(tag[:1], tag[:1]) + tag[1:] for tag in tags]
     made = ["O"] * len(tags)
     for kind, start, end in entities(tags):
-        made[start:end] = [tag_of("B", kind), *[tag_of("I", kind)] * (end - start - 1)]
+        made[start:end] = [join_tag("B", kind), *[join_tag("I", kind)] * (end - start - 1)]
     return made
 
 
@@ -83,7 +83,7 @@ def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
                 if not SHAPE.fullmatch(tag):
                     return PLAIN
                 shaped.add(tag)
-            place, kind = parts(tag)
+            place, kind = split_tag(tag)
             places.add(place)
             apart = before == "O" or kind != kind_before
             inside_first += place == "I" and apart
@@ -96,7 +96,9 @@ def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
     return "iob1" if inside_first > needless else "iob2"
 
 
-def compare(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[Found, dict[str, Found]]:
+def score_entities(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> tuple[EntityScores, dict[str, EntityScores]]:
     """Precision, recall and F1 over all entities, and for each type; 0 where there is nothing to count."""
     true: Counter[str] = Counter()
     said: Counter[str] = Counter()
@@ -107,10 +109,12 @@ def compare(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -
         true.update(entity.kind for entity in here)
         said.update(entity.kind for entity in there)
         right.update(entity.kind for entity in here & there)
-    total = _found(right.total(), said.total(), true.total())
-    return total, {kind: _found(right[kind], said[kind], true[kind]) for kind in sorted(true.keys() | said.keys())}
+    total = _entity_scores(right.total(), said.total(), true.total())
+    return total, {
+        kind: _entity_scores(right[kind], said[kind], true[kind]) for kind in sorted(true.keys() | said.keys())
+    }
 
 
-def _found(right: int, said: int, true: int) -> Found:
+def _entity_scores(right: int, said: int, true: int) -> EntityScores:
     precision, recall = right / said if said else 0.0, right / true if true else 0.0
-    return Found(precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0)
+    return EntityScores(precision, recall, 2 * precision * recall / (precision + recall) if right else 0.0)

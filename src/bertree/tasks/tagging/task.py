@@ -19,11 +19,20 @@ from bertree.files import Json
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import WORDS, find_splits
 from bertree.tasks.tagging import conll
-from bertree.tasks.tagging.conll import Read, Sentence
-from bertree.tasks.tagging.entities import PLAIN, SHAPE, compare, entities, parts, scheme_of, tag_of, to_iob2
+from bertree.tasks.tagging.conll import Sentence, SentenceRecord
+from bertree.tasks.tagging.entities import (
+    PLAIN,
+    SHAPE,
+    entities,
+    join_tag,
+    scheme_of,
+    score_entities,
+    split_tag,
+    to_iob2,
+)
 from bertree.tasks.tagging.windows import windows
 from bertree.tasks.tagging.words import words as words_of
-from bertree.tasks.task import Cut, Logits, Splits, Task, Unit
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import texts_field
@@ -57,10 +66,10 @@ class TaggingTask(Task[Sentence]):
     @property
     def metric(self) -> str:  # type: ignore[override]  # depends on the tags
         """Entity F1, or accuracy for plain tags."""
-        return "f1" if self.of_entities else "accuracy"
+        return "f1" if self.has_entity_tags else "accuracy"
 
     @property
-    def of_entities(self) -> bool:
+    def has_entity_tags(self) -> bool:
         """Whether the tags are of entities."""
         return self.scheme == ENTITIES or (self.scheme == "auto" and all(map(SHAPE.fullmatch, self.labels)))
 
@@ -69,24 +78,24 @@ class TaggingTask(Task[Sentence]):
         return find_splits(data, names, words=SPLITS, kinds=(*conll.COLUMNS, *conll.TABLES, ""))
 
     def read(self, paths: Sequence[Path]) -> list[Sentence]:
-        found = [sentence for path in paths for sentence in self._of(path)]
+        found = [sentence for path in paths for sentence in self._read_file(path)]
         tagged = [sentence.tags for sentence in found if sentence.tags is not None]
         scheme = self._scheme(found, tagged)
         converted = tagged if scheme == PLAIN else [to_iob2(tags, scheme) for tags in tagged]
         self._check(found, converted)
-        self._say(scheme, tagged, converted)
+        self._note_conversion(scheme, tagged, converted)
         remaining = iter(converted)
         return [Sentence(tuple(s.words), tuple(next(remaining)) if s.tags is not None else None) for s in found]
 
-    def _of(self, path: Path) -> list[Read]:
+    def _read_file(self, path: Path) -> list[SentenceRecord]:
         found = list(conll.read(path, self.text, self.label))
         if not found:
             raise UserError(f"{path}: holds no sentence")
         return found
 
-    def _scheme(self, found: Sequence[Read], tagged: Sequence[Sequence[str]]) -> str:
+    def _scheme(self, found: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> str:
         """The scheme of a file's tags; those of entities must look like it where entities are expected."""
-        if self.scheme == PLAIN or (self.labels and not self.of_entities):
+        if self.scheme == PLAIN or (self.labels and not self.has_entity_tags):
             return PLAIN
         scheme = scheme_of(tagged)
         if scheme == PLAIN and (self.labels or self.scheme == ENTITIES or self.name == "ner"):
@@ -94,11 +103,13 @@ class TaggingTask(Task[Sentence]):
                 for at, tag in enumerate(sentence.tags or ()):
                     if not SHAPE.fullmatch(tag):
                         known = f"known: {', '.join(self.labels)}" if self.labels else "use the task 'tagging'"
-                        raise UserError(f"{sentence.at(at)}: tag '{tag}' is not of an entity (O, B-, I-); {known}")
+                        raise UserError(
+                            f"{sentence.word_place(at)}: tag '{tag}' is not of an entity (O, B-, I-); {known}"
+                        )
             raise UserError(f"{found[0].path}: tags of IOBES (E-, S-) and of BILOU (L-, U-) are mixed; use one scheme")
         return scheme
 
-    def _check(self, found: Sequence[Read], tagged: Sequence[Sequence[str]]) -> None:
+    def _check(self, found: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> None:
         """Every tag must be one the head has."""
         if not self.labels:
             return
@@ -107,12 +118,12 @@ class TaggingTask(Task[Sentence]):
             if not known.issuperset(tags):
                 at = next(at for at, tag in enumerate(tags) if tag not in known)
                 assert sentence.tags is not None
-                raise UserError(f"{sentence.at(at)}: {self._unknown(sentence.tags[at])}")
+                raise UserError(f"{sentence.word_place(at)}: {self._unknown(sentence.tags[at])}")
 
     def _unknown(self, tag: str) -> str:
         return f"tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
 
-    def _say(self, scheme: str, before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> None:
+    def _note_conversion(self, scheme: str, before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> None:
         # Without the file's name, so that the same line for dev and test is not shown again.
         changed = sum(a != b for old, new in zip(before, after, strict=True) for a, b in zip(old, new, strict=True))
         if changed and scheme == "iob2":
@@ -127,7 +138,7 @@ class TaggingTask(Task[Sentence]):
         if isinstance(record, dict):
             field = self.text if self.text is not None and not self.text.lstrip("-").isdigit() else "words"
             if isinstance(record.get(field), str):  # a cell of a table of text
-                return Sentence(tuple(conll.apart(replace_surrogates(record[field]))))
+                return Sentence(tuple(conll.split_words(replace_surrogates(record[field]))))
             if field in record:
                 return Sentence(tuple(texts_field(record, field, "record")))
             text = record.get("text")
@@ -135,8 +146,8 @@ class TaggingTask(Task[Sentence]):
                 raise UserError(f"record: needs '{field}', a list of texts, or 'text', a text")
             record = text
         text = replace_surrogates(record)
-        places = tuple(words_of(text))
-        return Sentence(tuple(text[start:end] for start, end in places), None, text, places)
+        offsets = tuple(words_of(text))
+        return Sentence(tuple(text[start:end] for start, end in offsets), None, text, offsets)
 
     def labels_in(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
         """O, then B- and I- of each type; plain tags in their order."""
@@ -146,14 +157,16 @@ class TaggingTask(Task[Sentence]):
             raise UserError(f"{self.name}: the training sentences have no tags; say where with --label (now '{name}')")
         if self.scheme == PLAIN or not all(map(SHAPE.fullmatch, tags)):
             return tuple(sorted(tags))
-        kinds = sorted({parts(tag)[1] for tag in tags if tag != "O"})
-        return ("O", *(tag_of(place, kind) for kind in kinds for place in "BI"))
+        kinds = sorted({split_tag(tag)[1] for tag in tags if tag != "O"})
+        return ("O", *(join_tag(place, kind) for kind in kinds for place in "BI"))
 
     def with_labels(self, labels: Sequence[str]) -> Self:
         made = replace(self, labels=tuple(labels))
-        return replace(made, scheme=ENTITIES if made.of_entities else PLAIN)
+        return replace(made, scheme=ENTITIES if made.has_entity_tags else PLAIN)
 
-    def units(self, examples: Sequence[Sentence], tokenizer: Tokenizer, max_length: int) -> tuple[list[Unit], Cut]:
+    def units(
+        self, examples: Sequence[Sentence], tokenizer: Tokenizer, max_length: int
+    ) -> tuple[list[Unit], Truncation]:
         frame = Frame(tokenizer, pair=False)
         room = frame.room(max_length)
         # A space before each: inside a sentence a byte-level BPE word begins with one.
@@ -172,7 +185,7 @@ class TaggingTask(Task[Sentence]):
                 raise UserError(self._unknown(unknown))
             answers = None if example.tags is None else [classes[tag] for tag in example.tags]
             found += self._windows(number, ids, answers, frame, room)
-        return found, Cut(cut_examples, cut_tokens)
+        return found, Truncation(cut_examples, cut_tokens)
 
     def _windows(
         self, number: int, ids: list[list[int]], answers: list[int] | None, frame: Frame, room: int
@@ -199,18 +212,18 @@ class TaggingTask(Task[Sentence]):
         best = scores.argmax(1)
         sure = softmax(scores).max(1)
         predicted = [self.labels[i] for i in best]
-        text, places = example.placed()
+        text, offsets = example.with_offsets()
         line: dict[str, Any] = {"text": text, "words": list(example.words)}
         if example.tags is not None:
             line["gold"] = list(example.tags)
         line["predicted"] = predicted
-        if self.of_entities:
+        if self.has_entity_tags:
             line["entities"] = [
                 {
                     "type": kind,
-                    "text": text[places[start][0] : places[end - 1][1]],
-                    "start": places[start][0],
-                    "end": places[end - 1][1],
+                    "text": text[offsets[start][0] : offsets[end - 1][1]],
+                    "start": offsets[start][0],
+                    "end": offsets[end - 1][1],
                     "score": None if self.crf else float(sure[start:end].mean()),
                 }
                 for kind, start, end in entities(predicted)
@@ -222,9 +235,9 @@ class TaggingTask(Task[Sentence]):
         gold = [list(example.tags or ()) for example in examples]
         predicted = [p["predicted"] if e.tags is not None else [] for e, p in zip(examples, predictions, strict=True)]
         right = {"accuracy": accuracy([*chain.from_iterable(gold)], [*chain.from_iterable(predicted)])}
-        if not self.of_entities:
+        if not self.has_entity_tags:
             return right
-        total, kinds = compare(gold, predicted)
+        total, kinds = score_entities(gold, predicted)
         by_type = {f"f1-{kind}": found.f1 for kind, found in kinds.items()}
         return {**total._asdict(), **right, **by_type}
 

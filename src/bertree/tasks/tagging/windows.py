@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class Window(NamedTuple):
+class WordWindow(NamedTuple):
     """Words `start` up to `end` are read, those from `first` up to `last` are asked about."""
 
     start: int
@@ -20,18 +20,18 @@ class Window(NamedTuple):
     last: int
 
 
-def windows(lengths: NDArray[np.int64], room: int) -> list[Window]:
+def windows(lengths: NDArray[np.int64], room: int) -> list[WordWindow]:
     """The windows over words of these lengths in tokens, none longer than the room."""
     count = len(lengths)
     if not count:
         return []
     ends = np.concatenate([[0], lengths.cumsum()])
     if ends[-1] <= room:
-        return [Window(0, count, 0, count)]
-    return _asked(ends, _placed(ends, room))
+        return [WordWindow(0, count, 0, count)]
+    return _assign_words(ends, _window_bounds(ends, room))
 
 
-def _placed(ends: NDArray[np.int64], room: int) -> list[tuple[int, int]]:
+def _window_bounds(ends: NDArray[np.int64], room: int) -> list[tuple[int, int]]:
     count = len(ends) - 1
     placed = []
     start = 0
@@ -48,7 +48,7 @@ def _placed(ends: NDArray[np.int64], room: int) -> list[tuple[int, int]]:
         start = min(end, max(shared, fits_next, start + 1))
 
 
-def _asked(ends: NDArray[np.int64], placed: list[tuple[int, int]]) -> list[Window]:
+def _assign_words(ends: NDArray[np.int64], placed: list[tuple[int, int]]) -> list[WordWindow]:
     count = len(ends) - 1
     far = int(ends[-1]) + 1
     best = np.full(count, -1)
@@ -63,4 +63,4 @@ def _asked(ends: NDArray[np.int64], placed: list[tuple[int, int]]) -> list[Windo
     # Windows are in order, so the owners are too: where the later of two is the better one, it stays so.
     firsts = owner.searchsorted(np.arange(len(placed) + 1)).tolist()
     edges = zip(placed, firsts[:-1], firsts[1:], strict=True)
-    return [Window(start, end, first, last) for (start, end), first, last in edges if first < last]
+    return [WordWindow(start, end, first, last) for (start, end), first, last in edges if first < last]

@@ -31,10 +31,10 @@ _WORD = re.compile(
 
 def words(text: str) -> list[tuple[int, int]]:
     """Where each word begins and ends, in characters."""
-    return [match.span() for match in _WORD.finditer(_lettered(text))]
+    return [match.span() for match in _WORD.finditer(_marks_as_letters(text))]
 
 
-def _lettered(text: str) -> str:
+def _marks_as_letters(text: str) -> str:
     if text.isascii():
         return text
     return "".join(_MARK if unicodedata.category(c)[0] == "M" or c in _JOINERS else c for c in text)
