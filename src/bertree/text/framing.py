@@ -48,9 +48,9 @@ class Frame:
         self._shared: dict[tuple[int, ...], list[int]] = {}
         self._special = sum(len(piece.ids) for piece in self._pieces)
 
-    def room(self, max_length: int, least: int = 1) -> int:
-        """Return how many tokens of text fit into `max_length`; at least `least` must."""
-        if max_length - self._special < least:
+    def room(self, max_length: int, min_tokens: int = 1) -> int:
+        """Return how many tokens of text fit into `max_length`; at least `min_tokens` must."""
+        if max_length - self._special < min_tokens:
             raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
         return max_length - self._special
 

@@ -44,7 +44,9 @@ class Table:
         wanted = " or ".join(f"'{name}'" for name in alternatives)
         existing = ", ".join(self.names)
         near = suggest(alternatives[0], self.names)
-        raise UserError(f"{self.path}: has no column {wanted}; there are: {existing}{f'; {near}' if '?' in near else ''}")
+        raise UserError(
+            f"{self.path}: has no column {wanted}; there are: {existing}{f'; {near}' if '?' in near else ''}"
+        )
 
 
 def read_table(
