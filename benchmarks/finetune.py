@@ -25,8 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, synchronise, table
-from bertree.config.recipe import Optim, Run
-from bertree.finetuning.config import FineTuneConfig, TrainSettings
+from bertree.finetuning.config import FineTuneConfig, FineTuneOptimSettings, FineTuneRunSettings, TrainSettings
 from bertree.finetuning.feed import steps_an_epoch
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel
 from bertree.inference.load import load
@@ -193,8 +192,8 @@ def prepared(name: str, model: str, root: Path, device: str, limit: int, given: 
     )
     config = FineTuneConfig(
         train=TrainSettings(epochs=given or epochs, batch=32, max_length=longest, patience=0),
-        optim=Optim(lr=rate, eps=1e-8),
-        run=Run(log_every=50, device=device),
+        optim=FineTuneOptimSettings(lr=rate, eps=1e-8),
+        run=FineTuneRunSettings(log_every=50, device=device),
     )
     machine = Machine.of(config.run)
     return FineTuning(task, InitialModel(start.architecture, start.network, ()), train, dev, config, machine, name)

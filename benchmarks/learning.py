@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import CORPUS, environment, table
-from bertree.config import recipe as recipes
 from bertree.data.build import prepare_store, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.pretraining import build, run
+from bertree.pretraining import recipe as recipes
 
 KINDS = {"bert-base-tiny": "wordpiece", "roberta-base-tiny": "bpe", "albert-base-tiny": "unigram"}
 DISCOUNT = 0.75

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, table
-from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import build
 from bertree.model.presets import preset
@@ -54,10 +54,10 @@ def run(head: str, recorded: bool) -> tuple[torch.Tensor, float, int]:
     shape = {"layers": 6, "width": 384, "ffn_width": 1536, "attention_dropout": 0.0}
     torch.manual_seed(0)
     network = build(preset("bert-base").architecture.with_values(shape), {head: classes}).cuda()
-    optimiser = optim.build(network, Optim(lr=1e-4), recorded=recorded)
+    optimiser = optim.build(network, OptimSettings(lr=1e-4), recorded=recorded)
     kind = Replay if recorded else Loop
     loop = kind(network, supervised(head), optimiser, clip=1.0, half=True)
-    plan = Plan([Phase(steps=STEPS)], Schedule(warmup=20), 1e-4)
+    plan = Plan([Phase(steps=STEPS)], ScheduleSettings(warmup=20), 1e-4)
     shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, drawn(head, 50 * SIZE, mean, longest), SIZE, head, shapes=shapes)
     times: list[float] = []

@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.common import environment, synchronise, table
 from bertree.batch import Batch
-from bertree.config.recipe import Optim, Phase, Run, Schedule
+from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.interop.hf_config import config_of, family_for
@@ -99,14 +99,14 @@ class Ours:
 
     def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Machine, steps: int) -> None:
         stream = stream_of(a, length, full, tokens, machine.compiled)
-        plan = Plan([Phase(steps, length, tokens)], Schedule("constant"), 1e-4)
+        plan = Plan([Phase(steps, length, tokens)], ScheduleSettings("constant"), 1e-4)
         self.feed = Feed(plan, [[stream]], fixed=machine.compiled)
         torch.manual_seed(0)
         network = build(a, {"mask": 0}).to(machine.device)
         self.loop = Loop(
             network,
-            pretraining(),
-            optim.build(network, Optim(lr=1e-4)),
+            pretraining(mlm=1.0),
+            optim.build(network, OptimSettings(lr=1e-4)),
             clip=1.0,
             half=machine.half,
             compiled=machine.compiled,
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="write where the time of ours goes")
     parser.add_argument("--out", type=Path, help="write the table there too, after every row")
     given = parser.parse_args()
-    machine = Machine.of(Run(device=given.device))
+    machine = Machine.of(RunSettings(device=given.device))
     cases = GPU_CASES if machine.device.type == "cuda" else CPU_CASES
     unknown = set(given.cases or ()) - set(cases)
     if unknown:

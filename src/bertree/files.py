@@ -19,6 +19,7 @@ from typing import Any
 from bertree.errors import UserError
 
 Json = dict[str, Any]
+MOST_TOML = 1 << 20  # characters: a file of settings is small
 
 
 def read_text(path: Path) -> str:
@@ -32,32 +33,60 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Json:
-    """A JSON object."""
-    try:
-        value = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: is not valid JSON ({error})") from None
+    """Read a file that holds a JSON object."""
+    value = parse_json(read_text(path), str(path))
     if not isinstance(value, dict):
         raise UserError(f"{path}: must hold a JSON object")
     return value
 
 
-def read_toml(path: Path) -> Json:
-    """A TOML table."""
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Parse untrusted JSON; what is not JSON, nested too deeply or a number of too many digits is a UserError."""
     try:
-        return tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: is not valid TOML ({error})") from None
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not valid JSON ({_reason(error)})") from None
 
 
-def toml_text(tables: Json) -> str:
-    """TOML for a mapping of tables that hold plain values and lists of them."""
-    lines = []
-    for name, table in tables.items():
-        lines.append(f"[{name}]")
-        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
-        lines.append("")
-    return "\n".join(lines)
+def read_toml(path: Path) -> Json:
+    """Read a TOML file."""
+    return parse_toml(read_text(path), str(path))
+
+
+def parse_toml(text: str, where: str) -> Json:
+    """Parse untrusted TOML; what is not TOML, nested too deeply or a number of too many digits is a UserError."""
+    if len(text) > MOST_TOML:
+        raise UserError(f"{where}: is not valid TOML (it has {len(text):,} characters; at most {MOST_TOML:,} are read)")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not valid TOML ({_reason(error)})") from None
+
+
+def _reason(error: Exception) -> str:
+    """Say why something cannot be parsed, in a few words."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, json.JSONDecodeError | tomllib.TOMLDecodeError | UnicodeDecodeError):
+        return " ".join(str(error).split())
+    return "a number has too many digits"
+
+
+def toml_text(tree: Json) -> str:
+    """Write plain values, tables of them and lists of tables as TOML."""
+    blocks, plain = [], []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            blocks.append([f"[{name}]", *_toml_lines(value)])
+        elif isinstance(value, list | tuple) and all(isinstance(entry, dict) for entry in value):
+            blocks += [[f"[[{name}]]", *_toml_lines(entry)] for entry in value]
+        else:
+            plain += _toml_lines({name: value})
+    return "\n".join("\n".join(block) + "\n" for block in (plain, *blocks) if block)
+
+
+def _toml_lines(table: Json) -> list[str]:
+    return [f"{key} = {_toml_value(value)}" for key, value in table.items()]
 
 
 def _toml_value(value: Any) -> str:
@@ -68,7 +97,7 @@ def _toml_value(value: Any) -> str:
 def write_text(path: Path, text: str | bytes) -> None:
     """Write a file and flush it to the disk."""
     with path.open("wb") as file:
-        file.write(text.encode() if isinstance(text, str) else text)
+        file.write(text.encode(errors="backslashreplace") if isinstance(text, str) else text)
         file.flush()
         os.fsync(file.fileno())
 

@@ -19,6 +19,7 @@ from bertree.distillation import text_student as students
 from bertree.distillation.text import distill
 from bertree.errors import UserError
 from bertree.files import read_toml
+from bertree.inference.load import fresh
 from bertree.objectives.distill_pretraining import TERMS, distillation, pupil
 from bertree.objectives.objective import IGNORED
 from bertree.objectives.pretraining import pretraining
@@ -176,7 +177,7 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
 def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories: Path) -> None:
     def phase(*overrides: str, epochs: float = 0.0, student: str = "half") -> tuple[int, int, int, int]:
         recipe = students.find(student, {"data.store": str(stories)}, overrides)
-        made = students.sized(recipe, student, overrides, epochs, Store.open(stories), 32)
+        made = students.sized(recipe, student, epochs, Store.open(stories), 32)
         only = made.phases[0]
         return only.steps, only.batch_tokens, only.max_length, made.schedule.warmup
 
@@ -193,7 +194,7 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
     """All five terms, through bridges: the gradient does not depend on how a batch is cut."""
     model = bertree.load(teacher)
     model.network.requires_grad_(False)
-    student = bertree.api.fresh(
+    student = fresh(
         model.architecture.with_values({"width": 16, "layers": 2, "dropout": 0.0}), {"mask": 0}, seed=1
     ).network
     weights = dict.fromkeys(TERMS, 1.0)
@@ -235,7 +236,7 @@ def part(sequences: list[list[int]], masked: list[list[int]], targets: list[list
 def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
     model = bertree.load(teacher)
     batch = part([[5, 6, 7, 8]], [[1, 3]], [[30, 31]], [0])
-    student = bertree.api.fresh(model.architecture, {"mask": 0}, seed=1).network
+    student = fresh(model.architecture, {"mask": 0}, seed=1).network
     learner = pupil(student, 64, 64, {}, 0)
     ours = distillation({"mlm": 2.0}, model.network)(learner, batch)["mlm"].sum
     assert torch.equal(ours, pretraining(mlm=2.0)(student, batch)["mlm"].sum)

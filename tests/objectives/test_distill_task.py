@@ -279,7 +279,7 @@ def test_a_term_without_weight_is_left_out() -> None:
 
 def test_how_a_step_is_cut_changes_nothing() -> None:
     """Sums are divided by the counts of the whole step, of each term its own."""
-    from bertree.config.recipe import Optim, Phase, Schedule
+    from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
     from bertree.train import optim
     from bertree.train.loop import Loop
     from bertree.train.schedule import Plan
@@ -289,8 +289,8 @@ def test_how_a_step_is_cut_changes_nothing() -> None:
     norms = []
     for micro in (1, 3):
         made = network()
-        plan = Plan([Phase(steps=1)], Schedule(), 1e-3)
-        loop = Loop(made, taught("sequence", False, "soft", 0.4, 2.0), optim.build(made, Optim()))
+        plan = Plan([Phase(steps=1)], ScheduleSettings(), 1e-3)
+        loop = Loop(made, taught("sequence", False, "soft", 0.4, 2.0), optim.build(made, OptimSettings()))
         result = loop.step(UnitFeed(plan, some, 12, "sequence", micro=micro)[0])
         norms.append((result.norm, result.loss, result.losses["hard"], result.losses["soft"]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)

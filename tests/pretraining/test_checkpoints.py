@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from bertree.config.recipe import Optim
+from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
 from bertree.train import checkpoint, optim
 from bertree.train.checkpoint import Checkpoints, restore
@@ -28,7 +28,7 @@ def network(seed: int = 0) -> torch.nn.Module:
 
 def trained(name: str = "adamw", steps: int = 3, seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     net = network(seed)
-    optimiser = optim.build(net, Optim(name=name, lr=0.1))
+    optimiser = optim.build(net, OptimSettings(name=name, lr=0.1))
     for _ in range(steps):
         step(net, optimiser)
     return net, optimiser
@@ -93,7 +93,7 @@ def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[st
     assert found is not None
     assert not notes
     again = network(seed=7)
-    other = optim.build(again, Optim(name=name, lr=0.1))
+    other = optim.build(again, OptimSettings(name=name, lr=0.1))
     restore(found, again, other)
     for _ in range(2):
         step(net, optimiser)
@@ -102,7 +102,7 @@ def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[st
         assert torch.equal(one, two)
     larger = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
     with pytest.raises(UserError, match="another model"):
-        restore(found, larger, optim.build(larger, Optim()))
+        restore(found, larger, optim.build(larger, OptimSettings()))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:

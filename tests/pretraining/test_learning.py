@@ -6,7 +6,6 @@ writes them anew when a change is meant. On real text, `benchmarks/learning.py` 
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,13 @@ import torch
 
 from benchmarks.common import CORPUS
 from benchmarks.learning import baselines
-from bertree.config import recipe
-from bertree.config.recipe import Recipe
 from bertree.data.store import Store
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build as assembly
+from bertree.pretraining import recipe
+from bertree.pretraining.recipe import Recipe
 from bertree.train import optim
 from bertree.train.device import Machine
 from bertree.train.held_out import evaluate
@@ -41,7 +40,7 @@ def learn(given: Recipe, train: Store, steps: int) -> tuple[Loop, list[float]]:
     feed = assembly.feed(given, plan, train, Machine.of(given.run), contents.architecture)
     loop = Loop(
         contents.network,
-        pretraining(**asdict(given.objective)),
+        pretraining(**given.objective),
         optim.build(contents.network, given.optim),
         clip=given.optim.clip,
         seed=given.run.seed,
@@ -111,10 +110,10 @@ def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *
     axes = {key: value for key, value in given.model.items() if key != "preset"}
     a = preset(given.model["preset"]).architecture.with_values(axes | {"vocab_size": 210})
     torch.manual_seed(0)
-    network = build(a, {"mask": 0, "pair": 0} if given.objective.nsp or given.objective.sop else {"mask": 0})
+    network = build(a, {"mask": 0, "pair": 0} if given.objective["nsp"] or given.objective["sop"] else {"mask": 0})
     plan = Plan(given.phases, given.schedule, given.optim.lr)
     feed = assembly.feed(given, plan, train, Machine.of(given.run), a)
-    objective = pretraining(**asdict(given.objective))
+    objective = pretraining(**given.objective)
     loop = Loop(network, objective, optim.build(network, given.optim), clip=1.0)
     loop.run(feed.since(0))
     stream = assembly.held_out(given, held, given.phases[0])

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch.nn.functional import cross_entropy
 
-from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.interop import folder
@@ -88,9 +88,9 @@ def test_the_first_fifty_losses(family: str, optimiser: str, token_store: Path, 
     made = {"adamw": torch.optim.AdamW, "lamb": optim.Lamb}[optimiser]
     rate = {"adamw": 2e-3, "lamb": 0.1}[optimiser]
     peer = made(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6)
-    settings = Optim(name=optimiser, lr=rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
+    settings = OptimSettings(name=optimiser, lr=rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
     loop = Loop(network, pretraining(**weights), optim.build(network, settings), clip=1.0)
-    plan = Plan([Phase(STEPS)], Schedule(warmup=10), rate)
+    plan = Plan([Phase(STEPS)], ScheduleSettings(warmup=10), rate)
     stream = Stream(store, format=format_, masking=masking, batch_tokens=512, max_length=48)
     differences, losses = [], []
     for update in plan.updates:

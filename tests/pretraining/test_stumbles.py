@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bertree.config import recipe
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import alone
+from bertree.files import exclusive_lock
 from bertree.interop import folder
-from bertree.pretraining import build
+from bertree.pretraining import build, recipe
 from tests.support import runs
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,9 +35,13 @@ def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path) ->
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(UserError, match="another run is writing here"), alone(tmp_path):
+    with (
+        exclusive_lock(tmp_path),
+        pytest.raises(UserError, match="another run is writing here"),
+        exclusive_lock(tmp_path),
+    ):
         pass
-    with alone(tmp_path):
+    with exclusive_lock(tmp_path):
         assert not list(tmp_path.iterdir())
 
 
@@ -82,7 +85,7 @@ def documented() -> list[str]:
 def test_documented_commands_name_recipes_that_load(line: str) -> None:
     words = shlex.split(line)[2:]
     name, changes = words[0], [word for word in words[1:] if "=" in word and not word.startswith("-")]
-    if name in recipe.shipped():
+    if name in recipe.bundled():
         recipe.load(name, changes)
     else:
         assert name.endswith(".toml") or name in ("NAME", "RECIPE"), line

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertree.batch import Batch
-from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
@@ -163,7 +163,7 @@ def test_few_shapes_and_little_filling(head: str, regression: bool) -> None:
 
 
 def feed(some: list[Unit], size: int, steps: int, head: str = "sequence", **options: object) -> UnitFeed:
-    return UnitFeed(Plan([Phase(steps=steps)], Schedule(warmup=2), 1e-3), some, size, head, **options)  # type: ignore[arg-type]
+    return UnitFeed(Plan([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options)  # type: ignore[arg-type]
 
 
 def read(batches: list[Batch]) -> list[tuple[int, ...]]:
@@ -194,7 +194,7 @@ def test_micro_batches_add_up(head: str, regression: bool) -> None:
         work = feed(some, 12, 1, head, regression=regression, micro=micro)[0]
         assert len(work.batches) == micro
         made = (regressing if regression else network)().train()
-        loop = Loop(made, supervised(head, regression), optim.build(made, Optim()))
+        loop = Loop(made, supervised(head, regression), optim.build(made, OptimSettings()))
         sums, counts = loop.gradients(work)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in made.parameters()]
         found.append((sums[head].item(), counts, gradients))

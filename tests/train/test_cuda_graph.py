@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import Network
 from bertree.objectives.supervised import supervised
@@ -23,7 +23,7 @@ DROPOUT = {"dropout": 0.1, "classifier_dropout": 0.1}
 
 
 def works(head: str, regression: bool) -> list[Work]:
-    plan = Plan([Phase(steps=STEPS)], Schedule(warmup=5), 1e-3)
+    plan = Plan([Phase(steps=STEPS)], ScheduleSettings(warmup=5), 1e-3)
     some = [unit for unit in units(head, 60, 0, regression) if unit.answer is not None]
     shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, some, SIZE, head, regression=regression, shapes=shapes)
@@ -35,7 +35,7 @@ def works(head: str, regression: bool) -> list[Work]:
 
 def made(kind: type[Loop], head: str, regression: bool, half: bool) -> Loop:
     net: Network = (regressing if regression else network)(**DROPOUT).to("cuda")
-    mover = optim.build(net, Optim(lr=1e-3), recorded=True)
+    mover = optim.build(net, OptimSettings(lr=1e-3), recorded=True)
     return kind(net, supervised(head, regression), mover, clip=1.0, seed=3, half=half)
 
 

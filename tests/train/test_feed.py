@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from bertree.batch import Batch
-from bertree.config import recipe
-from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.objectives.pretraining import pretraining
-from bertree.pretraining import build
+from bertree.pretraining import build, recipe
 from bertree.train import optim
 from bertree.train.feed import Feed, Fixed
 from bertree.train.loop import Loop, Result, Stop
@@ -46,7 +45,7 @@ def feeding() -> list[threading.Thread]:
 
 @pytest.fixture
 def feed(token_store: Path) -> Feed:
-    plan = Plan([Phase(6, 32), Phase(5, 64)], Schedule(growth=4), 1.0)
+    plan = Plan([Phase(6, 32), Phase(5, 64)], ScheduleSettings(growth=4), 1.0)
     return Feed(plan, [streams(token_store), streams(token_store, 64, seed=1)])
 
 
@@ -71,7 +70,7 @@ def test_the_steps_are_the_plans(feed: Feed) -> None:
 
 def test_the_thread_ends_when_the_loop_does(feed: Feed, token_store: Path) -> None:
     network = fresh(vocab_size=Store.open(token_store).vocab_size, max_positions=64)
-    loop = Loop(network, pretraining(1.0, nsp=1.0), optim.build(network, Optim()))
+    loop = Loop(network, pretraining(mlm=1.0, nsp=1.0), optim.build(network, OptimSettings()))
 
     def stop(result: Result) -> None:
         assert feeding()
@@ -99,7 +98,7 @@ def test_what_goes_wrong_there_is_said_here(feed: Feed) -> None:
 
 def gradients(store: Store, *batches: Batch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     network = fresh(vocab_size=store.vocab_size)
-    loop = Loop(network, pretraining(1.0, nsp=1.0), optim.build(network, Optim()))
+    loop = Loop(network, pretraining(mlm=1.0, nsp=1.0), optim.build(network, OptimSettings()))
     sums, counts = loop.gradients(work(*batches))
     losses = {name: float(total) / counts[name] for name, total in sums.items()}
     return losses, {name: p.grad for name, p in network.named_parameters()}
@@ -146,8 +145,8 @@ def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
     reading = streams(token_store, fixed=True)
     shape = Fixed(reading[0], reading[0].batch_tokens // 2)
     network = fresh(vocab_size=reading[0].store.vocab_size)
-    objective = pretraining(1.0, nsp=1.0)
-    loop = Loop(network, objective, optim.build(network, Optim(lr=0.0)))
+    objective = pretraining(mlm=1.0, nsp=1.0)
+    loop = Loop(network, objective, optim.build(network, OptimSettings(lr=0.0)))
     counter = CompileCounterWithBackend("aot_eager")
     batches = [shape(stream[place]) for place in range(3) for stream in reading]
     plain = [loop.step(work(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]

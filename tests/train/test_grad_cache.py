@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bertree.config.recipe import Optim, Phase, Schedule
+from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.comparison import Comparison
 from bertree.model.network import Network, build
@@ -65,7 +65,7 @@ def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
 
 
 def feed(some: Sequence[Unit], micro: int, shapes: ShapeBuckets | None = None) -> UnitFeed:
-    plan = Plan([Phase(steps=6)], Schedule(warmup=2), 1e-3)
+    plan = Plan([Phase(steps=6)], ScheduleSettings(warmup=2), 1e-3)
     return UnitFeed(plan, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, micro=micro)
 
 
@@ -78,7 +78,7 @@ def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tens
 
 def loop_of(kind: type[Loop], **axes: object) -> Loop:
     net = network(**axes)
-    return kind(net, siamese("ranking", symmetric=True), optim.build(net, Optim(lr=1e-3)), clip=1.0, seed=3)
+    return kind(net, siamese("ranking", symmetric=True), optim.build(net, OptimSettings(lr=1e-3)), clip=1.0, seed=3)
 
 
 @pytest.mark.parametrize("micro", [2, 3, 8, SIZE])
@@ -146,9 +146,9 @@ def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) 
     net = start.network
     task = SentenceTask("sentence-ranking", loss="ranking")
     some, _ = task.units([Sentences(row) for row in rows], start.needed_tokenizer, 64)
-    loop = Cached(net, siamese("ranking"), optim.build(net, Optim(lr=1e-3)), seed=0)
+    loop = Cached(net, siamese("ranking"), optim.build(net, OptimSettings(lr=1e-3)), seed=0)
     loop.network.train = lambda: None  # no dropout, as there
-    works = UnitFeed(Plan([Phase(steps=1)], Schedule(), 1e-3), some, 7, "vector", micro=3)
+    works = UnitFeed(Plan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", micro=3)
     sums, counts = loop.gradients(works[0])
     assert sums["ranking"].item() / counts["ranking"] == pytest.approx(loss.item(), rel=1e-5)
     ours = net.encoder.embeddings.tokens.weight.grad
@@ -187,7 +187,7 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
 def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: bool) -> None:
     be_deterministic(True)
     some, size = units(loss, 60), 8
-    plan = Plan([Phase(steps=20)], Schedule(warmup=5), 1e-3)
+    plan = Plan([Phase(steps=20)], ScheduleSettings(warmup=5), 1e-3)
     shapes = ShapeBuckets("vector", size, 2 if loss in ("softmax", "cosine") else 4)
     feed = UnitFeed(plan, some, size, "vector", regression=loss == "cosine", shapes=shapes)
     rates = [torch.tensor(update.lr).item() for update in plan.updates]  # which fp32 can hold
@@ -196,7 +196,9 @@ def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: b
     ends = []
     for kind, seen in zip((Loop, Replay), losses, strict=True):
         net = network(pooling, dropout=0.1).to("cuda")
-        loop = kind(net, siamese(loss), optim.build(net, Optim(lr=1e-3), recorded=True), clip=1.0, seed=3, half=half)
+        loop = kind(
+            net, siamese(loss), optim.build(net, OptimSettings(lr=1e-3), recorded=True), clip=1.0, seed=3, half=half
+        )
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
         ends.append([parameter.detach().cpu() for parameter in net.parameters()])
     assert losses[0] == losses[1]

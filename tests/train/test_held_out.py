@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertree.config import recipe
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import BertreeWarning, UserError
 from bertree.interop import folder
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build as assembly
+from bertree.pretraining import recipe
 from bertree.train.held_out import Samples, evaluate
 from bertree.train.metrics_log import Record
 from tests.support import runs
@@ -28,7 +28,7 @@ def held(token_store: Path) -> Stream:
 
 def test_figures_by_hand(held: Stream) -> None:
     network = fresh(vocab_size=held.store.vocab_size, dropout=0.2).train()
-    objective = pretraining(2.0, sop=0.5)
+    objective = pretraining(mlm=2.0, sop=0.5)
     found = evaluate(network, objective, held, 900, nullcontext)
     assert evaluate(network, objective, held, 900, nullcontext) == found
     assert network.training, "as it was before"
@@ -118,7 +118,7 @@ def test_going_on_keeps_the_weights(started: tuple[Path, Path], token_store: Pat
         )[0]
         for rank in range(2)
     ]
-    objective = pretraining(1.0, nsp=1.0)
+    objective = pretraining(mlm=1.0, nsp=1.0)
     with torch.no_grad():
         losses = [objective(before.network.eval(), batch) for batch in micro]
     expected = sum(
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
         build(token_store, "model.layer=3")
     with pytest.raises(UserError, match="no such preset"):
         build(token_store, "model.preset=bert-bse")
-    data = recipe.Data(store=str(token_store), held_out=str(tmp_path / "other"))
+    data = recipe.DataSettings(store=str(token_store), held_out=str(tmp_path / "other"))
     with pytest.raises(UserError, match="another tokenizer than"):
         assembly.stores(data)
 

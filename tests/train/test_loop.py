@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertree.batch import Batch
-from bertree.config.recipe import Optim
+from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, Objective
@@ -22,7 +22,7 @@ from tests.support.batches import fresh, joined, sequences, work
 
 def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:
     network = fresh().to(dtype)
-    loop = Loop(network, pretraining(1.0, nsp=0.7), optim.build(network, Optim()))
+    loop = Loop(network, pretraining(mlm=1.0, nsp=0.7), optim.build(network, OptimSettings()))
     loop.gradients(work(*batches))
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
@@ -43,9 +43,9 @@ def test_accumulation_changes_nothing(dtype: torch.dtype, bar: float) -> None:
 
 def test_reported_losses_are_means_over_the_step() -> None:
     rows = sequences(12)
-    objective = pretraining(1.0, nsp=0.5)
+    objective = pretraining(mlm=1.0, nsp=0.5)
     network = fresh()
-    loop = Loop(network, objective, optim.build(network, Optim(lr=0.0)))
+    loop = Loop(network, objective, optim.build(network, OptimSettings(lr=0.0)))
     one = loop.step(work(joined(rows), lr=0.0))
     many = loop.step(work(*(joined(rows[i : i + 3]) for i in range(0, 12, 3)), lr=0.0))
     assert one.losses == pytest.approx(many.losses, rel=1e-6)
@@ -56,7 +56,7 @@ def test_reported_losses_are_means_over_the_step() -> None:
 
 def test_clipping_and_rate() -> None:
     network = fresh()
-    loop = Loop(network, pretraining(), torch.optim.SGD(network.parameters(), lr=9.0, fused=True), clip=0.01)
+    loop = Loop(network, pretraining(mlm=1.0), torch.optim.SGD(network.parameters(), lr=9.0, fused=True), clip=0.01)
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     result = loop.step(work(joined(sequences(8)), lr=0.5))
     assert result.norm > 0.01
@@ -90,7 +90,9 @@ def state(loop: Loop) -> list[torch.Tensor]:
 def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tmp_path: Path) -> None:
     network = fresh()
     term = Poisoned({2, 4, 5, 7}, value)
-    loop = Loop(network, Objective({"x": term}, {"x": 1.0}), optim.build(network, Optim(name=name)), bad_steps=3)
+    loop = Loop(
+        network, Objective({"x": term}, {"x": 1.0}), optim.build(network, OptimSettings(name=name)), bad_steps=3
+    )
     batch = joined(sequences(3))
     before: list[torch.Tensor] = []
     skipped = []
@@ -113,7 +115,7 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tm
 def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
     network = fresh()
     term = Poisoned({3, 4, 5}, float("nan"))
-    loop = Loop(network, Objective({"x": term}, {"x": 1.0}), optim.build(network, Optim()), bad_steps=3)
+    loop = Loop(network, Objective({"x": term}, {"x": 1.0}), optim.build(network, OptimSettings()), bad_steps=3)
     done: list[int] = []
     with pytest.raises(UserError, match=r"^step 5: the gradient was not finite for 3 steps in a row; [^\n]*$"):
         loop.run((work(joined(sequences(3)), number=n) for n in range(9)), [lambda result: done.append(result.step)])
@@ -122,7 +124,7 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
 
 def run(seed: int, first: int = 0) -> list[torch.Tensor]:
     network = fresh(dropout=0.3)
-    loop = Loop(network, pretraining(1.0, nsp=1.0), optim.build(network, Optim(name="lamb")), seed=seed)
+    loop = Loop(network, pretraining(mlm=1.0, nsp=1.0), optim.build(network, OptimSettings(name="lamb")), seed=seed)
 
     def steps() -> Iterator[Work]:
         for number in range(first, first + 3):
@@ -149,7 +151,7 @@ def test_micro_batches_have_dropout_of_their_own() -> None:
             seen.append(float(hidden_th.detach().square().sum()))
             return super().loss(network, hidden_th, batch)
 
-    loop = Loop(network, Objective({"x": Spy(set(), 1.0)}, {"x": 1.0}), optim.build(network, Optim()))
+    loop = Loop(network, Objective({"x": Spy(set(), 1.0)}, {"x": 1.0}), optim.build(network, OptimSettings()))
     batch = joined(sequences(3))
     loop.gradients(work(batch, batch, number=0))
     loop.gradients(work(batch, number=1))
@@ -163,7 +165,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
     for recompute in (False, True):
         network = fresh(dropout=0.1)
         network.encoder.stack.recompute = recompute
-        loop = Loop(network, pretraining(), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
+        loop = Loop(network, pretraining(mlm=1.0), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
         loop.gradients(work(joined(sequences(6))))
         found.append([p.grad for p in network.parameters() if p.grad is not None])
     assert all(map(torch.equal, *found))

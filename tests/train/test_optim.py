@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bertree.config.recipe import Optim
+from bertree.config.sections import OptimSettings
 from bertree.objectives.pretraining import pretraining
 from bertree.train import optim
 from tests.support.batches import fresh, joined, sequences
@@ -46,11 +46,11 @@ def test_lamb_is_the_papers() -> None:
     named = dict(network.named_parameters())
     with torch.no_grad():
         network.heads["mask"].bias.zero_()  # norm 0: its ratio is 1 in the first step
-    optimiser = optim.build(network, Optim(name="lamb", lr=0.02, eps=1e-6, weight_decay=0.1))
+    optimiser = optim.build(network, OptimSettings(name="lamb", lr=0.02, eps=1e-6, weight_decay=0.1))
     before = thirds({name: p.detach().clone() for name, p in named.items()})
     history = []
     for number in range(5):
-        losses = pretraining(1.0, nsp=1.0)(network, joined(sequences(6, number)))
+        losses = pretraining(mlm=1.0, nsp=1.0)(network, joined(sequences(6, number)))
         sum(loss.sum for loss in losses.values()).backward()
         history.append(thirds({name: p.grad.clone() for name, p in named.items()}))
         optimiser.step()
@@ -75,7 +75,7 @@ def test_where_a_norm_is_zero_the_ratio_is_one() -> None:
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     network = fresh()
-    optimiser = optim.build(network, Optim(name=name, weight_decay=0.3))
+    optimiser = optim.build(network, OptimSettings(name=name, weight_decay=0.3))
     decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}
     assert len(decay) == len(list(network.parameters())), "every parameter is moved, once"
     for path, parameter in network.named_parameters():
@@ -84,6 +84,6 @@ def test_norms_and_biases_do_not_decay(name: str) -> None:
 
 
 def test_adamw_has_the_recipes_settings() -> None:
-    settings = Optim(lr=0.25, betas=(0.8, 0.98), eps=1e-5)
+    settings = OptimSettings(lr=0.25, betas=(0.8, 0.98), eps=1e-5)
     for group in optim.build(fresh(), settings).param_groups:
         assert (group["lr"], group["betas"], group["eps"]) == (0.25, (0.8, 0.98), 1e-5)

@@ -1,50 +1,160 @@
-"""Configuration is data: plain values, laid over each other, checked, frozen. For recipes and for fine-tuning.
+"""Settings are data: trees of plain values, read into frozen dataclasses whose fields carry their bounds.
 
-A configuration is a dataclass of sections, each a dataclass, a list of them, or a free table. Values come as a tree
-of plain types, from TOML files and from the command line (`optim.lr=1e-4`); the first mistake is named, with the
-nearest right name.
+A configuration is a dataclass of sections: dataclasses, tuples of them, or free tables. Values come from TOML files,
+from the command line (`overrides.py`) and from Python. `read` names the first mistake by file and key, with the nearest
+known name. It reads everything else that is a table of plain values too (model descriptions, comparisons, indexes).
 """
 
-import json
-import tomllib
+import math
+import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from bertree.config.bounds import Bound, Keys
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files import Json, toml_text
 
-MOST_SEED = 2**62
+LARGEST = 2**63 - 1  # integer: what TOML promises
+NOT_A_SETTING = {"setting": False}  # metadata of a field that is neither read nor written
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the types of a configuration cannot say: by key, for example `optim.lr`."""
+def read(kind: Any, value: Any, where: str, at: str = "") -> Any:
+    """Read `value` as `kind`: a dataclass, a tuple, a table or a plain type. `where` and `at` go into the message."""
+    place = f"{where}: {at}" if at else where
+    origin = get_origin(kind)
+    if origin is Annotated:
+        base, *bounds = get_args(kind)
+        keys = next((bound for bound in bounds if isinstance(bound, Keys)), None)
+        found = _read_keys(base, keys, value, where, at) if keys else read(base, value, where, at)
+        return _bounded(found, bounds, place)
+    if is_dataclass(kind):
+        return _read_dataclass(kind, value, where, at)
+    if origin in (types.UnionType, Union):
+        if value is None and types.NoneType in get_args(kind):
+            return None
+        (kind,) = (inner for inner in get_args(kind) if inner is not types.NoneType)
+        return read(kind, value, where, at)
+    if origin is tuple:
+        kinds = get_args(kind)
+        if not isinstance(value, list | tuple):
+            raise UserError(f"{place}: must be a list")
+        if kinds[-1] is not ... and len(value) != len(kinds):
+            raise UserError(f"{place}: must be a list of {len(kinds)} values, not {len(value)}")
+        return tuple(read(kinds[0], inner, where, _join(at, i)) for i, inner in enumerate(value))
+    if origin in (dict, Mapping):
+        inner_kind = get_args(kind)[1]
+        return {key: read(inner_kind, inner, where, _join(at, key)) for key, inner in _table(value, place).items()}
+    return value if kind is Any else _read_plain(kind, value, place)
 
-    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    above_zero: Sequence[str] = ()
-    at_least_one: Sequence[str] = ()
-    not_negative: Sequence[str] = ()
-    shares: Sequence[str] = ()  # from 0 up to, not including, 1
+
+def _read_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
+    hints = get_type_hints(kind, include_extras=True)
+    known = {field.name: field for field in setting_fields(kind)}
+    given = {}
+    for key, inner in _table(value, f"{where}: {at}" if at else where).items():
+        if key not in known:
+            raise UserError(f"{where}: {_join(at, key)}: unknown key, {suggest(key, known)}")
+        given[key] = read(hints[key], inner, where, _join(at, key))
+    for key, field in known.items():
+        if key not in given and field.default is MISSING and field.default_factory is MISSING:
+            raise UserError(f"{where}: {_join(at, key)}: is missing")
+    try:
+        made = kind(**given)
+    except UserError as error:  # what the dataclass itself checks
+        raise UserError(f"{where}: {error}") from None
+    for key in known:
+        if key not in given and get_origin(hints[key]) is Annotated:  # a default may say that a value must be given
+            _bounded(getattr(made, key), get_args(hints[key])[1:], f"{where}: {_join(at, key)}")
+    return made
+
+
+def _read_keys(kind: Any, keys: Keys, value: Any, where: str, at: str) -> Json:
+    """Read a table with known keys; those that are missing have their defaults."""
+    given = _table(value, f"{where}: {at}")
+    for key in given:
+        if key not in keys.defaults:
+            raise UserError(f"{where}: {_join(at, key)}: unknown key, {suggest(key, keys.defaults)}")
+    read_values = {key: read(get_args(kind)[1], inner, where, _join(at, key)) for key, inner in given.items()}
+    return dict(keys.defaults) | read_values
+
+
+def _read_plain(kind: Any, value: Any, place: str) -> Any:
+    if kind is float and type(value) is int and abs(value) <= LARGEST:
+        return float(value)
+    if type(value) is not kind:
+        raise UserError(f"{place}: must be {_WORDS[kind]}, not {_shown(value)}")
+    if kind is float and not math.isfinite(value):
+        raise UserError(f"{place}: must be finite, not {value}")
+    if kind is int and abs(value) > LARGEST:
+        raise UserError(f"{place}: must be at most {LARGEST}, not {_shown(value)}")
+    if kind is str and not _is_unicode(value):
+        raise UserError(f"{place}: must be valid Unicode text, not {value!a}")
+    return value
+
+
+def _table(value: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{place}: must be a table")
+    for key in value:
+        if not isinstance(key, str) or not _is_unicode(key):
+            raise UserError(f"{place}: {key!a}: is not a key")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be written to a file; a path with broken characters cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _bounded(value: Any, bounds: Sequence[Any], place: str) -> Any:
+    """Check a value against its bounds; of a list or table, each value."""
+    if isinstance(value, dict):
+        return {key: _bounded(inner, bounds, f"{place}.{key}") for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_bounded(inner, bounds, place) for inner in value)
+    for bound in bounds:
+        if isinstance(bound, Bound):
+            try:
+                value = bound.check(value)
+            except ValueError as error:
+                raise UserError(f"{place}: {error}") from None
+    return value
+
+
+def setting_fields(config: Any) -> list[Field[Any]]:
+    """Return the fields of a configuration, or of its class, that are settings."""
+    return [field for field in fields(config) if field.init and field.metadata.get("setting", True)]
+
+
+def _join(at: str, key: object) -> str:
+    return f"{at}.{key}" if at else str(key)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def as_tree(config: Any) -> Json:
+    """Return the settings of a configuration as plain values."""
+    values = asdict(config)
+    return {field.name: values[field.name] for field in setting_fields(config)}
 
 
 def as_toml(config: Any) -> str:
-    """The whole configuration, every value written out."""
-    tree = asdict(config)
-    plain = {key: value for key, value in tree.items() if isinstance(value, str)}
-    lines = [f"{key} = {_toml(value)}" for key, value in plain.items() if value]
-    for name, value in tree.items():
-        several = isinstance(value, list | tuple)
-        for table in value if several else [value]:
-            if isinstance(table, dict):
-                lines += ["", f"[[{name}]]" if several else f"[{name}]"]
-                lines += [f"{key} = {_toml(inner)}" for key, inner in table.items()]
-    return "\n".join(lines) + "\n"
+    """Write a configuration as TOML, with every value; empty texts above the tables are left out."""
+    return toml_text({key: value for key, value in as_tree(config).items() if value != ""})
 
 
 def differences(one: Any, other: Any) -> list[str]:
-    """Keys in which two configurations differ, for example `optim.lr`."""
-    first, second = _flat(asdict(one)), _flat(asdict(other))
+    """Return the keys in which two configurations differ, for example `optim.lr`."""
+    first, second = _flat(as_tree(one)), _flat(as_tree(other))
     return sorted(key for key in first | second if first.get(key) != second.get(key))
 
 
@@ -58,113 +168,14 @@ def _flat(tree: Any, prefix: str = "") -> Json:
         return {prefix: list(tree) if isinstance(tree, tuple) else tree}
     flat: Json = {}
     for key, value in items:
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        flat |= _flat(value, _join(prefix, key))
     return flat
 
 
 def merged(base: Json, over: Json) -> Json:
-    """Tables are laid over each other; everything else, phases too, is replaced."""
+    """Lay one tree over another: tables are merged, everything else, lists of tables too, is replaced."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
         result[key] = merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
     return result
-
-
-def override(tree: Json, text: str) -> None:
-    """One `key.key=value` from the command line; the value in TOML, or a bare word."""
-    key, equals, raw = text.partition("=")
-    if not equals or not key:
-        raise UserError(f"'{text}': expected key=value, for example optim.lr=1e-4")
-    try:
-        value = tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = raw
-    *path, last = key.split(".")
-    place: Any = tree
-    for word in path:
-        if isinstance(place, list):
-            place = _item(place, word, key)
-        elif isinstance(place, dict):
-            place = place.setdefault(word, {})
-    if isinstance(place, list):
-        _item(place, last, key)
-        place[int(last)] = value
-    elif isinstance(place, dict):
-        place[last] = value
-    else:
-        raise UserError(f"{key}: is a single value, not a table")
-
-
-def _item(items: list[Any], word: str, key: str) -> Any:
-    if not word.isdigit() or int(word) >= len(items):
-        raise UserError(f"{key}: '{word}' is not one of the {len(items)} entries, which count from 0")
-    return items[int(word)]
-
-
-def read(kind: Any, value: Any, where: str, at: str = "") -> Any:
-    """`value` as `kind`: a dataclass, a list of them, or a plain type. The first mistake is named."""
-    place = f"{where}: {at}" if at else where
-    if is_dataclass(kind):
-        if not isinstance(value, Mapping):
-            raise UserError(f"{place}: must be a table")
-        hints = get_type_hints(kind)
-        found = {}
-        for key, inner in value.items():
-            if key not in hints:
-                raise UserError(f"{where}: {at + '.' if at else ''}{key}: unknown key, {suggest(key, hints)}")
-            found[key] = read(hints[key], inner, where, f"{at}.{key}" if at else key)
-        return kind(**found)  # type: ignore[operator]
-    if get_origin(kind) is tuple:
-        kinds = get_args(kind)
-        if not isinstance(value, list | tuple):
-            raise UserError(f"{place}: must be a list")
-        if kinds[-1] is not ... and len(value) != len(kinds):
-            raise UserError(f"{place}: must be a list of {len(kinds)} values, not {len(value)}")
-        return tuple(read(kinds[0], inner, where, f"{at}.{i}") for i, inner in enumerate(value))
-    if kind is float and type(value) is int:
-        return float(value)
-    wanted = dict if get_origin(kind) is dict else kind
-    if type(value) is not wanted:
-        raise UserError(f"{place}: must be {_WORDS[wanted]}, not {value!r}")
-    return value
-
-
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a table"}
-
-
-def check(config: Any, where: str, limits: Limits) -> None:
-    """Every value against the limits."""
-    for key, value in _values(config):
-        if key in limits.options and value not in limits.options[key]:
-            raise UserError(f"{where}: {key}: unknown value '{value}', {suggest(value, limits.options[key])}")
-        if isinstance(value, float) and not abs(value) < float("inf"):
-            raise UserError(f"{where}: {key}: must be finite, not {value}")
-        if key in limits.above_zero and not value > 0:
-            raise UserError(f"{where}: {key}: must be above 0, not {value}")
-        if key in limits.at_least_one and value < 1:
-            raise UserError(f"{where}: {key}: must be at least 1, not {value}")
-        if key in limits.not_negative and value < 0:
-            raise UserError(f"{where}: {key}: must not be negative, but is {value}")
-        if key == "run.seed" and value > MOST_SEED:
-            raise UserError(f"{where}: run.seed: must be at most {MOST_SEED}, not {value}")
-        if key in limits.shares and not all(
-            0 <= part < 1 for part in (value if isinstance(value, tuple) else (value,))
-        ):
-            raise UserError(f"{where}: {key}: must lie in [0, 1), not {value}")
-
-
-def _values(config: Any) -> Iterable[tuple[str, Any]]:
-    for section in fields(config):
-        value = getattr(config, section.name)
-        parts: Sequence[Any] = value if isinstance(value, tuple) else [value]
-        for part in parts:
-            if is_dataclass(part):
-                for inner in fields(part):
-                    yield f"{section.name}.{inner.name}", getattr(part, inner.name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value, ensure_ascii=False)

@@ -14,7 +14,6 @@ import torch
 from bertree.batch import Batch
 from bertree.comparison.run import beside
 from bertree.config.default_model import located
-from bertree.config.recipe import DistilRecipe
 from bertree.console import bar
 from bertree.data.store import Store
 from bertree.distillation import text_student as students
@@ -27,13 +26,14 @@ from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
+from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import Training, check_place, rate, run_files
-from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, make_folder, remove_leftovers
 from bertree.tasks.logits import inference_autocast
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.held_out import evaluate
 from bertree.train.schedule import Plan
+from bertree.train.session import write_report
 
 TEXTS = 64  # held-out examples that teacher and student are timed on
 
@@ -65,7 +65,7 @@ def distill(
     shown = students.teacher_of(teacher, machine)
     train, held = build.stores(recipe.data)
     students.check(recipe, shown, train, teacher)
-    recipe = students.sized(recipe, student, overrides, epochs, train, shown.max_length)
+    recipe = students.sized(recipe, student, epochs, train, shown.max_length)
     check_place(recipe, out, resume)
     training, intro = _built(recipe, machine, shown, train, held, teacher)
     targets = _targets(training, shown) if recipe.distil.cache else None
@@ -95,7 +95,7 @@ def _compare(training: Training, teacher: str, out: Path, seconds: float) -> Non
     examples = [stream.example(k * stream.examples // count) for k in range(count)]
     texts = [backend.decode(_unmasked(example).tolist()) for example in examples]
     beside(teacher, out, [text for text in texts if text.strip()], scores, seconds, device=machine.device)
-    write_run_report(out)
+    write_report(out)
 
 
 def _unmasked(example: Batch) -> torch.Tensor:
@@ -106,7 +106,7 @@ def _unmasked(example: Batch) -> torch.Tensor:
 
 
 def _built(
-    recipe: DistilRecipe, machine: Machine, teacher: Model, train: Store, held: Store, name: str
+    recipe: DistillRecipe, machine: Machine, teacher: Model, train: Store, held: Store, name: str
 ) -> tuple[Training, list[str]]:
     """Everything a run is made of, and what is about to happen in a few lines."""
     contents, start = students.first(recipe, teacher, train)
@@ -138,7 +138,7 @@ def _built(
 def _targets(training: Training, teacher: Model) -> Targets:
     """Where the teacher's likeliest tokens are kept, checked to be of this run."""
     recipe, feed = training.recipe, training.feed
-    assert isinstance(recipe, DistilRecipe)
+    assert isinstance(recipe, DistillRecipe)
     reads = repr([(update.phase, update.first, update.batches) for update in feed.plan.updates])
     about = training.identity | {
         "temperature (distil.temperature)": recipe.distil.temperature,
@@ -156,7 +156,7 @@ def _targets(training: Training, teacher: Model) -> Targets:
 def _filled(targets: Targets, training: Training, teacher: Model) -> str:
     """Ask the teacher what is not known yet, and let it go. A line about what is kept."""
     recipe, machine = training.recipe, training.machine
-    assert isinstance(recipe, DistilRecipe)
+    assert isinstance(recipe, DistillRecipe)
     if targets.missing:
         with bar("asking the teacher", targets.steps_missing) as progress:
             targets.make(

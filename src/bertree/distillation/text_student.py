@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-from bertree.config import recipe as recipes
-from bertree.config.recipe import Distil, DistilRecipe
 from bertree.data.store import Store
 from bertree.distillation.student import chosen, ends, halved, spread, warm
 from bertree.errors import UserError, suggest
@@ -17,8 +15,10 @@ from bertree.inference.load import Model, load
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.presets import PRESETS, preset
-from bertree.objectives.distill_pretraining import LIVE, TERMS, Distillation, Pupil, distillation, pupil
+from bertree.objectives.distill_pretraining import LIVE, Distillation, Pupil, distillation, pupil
 from bertree.pretraining import build
+from bertree.pretraining import recipe as recipes
+from bertree.pretraining.recipe import DistillRecipe, DistillSettings
 from bertree.pretraining.run import resolved
 from bertree.text.identity import tokenizer_hash
 from bertree.train.device import Machine
@@ -28,18 +28,18 @@ EPOCHS, WARMUP = 3.0, 0.05  # of such a student, and the share of its steps in w
 MANY, LEAST = 4000, 4096  # steps worth having before batches grow to the paper's size, and the smallest batch
 
 
-def find(student: str, given: dict[str, str | None], overrides: Sequence[str]) -> DistilRecipe:
+def find(student: str, given: dict[str, str | None], overrides: Sequence[str]) -> DistillRecipe:
     """The recipe of a student; `given` is what the verb's own options say."""
     named = _is_shape(student)
     if not named and Path(student).is_dir():
         raise UserError(f"--student {student}: a model folder can be taught a task (--task); on text, name its shape")
-    if not named and student not in recipes.shipped() and not Path(student).is_file() and "/" not in student:
-        known = suggest(student, ("half", *(n for n, p in PRESETS.items() if not p.study), *recipes.shipped()))
+    if not named and student not in recipes.bundled() and not Path(student).is_file() and "/" not in student:
+        known = suggest(student, ("half", *(n for n, p in PRESETS.items() if not p.study), *recipes.bundled()))
         raise UserError(f"--student {student}: is neither half nor a preset nor a recipe; {known}")
     shape = [f"model.preset={json.dumps(student)}"] if named else []
     lines = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value]
     recipe = resolved(recipes.load(USUAL if named else student, [*shape, *overrides, *lines]))
-    assert isinstance(recipe, DistilRecipe)
+    assert isinstance(recipe, DistillRecipe)
     if not recipe.data.store:
         raise UserError("--corpus: is not set; give the folder of a token store (see `bertree prepare`)")
     return recipe
@@ -49,13 +49,11 @@ def _is_shape(student: str) -> bool:
     return student == "half" or student in PRESETS
 
 
-def sized(
-    recipe: DistilRecipe, student: str, overrides: Sequence[str], epochs: float, store: Store, longest: int
-) -> DistilRecipe:
+def sized(recipe: DistillRecipe, student: str, epochs: float, store: Store, longest: int) -> DistillRecipe:
     """The recipe with as many steps as its epochs ask for. What the user has set stays; of a student that is named by
     its shape alone batches are as large as the paper's only if the text is: small steps, many of them, learn more from
     little. `longest` is what the teacher reads."""
-    told = {override.partition("=")[0] for override in overrides}
+    told = recipe.overridden
     named, steps_told = _is_shape(student), "phases.0.steps" in told
     if epochs and (steps_told or len(recipe.phases) > 1):
         why = "phases.0.steps says the same" if steps_told else f"the recipe has {len(recipe.phases)} phases"
@@ -70,12 +68,12 @@ def sized(
         warmup = recipe.schedule.warmup if "schedule.warmup" in told else math.ceil(WARMUP * steps)
         phase = replace(phase, steps=steps, batch_tokens=size, max_length=length)
         recipe = replace(recipe, phases=(phase,), schedule=replace(recipe.schedule, warmup=warmup))
-        recipes.check(recipe, recipe.name)
+        recipes.check(recipe, recipe.source)
     for number, phase in enumerate(recipe.phases):
         if phase.max_length > longest:
             raise UserError(
-                f"{recipe.name}: phases.{number}.max_length: {phase.max_length} is more than the {longest} tokens the "
-                f"teacher reads; set phases.{number}.max_length={longest}"
+                f"{recipe.source}: phases.{number}.max_length: {phase.max_length} is more than the {longest} tokens "
+                f"the teacher reads; set phases.{number}.max_length={longest}"
             )
     return recipe
 
@@ -94,7 +92,7 @@ def teacher_of(name: str, machine: Machine) -> Model:
     return model
 
 
-def check(recipe: DistilRecipe, teacher: Model, store: Store, name: str) -> None:
+def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> None:
     """Refuse what cannot be taught."""
     if teacher.tokenizer is not None and tokenizer_hash(teacher.tokenizer) != store.tokenizer_hash:
         raise UserError(
@@ -106,16 +104,18 @@ def check(recipe: DistilRecipe, teacher: Model, store: Store, name: str) -> None
         raise UserError(f"{name}: has {teacher.architecture.vocab_size} tokens, the text {store.vocab_size}")
     if recipe.model.get("vocab_size", teacher.architecture.vocab_size) != teacher.architecture.vocab_size:
         raise UserError(
-            f"{recipe.name}: model.vocab_size: a student has its teacher's vocabulary "
+            f"{recipe.source}: model.vocab_size: a student has its teacher's vocabulary "
             f"({teacher.architecture.vocab_size}); leave it out"
         )
-    if recipe.objective.nsp or recipe.objective.sop:
-        raise UserError(f"{recipe.name}: objective: a student learns no sentence objective; set nsp=0 and sop=0")
+    if any(weight for term, weight in recipe.objective.items() if term != "mlm"):
+        raise UserError(f"{recipe.source}: objective: a student learns mlm alone; set the other terms to 0")
     if recipe.model.get("start"):
-        raise UserError(f"{recipe.name}: model.start: a student starts from its teacher (distil.start, distil.layers)")
+        raise UserError(
+            f"{recipe.source}: model.start: a student starts from its teacher (distil.start, distil.layers)"
+        )
     if (build.masking(recipe.data).unit == "next") != (teacher.architecture.attention == "causal"):
         raise UserError(
-            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {teacher.architecture.attention} "
+            f"{recipe.source}: data.masking: {recipe.data.masking}: a teacher with {teacher.architecture.attention} "
             "attention was not trained to answer that; full attention goes with masks, causal with next"
         )
     if recipe.distil.start == "random" and recipe.distil.layers:
@@ -123,7 +123,7 @@ def check(recipe: DistilRecipe, teacher: Model, store: Store, name: str) -> None
     _check_cache(recipe, teacher.architecture.vocab_size)
 
 
-def _check_cache(recipe: DistilRecipe, vocabulary: int) -> None:
+def _check_cache(recipe: DistillRecipe, vocabulary: int) -> None:
     if not recipe.distil.cache:
         return
     if recipe.distil.top_k >= vocabulary:
@@ -139,22 +139,22 @@ def _check_cache(recipe: DistilRecipe, vocabulary: int) -> None:
         )
 
 
-def term_weights(recipe: DistilRecipe) -> dict[str, float]:
+def term_weights(recipe: DistillRecipe) -> dict[str, float]:
     """Of all five terms."""
-    return {"mlm": recipe.objective.mlm} | {term: getattr(recipe.distil, term) for term in TERMS if term != "mlm"}
+    return {"mlm": recipe.objective["mlm"]} | recipe.distil.weights
 
 
-def _architecture(recipe: DistilRecipe, teacher: Architecture) -> Architecture:
+def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
     """The student's: half of the teacher's or a preset's, with its vocabulary, and what the recipe changes."""
     name = str(recipe.model.get("preset") or "half")
     base = halved(teacher) if name == "half" else preset(name).architecture
-    a = base.with_values({"vocab_size": teacher.vocab_size} | build.axes_of(recipe))
+    a = base.with_values({"vocab_size": teacher.vocab_size} | recipe.axes)
     if a.attention != teacher.attention:
-        raise UserError(f"{recipe.name}: model.attention: {a.attention}: must be the teacher's, {teacher.attention}")
+        raise UserError(f"{recipe.source}: model.attention: {a.attention}: must be the teacher's, {teacher.attention}")
     return a
 
 
-def first(recipe: DistilRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
+def first(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
     """The student with its first weights, and a line about them."""
     a = _architecture(recipe, teacher.architecture)
     contents = build.untrained(a, {"mask": 0}, recipe.run.seed)
@@ -175,7 +175,7 @@ def first(recipe: DistilRecipe, teacher: Model, store: Store) -> tuple[Contents,
 
 
 def asked_of(
-    wanted: Distil, weights: dict[str, float], contents: Contents, teacher: Model, seed: int
+    wanted: DistillSettings, weights: dict[str, float], contents: Contents, teacher: Model, seed: int
 ) -> tuple[Pupil, Distillation]:
     """What learns, and what it is asked."""
     a, its = contents.architecture, teacher.architecture

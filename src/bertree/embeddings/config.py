@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from bertree.config.settings import Limits
+from bertree.config.bounds import Above, AtLeast, OneOf
+from bertree.config.overrides import Override
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.finetuning import config as configs
@@ -28,9 +29,10 @@ class Losses:
     """The losses' own settings. Each reads those that concern it."""
 
     concat: str = "u,v,|u-v|"  # softmax: what the classifier reads of two vectors
-    margin: float = 5.0  # triplet: how much farther a negative must be; 0.5 where nothing is farther than 2
-    distance: str = "euclidean"  # triplet
-    scale: float = 20.0  # ranking: what cosines are multiplied by
+    # triplet: how much farther a negative must be; 0.5 where nothing is farther than 2
+    margin: Annotated[float, AtLeast(0)] = 5.0
+    distance: Annotated[str, OneOf(tuple(DISTANCES))] = "euclidean"  # triplet
+    scale: Annotated[float, Above(0)] = 20.0  # ranking: what cosines are multiplied by
     symmetric: bool = False  # ranking: the anchor is looked for among all anchors too
     low: float = 0.0  # cosine: what score is a cosine of 0
     high: float = 0.0  # and what score one of 1; both 0: the scale is found
@@ -44,13 +46,6 @@ class Siamese(FineTuneConfig):
     loss: Losses = Losses()
 
 
-_LIMITS = Limits(
-    options=dict(configs.LIMITS.options) | {"loss.distance": tuple(DISTANCES)},
-    above_zero=(*configs.LIMITS.above_zero, "loss.scale"),
-    at_least_one=configs.LIMITS.at_least_one,
-    not_negative=(*configs.LIMITS.not_negative, "loss.margin"),
-    shares=configs.LIMITS.shares,
-)
 # As published: NLI once, STS-B four times; ranking lives of large batches, and one too many is soon learned by heart.
 USUAL: dict[str, Json] = {
     "softmax": {"epochs": 1.0, "batch": 16, "evaluations": 4},
@@ -61,12 +56,11 @@ USUAL: dict[str, Json] = {
 SHORT = 0.5  # margin of distances from 0 to 2
 
 
-def load(overrides: Iterable[str], task: Task[Any], loss: str, vector: Vector) -> Siamese:
+def load(overrides: Iterable[str | Override], task: Task[Any], loss: str, vector: Vector) -> Siamese:
     """The configuration of a run with that loss, checked; what makes vectors is `vector`, unless told otherwise."""
-    overrides = [configs.full(override, task, Siamese) for override in overrides]
     own = {"pooling": vector.pooling, "normalise": vector.normalise}
-    config = configs.load_as(Siamese, overrides, task, {"train": dict(USUAL[loss]), "vector": own}, _LIMITS)
-    given = {override.partition("=")[0] for override in overrides}
+    config = configs.load_as(Siamese, overrides, task, {"train": dict(USUAL[loss]), "vector": own})
+    given = config.overridden
     short = config.loss.distance == "cosine" or (config.loss.distance == "euclidean" and config.vector.normalise)
     if short and "loss.margin" not in given:
         config = replace(config, loss=replace(config.loss, margin=SHORT))

@@ -1,14 +1,14 @@
 """What a fine-tuning run is told: sections as in a recipe, and bare names (`epochs=3 lr=3e-5`) where they are clear."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypeVar
 
 from bertree.config import settings
-from bertree.config.recipe import LIMITS as PRETRAINING
-from bertree.config.recipe import Optim, Run
-from bertree.config.settings import Limits
-from bertree.errors import UserError, suggest
+from bertree.config.bounds import Above, AtLeast, AtMost, OneOf, Share
+from bertree.config.overrides import Override, lay_over
+from bertree.config.sections import SHAPES, OptimSettings, RunSettings
+from bertree.errors import UserError
 from bertree.files import Json
 from bertree.model.architecture import Architecture
 from bertree.model.readout import Top
@@ -16,23 +16,39 @@ from bertree.objectives.distill_task import KINDS
 from bertree.tasks.options import task_options
 from bertree.tasks.task import Task
 
+DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
+MOST_COPIES = 1000
+MOST_EPOCHS = 1e6
+
 
 @dataclass(frozen=True)
 class TrainSettings:
     """How long, how much at once, and when to stop."""
 
-    epochs: float = 3.0
-    batch: int = 32  # examples a step (windows of SQuAD, questions with their options)
-    max_length: int = 0  # tokens a sequence; 0: the task's own, at most the model's
-    warmup: float = 0.1  # share of the steps in which the rate rises from 0
-    shape: str = "linear"  # of the learning rate after that: linear, cosine, constant
-    evaluations: int = 1  # on the dev split, an epoch
-    patience: int = 3  # evaluations without a better score after which it stops; 0: it never does
-    held_out: float = 0.1  # share of the training examples that is the dev split where there is none
+    epochs: Annotated[float, Above(0), AtMost(MOST_EPOCHS)] = 3.0
+    batch: Annotated[int, AtLeast(1)] = 32  # examples a step (windows of SQuAD, questions with their options)
+    max_length: Annotated[int, AtLeast(0)] = 0  # tokens a sequence; 0: the task's own, at most the model's
+    warmup: Annotated[float, Share()] = 0.1  # share of the steps in which the rate rises from 0
+    shape: Annotated[str, OneOf(SHAPES)] = "linear"  # of the learning rate after that
+    evaluations: Annotated[int, AtLeast(1)] = 1  # on the dev split, an epoch
+    patience: Annotated[int, AtLeast(0)] = 3  # evaluations without a better score after which it stops; 0: never
+    held_out: Annotated[float, Share()] = 0.1  # share of the training examples that is the dev split if there is none
 
 
-# What differs from pretraining. Rate 0: by the model's width. How often it saves is a matter of time alone.
-_OWN: dict[str, Json] = {"optim": {"lr": 0.0, "eps": 1e-8}, "run": {"log_every": 25, "save_every": 1}}
+@dataclass(frozen=True)
+class FineTuneOptimSettings(OptimSettings):
+    """The optimizer. Learning rate 0: by the model's width."""
+
+    lr: Annotated[float, AtLeast(0)] = 0.0
+    eps: Annotated[float, Above(0)] = 1e-8
+
+
+@dataclass(frozen=True)
+class FineTuneRunSettings(RunSettings):
+    """How a run is computed, watched and saved. How often it saves is a matter of time alone."""
+
+    log_every: Annotated[int, AtLeast(1)] = 25
+    save_every: Annotated[int, AtLeast(1)] = 1
 
 
 @dataclass(frozen=True)
@@ -45,21 +61,25 @@ class FineTuneConfig:
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: TrainSettings = TrainSettings()
     top: Top = field(default_factory=Top)
-    optim: Optim = field(default_factory=lambda: Optim(**_OWN["optim"]))
-    run: Run = field(default_factory=lambda: Run(**_OWN["run"]))
+    optim: FineTuneOptimSettings = FineTuneOptimSettings()
+    run: FineTuneRunSettings = FineTuneRunSettings()
+    overridden: frozenset[str] = field(default=frozenset(), compare=False, metadata=settings.NOT_A_SETTING)
 
 
 @dataclass(frozen=True)
 class TaskDistillSettings:
     """What is learned from a teacher, and on what beside the task's own examples."""
 
-    kind: str = "soft"  # its softened probabilities; hard: its likeliest class; mse: its scores as they are
-    alpha: float = 0.5  # weight of the true answers; the rest is the teacher's. Of mse: 0 unless given
-    temperature: float = 2.0  # of soft
-    copies: int = 0  # examples made up of each of the task's own, which only the teacher labels
-    masking: float = 0.1  # share of a copy's words that become a mask
-    replacing: float = 0.1  # share of a copy's words that become another
-    ngram: float = 0.25  # share of the copies that are cut to a few words in a row
+    # soft: the teacher's softened probabilities; hard: its likeliest class; mse: its scores as they are
+    kind: Annotated[str, OneOf(KINDS)] = "soft"
+    # weight of the true answers; the rest is the teacher's. Of mse: 0 unless given
+    alpha: Annotated[float, Share(whole=True)] = 0.5
+    temperature: Annotated[float, Above(0)] = 2.0  # of soft
+    # examples made up of each of the task's own, which only the teacher labels
+    copies: Annotated[int, AtLeast(0), AtMost(MOST_COPIES)] = 0
+    masking: Annotated[float, Share()] = 0.1  # share of a copy's words that become a mask
+    replacing: Annotated[float, Share()] = 0.1  # share of a copy's words that become another
+    ngram: Annotated[float, Share(whole=True)] = 0.25  # share of the copies that are cut to a few words in a row
 
 
 @dataclass(frozen=True)
@@ -69,76 +89,36 @@ class TaskDistillConfig(FineTuneConfig):
     distil: TaskDistillSettings = TaskDistillSettings()
 
 
-MOST_COPIES = 1000
 Config = TypeVar("Config", bound=FineTuneConfig)
-LIMITS = Limits(
-    options=dict(PRETRAINING.options) | {"train.shape": PRETRAINING.options["schedule.shape"], "distil.kind": KINDS},
-    above_zero=("train.epochs", "optim.eps", "distil.temperature"),
-    at_least_one=(
-        "train.batch",
-        "train.evaluations",
-        *(key for key in PRETRAINING.at_least_one if key.startswith("run.")),
-    ),
-    not_negative=(
-        *("train.max_length", "train.patience", "optim.lr", "distil.copies"),
-        *(key for key in PRETRAINING.not_negative if key.startswith(("optim.", "run."))),
-    ),
-    shares=("train.warmup", "train.held_out", "optim.betas", "distil.masking", "distil.replacing"),
-)
-DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 
 
-def load(overrides: Iterable[str], task: Task[Any], base: Json | None = None) -> FineTuneConfig:
+def load(overrides: Iterable[str | Override], task: Task[Any], base: Json | None = None) -> FineTuneConfig:
     """The configuration of a run of `task`, checked."""
-    return load_as(FineTuneConfig, overrides, task, base or {}, LIMITS)
+    return load_as(FineTuneConfig, overrides, task, base or {})
 
 
-def load_task_distill(overrides: Iterable[str], task: Task[Any]) -> TaskDistillConfig:
+def load_task_distill(overrides: Iterable[str | Override], task: Task[Any]) -> TaskDistillConfig:
     """The same for a run with a teacher."""
-    overrides = [full(override, task, TaskDistillConfig) for override in overrides]
-    config = load_as(TaskDistillConfig, overrides, task, {}, LIMITS)
-    given = {override.partition("=")[0] for override in overrides}
-    if config.distil.kind == "mse" and "distil.alpha" not in given:
+    config = load_as(TaskDistillConfig, overrides, task, {})
+    if config.distil.kind == "mse" and "distil.alpha" not in config.overridden:
         config = replace(config, distil=replace(config.distil, alpha=0.0))
-    if config.distil.copies > MOST_COPIES:
-        raise UserError(f"settings: distil.copies: must be at most {MOST_COPIES}, not {config.distil.copies}")
-    for key in ("alpha", "ngram"):
-        if not 0 <= (value := getattr(config.distil, key)) <= 1:
-            raise UserError(f"settings: distil.{key}: must lie between 0 and 1, not {value}")
     if (both := config.distil.masking + config.distil.replacing) > 1:
         raise UserError(f"settings: distil.masking and distil.replacing: are shares of the same words, not {both:g}")
     return config
 
 
-def load_as(kind: type[Config], overrides: Iterable[str], task: Task[Any], base: Json, limits: Limits) -> Config:
+def load_as(kind: type[Config], overrides: Iterable[str | Override], task: Task[Any], base: Json) -> Config:
     """The configuration of a run of another kind, checked."""
-    tree: Json = {"model": {}, "task": {}} | {name: dict(section) for name, section in _OWN.items()} | base
-    for override in overrides:
-        settings.override(tree, full(override, task, kind))
+    tree: Json = {"model": {}, "task": {}} | base
+    own = task_options(task)
+    hidden = {"name", "note", *(["top.crf"] if "crf" in own else [])}  # `crf=true` is then a setting of the task
+    overridden = lay_over(tree, overrides, kind, free={"model": DROPOUTS, "task": own}, hidden=hidden)
     config: Config = settings.read(kind, tree, "settings")
-    settings.check(config, "settings", limits)
     for key in config.model:
         if key not in DROPOUTS:
             raise UserError(f"settings: model.{key}: only {', '.join(DROPOUTS)} can be changed in a trained model")
     dropouts = {key: settings.read(float, value, "settings", f"model.{key}") for key, value in config.model.items()}
-    return replace(config, model=dropouts)
-
-
-def full(override: str, task: Task[Any], kind: type[FineTuneConfig]) -> str:
-    """The same with its section, where it was left out."""
-    key, equals, value = override.partition("=")
-    if not equals or "." in key:
-        return override
-    places = {inner.name: s.name for s in fields(kind) for inner in _inner(kind, s.name)}
-    places |= dict.fromkeys(DROPOUTS, "model") | dict.fromkeys(task_options(task), "task")
-    if key not in places:
-        raise UserError(f"{key}: unknown setting, {suggest(key, places)}")
-    return f"{places[key]}.{key}={value}"
-
-
-def _inner(kind: type[FineTuneConfig], section: str) -> Any:
-    value = getattr(kind(), section)
-    return fields(value) if is_dataclass(value) else ()
+    return replace(config, model=dropouts, overridden=frozenset(overridden))
 
 
 def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bertree.config import settings
-from bertree.config.recipe import Phase, Schedule
+from bertree.config.sections import Phase, ScheduleSettings
 from bertree.data import counter_random
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
@@ -125,7 +125,7 @@ class FineTuning:
 
     def _plan(self) -> Plan:
         steps = max(1, math.ceil(self.steps_an_epoch * self.config.train.epochs))
-        schedule = Schedule(shape=self.config.train.shape, warmup=math.ceil(self.config.train.warmup * steps))
+        schedule = ScheduleSettings(shape=self.config.train.shape, warmup=math.ceil(self.config.train.warmup * steps))
         return Plan([Phase(steps=steps)], schedule, self.config.optim.lr)
 
     def _parts(self, seed: int) -> tuple[Loop, UnitFeed]:

@@ -1,4 +1,11 @@
-"""The objectives of the papers: masked tokens, next sentence, sentence order."""
+"""The terms of the pretraining loss, each with all that the rest of the package asks about it.
+
+To add an objective, write a term and add it to `TERMS`: its weight becomes a setting (`objective.NAME`), the network
+gets its head, and training, evaluation and reports know its name.
+"""
+
+import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,11 +15,30 @@ from bertree.model.network import Network
 from bertree.objectives.objective import IGNORED, Loss, Objective, Term, cross_entropy
 
 
+class PretrainingTerm(Term, Protocol):
+    """A term of the pretraining loss."""
+
+    name: str  # of its weight in a recipe and of its loss in the metrics
+    label: str  # of its loss, for people
+    weight: float  # unless a recipe sets another
+    head: str  # of the network
+    targets: str  # the field of the batch that holds the right answers; two terms cannot share one
+    accuracy: str  # name of its accuracy in the metrics
+    accuracy_label: str  # for people
+    format: str  # how the name of a data format ends that provides the targets; "": any does
+
+    def more_figures(self, loss: float) -> dict[str, float]:
+        """Return what evaluation reports beside the mean loss and the accuracy."""
+
+
 class MaskedTokens:
-    """MLM: which token stood here; or, if the stream asks that, comes next. Only those asked go through the head."""
+    """MLM: predict the masked tokens or, where the stream asks that, the next ones. The head sees only those."""
+
+    name, label, weight, head, targets = "mlm", "MLM loss", 1.0, "mask", "targets"
+    accuracy, accuracy_label, format = "accuracy", "accuracy", ""
 
     def count(self, batch: Batch) -> int:
-        """Masked tokens."""
+        """Count the tokens to predict."""
         assert batch.targets is not None, "the stream must mask"
         return int((batch.targets != IGNORED).sum())
 
@@ -24,23 +50,44 @@ class MaskedTokens:
             network.mask_logits(hidden_th, batch.masked, rounded=torch.is_grad_enabled()), batch.targets
         )
 
+    def more_figures(self, loss: float) -> dict[str, float]:
+        """Return the perplexity."""
+        return {"perplexity": math.exp(min(loss, 700.0))}
+
 
 class SentencePair:
-    """NSP or SOP: are the two segments as they stood in the text. The data decides which of the two is asked."""
+    """NSP or SOP: predict whether two segments are as they stood in the text. The data decides which of the two."""
+
+    weight, head, targets, accuracy_label = 0.0, "pair", "pairs", "pair accuracy"
+
+    def __init__(self, name: str) -> None:
+        self.name, self.label, self.accuracy, self.format = name, f"{name.upper()} loss", f"{name}_accuracy", name
 
     def count(self, batch: Batch) -> int:
-        """Pairs that carry a label."""
-        assert batch.pairs is not None, "the format must ask about pairs"
+        """Count the pairs that have a label."""
+        assert batch.pairs is not None, "the format must provide pairs"
         return int((batch.pairs != IGNORED).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over two classes."""
-        assert batch.pairs is not None, "the format must ask about pairs"
+        assert batch.pairs is not None, "the format must provide pairs"
         return cross_entropy(network.class_logits("pair", hidden_th, batch), batch.pairs)
 
+    def more_figures(self, loss: float) -> dict[str, float]:
+        """Return nothing more."""
+        return {}
 
-def pretraining(mlm: float = 1.0, nsp: float = 0.0, sop: float = 0.0) -> Objective:
-    """The sum of the terms whose weight is not 0."""
-    terms: dict[str, Term] = {"mlm": MaskedTokens(), "nsp": SentencePair(), "sop": SentencePair()}
-    weights = {name: weight for name, weight in (("mlm", mlm), ("nsp", nsp), ("sop", sop)) if weight}
-    return Objective({name: terms[name] for name in weights}, weights)
+
+TERMS: dict[str, PretrainingTerm] = {
+    term.name: term for term in (MaskedTokens(), SentencePair("nsp"), SentencePair("sop"))
+}
+WEIGHTS = {name: term.weight for name, term in TERMS.items()}
+LABELS = {name: term.label for name, term in TERMS.items()} | {
+    term.accuracy: term.accuracy_label for term in TERMS.values()
+}
+
+
+def pretraining(**weights: float) -> Objective:
+    """Return the weighted sum of terms; one that is left out, or has weight 0, is not computed."""
+    used = {name: weight for name, weight in weights.items() if weight}
+    return Objective({name: TERMS[name] for name in used}, used)

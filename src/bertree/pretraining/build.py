@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.config.default_model import located
-from bertree.config.recipe import Data, Phase, Recipe
+from bertree.config.sections import Phase
 from bertree.data.masking import Masking
 from bertree.data.split import split_held_out
 from bertree.data.store import TOKENIZER, Store
@@ -15,42 +15,37 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.inference.load import fresh
 from bertree.interop import folder
 from bertree.interop.folder import Contents
-from bertree.model.architecture import Architecture, typed
+from bertree.model.architecture import Architecture
 from bertree.model.presets import preset
+from bertree.objectives.pretraining import TERMS
+from bertree.pretraining.recipe import DataSettings, Recipe
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
 from bertree.train.device import Machine, micro_batches
 from bertree.train.feed import Feed
 from bertree.train.schedule import Plan
 
-HEADS = {"mlm": "mask", "nsp": "pair", "sop": "pair"}  # the head each term reads
 EVALUATION_TOKENS = 16384  # in a batch
 ALLOWED = ("dropout", "attention_dropout", "classifier_dropout")  # axes that may change in a trained model
 
 
-def stores(data: Data) -> tuple[Store, Store]:
+def stores(data: DataSettings) -> tuple[Store, Store]:
     """What is learned from, and what is held out."""
     store = Store.open(data.store)
     if not data.held_out:
-        return split_held_out(store, data.held_out_share, min_documents=2 if data.format.endswith("+nsp") else 1)
+        return split_held_out(store, data.held_out_share, least=2 if data.format.endswith("+nsp") else 1)
     held = Store.open(data.held_out)
     if held.tokenizer_hash != store.tokenizer_hash:
         raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")
     return store, held
 
 
-def axes_of(recipe: Recipe) -> dict[str, Any]:
-    """The axes a recipe sets, checked."""
-    given = {key: value for key, value in recipe.model.items() if key not in ("preset", "start")}
-    return {axis: typed(axis, value, f"{recipe.name}: model") for axis, value in given.items()}
-
-
 def model(recipe: Recipe, store: Store) -> Contents:
     """The model to train: a fresh point of the design space, or one that goes on learning."""
     assert store.folder is not None, "the stores of a run lie on the disk"
     tokenizer = Tokenizer.load(store.folder / TOKENIZER)
-    start, name, axes = recipe.model.get("start"), recipe.model.get("preset"), axes_of(recipe)
-    heads = {HEADS[term]: 0 for term, weight in asdict(recipe.objective).items() if weight}
+    start, name, axes = recipe.model.get("start"), recipe.model.get("preset"), recipe.axes
+    heads = {TERMS[term].head: 0 for term, weight in recipe.objective.items() if weight}
     if start:
         contents = _started(located(str(start)), axes, heads, recipe.run.seed)
         if contents.tokenizer is not None:
@@ -59,7 +54,7 @@ def model(recipe: Recipe, store: Store) -> Contents:
         a = preset(str(name)).architecture.with_values({"vocab_size": store.vocab_size} | axes)
         contents = untrained(a, heads, recipe.run.seed)
     else:
-        raise UserError(f"{recipe.name}: model.preset: is not set; give a preset's name (see `bertree info`)")
+        raise UserError(f"{recipe.source}: model.preset: is not set; give a preset's name (see `bertree info`)")
     contents.tokenizer = contents.tokenizer or tokenizer
     return fitted(contents, recipe, store)
 
@@ -71,12 +66,12 @@ def fitted(contents: Contents, recipe: Recipe, store: Store) -> Contents:
         contents.max_length = longest if longest < contents.architecture.max_positions else None
     if contents.architecture.vocab_size < store.vocab_size:
         raise UserError(
-            f"{recipe.name}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
+            f"{recipe.source}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
             f"{store.vocab_size} tokens of {store.folder}"
         )
     if masking(recipe.data).unit == "next" and contents.architecture.attention != "causal":
         raise UserError(
-            f"{recipe.name}: data.masking: next: with full attention every token sees the one it is to predict; "
+            f"{recipe.source}: data.masking: next: with full attention every token sees the one it is to predict; "
             "set model.attention=causal"
         )
     return contents
@@ -108,7 +103,7 @@ def _started(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int)
     return contents
 
 
-def masking(data: Data, rate: float = 0.0) -> Masking:
+def masking(data: DataSettings, rate: float = 0.0) -> Masking:
     """How tokens are masked, at the data's rate or another."""
     found = Masking.parse(data.masking)
     if found is None:
@@ -123,7 +118,7 @@ def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architec
     for number, phase in enumerate(recipe.phases):
         if phase.max_length > a.max_positions:
             raise UserError(
-                f"{recipe.name}: phases.{number}.max_length: {phase.max_length} is more than the model's "
+                f"{recipe.source}: phases.{number}.max_length: {phase.max_length} is more than the model's "
                 f"{a.max_positions} positions"
             )
         asked = masking(recipe.data, phase.mask_rate)

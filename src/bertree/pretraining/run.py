@@ -8,7 +8,7 @@ OUT/model/                            the final model
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,10 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from bertree.config import recipe as recipes
 from bertree.config import settings
 from bertree.config.default_model import located
-from bertree.config.recipe import DistilRecipe, Phase, Recipe
+from bertree.config.sections import Phase
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.files import Json, exclusive_lock
@@ -30,6 +29,8 @@ from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Asks, Objective
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
+from bertree.pretraining import recipe as recipes
+from bertree.pretraining.recipe import DistillRecipe, Recipe
 from bertree.run_folder import (
     BEST_MODEL,
     CHECKPOINTS,
@@ -60,14 +61,13 @@ WATCHING = {
 def show_recipe(name: str, overrides: list[str]) -> None:
     """`bertree config`: the whole recipe as it would be run."""
     recipe = recipes.load(name, overrides)
-    build.axes_of(recipe)
     sys.stdout.write(settings.as_toml(recipe))
 
 
 def list_recipes() -> None:
     """`bertree config` alone: what there is."""
     table = Table("recipe", "", box=None, pad_edge=False)
-    for name in recipes.shipped():
+    for name in recipes.bundled():
         table.add_row(name, recipes.load(name).note)
     Console().print(table)
 
@@ -75,7 +75,7 @@ def list_recipes() -> None:
 def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
     """`bertree pretrain`: train, or go on training. Returns the exit code: 0 when the run is complete."""
     recipe = resolved(recipes.load(name, overrides))
-    if isinstance(recipe, DistilRecipe):
+    if isinstance(recipe, DistillRecipe):
         raise UserError(f"{name}: is a recipe for a student; use it with: bertree distill TEACHER --student {name} ...")
     check_place(recipe, out, resume)
     make_folder(out, out / CHECKPOINTS)
@@ -87,7 +87,7 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
         contents = build.model(recipe, train)
         contents.network.to(machine.device)
         plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
-        a, objective = contents.architecture, pretraining(**asdict(recipe.objective))
+        a, objective = contents.architecture, pretraining(**recipe.objective)
         training = Training(
             recipe,
             machine,

@@ -1,7 +1,7 @@
-"""Read the metrics a run wrote (`metrics.jsonl`) as rows and columns.
+"""What a run wrote down about itself (`metrics.jsonl`), read back as rows and columns.
 
-An incomplete line is left out: a killed run ends in one. Where a run went back to a checkpoint and wrote a step
-again, the later line counts.
+A line that is not whole is left out: a killed run ends in one. Where a run went back to a checkpoint and wrote
+a step again, the later line counts.
 """
 
 import json
@@ -19,7 +19,8 @@ from bertree.errors import UserError
 from bertree.files import Json
 
 Floats = NDArray[np.float64]
-# Fields of "train" and "eval" lines that are not metrics; every other number of a "train" line is a term of its loss.
+# Fields of "train" and "eval" lines that are not figures of merit; every other number of a "train" line is
+# a term of its loss.
 BOOKKEEPING = frozenset(("kind", "step", "seconds", "tokens", "epoch", "phase", "parameters"))
 KNOWN = BOOKKEEPING | {"loss", "lr", "norm", "tokens_per_s", "waited", "skipped", "mfu", "batch_tokens"}
 
@@ -36,24 +37,24 @@ class History:
 
     @cached_property
     def terms(self) -> list[str]:
-        """Return the names of the loss terms."""
+        """Names of the loss terms."""
         return _numeric(self.train, KNOWN)
 
     @cached_property
     def scores(self) -> list[str]:
-        """Return the names of the metrics of evaluations that are not losses."""
+        """Names of what evaluations measure beside losses."""
         return _numeric(self.evaluations, {*KNOWN, *self.terms, "perplexity"})
 
     def last(self, name: str) -> float:
-        """Return the newest value of a field in any line; NaN where there is none."""
+        """The newest value of a field, in whichever line it stands; NaN where there is none."""
         ends = [self.end] if self.end else []
         rows = [row for row in (*ends, *self.train[-1:], *self.evaluations[-1:]) if name in row]
         newest = max(rows, key=lambda row: number(row.get("step", 0)), default=None)
         return math.nan if newest is None else number(newest[name])
 
 
-def read_history(path: Path) -> History:
-    """Read a file of metrics."""
+def read(path: Path) -> History:
+    """The history in a file of metrics."""
     history = History()
     lists = {
         "train": history.train,
@@ -81,7 +82,7 @@ def read_history(path: Path) -> History:
 
 
 def number(value: Any) -> float:
-    """Return a value as a number; NaN for anything else."""
+    """A value as a number; NaN for anything that is none."""
     if isinstance(value, float):
         return value
     try:
@@ -91,7 +92,7 @@ def number(value: Any) -> float:
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
-    """Return one field of many rows; NaN where it is missing or not a finite number."""
+    """One field of many rows; NaN where it is missing or not a finite number."""
     found = [row.get(name) for row in rows]
     try:
         values = np.array(found, dtype=np.float64).reshape(len(rows))
@@ -102,7 +103,7 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
 
 
 def _row(line: str) -> Json | None:
-    """Return the object of one line, if it has a step."""
+    """The object of one line, if it is one with a step."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -113,7 +114,7 @@ def _row(line: str) -> Json | None:
 
 
 def _take_back(rows: list[Json], kind: str, row: Json) -> None:
-    """Remove what a run wrote beyond the checkpoint it went back to; events happened and stay."""
+    """Forget what a run wrote beyond the checkpoint it went back to; events did happen and stay."""
     if kind == "event":
         return
     again = row["step"] if kind == "sample" else row["step"] - 0.5  # a step has many samples and one of the others
@@ -126,7 +127,7 @@ def _take_back(rows: list[Json], kind: str, row: Json) -> None:
 
 
 def _numeric(rows: Sequence[Mapping[str, Any]], but: frozenset[str] | set[str]) -> list[str]:
-    """Return the names of the fields that hold numbers (null: not finite), in the order in which they appear."""
+    """Names of the fields that hold numbers (null: one that is not finite), in the order in which they appear."""
     names: dict[str, None] = {}
     seen = set(but)
     for row in rows:

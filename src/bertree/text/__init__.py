@@ -1,1 +1,1 @@
-"""Files -> documents -> tokens. Nothing here imports torch."""
+"""Files -> tokens. Nothing here imports torch."""

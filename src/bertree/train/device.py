@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bertree.config.recipe import Phase, Run
+from bertree.config.sections import Phase, RunSettings
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Architecture
@@ -24,7 +24,7 @@ class Machine:
     compiled: bool
 
     @classmethod
-    def of(cls, run: Run) -> "Machine":
+    def of(cls, run: RunSettings) -> "Machine":
         """What a recipe asks for, or what is best here."""
         name = run.device if run.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
@@ -46,7 +46,7 @@ def be_deterministic(wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def micro_batches(phase: Phase, run: Run, machine: Machine, a: Architecture, rate: float) -> int:
+def micro_batches(phase: Phase, run: RunSettings, machine: Machine, a: Architecture, rate: float) -> int:
     """Into how many micro-batches a batch is cut: as few as the memory allows; `rate` is the share predicted."""
     limit = run.micro_tokens or (_room(phase, a, run.recompute, rate) if machine.device.type == "cuda" else CPU_TOKENS)
     tokens, least = phase.batch_tokens, phase.max_length * (1 if machine.compiled else 2)

@@ -1,6 +1,5 @@
 """Held-out text: how well it is predicted, in numbers and in a few examples people can read."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from bertree.data.preview import names_of
 from bertree.data.stream import Stream
 from bertree.model.network import Network
 from bertree.objectives.objective import Objective
+from bertree.objectives.pretraining import TERMS
 
 SAMPLES, SHORT, LONG = 4, 12, 48  # texts shown, and how long they may be
 
@@ -25,7 +25,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean of each term over the first `tokens` of the stream's text, the same ones every time.
 
-    `mlm` comes with `perplexity` and `accuracy`, every other term with its own accuracy.
+    Each term adds its accuracy and its other figures, for example the perplexity of `mlm`.
     """
     device = next(network.parameters()).device
     sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in objective.terms}
@@ -46,9 +46,9 @@ def evaluate(
     for name, (total, correct, count) in sums.items():
         found[name] = total / max(1, count)
         found["loss"] += objective.weights[name] * found[name]
-        found["accuracy" if name == "mlm" else f"{name}_accuracy"] = correct / max(1, count)
-    if "mlm" in found:
-        found["perplexity"] = math.exp(min(found["mlm"], 700.0))
+        found[TERMS[name].accuracy] = correct / max(1, count)
+    for name in objective.terms:
+        found |= TERMS[name].more_figures(found[name])
     return found
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from bertree.config.recipe import Optim
+from bertree.config.sections import OptimSettings
 
 
-def build(network: nn.Module, settings: Optim, recorded: bool = False) -> Optimizer:
+def build(network: nn.Module, settings: OptimSettings, recorded: bool = False) -> Optimizer:
     """The optimiser of a recipe over all parameters of a network that learn; `recorded`: its steps can be replayed."""
     named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bertree.config.recipe import Phase, Schedule
+from bertree.config.sections import Phase, ScheduleSettings
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Update:
 class Plan:
     """All steps of a run."""
 
-    def __init__(self, phases: Sequence[Phase], schedule: Schedule, lr: float) -> None:
+    def __init__(self, phases: Sequence[Phase], schedule: ScheduleSettings, lr: float) -> None:
         self.phases = tuple(phases)
         self._schedule, self._lr = schedule, lr
         self.batches = sum(phase.steps for phase in phases)

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from bertree.config.recipe import Run
+from bertree.config.sections import RunSettings
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import Json, write_atomically
-from bertree.report.run import write_run_report
+from bertree.report import run
 from bertree.run_folder import BEST_MODEL, CHECKPOINTS, ENVIRONMENT, MODEL, RECIPE
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.device import peak_flops
@@ -27,7 +27,7 @@ from bertree.train.progress import Progress
 
 
 def begin(
-    out: Path, recipe: str, device: torch.device, settings: Run, found: Checkpoint | None
+    out: Path, recipe: str, device: torch.device, settings: RunSettings, found: Checkpoint | None
 ) -> tuple[Record, Tally]:
     """Write down what is run and where; the log and the totals go on from the checkpoint, where there is one."""
     first = found.step if found else 0
@@ -38,6 +38,14 @@ def begin(
     return record, Tally(record, found.extra if found else None)
 
 
+def write_report(out: Path) -> None:
+    """The page, if it can be written: a run does not end for want of it."""
+    try:
+        run.write(out)
+    except (UserError, OSError) as error:
+        note(str(error))
+
+
 @dataclass(frozen=True)
 class Session:
     """Everything a run is made of."""
@@ -46,7 +54,7 @@ class Session:
     recipe: str  # as TOML, for the record
     loop: Loop
     feed: Feed
-    settings: Run
+    settings: RunSettings
     measure: Measure  # figures on held-out text, after a step
     samples: Callable[[], list[dict[str, Any]]]  # texts to watch it learn by
     flops: Sequence[float]  # a token, in each phase
@@ -71,7 +79,7 @@ class Session:
             raise
         finally:
             record.close()
-            write_run_report(self.out)
+            write_report(self.out)
         return caught
 
     def _train(
@@ -92,7 +100,7 @@ class Session:
                 checkpoints.save(result.step, self.loop.network, self.loop.optimiser, extra)
                 if evaluation.newest and evaluation.newest[0] == result.step:
                     checkpoints.offer_best(*evaluation.newest, result.phase)
-                write_run_report(self.out)
+                write_report(self.out)
 
             save = Save(self.settings.save_every, last, write, log)
             interrupts = Interrupts(save)

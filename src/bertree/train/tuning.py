@@ -14,10 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bertree.config.recipe import Run
+from bertree.config.sections import RunSettings
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.feed import Work
@@ -26,7 +25,7 @@ from bertree.train.loop import Loop, Result, Stop
 from bertree.train.metrics_log import Record
 from bertree.train.progress import Progress
 from bertree.train.schedule import Plan
-from bertree.train.session import begin
+from bertree.train.session import begin, write_report
 
 BEST = "best/"  # what the names of the best weights begin with in a checkpoint
 PAUSE = 60.0  # seconds between two checkpoints, at least
@@ -59,7 +58,7 @@ class Tuning:
     recipe: str  # as TOML, for the record
     loop: Loop
     feed: Feed
-    settings: Run
+    settings: RunSettings
     measure: Callable[[], dict[str, float]]  # scores on the dev split
     metric: str  # the score that counts; higher is better
     evaluations: Sequence[int]  # the steps after which it is measured
@@ -83,7 +82,7 @@ class Tuning:
                 record.write("end", len(self.feed.plan), tally.as_dict() | {"parameters": parameters})
         finally:
             record.close()
-            write_run_report(self.out)
+            write_report(self.out)
         return caught, best
 
     def _train(

@@ -1,0 +1,129 @@
+"""Single settings laid over a configuration: `optim.lr=1e-4` on the command line, `optim={"lr": 1e-4}` in Python.
+
+The section may be left out where the key is clear: `lr=1e-4`, or `steps=100` in a run of one phase.
+"""
+
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
+from os import PathLike, fspath
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from bertree.config.bounds import Keys
+from bertree.config.settings import setting_fields
+from bertree.errors import UserError, suggest
+from bertree.files import Json
+
+SECTION_ALIASES = {"distill": "distil"}
+
+
+@dataclass(frozen=True)
+class Override:
+    """One setting: its key, with or without the section, and its value."""
+
+    key: str
+    value: Any
+
+
+def overrides_of(given: Mapping[str, Any]) -> list[Override]:
+    """Return Python keyword settings as overrides: `{"lr": 1e-4}`, `{"optim": {"lr": 1e-4}}`, `{"optim.lr": 1e-4}`."""
+    found: list[Override] = []
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            found += [Override(f"{key}.{inner.key}", inner.value) for inner in overrides_of(value)]
+        else:
+            found.append(Override(str(key), fspath(value) if isinstance(value, PathLike) else value))
+    return found
+
+
+def parse(text: str) -> Override:
+    """Read `key=value`; the value is TOML, or a bare word."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key:
+        raise UserError(f"'{text}': expected key=value, for example optim.lr=1e-4")
+    try:
+        return Override(key, tomllib.loads(f"v = {raw}")["v"])
+    except tomllib.TOMLDecodeError:
+        return Override(key, raw)
+    except (RecursionError, ValueError):
+        raise UserError(f"{key}: the value is nested too deeply or has too many digits") from None
+
+
+def lay_over(
+    tree: Json,
+    overrides: Iterable[str | Override],
+    kind: type,
+    *,
+    free: Mapping[str, Collection[str]] | None = None,
+    hidden: Collection[str] = (),
+) -> set[str]:
+    """Put overrides into a tree of settings of `kind` and return their full keys.
+
+    `free` names the keys of sections that are free tables; `hidden` the keys that need their section or are not for
+    the user at all.
+    """
+    found = set()
+    for given in overrides:
+        override = parse(given) if isinstance(given, str) else given
+        key = _full_key(override.key, tree, kind, free or {}, hidden)
+        _put(tree, key, override.value)
+        found.add(key)
+    return found
+
+
+def _full_key(key: str, tree: Json, kind: type, free: Mapping[str, Collection[str]], hidden: Collection[str]) -> str:
+    """Return the key with its section, which may be left out where only one has such a key."""
+    head, dot, rest = key.partition(".")
+    if dot:
+        return f"{SECTION_ALIASES.get(head, head)}.{rest}"
+    sections = {name: keys for name, keys in _sections(tree, kind, free).items() if name not in hidden}
+    if key in sections or SECTION_ALIASES.get(key) in sections:
+        return SECTION_ALIASES.get(key, key)
+    places = [f"{section}.{key}" for section, keys in sections.items() if key in keys]
+    places = [place for place in places if place not in hidden]
+    if not places:
+        known = {name for keys in sections.values() for name in keys}
+        raise UserError(f"{key}: unknown setting, {suggest(key, known)}")
+    if len(places) > 1:
+        raise UserError(f"{key}: could be {' or '.join(places)}; write the one you mean")
+    return places[0]
+
+
+def _sections(tree: Json, kind: type, free: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
+    """Return the sections of a configuration with their keys; each entry of a list is a section of its own."""
+    hints = get_type_hints(kind, include_extras=True)
+    found: dict[str, Collection[str]] = {}
+    for field in setting_fields(kind):
+        hint, name = hints[field.name], field.name
+        found[name] = _keys(hint) or free.get(name, ())
+        if get_origin(hint) is tuple and isinstance(entries := tree.get(name), list):
+            found |= {f"{name}.{number}": _keys(get_args(hint)[0]) for number in range(len(entries))}
+    return found
+
+
+def _keys(hint: Any) -> list[str]:
+    if get_origin(hint) is Annotated:
+        return [key for bound in get_args(hint)[1:] if isinstance(bound, Keys) for key in bound.defaults]
+    return [field.name for field in setting_fields(hint)] if is_dataclass(hint) else []
+
+
+def _put(tree: Json, key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    place: Any = tree
+    for word in path:
+        if isinstance(place, list):
+            place = place[_entry(place, word, key)]
+        elif isinstance(place, dict):
+            place = place.setdefault(word, {})
+    if isinstance(place, list):
+        place[_entry(place, last, key)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise UserError(f"{key}: is a single value, not a table")
+
+
+def _entry(items: list[Any], word: str, key: str) -> int:
+    if not (word.isascii() and word.isdecimal()) or len(word) > 9 or int(word) >= len(items):
+        raise UserError(f"{key}: '{word}' is not one of the {len(items)} entries, which count from 0")
+    return int(word)

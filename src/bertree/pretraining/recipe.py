@@ -1,0 +1,191 @@
+"""A recipe is a TOML file that describes a run on a token store: read, laid over what it extends, checked, frozen.
+
+    extends = "bert-base"            another recipe, by name or path; this file holds the differences
+    [model]                          preset or start, and any axis of the architecture
+    [data] [objective] [optim] [schedule] [run]
+    [distil]                         in a recipe for a student
+    [[phases]]                       one after the other: steps, max_length, batch_tokens
+
+Overrides (`optim.lr=1e-4`) change the tree before it is checked; nothing changes it afterwards. Each part of
+the program is given its own section and never sees the rest.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from bertree.config import settings
+from bertree.config.bounds import Above, AtLeast, Keys, OneOf, Share
+from bertree.config.overrides import SECTION_ALIASES, Override, lay_over, parse
+from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
+from bertree.errors import UserError, suggest
+from bertree.files import Json, read_toml
+from bertree.model.architecture import TYPES
+from bertree.objectives.pretraining import TERMS, WEIGHTS
+
+MOST_STEPS = 20_000_000
+BUNDLED = Path(__file__).parent / "recipes"
+MODEL_KEYS = ("preset", "start", *TYPES)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which text, and what an example is."""
+
+    store: str = ""  # folder of a token store (`bertree prepare`)
+    held_out: str = ""  # another store to evaluate on; without one, a share of the documents is held out
+    held_out_share: Annotated[float, Share()] = 0.01
+    format: str = "full-sentences"
+    masking: str = "token"
+    mask_rate: Annotated[float, Above(0)] = 0.15
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of a run."""
+
+    name: str = ""
+    note: str = ""
+    model: Json = field(default_factory=dict)  # preset or start, and axes of the architecture
+    data: DataSettings = DataSettings()
+    # Weights of the loss terms; 0 leaves one out.
+    objective: Annotated[dict[str, float], Keys(WEIGHTS), AtLeast(0)] = field(default_factory=lambda: dict(WEIGHTS))
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    phases: tuple[Phase, ...] = ()
+    run: RunSettings = field(default_factory=RunSettings)
+    # Where it was read from, for messages, and the keys that overrides have set.
+    source: str = field(default="", compare=False, metadata=settings.NOT_A_SETTING)
+    overridden: frozenset[str] = field(default=frozenset(), compare=False, metadata=settings.NOT_A_SETTING)
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """The axes of the architecture that the recipe sets."""
+        given = {axis: value for axis, value in self.model.items() if axis in TYPES}
+        return {axis: settings.read(TYPES[axis], value, self.source, f"model.{axis}") for axis, value in given.items()}
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """What is learned from a teacher. Weights of terms: 0 leaves one out; that of the true tokens is objective.mlm."""
+
+    teacher: str = ""  # folder of a model with an MLM head
+    ce: Annotated[float, AtLeast(0)] = 5.0  # its distribution at the masked tokens
+    cos: Annotated[float, AtLeast(0)] = 1.0  # the direction of its last states
+    hidden: Annotated[float, AtLeast(0)] = 0.0  # its states between, layer by layer
+    relation: Annotated[float, AtLeast(0)] = 0.0  # how its queries, keys and values relate tokens (MiniLM)
+    temperature: Annotated[float, Above(0)] = 2.0
+    everywhere: bool = False  # ce at every token instead of the masked ones
+    # The student's initial weights: teacher (some of its layers), random.
+    start: Annotated[str, OneOf(("teacher", "random"))] = "teacher"
+    layers: str = ""  # which of the teacher's layers those are, from 1: "1,3,5"; none: evenly spread from the first
+    match: str = ""  # which of its layers each of the student's is compared with; none: evenly spread up to the last
+    relation_layer: Annotated[int, AtLeast(0)] = 0  # of the teacher; 0: the last
+    # 0: the teacher's attention heads, or fewer where the widths need it
+    relation_heads: Annotated[int, AtLeast(0)] = 0
+    cache: str = ""  # folder to keep the teacher's likeliest tokens in, so that other students need not run it again
+    top_k: Annotated[int, AtLeast(1)] = 32  # how many of them
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of the terms that need the teacher."""
+        return {"ce": self.ce, "cos": self.cos, "hidden": self.hidden, "relation": self.relation}
+
+
+@dataclass(frozen=True)
+class DistillRecipe(Recipe):
+    """The settings of a student's run. model.preset may be "half": half of the teacher."""
+
+    distil: DistillSettings = DistillSettings()
+
+
+def bundled() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    return sorted(path.stem for path in BUNDLED.glob("*.toml"))
+
+
+def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
+    """Return the recipe of that name or file with the overrides laid over it."""
+    tree = _tree(name, ())
+    given = [parse(override) if isinstance(override, str) else override for override in overrides]
+    sections = {*tree, *(override.key.partition(".")[0] for override in given)}
+    kind = DistillRecipe if sections & {"distil", "distill"} else Recipe
+    overridden = lay_over(tree, given, kind, free={"model": MODEL_KEYS})
+    return from_tree(tree, name, overridden)
+
+
+def from_tree(tree: Json, where: str, overridden: Iterable[str] = ()) -> Recipe:
+    """Return a checked recipe from plain values."""
+    kind = DistillRecipe if "distil" in tree else Recipe
+    recipe: Recipe = settings.read(kind, tree, where)
+    check(recipe, where)
+    return replace(recipe, source=where, overridden=frozenset(overridden))
+
+
+def _tree(name: str, above: tuple[Path, ...]) -> Json:
+    """Return the values of a recipe laid over those of the recipe it extends."""
+    path = _find(name, above[-1].parent if above else Path())
+    if path in above:
+        raise UserError("the recipes extend each other in a circle")
+    tree = {SECTION_ALIASES.get(key, key): value for key, value in read_toml(path).items()}
+    base = tree.pop("extends", None)
+    tree.setdefault("name", path.stem)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise UserError(f"{path}: extends: must be the name or the path of a recipe, not {base!r}")
+    try:
+        below = _tree(base, (*above, path))
+    except UserError as error:
+        raise UserError(f"{name}: extends: {error}") from None
+    return settings.merged(below, tree)
+
+
+def _find(name: str, beside: Path) -> Path:
+    given = Path(name)
+    try:
+        for path in (given, beside / given, BUNDLED / f"{name}.toml"):
+            if path.is_file():
+                return path.resolve()
+    except (OSError, ValueError):  # a name that no file can have
+        pass
+    if given.suffix == ".toml" or "/" in name:
+        raise UserError(f"{name}: no such recipe file")
+    raise UserError(f"'{name}': no such recipe, {suggest(name, bundled())}; or give the path of a .toml file")
+
+
+def check(recipe: Recipe, where: str) -> None:
+    """Check what concerns more than one setting."""
+    if not recipe.phases:
+        raise UserError(f"{where}: phases: there is none; add [[phases]] with steps, max_length and batch_tokens")
+    _check_objective(recipe, where)
+    total = sum(phase.steps for phase in recipe.phases)
+    if recipe.schedule.warmup > total:
+        raise UserError(
+            f"{where}: schedule.warmup: {recipe.schedule.warmup} is more than the run's {total} steps; set a shorter "
+            "one: schedule.warmup=..."
+        )
+    if total > MOST_STEPS:
+        raise UserError(f"{where}: phases: {total} steps in all are more than the {MOST_STEPS} supported")
+    for key, value in recipe.model.items():
+        if key not in MODEL_KEYS:
+            raise UserError(f"{where}: model.{key}: unknown key, {suggest(key, MODEL_KEYS)}")
+        settings.read(TYPES.get(key, str), value, where, f"model.{key}")
+
+
+def _check_objective(recipe: Recipe, where: str) -> None:
+    used = [TERMS[name] for name, weight in recipe.objective.items() if weight]
+    taught = isinstance(recipe, DistillRecipe) and any(recipe.distil.weights.values())
+    if not used and not taught:
+        raise UserError(f"{where}: objective: every term is 0, so there is nothing to learn")
+    by_targets: dict[str, str] = {}
+    for term in used:
+        if (other := by_targets.setdefault(term.targets, term.name)) != term.name:
+            raise UserError(f"{where}: objective: {other} and {term.name} have the same targets; set one of them to 0")
+    for term in used:
+        if term.format and recipe.data.format.partition("+")[2] != term.format:
+            raise UserError(
+                f"{where}: objective.{term.name}: needs a format that provides it, for example "
+                f"segment-pair+{term.format}, not {recipe.data.format}"
+            )
