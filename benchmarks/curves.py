@@ -6,7 +6,7 @@ python -m benchmarks.curves curves.svg "pre-norm=run-a" "post-norm=run-b"
 import argparse
 from pathlib import Path
 
-from bertree.report.run import comparison, held_out_svg
+from bertree.report.run import held_out_svg, runs_page
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     given = parser.parse_args()
     runs = {name: Path(folder) for name, _, folder in (run.partition("=") for run in given.runs)}
     if given.out.suffix == ".html":
-        comparison(runs, given.out, field="mlm")
+        given.out.write_text(runs_page(runs, field="mlm"))
     else:
         given.out.write_text(held_out_svg(runs, over=given.over, field="mlm", title=given.title))
 

@@ -201,7 +201,7 @@ def check_pair(made: Corpus, texts: list[np.ndarray], label: int | None, format:
     if label in (None, 0):
         assert second[0] == first[-1] + 1
         assert documents[0] == documents[1]
-    elif format.question == "sop":
+    elif format.objective == "sop":
         assert first[0] == second[-1] + 1
         assert documents[0] == documents[1]
     else:

@@ -73,12 +73,12 @@ def test_words_and_ngrams_end_with_their_sequence() -> None:
     for unit, wanted in (("word", [0, 2, 4, 5]), ("ngram", [0, 2, 4])):
         masker = Masker(Masking(unit, ngram=9), store)
         # A key under which the n-gram that starts at token 5 is longer than one word.
-        under = next(
-            under
-            for under in (counter_random.key(n) for n in range(100))
-            if unit == "word" or len(masker.span_starts(ids, places, bounds, np.arange(7), under)) == 3
+        key = next(
+            key
+            for key in (counter_random.key(n) for n in range(100))
+            if unit == "word" or len(masker.span_starts(ids, places, bounds, np.arange(7), key)) == 3
         )
-        assert masker.span_starts(ids, places, bounds, np.arange(7), under).tolist() == wanted
+        assert masker.span_starts(ids, places, bounds, np.arange(7), key).tolist() == wanted
 
 
 @settings(max_examples=120, deadline=None)
@@ -202,14 +202,14 @@ def test_ngram_lengths(million: Store) -> None:
         batch.cu_seqlens.numpy().astype(np.int64),
         np.arange(1_000_000),
     )
-    under = counter_random.key("test")
+    key = counter_random.key("test")
     places = np.flatnonzero(masker.maskable[ids])
-    starts = masker.span_starts(ids, places, bounds, counters, under)
+    starts = masker.span_starts(ids, places, bounds, counters, key)
     text = ids[places]
     begins = million.word_start[text].copy()
     begins[starts] = True  # a word cut by a sequence's start is a word
     words = np.add.reduceat(begins.astype(np.int64), starts)
-    masked, _ = masker.apply(ids, bounds, counters, under)
+    masked, _ = masker.apply(ids, bounds, counters, key)
     chosen = np.isin(places[starts], masked)
     counts = np.bincount(words[chosen], minlength=4)[1:]
     assert counts.size == 3

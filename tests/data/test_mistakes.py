@@ -17,8 +17,8 @@ TINY = [[[10, 11, 12], [13, 14], [15]], [[20, 21], [22, 23, 24, 25]], [[30]]]
     ("settings", "line"),
     [
         ({"format": "full-sentence"}, "unknown, did you mean 'full-sentences'"),
-        ({"format": "stream+nsp"}, "has no pairs to ask about"),
-        ({"format": "segment-pair+mlm"}, "unknown question"),
+        ({"format": "stream+nsp"}, "stream has no pairs; use segment-pair"),
+        ({"format": "segment-pair+mlm"}, "unknown objective, known: nsp, sop"),
         ({"max_length": 5}, "max_length 5: too short"),
         ({"batch_tokens": 8}, "too few for max_length 16"),
         ({"rank": 2, "world": 2}, "ranks go from 0 to 1"),
@@ -37,7 +37,7 @@ def test_mistakes_are_one_line(settings: dict, line: str) -> None:
 def test_what_a_store_must_have() -> None:
     with pytest.raises(UserError, match="give 1 or 2"):
         Format("segment-pair", separators=3)
-    with pytest.raises(UserError, match="holds no tokens"):
+    with pytest.raises(UserError, match="has no tokens"):
         Stream(Store.from_documents([], vocab_size=9, special=SPECIAL), batch_tokens=64, max_length=16)
     one = Store.from_documents(TINY[:1], vocab_size=100, special=SPECIAL)
     with pytest.raises(UserError, match="NSP needs two documents"):

@@ -293,12 +293,12 @@ def test_folders_that_are_not_ours(corpus: Path, tokenizers: dict[str, Path], tm
     (tmp_path / "file").write_text("x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.doc").write_text("x")
-    for name, message in (("file", "is a file"), ("full", "other files in it")):
+    for name, message in (("file", "is a file"), ("full", "contains other files")):
         with pytest.raises(UserError, match=message):
             run(corpus, tokenizers["wordpiece"], tmp_path / name)
     assert files(tmp_path) == {"file": b"x", "full/thesis.doc": b"x"}
     run(corpus, tokenizers["wordpiece"], tmp_path / "store")
-    with pytest.raises(UserError, match="finished store already"):
+    with pytest.raises(UserError, match="already a finished store"):
         run(corpus, tokenizers["wordpiece"], tmp_path / "store")
 
 
@@ -349,7 +349,7 @@ def test_standard_input_goes_on_too(
     attempt(tmp_path / "whole", data)
     with pytest.raises(Stop):
         attempt(tmp_path / "store", data, stop)
-    with pytest.raises(UserError, match="is not what it was"):
+    with pytest.raises(UserError, match="has changed since"):
         attempt(tmp_path / "store", data.replace(b"Holmes", b"Watson"))
     attempt(tmp_path / "store", data)
     assert files(tmp_path / "store") == files(tmp_path / "whole")

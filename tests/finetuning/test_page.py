@@ -1,82 +1,28 @@
-"""The page of a task: its numbers are those of the predictions, and nothing of the data becomes markup."""
+"""The page of a task: its numbers are those of the predictions."""
 
 import json
 import math
-import re
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bertree.errors import BertreeWarning
 from bertree.files import Json
 from bertree.finetuning.evaluate import evaluate
-from bertree.finetuning.page import page
+from bertree.finetuning.page.page import finetuning_page, write_page
 from bertree.finetuning.run import finetune
-from bertree.report.cases import around, head
-from bertree.report.tables import clipped, safe
+from bertree.report.cases import around, start_of
+from bertree.report.tables import Piece, clip
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
-
-NASTY = """</td></table><script>alert("x")</script><img src=x onerror='y'> & \x00 \u202e"""
-VOID = {"meta", "br", "img", "link"}
-
-
-class Page(HTMLParser):
-    """What is in a page; every element is closed in order, nothing runs, nothing comes from elsewhere."""
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.links: list[str] = []
-        self.rows: list[list[str]] = []
-        self.text = ""
-        self.source = source
-        self.feed(source)
-        self.close()
-        assert self.open == []
-        self.text = re.sub(r"\s+", " ", self.text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("script", "img", "link", "iframe", "object"), tag
-        for name, value in attrs:
-            assert name not in ("src", "srcset", "action"), (tag, name)
-            assert not name.startswith("on"), (tag, name)
-            if name == "href":
-                assert value is not None
-                assert re.fullmatch(r"seed-\d+/report\.html", value)
-                self.links.append(value)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.text += data + " "
-            if {"td", "th"} & set(self.open):
-                self.rows[-1][-1] += data
-
-    def row(self, first: str, skip: int = 0) -> list[str]:
-        """The cells after the first of the row that begins so; empty ones (bars) left out."""
-        found = [row for row in self.rows if row and row[0] == first]
-        return [cell for cell in found[skip][1:] if cell]
+from tests.support.pages import Page
 
 
 def rendered(task: Task[Any], lines: Sequence[Json], **found: Any) -> Page:
-    return Page(page.render(Path("run"), task, found, {"dev": lines}))
+    return Page(finetuning_page(Path("run"), task, found, {"dev": lines}))
 
 
 def labelled(gold: str, predicted: str, score: float | None, text: str = "a text") -> Json:
@@ -275,11 +221,11 @@ def test_seeds_are_listed_linked_and_drawn(tmp_path: Path) -> None:
     seeds: list[Json] = [
         {"seed": 0, "accuracy": 0.5, "best_step": 5, "diverged": False},
         {"seed": 1, "accuracy": 0.6, "best_step": 10, "diverged": False},
-        {"seed": 2, "accuracy": None, "diverged": f"at step 3 {NASTY}"},
+        {"seed": 2, "accuracy": None, "diverged": "at step 3"},
     ]
-    found = {"accuracy": 0.6, "best_seed": 1, "mean": 0.55, "std": 0.0707, "seeds": seeds, "model": NASTY}
+    found = {"accuracy": 0.6, "best_seed": 1, "mean": 0.55, "std": 0.0707, "seeds": seeds, "model": "folder"}
     found |= {"examples": {"train": 1234, "dev": 1}, "cut": {"train": {"examples": 17, "tokens": 2345}}}
-    shown = Page(page.render(tmp_path, classes("a", "b"), found, {"dev": [labelled("a", "a", 1.0)]}))
+    shown = Page(finetuning_page(tmp_path, classes("a", "b"), found, {"dev": [labelled("a", "a", 1.0)]}))
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     assert shown.row("1: its training") == ["60.00", "10", "the best, kept"]
     assert shown.row("2")[:2] == ["–", "–"]
@@ -300,23 +246,7 @@ def test_no_predictions_and_no_gold(name: str) -> None:
     task = make_task(name)
     assert "There are no predictions" in rendered(task, []).text
     assert "no gold answers" in rendered(task, [{"text": "a", "predicted": "b", "score": 0.5}]).text
-    assert task.name in Page(page.render(Path("run"), task, {}, {})).text  # every seed diverged: no file at all
-
-
-def test_nothing_of_the_data_becomes_markup() -> None:
-    text = rendered(classes(NASTY, "b"), [labelled(NASTY, "b", 0.9, NASTY), labelled("b", NASTY, 0.9)])
-    assert "<script>alert" in text.text
-    assert "\x00" not in text.source
-    rendered(
-        make_task("squad2"), [asked(NASTY, [NASTY], NASTY, null_odds=0.0) | {"context": NASTY, "start": 3, "end": 9}]
-    )
-    options = {"context": NASTY, "question": NASTY, "options": [NASTY, NASTY], "probabilities": [0.4, 0.6]}
-    rendered(make_task("race"), [options | {"gold": 0, "predicted": 1, "score": 0.6}])
-    kinds = (f"B-{NASTY}", "O")
-    words = {"text": NASTY, "words": [NASTY], "score": 0.5}
-    entity = {"type": NASTY, "text": NASTY, "start": 0, "end": len(NASTY), "score": 0.5}
-    rendered(make_task("ner"), [words | {"gold": [kinds[1]], "predicted": [kinds[0]], "entities": [entity]}])
-    rendered(make_task("tagging"), [words | {"gold": [NASTY], "predicted": ["x"]}])
+    assert task.name in Page(finetuning_page(Path("run"), task, {}, {})).text  # every seed diverged: no file at all
 
 
 def test_long_and_odd_texts() -> None:
@@ -325,25 +255,21 @@ def test_long_and_odd_texts() -> None:
     found = rendered(classes("a", "b"), lines, model="folder-\udcff")
     assert len(found.source) < 40_000
     found.source.encode("utf-8")
-    assert len(head("x" * 1000, 100)) < 140
-    assert around("", [(0, 5, "")]) == '<span dir="auto"></span>'
-    marked = around("a" * 5000 + "BINGO" + "c" * 5000, [(5000, 5005, "gold")], 100)
-    assert '<mark class="gold">BINGO</mark>' in marked
-    assert marked.count("a" * 40) == 1
-    assert len(marked) < 200
-    assert len(around("z" * 100_000, [(10, 90_000, "")], 100)) < 400
-    assert clipped("<" * 50, 10).endswith("…</span>")
-    assert "<<" not in clipped("<" * 50, 10)
-    assert safe(3) == "3"
+    assert start_of("x" * 1000, 100) == [[Piece("x" * 100 + "…")]]
+    assert around("", [(0, 5, "wrong")]) == [[Piece("")]]
+    before, marked, after = around("a" * 5000 + "BINGO" + "c" * 5000, [(5000, 5005, "gold")], 100)[0][1:]
+    assert marked == Piece("BINGO", "gold")
+    assert (len(before.text), len(after.text)) == (47, 49)
+    assert sum(len(piece.text) for piece in around("z" * 100_000, [(10, 90_000, "")], 100)[0]) < 400
+    assert clip("<" * 50, 10) == Piece("<" * 9 + "…", hint="<" * 50)
 
 
 def test_failing_to_write_is_only_noted(tmp_path: Path) -> None:
-    told: list[str] = []
     (tmp_path / "predictions.jsonl").write_text("{not json\n")
-    page.write(tmp_path, classes("a"), {}, {"dev": tmp_path / "predictions.jsonl"}, told.append)
-    page.write(tmp_path / "nowhere", classes("a"), {}, {}, told.append)
-    assert len(told) == 2
-    assert "is not valid JSONL" in told[0]
+    with pytest.warns(BertreeWarning, match="is not valid JSONL"):
+        write_page(tmp_path, classes("a"), {}, {"dev": tmp_path / "predictions.jsonl"})
+    with pytest.warns(BertreeWarning, match="nowhere"):
+        write_page(tmp_path / "nowhere", classes("a"), {}, {})
     assert not (tmp_path / "report.html").exists()
 
 

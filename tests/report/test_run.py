@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,51 +12,14 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.report import history, run
-from bertree.report.formats import digits, duration, figure, quantity
+from bertree.report.formats import digits, duration, format_metric, format_score, quantity
+from bertree.report.history import read_history
+from bertree.report.run import held_out_svg, run_page, runs_page, write_run_report
 from bertree.report.scales import Axis, scale, smooth, thin
-from bertree.report.svg import Mark, Series, curve_svg
+from bertree.report.svg.curves import Mark, Series, curve_svg
+from tests.support.pages import Page
 
-VOID = {"meta", "br", "link", "img"}
 NASTY = """</style><script>alert("x")</script> & 'quoted' """
-
-
-class Page(HTMLParser):
-    """What is in a page; every element must be closed, in order, and nothing may come from elsewhere."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.text = ""
-        self.source = path.read_text(encoding="utf-8")
-        self.feed(self.source)
-        self.close()
-        assert self.open == []
-        self.svgs = [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", self.source, re.DOTALL)]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        for name, value in attrs:
-            assert name not in ("src", "href", "xlink:href", "srcset", "action"), (tag, value)
-            assert not name.startswith("on"), (tag, name)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not {"style", "script"} & set(self.open):
-            self.text += data
-
-    def titles(self) -> list[str]:
-        return [str(svg.get("aria-label")) for svg in self.svgs]
 
 
 def train(step: int, **more: Any) -> dict[str, Any]:
@@ -96,12 +58,11 @@ def test_a_whole_run(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", lines)
     (folder / "recipe.toml").write_text(f'name = "tiny"\n# {NASTY}\n[model]\npreset = "bert-tiny"\n')
     (folder / "environment.json").write_text(json.dumps({"torch": "2.11", "command": NASTY, "threads": 2}))
-    path = run.write(folder)
-    assert path == folder / "report.html"
+    write_run_report(folder)
     assert sorted(file.name for file in folder.iterdir()) == [
         *("environment.json", "metrics.jsonl", "recipe.toml", "report.html")
     ]
-    page = Page(path)
+    page = Page((folder / "report.html").read_text(encoding="utf-8"))
     assert page.seen.count("script") == 1
     assert page.text.count('<script>alert("x")') == 10, "sample, recipe, environment, event, a mark a chart"
     assert page.titles() == [
@@ -144,7 +105,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     ],
 )
 def test_little_and_odd_data(lines: list[dict[str, Any]], charts: int, tmp_path: Path) -> None:
-    page = Page(run.write(write(tmp_path / "run", lines)))
+    page = Page(run_page(write(tmp_path / "run", lines)))
     assert len(page.svgs) == charts, page.titles()
     assert "nan" not in "".join(re.findall(r' (?:d|x|y|cx|cy|x1|data-\w+)="([^"]*)"', page.source))
 
@@ -161,7 +122,7 @@ def test_lines_that_do_not_count(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", again, '[1]\nnull\n{"kind":"train","step":5,"lo')
     with (folder / "metrics.jsonl").open("ab") as file:
         file.write("é".encode()[:1])
-    read = history.read(folder / "metrics.jsonl")
+    read = read_history(folder / "metrics.jsonl")
     assert [(row["step"], row["loss"]) for row in read.train] == [(1, 8.0), (2, 9.0)], (
         "a resumed run writes steps again"
     )
@@ -169,7 +130,7 @@ def test_lines_that_do_not_count(tmp_path: Path) -> None:
     assert read.end is None
     assert (read.terms, read.scores) == (["mlm", "nsp"], ["accuracy", "nsp_accuracy"])
     with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be read"):
-        run.write(tmp_path)
+        run_page(tmp_path)
 
 
 def test_thinning_is_honest() -> None:
@@ -188,14 +149,14 @@ def test_thinning_is_honest() -> None:
     inner = thin(x, x)
     assert inner.y == pytest.approx(inner.x), "the mean of a stretch, at the mean of its places"
     few = thin(x[:7], y[:7])
-    assert few.whole
+    assert few.complete
     assert np.array_equal(few.y, y[:7])
     assert smooth(np.full(100, 3.0)) == pytest.approx(3.0)
     assert smooth(y[:100])[0] == y[0]
 
 
 def test_many_lines_make_a_small_page(tmp_path: Path) -> None:
-    page = Page(run.write(write(tmp_path / "run", (train(step) for step in range(1, 20_001)))))
+    page = Page(run_page(write(tmp_path / "run", (train(step) for step in range(1, 20_001)))))
     assert len(page.source) < 600_000
     for path in (path for svg in page.svgs for path in svg.iterfind(".//{*}path[@class='line']")):
         assert len(str(path.get("d")).split()) <= 1000
@@ -226,12 +187,12 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     one = write(tmp_path / "one", [evaluation(step, mlm=4 / step) for step in (1, 2)])
     two = write(tmp_path / "two", [evaluation(step, mlm=5 / step) for step in (1, 4)])
     none = write(tmp_path / "none", [train(1)])
-    page = Page(run.comparison({"first": one, NASTY: two}, tmp_path / "page.html"))
+    page = Page(runs_page({"first": one, NASTY: two}))
     assert page.titles() == ["Held-out MLM loss over training time", "Held-out MLM loss over tokens read"]
     assert "1.250" in page.text
-    page = Page(run.comparison({"first": one, "none": none}, tmp_path / "page.html"))
+    page = Page(runs_page({"first": one, "none": none}))
     assert page.titles()[0] == "Held-out loss over training time"
-    ElementTree.fromstring(run.held_out_svg({"first": one, "second": two}, over="step"))
+    ElementTree.fromstring(held_out_svg({"first": one, "second": two}, over="step"))
 
 
 def test_figures() -> None:
@@ -246,5 +207,7 @@ def test_figures() -> None:
         "1.2B",
     ]
     assert [digits(value) for value in (1e-4, 0.0123, 1.25e-5, 999.9)] == ["1e-4", "0.0123", "1.25e-5", "1,000"]
-    assert figure("nsp_accuracy", 0.631) == "63.1 %"
-    assert figure("mlm", math.nan) == "not finite"
+    assert format_metric("nsp_accuracy", 0.631) == "63.1 %"
+    assert format_metric("mlm", math.nan) == "not finite"
+    scores = {"f1": 0.5, "mlm": 2.34567, "best_f1_threshold": 0.1234, "perplexity": 17.25, "recall": None}
+    assert [format_score(*pair) for pair in scores.items()] == ["50.00", "2.346", "0.123", "17.25", "–"]

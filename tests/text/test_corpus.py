@@ -92,10 +92,10 @@ def test_what_a_folder_holds_beside_texts_is_said(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     said = "4 left out: files of other kinds, .pdf (2), without a suffix (1), .md (1)"
     assert sources.describe_skipped([str(tmp_path), "nowhere.pdf"]) == said
-    assert "3 left out" in sources.describe_skipped([str(tmp_path)], more={".md": "text"})
+    assert "3 left out" in sources.describe_skipped([str(tmp_path)], extra={".md": "text"})
     assert sources.describe_skipped([str(tmp_path / "b.PDF")]) == ""  # a file is read or refused
     (tmp_path / "c" / "gone.txt").symlink_to("nowhere")
-    assert "links to nothing and the like (1)" in sources.describe_skipped([str(tmp_path)])
+    assert "broken links and other special files (1)" in sources.describe_skipped([str(tmp_path)])
     assert [Path(source.path).name for source in sources.find_sources([str(tmp_path)])] == ["a.txt"]
 
 
@@ -178,7 +178,7 @@ def test_records_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert corpus.counts.broken == 1
     path = tmp_path / "a.csv"
     path.write_text('text\n"open ' + "word\n" * 1000)
-    with pytest.raises(UserError, match=r"a.csv: line \d+: is not valid CSV .*quote left open"):
+    with pytest.raises(UserError, match=r"a.csv: line \d+: is not valid CSV .*unclosed quote"):
         read(path)
 
 
@@ -322,7 +322,7 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
         path.write_text(text)
         second = Corpus([str(path)])
         second.resume(first.position, vars(first.counts), [])
-        with pytest.raises(UserError, match="is not what it was"):
+        with pytest.raises(UserError, match="has changed since"):
             list(second.documents())
     assert first.position.documents == 2
     assert Position() == Position(0, 0, 0)

@@ -123,7 +123,7 @@ def test_broken_rows_are_refused_or_counted(tmp_path: Path) -> None:
     assert (rows(found), found.skipped) == ([("y", "0", "")], 2)
     found = table(path, raw.replace("\t3\n", "\n"), quoting="none", optional=["more"])
     assert found.values(1) == ["1", "0", "1"]
-    assert "has no whole row" in refused(path, "text\tlabel\nx\n", skip=True)
+    assert "has no complete row" in refused(path, "text\tlabel\nx\n", skip=True)
 
 
 def test_only_wanted_columns_are_kept(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from bertree.inference.load import Model
 from bertree.interop import weights
 from bertree.model.heads import ClassHead
 from bertree.model.network import Network
-from bertree.report.comparison import Comparison, Figures, Speed
+from bertree.report.comparison import Comparison, ModelCosts, Speed
 from bertree.tasks.task import Task
 
 MOST_TEXTS = 1000  # that are drawn from those given
@@ -81,7 +81,7 @@ def here() -> tuple[str, ...]:
 
 def measure(
     subjects: Sequence[Subject], texts: Sequence[Any], seconds: float, devices: Sequence[str], clock: Clock
-) -> list[Figures]:
+) -> list[ModelCosts]:
     """The figures of each model, all of them timed in turns on the same texts."""
     some = random.Random(0).sample(list(texts), min(len(texts), MOST_TEXTS))
     kinds = [torch.device(device).type for device in devices]
@@ -100,7 +100,7 @@ def measure(
         for subject, before in zip(subjects, training, strict=True):
             subject.model.network.train(before)
     return [
-        Figures(
+        ModelCosts(
             subject.name,
             *counts(subject.model.network, subject.task.head if subject.task else None),
             *weight_bytes(subject),

@@ -23,10 +23,10 @@ from bertree.files import write_into_folder
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
 from bertree.inference.load import Model, device_of, load
-from bertree.report import comparison_page
-from bertree.report.bars import printable
 from bertree.report.comparison import Comparison, verdict
-from bertree.report.comparison_rows import how, rows
+from bertree.report.comparison_page import comparison_page
+from bertree.report.comparison_rows import comparison_rows, method
+from bertree.report.formats import printable
 from bertree.run_folder import COMPARISON, METRICS, REPORT, SCORES
 from bertree.tasks.files import TaskFiles, note_all_rows_scored, read
 from bertree.tasks.logits import effective_max_length, inference_autocast
@@ -86,7 +86,7 @@ def compare(
         write_into_folder(
             out / COMPARISON, json.dumps(found.as_json(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
         )
-        write_into_folder(out / REPORT, comparison_page.document(found))
+        write_into_folder(out / REPORT, comparison_page(found))
     if as_json:
         print(json.dumps(found.as_json(), ensure_ascii=False, indent=2, allow_nan=False))
         return
@@ -257,14 +257,14 @@ def show(console: Console, found: Comparison) -> None:
         table.add_column(Text(model.name), justify="right", overflow="fold")
         if place:
             table.add_column("", overflow="fold")
-    for row in rows(found):
+    for row in comparison_rows(found):
         cells = [Text(row.name), Text(row.values[0])]
         for value, against in zip(row.values[1:], row.against, strict=True):
             worse = against.endswith(("larger", "slower", "fewer"))
             cells += [Text(value), Text(against, "red" if worse else "green")]
         table.add_row(*cells)
     console.print(table)
-    console.print(Text(how(found), "dim"))
+    console.print(Text(method(found), "dim"))
     console.print()
     for place in range(1, len(found.models)):
         console.print(Text(f"{found.models[place].name}: {verdict(found, place)}", "bold"))

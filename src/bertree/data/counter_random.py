@@ -1,8 +1,8 @@
-"""Random draws without state: each is a hash of a key and a counter.
+"""Stateless random numbers: each is a hash of a key and a counter.
 
-A generator that remembers where it is makes a batch depend on what was read before it. Here draw number n
-under a key is the SplitMix64 output for that counter, whoever asks and in whatever order. It is no
-cryptography; it passes the usual statistical batteries and costs some six nanoseconds a draw.
+A generator with state makes a batch depend on what was read before it. Here number n of a key is the SplitMix64 output
+for that counter, in whatever order the numbers are drawn. It is not cryptographic; it passes the usual statistical test
+suites and costs about six nanoseconds a number.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ _ALL = 2**64 - 1
 
 
 def key(*parts: int | str) -> np.uint64:
-    """A key from a seed and whatever else tells its draws from others."""
+    """Derive a key from a seed and anything else that separates its numbers from others."""
     text = "\0".join(str(part) for part in parts)
     return np.uint64(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little"))
 
 
-def bits(under: np.uint64, counters: NDArray[Any]) -> Bits:
-    """64 random bits for each counter."""
+def bits(key: np.uint64, counters: NDArray[Any]) -> Bits:
+    """Return 64 random bits for each counter."""
     state = counters.astype(np.uint64)
     state *= _STEP
-    state += under
+    state += key
     shifted = state >> np.uint64(30)
     state ^= shifted
     state *= _FIRST
@@ -43,23 +43,23 @@ def bits(under: np.uint64, counters: NDArray[Any]) -> Bits:
 
 
 def threshold(probability: float) -> np.uint64:
-    """Bits below this value come up with that probability."""
+    """Return the value below which random bits fall with this probability."""
     return np.uint64(min(int(probability * 2**64), _ALL))
 
 
 def uniform_below(random: Bits, limits: Ints | int) -> Ints:
-    """A number from 0 up to its limit (at most 2**31) for each draw."""
+    """Return a number from 0 up to its limit (at most 2**31) for each 64 random bits."""
     high = (random >> np.uint64(32)).astype(np.int64)
     return (high * limits) >> 32
 
 
 def concatenate_ranges(starts: Ints, lengths: Ints) -> Ints:
-    """start, start + 1, ... of each run, end to end."""
+    """Return start, start + 1, ... of each range, concatenated."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if ends.size else 0
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total)
 
 
 def cumulative_offsets(counts: Ints) -> Ints:
-    """0 and the sums so far: where runs of these lengths start, and where the last ends."""
+    """Return where ranges of these lengths start, and where the last ends."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))

@@ -1,8 +1,8 @@
-"""The example index of a store: made once for a format and a length limit, kept beside the store.
+"""The example index of a store: built once per format and length limit, and cached beside the store.
 
-It costs ten bytes an example at most and two bytes a border, is read through the page cache, and is cut into
-chunks of contiguous examples, the unit in which an epoch is shuffled. A cached index that is cut off,
-altered or of another store is made again; a store that cannot be written to is used without a cache.
+It takes at most ten bytes per example and two bytes per border, is read through the page cache, and is divided into
+chunks of contiguous examples, the unit in which an epoch is shuffled. A cached index that is truncated, altered or of
+another store is built again; a store that is read-only is used without a cache.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from bertree.errors import UserError
 
 VERSION = 1
 CHUNK_TOKENS = 1 << 20
-LONG = 200_000_000  # tokens that take some seconds
+LONG = 200_000_000  # tokens that take some seconds to index
 FOLDER = "index"
 TYPES = {"I64": np.int64, "U32": np.uint32, "U16": np.uint16}
 
@@ -39,18 +39,18 @@ class ExampleIndex:
 
     examples: Examples
     chunks: Ints  # c + 1: first example of each chunk
-    totals: Ints  # c: tokens of each chunk in batches, special tokens counted
-    shard_of: Ints  # c: shard each chunk lies in
+    totals: Ints  # c: tokens of each chunk in batches, including special tokens
+    shard_of: Ints  # c: shard of each chunk
     tokens: Ints  # c + 1: tokens of the corpus before each chunk
     marks: Ints  # c + 1: marks before each chunk
     shard_tokens: Ints  # shards + 1: tokens of the corpus before each shard
 
     @classmethod
     def load_or_build(cls, store: Store, format: Format, max_length: int, seed: int) -> "ExampleIndex":
-        """From the cache beside the store, or made and cached."""
+        """Load the index from the cache beside the store, or build and cache it."""
         format.room(max_length)
         if store.tokens == 0:
-            raise UserError(f"{store.folder or 'store'}: holds no tokens; prepare it from a corpus that has some")
+            raise UserError(f"{store.folder or 'store'}: has no tokens; prepare it from a corpus with text")
         if store.folder is None:
             return cls._from_examples(_build(store, format, max_length, seed), format, store)
         path = store.folder / FOLDER / _cache_name(store, format, max_length, seed)
@@ -100,7 +100,7 @@ def _build(store: Store, format: Format, max_length: int, seed: int) -> Examples
         pieces.append(cut_shard(format, max_length, seed, shard, tokens))
         tokens += shard.tokens.size
         documents.append(len(shard.document_starts) - 1)
-        if not held:  # decoded for this alone: let go, so that memory does not grow with the corpus
+        if not held:  # decoded only for this; released, so that memory does not grow with the corpus
             vars(shard).pop("sentence_starts", None)
     return Examples.join(pieces, documents, max_length)
 
@@ -113,7 +113,7 @@ def _watched(store: Store) -> Iterable[Shard]:
 
 
 def _cache_name(store: Store, format: Format, max_length: int, seed: int) -> str:
-    """Whatever moves an example's border is in the name; the question asked about pairs is not."""
+    """Return the name of the cache file: everything that moves an example's border, but not the pair objective."""
     settings = [store.fingerprint[:16], f"v{VERSION}", format.kind, str(max_length)]
     if format.paired:
         settings += [f"{format.separators}sep"]
@@ -140,7 +140,7 @@ def _write(path: Path, examples: Examples) -> None:
 
 
 def _read(path: Path, store: Store) -> Examples | None:
-    """The cached index, memory-mapped; None where there is none that can be trusted."""
+    """Return the cached index, memory-mapped; None if there is none that is valid."""
     try:
         raw = np.memmap(path, dtype=np.uint8, mode="r")
         size = int.from_bytes(raw[:8].tobytes(), "little")

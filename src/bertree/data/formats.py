@@ -7,12 +7,12 @@
     doc-sentences   the same, never across documents
     stream          contiguous tokens with a separator after each document, for language models
 
-A pair format may ask a question about its pairs: "nsp" (is B the true next segment or one of another
-document?) or "sop" (are A and B in order or swapped?). Written as one word: "segment-pair+nsp".
+A pair format may have a sentence objective: "nsp" (is B the true next segment or one of another document?) or "sop"
+(are A and B in order or swapped?). Written as one word: "segment-pair+nsp".
 
-Examples tile the corpus: every token belongs to exactly one, and where BERT drops the tokens that do not
-fit into a pair, here the next example goes on with them. So a sentence is split only where it is longer
-than the limit, or where it and its neighbour do not fit into one pair together.
+Examples tile the corpus: every token belongs to exactly one, and where BERT drops the tokens that do not fit into a
+pair, here the next example continues with them. So a sentence is split only if it is longer than the limit, or if it
+and its neighbour do not fit into one pair together.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ from bertree.errors import UserError, suggest
 
 PAIRS = ("segment-pair", "sentence-pair")
 KINDS = (*PAIRS, "full-sentences", "doc-sentences", "stream")
-QUESTIONS = ("nsp", "sop")
+OBJECTIVES = ("nsp", "sop")
 SHORT = 2  # BERT's shortest target
 
 
@@ -38,17 +38,17 @@ class Format:
     """One input format."""
 
     kind: str = "full-sentences"
-    question: str | None = None  # "nsp" or "sop", of a pair format
+    objective: str | None = None  # "nsp" or "sop", of a pair format
     separators: int = 1  # between A and B: BERT and ALBERT 1, RoBERTa 2
     short: float = 0.1  # share of segment pairs that aim at a shorter length
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"format '{self.kind}': unknown, {suggest(self.kind, KINDS)}")
-        if self.question is not None and self.question not in QUESTIONS:
-            raise UserError(f"format '{self.name}': unknown question, {suggest(self.question, QUESTIONS)}")
-        if self.question is not None and not self.paired:
-            raise UserError(f"format '{self.name}': {self.kind} has no pairs to ask about; use {PAIRS[0]}")
+        if self.objective is not None and self.objective not in OBJECTIVES:
+            raise UserError(f"format '{self.name}': unknown objective, {suggest(self.objective, OBJECTIVES)}")
+        if self.objective is not None and not self.paired:
+            raise UserError(f"format '{self.name}': {self.kind} has no pairs; use {PAIRS[0]}")
         if self.separators not in (1, 2):
             raise UserError(f"format '{self.name}': {self.separators} separators in a pair; give 1 or 2")
         if not 0 <= self.short <= 1:
@@ -56,34 +56,34 @@ class Format:
 
     @classmethod
     def parse(cls, text: "str | Format") -> "Format":
-        """From its name: "full-sentences", "segment-pair+nsp", "sentence-pair+sop"."""
+        """Parse a name: "full-sentences", "segment-pair+nsp", "sentence-pair+sop"."""
         if isinstance(text, Format):
             return text
-        kind, plus, question = text.partition("+")
-        return cls(kind, question if plus else None)
+        kind, plus, objective = text.partition("+")
+        return cls(kind, objective if plus else None)
 
     @property
     def name(self) -> str:
-        """As it is written on the command line."""
-        return self.kind + (f"+{self.question}" if self.question is not None else "")
+        """The name as written on the command line."""
+        return self.kind + (f"+{self.objective}" if self.objective is not None else "")
 
     @property
     def paired(self) -> bool:
-        """Does an example hold two segments?"""
+        """Whether an example has two segments."""
         return self.kind in PAIRS
 
     @property
     def single_overhead(self) -> int:
-        """Special tokens around an example of one segment."""
+        """Number of special tokens of an example with one segment."""
         return 0 if self.kind == "stream" else 2
 
     @property
     def full_overhead(self) -> int:
-        """Special tokens around the fullest example."""
+        """Largest number of special tokens of an example."""
         return 2 + self.separators if self.paired else self.single_overhead
 
     def room(self, max_length: int) -> int:
-        """Tokens of text in an example at most."""
+        """Return how many tokens of text fit into an example."""
         room = max_length - self.full_overhead
         if room < 4:
             raise UserError(
@@ -94,20 +94,21 @@ class Format:
 
 @dataclass(frozen=True)
 class Examples:
-    """Where examples lie: end to end over the corpus, so their lengths say it all.
+    """Where examples lie: they tile the corpus, so their lengths are enough.
 
-    Marks are offsets from an example's first token: in a pair format the places where A may end and B
-    start, elsewhere the separators between documents, which are counted in the lengths."""
+    Marks are offsets from an example's first token: in a pair format the places where A may end and B start, in other
+    formats the separators between documents, which are counted in the lengths.
+    """
 
-    contents: NDArray[Any]  # e: length of each example without its frame
-    counts: NDArray[Any]  # e: marks in each
+    contents: NDArray[Any]  # e: length of each example without its special tokens
+    counts: NDArray[Any]  # e: number of marks
     marks: NDArray[Any]
-    documents: NDArray[Any]  # e in a pair format, else none: document it lies in
+    documents: NDArray[Any]  # e in a pair format, else empty: document of each example
     shards: Ints = field(default_factory=lambda: np.zeros(1, np.int64))  # shards + 1: first example of each
 
     @classmethod
     def join(cls, pieces: "list[Examples]", documents: list[int], max_length: int) -> "Examples":
-        """The examples of consecutive shards with so many documents, in as few bytes as they need."""
+        """Join the examples of consecutive shards (with `documents` each), in as few bytes as they need."""
         narrow = np.uint16 if max_length < 1 << 16 else np.uint32
         bases = counter_random.cumulative_offsets(np.array(documents))
         return cls(
@@ -119,12 +120,12 @@ class Examples:
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Its fields by name."""
+        """Return the fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def cut_shard(format: Format, max_length: int, seed: int, shard: Shard, first_token: int) -> Examples:
-    """The examples of one shard; tokens and documents are counted from the shard's own first."""
+    """Return the examples of one shard; tokens and documents are counted from the shard's own first."""
     sentences = np.asarray(shard.sentence_starts)
     documents = sentences[np.asarray(shard.document_starts)]
     room = format.room(max_length)
@@ -149,7 +150,7 @@ def _cut_stream(documents: Ints, room: int) -> Examples:
 
 def _cut_sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examples:
     document = np.searchsorted(documents, units[:-1], "right") - 1
-    if crossing:  # one more place for the separator before each further document
+    if crossing:  # one more position for the separator before each further document
         begins, ends = units[:-1] + document, units[1:] + document
         after = np.searchsorted(ends, begins + room, "right")
     else:
@@ -164,7 +165,7 @@ def _cut_sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> E
     return Examples(ends[final] - begins[chosen], counts, marks, document[:0])
 
 
-def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, under: np.uint64, first_token: int) -> Examples:
+def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, key: np.uint64, first_token: int) -> Examples:
     begins, ends = units[:-1], units[1:]
     number = np.arange(begins.size)
     document = np.searchsorted(documents, begins, "right") - 1
@@ -173,20 +174,22 @@ def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, under: n
     fits = units[two] - begins <= room
     after = np.where(fits, two, number + 1)
     if format.kind == "segment-pair":
-        random = counter_random.bits(under, begins + first_token)
+        random = counter_random.bits(key, begins + first_token)
         short = random < counter_random.threshold(format.short)
-        aims = SHORT + counter_random.uniform_below(counter_random.bits(under, random), room + 1 - SHORT)
+        aims = SHORT + counter_random.uniform_below(counter_random.bits(key, random), room + 1 - SHORT)
         target = np.where(short, aims, room)
         after = np.maximum(after, np.minimum(np.searchsorted(ends, begins + target, "right"), last))
-        # No single sentence is left over at a document's end where the example before can spare one.
+        # Avoid a single sentence at the end of a document if the example before can spare one.
         spare = (last - after == 1) & (after - number >= 3) & (units[last] - units[after - 1] <= room)
         after -= spare
-    least = max(1, room // 4)  # a smaller rest is no segment: such a sentence stays alone
-    torn = ~fits & (after < last) & (ends - begins <= room - least)
-    after[torn] = -1
+    shortest = max(1, room // 4)  # a shorter rest is no segment: such a sentence stays single
+    split = ~fits & (after < last) & (ends - begins <= room - shortest)
+    after[split] = -1
     most = 2 if format.kind == "sentence-pair" else units.size
     starts = (
-        _follow_split_chain(units, after, last, room, room - least, most) if torn.any() else units[_follow_chain(after)]
+        _follow_split_chain(units, after, last, room, room - shortest, most)
+        if split.any()
+        else units[_follow_chain(after)]
     )
     stops = np.append(starts[1:], units[-1])
     first = np.searchsorted(units, starts, "right")
@@ -197,7 +200,7 @@ def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, under: n
 
 
 def _cut_long_sentences(bounds: Ints, limit: int, piece: int, even: bool) -> Ints:
-    """Bounds of sentences, those over the limit cut into pieces: equal ones, or full ones and a rest."""
+    """Return sentence bounds with sentences over the limit cut into equal pieces, or into full pieces and a rest."""
     lengths = np.diff(bounds)
     if lengths.max(initial=0) <= limit:
         return bounds
@@ -209,8 +212,8 @@ def _cut_long_sentences(bounds: Ints, limit: int, piece: int, even: bool) -> Int
 
 
 def _follow_chain(after: Ints) -> Ints:
-    """0, after[0], after[after[0]], ...: the one step that no array operation does."""
-    assert (after > np.arange(after.size)).all(), "an example has one unit at least"
+    """Return 0, after[0], after[after[0]], ...: the one step that no array operation does."""
+    assert (after > np.arange(after.size)).all(), "an example has at least one unit"
     steps, size, place = np.ascontiguousarray(after).data, after.size, 0
     places = []
     while place < size:
@@ -220,8 +223,10 @@ def _follow_chain(after: Ints) -> Ints:
 
 
 def _follow_split_chain(units: Ints, after: Ints, last: Ints, room: int, enough: int, most: int) -> Ints:
-    """The same where some sentence and its neighbour do not fit into one pair (after < 0): the pair is
-    filled to the limit and the next example goes on inside the sentence."""
+    """Like `_follow_chain`, where some sentence and its neighbour do not fit into one pair (after < 0).
+
+    The pair is filled to the limit, and the next example continues inside the sentence.
+    """
     bounds, steps, ends = np.ascontiguousarray(units).data, after.data, last.data
     places, unit, size = [], 0, after.size
     while unit < size:

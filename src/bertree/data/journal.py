@@ -1,8 +1,8 @@
-"""What a preparation has done so far, so that the next run can go on after any kind of end.
+"""The journal of a preparation, from which the next run resumes after any kind of interruption.
 
-The journal is rewritten whole whenever a shard is: it names the finished shards, the position in the input
-behind them and the counts at that position. It holds a description of the job too, because going on with
-other files or settings would make a store that nobody could make again.
+The journal is rewritten after every finished shard: it lists the finished shards, the position in the input after them
+and the counts at that position. It also describes the job, because resuming with other files or settings would make a
+store that cannot be reproduced.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ SEEN, LOCK, VERSION = "seen.bin", ".lock", 1
 
 @dataclass
 class PrepareProgress:
-    """Everything that is settled: whatever came after it is done again."""
+    """Everything that is finished; all later work is repeated."""
 
     shards: list[dict[str, ShardFile]] = field(default_factory=list)
     position: Position = field(default_factory=Position)
@@ -34,20 +34,20 @@ class PrepareProgress:
 
 
 def load(folder: Path, job: Json) -> PrepareProgress | None:
-    """The progress of an earlier run of the same job, or None where there was none."""
+    """Return the progress of an earlier run of the same job, or None if there was none."""
     path = folder / JOURNAL
     if not path.is_file():
         return None
     journal = read_json(path)
-    begun = journal.get("job")
-    if not isinstance(begun, dict) or journal.get("version") != VERSION:
-        raise UserError(f"{path}: is not one of this version; remove {folder} and begin again")
-    if begun != job:
+    earlier = journal.get("job")
+    if not isinstance(earlier, dict) or journal.get("version") != VERSION:
+        raise UserError(f"{path}: is not a journal of this version; remove {folder} and start again")
+    if earlier != job:
         if journal.get("shards") == []:
-            return None  # nothing was settled: begin again as asked now
-        differ = next((key for key in job if begun.get(key) != job[key]), "version")
+            return None  # no shard was finished: start again with the new settings
+        differ = next((key for key in job if earlier.get(key) != job[key]), "version")
         raise UserError(
-            f"{folder}: was begun with other settings ({differ}); run it with those, or remove it and begin again"
+            f"{folder}: was started with other settings ({differ}); use the same settings, or remove it and start again"
         )
     try:
         width = dtype_for(job["vocab_size"]).itemsize
@@ -59,17 +59,17 @@ def load(folder: Path, job: Json) -> PrepareProgress | None:
             int(journal["seen"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: is damaged ({error}); remove {folder} and begin again") from None
+        raise UserError(f"{path}: is damaged ({error}); remove {folder} and start again") from None
     for number, parts in enumerate(progress.shards):
         for part, expected in parts.items():
             name = folder / shard_file_name(part, number)
             if not name.is_file() or name.stat().st_size != expected.size:
-                raise UserError(f"{name}: is missing or cut off; remove {folder} and begin again")
+                raise UserError(f"{name}: is missing or cut off; remove {folder} and start again")
     return progress
 
 
 def save(folder: Path, job: Json, progress: PrepareProgress) -> None:
-    """Settle what has been done."""
+    """Write the journal."""
     write_json(
         folder / JOURNAL,
         {
@@ -85,7 +85,7 @@ def save(folder: Path, job: Json, progress: PrepareProgress) -> None:
 
 
 def add_seen(folder: Path, before: int, digests: list[bytes]) -> None:
-    """Append digests after the first `before`, which are those the journal knows of."""
+    """Write digests after the first `before`, which the journal already knows."""
     with (folder / SEEN).open("r+b" if before else "wb") as file:
         file.truncate(before * DIGEST)
         file.seek(before * DIGEST)
@@ -95,14 +95,14 @@ def add_seen(folder: Path, before: int, digests: list[bytes]) -> None:
 
 
 def read_seen(folder: Path, count: int) -> Iterator[bytes]:
-    """The first `count` digests."""
+    """Yield the first `count` digests."""
     if not count:
         return
     with (folder / SEEN).open("rb") as file:
         for _ in range(count):
             key = file.read(DIGEST)
             if len(key) != DIGEST:
-                raise UserError(f"{folder / SEEN}: is cut off; remove {folder} and begin again")
+                raise UserError(f"{folder / SEEN}: is cut off; remove {folder} and start again")
             yield key
 
 

@@ -1,18 +1,18 @@
-"""Which tokens the model must guess, and what it sees in their place.
+"""Which tokens the model must predict, and what it sees in their place.
 
-A token, a whole word or an n-gram of whole words is masked by a coin of its own, so the rate and the
-n-gram lengths are exactly the set ones whatever the sequence; where every coin of a sequence says no, the
-one that came nearest says yes. (BERT fixes the number of masks instead: less spread, but long words and
-n-grams then lose against short ones, and it takes a sort.) A coin is a hash of the token's place in the
-corpus and of the epoch: masks do not depend on how the corpus is cut into batches.
+A token, a whole word or an n-gram of whole words is masked by a draw of its own, so the rate and the n-gram lengths are
+exactly as configured for any sequence; if no draw of a sequence succeeds, the one closest to it does. (BERT fixes the
+number of masks instead: less variance, but long words and n-grams are then masked less often than short ones, and it
+takes a sort.) A draw is a hash of the token's place in the corpus and of the epoch: masks do not depend on how the
+corpus is divided into batches.
 
-N-grams are laid out beforehand: the words between two special tokens are cut into runs of 1 to `ngram`
-words with p(n) = (1/n) / sum 1/k, and runs are masked. The last run may be cut short by the text's end.
+N-grams are laid out beforehand: the words between two special tokens are divided into runs of 1 to `ngram` words with
+p(n) = (1/n) / sum 1/k, and runs are masked. The last run may be shortened by the end of the text.
 
-"next" masks nothing: every token predicts the one after it, for a model whose tokens do not see what follows.
-[SEP] is predicted like any other token, since texts end; [CLS], [PAD] and [UNK] never are.
+"next" masks nothing: every token predicts the next one, for a causal model. [SEP] is predicted like any other token,
+since texts end; [CLS], [PAD] and [UNK] never are.
 
-Letters: t tokens of the packed stream, m tokens that can be masked, w words, s sequences.
+Shape letters: t tokens of the packed stream, m tokens that can be masked, w words, s sequences.
 """
 
 import re
@@ -38,7 +38,7 @@ class Masking:
     unit: str = "token"
     rate: float = 0.15
     mask: float = 0.8  # share of the chosen tokens that become [MASK]
-    random: float = 0.1  # share that becomes a random token; the rest stays as it is
+    random: float = 0.1  # share that becomes a random token; the rest is unchanged
     duplicates: int = 0  # 0: new masks in every epoch; n: epoch e repeats epoch e mod n
     ngram: int = 3  # longest n-gram, in words
 
@@ -52,16 +52,16 @@ class Masking:
         if self.duplicates < 0 or self.ngram < 1:
             raise UserError("masking: duplicates must be 0 or more and ngram 1 or more")
         if self.unit == "next" and self.duplicates:
-            raise UserError("masking 'next': draws no masks, so none can repeat; leave out the '+static'")
+            raise UserError("masking 'next': draws no masks, so '+static' has no effect; leave it out")
 
     @property
     def share(self) -> float:
-        """Of the tokens, how many are predicted."""
+        """Share of the tokens that are predicted."""
         return 1.0 if self.unit == "next" else self.rate
 
     @classmethod
     def parse(cls, text: "str | Masking | None") -> "Masking | None":
-        """From its name: "token", "word", "ngram", "next", "none"; "word+static" has 10 duplicates, "+static4" 4."""
+        """Parse a name: "token", "word", "ngram", "next", "none"; "word+static" has 10 duplicates, "+static4" 4."""
         if text is None or isinstance(text, Masking):
             return text
         unit, plus, rest = text.partition("+")
@@ -70,53 +70,56 @@ class Masking:
         if not plus:
             return cls(unit)
         if not (found := re.fullmatch(r"static(\d{0,6})", rest)):
-            raise UserError(f"masking '{text}': after the '+' comes 'static' or 'static4', not '{rest}'")
+            raise UserError(
+                f"masking '{text}': expected 'static' or a number such as 'static4' after the '+', not '{rest}'"
+            )
         return replace(cls(unit), duplicates=int(found[1] or DUPLICATES))
 
     def ngram_chances(self) -> NDArray[np.float64]:
-        """p(1), p(2), ..."""
+        """Return p(1), p(2), ..."""
         inverse: NDArray[np.float64] = 1 / np.arange(1, self.ngram + 1)
         chances: NDArray[np.float64] = inverse / inverse.sum()
         return chances
 
 
 class TargetMaker(Protocol):
-    """What a packed stream is asked."""
+    """Chooses the prediction targets of a packed stream."""
 
-    def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
-        """Prepare a packed stream in place; the places that predict, and what each must say.
+    def apply(self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> tuple[Ints, Ints]:
+        """Change a packed stream in place; return the positions that predict, and the target of each.
 
-        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their draws under the key."""
+        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their random draws with `key`.
+        """
 
 
 def target_maker(masking: Masking, store: Store) -> TargetMaker:
-    """The way of asking, for the vocabulary of a store."""
+    """Return the target maker of a masking, for the vocabulary of a store."""
     return NextTokenTargets(store) if masking.unit == "next" else Masker(masking, store)
 
 
 class NextTokenTargets:
-    """Every token predicts the one after it in its sequence."""
+    """Every token predicts the next one of its sequence."""
 
     def __init__(self, store: Store) -> None:
         self.predicted = np.ones(store.vocab_size, np.bool_)
         self.predicted[list(store.special.values())] = False
         self.predicted[store.special["sep"]] = True  # every format has one
 
-    def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
-        """Nothing is changed; the last token of a sequence predicts nothing."""
+    def apply(self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> tuple[Ints, Ints]:
+        """Return the targets; nothing is changed, and the last token of a sequence predicts nothing."""
         follows = self.predicted.take(ids)
         first = bounds[:-1]
         follows[first[first < ids.size]] = False
-        told = np.flatnonzero(follows)
-        return told - 1, ids[told]
+        predicted = np.flatnonzero(follows)
+        return predicted - 1, ids[predicted]
 
 
 class Masker:
-    """A way of masking, for the vocabulary of a store."""
+    """Masks tokens, words or n-grams, for the vocabulary of a store."""
 
     def __init__(self, masking: Masking, store: Store) -> None:
         if "mask" not in store.special:
-            raise UserError(f"{store.folder or 'store'}: its vocabulary has no mask token; use masking 'none'")
+            raise UserError(f"{store.folder or 'store'}: the vocabulary has no mask token; use masking 'none'")
         self.masking = masking
         self.mask_id = store.special["mask"]
         self.maskable = np.ones(store.vocab_size, np.bool_)
@@ -127,38 +130,39 @@ class Masker:
         chances = np.cumsum(masking.ngram_chances())[:-1]
         self.ngram_limits: Bits = np.array([counter_random.threshold(chance) for chance in chances], dtype=np.uint64)
 
-    def apply(self, ids: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> tuple[Ints, Ints]:
-        """Mask a packed stream in place; the masked places and the ids that stood there.
+    def apply(self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> tuple[Ints, Ints]:
+        """Mask a packed stream in place; return the masked positions and their original ids.
 
-        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their draws under the key."""
+        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their random draws with `key`.
+        """
         places = np.flatnonzero(self.maskable.take(ids))
         if self.masking.unit == "token":
-            chosen = self._choose(places, bounds, counters.take(places), under)
+            chosen = self._choose(places, bounds, counters.take(places), key)
             masked = places[chosen]
         else:
-            starts = self.span_starts(ids, places, bounds, counters, under)
+            starts = self.span_starts(ids, places, bounds, counters, key)
             first = places[starts]
-            chosen = self._choose(first, bounds, counters.take(first), under)
+            chosen = self._choose(first, bounds, counters.take(first), key)
             lengths = np.diff(np.append(starts, places.size))[chosen]
             masked = places[counter_random.concatenate_ranges(starts[chosen], lengths)]
         targets = ids[masked]
-        ids[masked] = self._replace(targets, counters[masked], under)
+        ids[masked] = self._replace(targets, counters[masked], key)
         return masked, targets
 
-    def span_starts(self, ids: Ints, places: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> Ints:
-        """First token (an index into `places`) of each word or n-gram."""
+    def span_starts(self, ids: Ints, places: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> Ints:
+        """Return the first token (an index into `places`) of each word or n-gram."""
         if not places.size:
             return places
-        fresh = np.empty(places.size, np.bool_)  # the token does not follow upon the one before
-        fresh[0] = True
-        np.not_equal(np.diff(places), 1, out=fresh[1:])
+        breaks = np.empty(places.size, np.bool_)  # the token does not directly follow the one before
+        breaks[0] = True
+        np.not_equal(np.diff(places), 1, out=breaks[1:])
         heads = np.searchsorted(places, bounds[:-1])
-        fresh[heads[heads < places.size]] = True
-        words = np.flatnonzero(fresh | self.word_start.take(ids.take(places)))
+        breaks[heads[heads < places.size]] = True
+        words = np.flatnonzero(breaks | self.word_start.take(ids.take(places)))
         if self.masking.unit == "word":
             return words
-        texts = np.flatnonzero(fresh.take(words))  # first word of each text between special tokens
-        random = counter_random.bits(counter_random.key(int(under), "ngram"), counters.take(places.take(words)))
+        texts = np.flatnonzero(breaks.take(words))  # first word of each text between special tokens
+        random = counter_random.bits(counter_random.key(int(key), "ngram"), counters.take(places.take(words)))
         drawn = np.ones(words.size, np.int64)
         for limit in self.ngram_limits:
             drawn += random >= limit
@@ -168,27 +172,27 @@ class Masker:
         grams: Ints = words[before[before < np.repeat(texts + sizes, sizes)]]
         return grams
 
-    def _choose(self, first: Ints, bounds: Ints, counters: Ints, under: np.uint64) -> Ints:
-        """The spans (by the place of their first token) whose coin says yes, at least one a sequence."""
-        coins = counter_random.bits(under, counters)
-        chosen = coins < self.limit
+    def _choose(self, first: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> Ints:
+        """Return the spans (by the position of their first token) that are drawn, at least one per sequence."""
+        draws = counter_random.bits(key, counters)
+        chosen = draws < self.limit
         starts = np.searchsorted(first, bounds)
         filled = np.flatnonzero(starts[1:] > starts[:-1])
         if filled.size:
-            least = np.minimum.reduceat(coins, starts[filled])
-            empty = filled[least >= self.limit]
+            smallest = np.minimum.reduceat(draws, starts[filled])
+            empty = filled[smallest >= self.limit]
             sizes = starts[empty + 1] - starts[empty]
             spans = counter_random.concatenate_ranges(starts[empty], sizes)
-            chosen[spans[coins[spans] == np.repeat(least[least >= self.limit], sizes)]] = True
+            chosen[spans[draws[spans] == np.repeat(smallest[smallest >= self.limit], sizes)]] = True
         return np.flatnonzero(chosen)
 
-    def _replace(self, targets: Ints, counters: Ints, under: np.uint64) -> NDArray[Any]:
-        """80 % [MASK], 10 % a random ordinary token, 10 % as it was (or as set)."""
-        action = counter_random.bits(counter_random.key(int(under), "action"), counters)
-        shown = targets.copy()
+    def _replace(self, targets: Ints, counters: Ints, key: np.uint64) -> NDArray[Any]:
+        """Return what the model sees: 80 % [MASK], 10 % a random ordinary token, 10 % unchanged (or as configured)."""
+        action = counter_random.bits(counter_random.key(int(key), "action"), counters)
+        seen = targets.copy()
         others = np.flatnonzero(action >= counter_random.threshold(self.masking.mask))
         to_random = others[action[others] < counter_random.threshold(self.masking.mask + self.masking.random)]
-        shown[action < counter_random.threshold(self.masking.mask)] = self.mask_id
-        random = counter_random.bits(counter_random.key(int(under), "random"), counters[to_random])
-        shown[to_random] = self.ordinary[counter_random.uniform_below(random, self.ordinary.size)]
-        return shown
+        seen[action < counter_random.threshold(self.masking.mask)] = self.mask_id
+        random = counter_random.bits(counter_random.key(int(key), "random"), counters[to_random])
+        seen[to_random] = self.ordinary[counter_random.uniform_below(random, self.ordinary.size)]
+        return seen

@@ -1,8 +1,8 @@
 """Raw text -> token store: documents, sentences, tokens, shards.
 
-Work is cut into chunks of documents that follow from the input alone; shards end where a chunk ends. So the
-store is the same bytes for any number of workers and after any interruption: a run that finds a journal
-keeps the finished shards and enters the corpus again behind them. Memory holds a few chunks, no more.
+The corpus is divided into chunks of documents that depend on the input alone; shards end where a chunk ends. So the
+store has the same bytes for any number of workers and after any interruption: a run that finds a journal keeps the
+finished shards and resumes the corpus after them. Memory holds only a few chunks.
 """
 
 import shutil
@@ -21,25 +21,25 @@ from bertree.text.corpus import Corpus, Position, describe_counts
 from bertree.text.identity import tokenizer_hash, word_starts
 from bertree.text.tokenizer import Tokenizer
 
-CHUNK = 1 << 18  # characters a worker gets at once: a fraction of a second
+CHUNK = 1 << 18  # characters per task of a worker: a fraction of a second
 SHARD_TOKENS = 1 << 25  # 64 MiB: what an interruption can cost, about half a minute on two cores
 
-KEPT = "; finished shards are kept, make room and run the same command again to go on"
+KEPT = "; finished shards are kept: make room and run the same command again to resume"
 
 
 @dataclass
 class Chunk:
-    """Documents and where the corpus stood behind them."""
+    """Documents, and the state of the corpus after them."""
 
     documents: list[str]
     position: Position
     counts: Json
     digests: list[bytes]
-    consumed: int  # bytes of the input
+    consumed: int  # bytes read so far
 
 
 def read_chunks(corpus: Corpus) -> Iterator[Chunk]:
-    """The corpus in chunks; the state behind each is that of its last document."""
+    """Yield the corpus in chunks, each with the state after its last document."""
     documents: list[str] = []
     size = 0
 
@@ -55,7 +55,7 @@ def read_chunks(corpus: Corpus) -> Iterator[Chunk]:
         size += len(document)
         if size >= CHUNK:
             yield close()
-    yield close()  # perhaps without documents, but with the final counts
+    yield close()  # possibly without documents, but with the final counts
 
 
 def prepare(
@@ -68,10 +68,10 @@ def prepare(
     shard_tokens: int = SHARD_TOKENS,
     advance: Callable[[int, int], None] = lambda consumed, tokens: None,
 ) -> Store:
-    """Make the store of a corpus in the folder `out`, or go on making it.
+    """Make the store of a corpus in the folder `out`, or resume making it.
 
-    `advance` hears of the bytes read and tokens written so far. More than one worker means processes: a
-    script that asks for them needs the usual `if __name__ == "__main__":` guard.
+    `advance` is called with the bytes read and tokens written so far. More than one worker means processes: a script
+    that uses them needs the usual `if __name__ == "__main__":` guard.
     """
     if workers < 1:
         raise UserError(f"workers {workers}: must be 1 or more")
@@ -93,7 +93,7 @@ def prepare(
         with journal.locked(out):
             _check_folder(out)  # again: another run may have finished in between
             progress = journal.load(out, job)
-            if not (out / HEADER).is_file():  # else only the tidying up was interrupted
+            if not (out / HEADER).is_file():  # otherwise only the clean-up was interrupted
                 progress = _start_or_resume(out, job, progress, corpus, tokenizer)
                 stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
                 _write(stream, _ShardedWriter(out, job, progress, advance))
@@ -116,7 +116,7 @@ def prepare(
 
 
 class _ShardedWriter:
-    """The writing half: chunks into shards, shards into the journal."""
+    """Writes chunks into shards, and finished shards into the journal."""
 
     def __init__(self, out: Path, job: Json, progress: PrepareProgress, advance: Callable[[int, int], None]) -> None:
         self.out, self.job, self.progress, self.advance = out, job, progress, advance
@@ -126,23 +126,23 @@ class _ShardedWriter:
         self.last: Chunk | None = None
         self.tokenless = 0  # since the last shard
 
-    def add(self, chunk: Chunk, tokenised: TokenizedDocuments) -> None:
+    def add(self, chunk: Chunk, tokenized: TokenizedDocuments) -> None:
         """Write a chunk, and close the shard when it is full."""
         self.last = chunk
         self.digests += chunk.digests
-        self.tokenless += tokenised.empty
-        if tokenised.tokens.size:
+        self.tokenless += tokenized.empty
+        if tokenized.tokens.size:
             if self.writer is None:
                 number = len(self.progress.shards)
                 self.writer = ShardWriter(self.out, number, self.job["vocab_size"])
-            self.writer.add(tokenised.tokens, tokenised.sentences, tokenised.documents)
-            self.written += tokenised.tokens.size
+            self.writer.add(tokenized.tokens, tokenized.sentences, tokenized.documents)
+            self.written += tokenized.tokens.size
         self.advance(chunk.consumed, self.written)
         if self.writer is not None and self.writer.tokens >= self.job["shard_tokens"]:
             self.close_shard()
 
     def close_shard(self) -> None:
-        """Close the shard, if one is open, and write down that all so far is done."""
+        """Close the open shard, if there is one, and record everything so far in the journal."""
         if self.last is None:
             return
         progress = self.progress
@@ -162,8 +162,8 @@ class _ShardedWriter:
 
 def _write(stream: Generator[tuple[Chunk, TokenizedDocuments], None, None], run: _ShardedWriter) -> None:
     try:
-        for chunk, tokenised in stream:
-            run.add(chunk, tokenised)
+        for chunk, tokenized in stream:
+            run.add(chunk, tokenized)
         run.close_shard()
     finally:
         stream.close()
@@ -173,23 +173,23 @@ def _write(stream: Generator[tuple[Chunk, TokenizedDocuments], None, None], run:
 
 def _check_folder(out: Path) -> None:
     if (out / HEADER).is_file() and not (out / JOURNAL).is_file():
-        raise UserError(f"{out}: is a finished store already; remove it or give another folder")
+        raise UserError(f"{out}: is already a finished store; remove it or give another folder")
     if not (out / JOURNAL).is_file() and not all(map(_is_leftover, out.iterdir())):
-        raise UserError(f"{out}: is a folder with other files in it; give an empty or a new one")
+        raise UserError(f"{out}: contains other files; give an empty or a new folder")
 
 
 def _is_leftover(path: Path) -> bool:
-    """May this be left behind by a preparation that was killed before its journal was written?"""
+    """Whether a preparation that was killed before its journal was written may have left this file."""
     return path.name.endswith(PARTIAL) or path.name in (journal.LOCK, journal.SEEN, TOKENIZER)
 
 
 def _start_or_resume(
     out: Path, job: Json, progress: PrepareProgress | None, corpus: Corpus, tokenizer: Tokenizer
 ) -> PrepareProgress:
-    """Put the progress of an earlier run to the corpus, or start a journal."""
+    """Resume the corpus from the progress of an earlier run, or start a journal."""
     if progress is None:
         progress = PrepareProgress()
-        shutil.rmtree(out / TOKENIZER, ignore_errors=True)  # of a run that settled nothing
+        shutil.rmtree(out / TOKENIZER, ignore_errors=True)  # of a run that finished no shard
         journal.save(out, job, progress)
     elif progress.counts:
         corpus.resume(progress.position, progress.counts, journal.read_seen(out, progress.seen))
@@ -204,7 +204,7 @@ def _start_or_resume(
 
 
 def _remove_output(out: Path) -> None:
-    """Nothing came of it: leave no folder that looks like something."""
+    """Remove the folder if nothing was written."""
     shutil.rmtree(out / TOKENIZER)
     journal.clear(out)
     out.rmdir()

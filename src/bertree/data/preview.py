@@ -87,9 +87,9 @@ def _head(stream: Stream, example: Batch, at: int) -> Text:
     if masking is not None and example.masked is not None:
         how = "predict the next" if masking.unit == "next" else f"masked by {masking.unit}"
         head.append(f" · {example.masked.numel()} {how}", style="not bold")
-    if example.pairs is not None and stream.format.question is not None:
-        label = LABELS[stream.format.question].get(int(example.pairs[0]), "none, there is no second segment")
-        head.append(f" · {stream.format.question.upper()} label {label}", style="not bold")
+    if example.pairs is not None and stream.format.objective is not None:
+        label = LABELS[stream.format.objective].get(int(example.pairs[0]), "none, there is no second segment")
+        head.append(f" · {stream.format.objective.upper()} label {label}", style="not bold")
     return head
 
 

@@ -1,14 +1,14 @@
-"""The token store: a folder of plain sentence tokens, opened in no time and read without being loaded.
+"""The token store: a folder of tokenized sentences, memory-mapped, so that opening it is instant.
 
     store.json            what is in it; written last, so a folder without it is not a store
     tokens-00000.bin      ids, little-endian uint16 (uint32 from 65,536 ids up), no special tokens
-    sentences-00000.bin   tokens in each sentence (see `lengths`)
+    sentences-00000.bin   tokens in each sentence (see `varint`)
     documents-00000.bin   sentences in each document
-    words.bin             one byte a vocabulary entry: 1 where the token starts a word
+    words.bin             one byte per vocabulary entry: 1 if the token starts a word
     tokenizer/            the tokenizer that made it
 
-Word boundaries follow from the vocabulary, so they cost nothing per token; a text costs little more than
-two bytes a token. Nothing is compressed further: whoever trains reads at random, and a page is a page.
+Word boundaries follow from the vocabulary, so they cost nothing per token; a text costs little more than two bytes per
+token. Nothing is compressed further, because training reads at random.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ SPECIAL = ("cls", "sep", "mask", "pad", "unk")
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """The narrowest type that holds every id."""
+    """Return the narrowest type that holds every id."""
     return np.dtype("<u2" if vocab_size <= 65_536 else "<u4")
 
 
 def shard_file_name(part: str, number: int) -> str:
-    """File of one part of one shard."""
+    """Return the name of one file of a shard."""
     return f"{part}-{number:05d}.bin"
 
 
@@ -54,7 +54,7 @@ class ShardFile:
 
 
 class Shard:
-    """A run of whole documents: ids, where its sentences start and where its documents start."""
+    """A run of whole documents: ids, and where its sentences and documents start."""
 
     def __init__(self, tokens: NDArray[Any], sentences: "EncodedLengths", documents: "EncodedLengths") -> None:
         self.tokens = tokens  # memory-mapped ids
@@ -74,13 +74,13 @@ class Shard:
 
 @dataclass(frozen=True)
 class EncodedLengths:
-    """Lengths as they lie on the disk or in memory, decoded when someone asks."""
+    """Lengths as stored on the disk or in memory, decoded on demand."""
 
     count: int
     source: Path | bytes
 
     def starts(self, total: int) -> varint.Lengths:
-        """Offsets of `count` non-empty runs that fill `total` exactly."""
+        """Return the offsets of `count` non-empty runs that add up to `total`."""
         name = self.source if isinstance(self.source, Path) else "store"
         try:
             data = self.source.read_bytes() if isinstance(self.source, Path) else self.source
@@ -99,21 +99,21 @@ class Store:
     """Documents of sentences of tokens, and what a batch needs to know about their vocabulary."""
 
     vocab_size: int
-    special: dict[str, int]  # cls, sep, mask, pad, unk, where the vocabulary has them
-    word_start: NDArray[np.bool_]  # vocab_size: does the token start a word
+    special: dict[str, int]  # cls, sep, mask, pad, unk, as far as the vocabulary has them
+    word_start: NDArray[np.bool_]  # vocab_size: whether the token starts a word
     tokens: int
     sentences: int
     documents: int
-    fingerprint: str  # sha256 over the shard checksums: names the content
+    fingerprint: str  # sha256 over the shard checksums
     shards: list[Shard]
     tokenizer_hash: str = ""
     folder: Path | None = None
     summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
-    complete: bool = True  # all that is in the folder (see `split`)
+    complete: bool = True  # everything in the folder, not a part (see `split_held_out`)
 
     @classmethod
     def open(cls, folder: Path | str) -> "Store":
-        """The store of a folder. Sizes and headers are checked, checksums are not (see `verify`)."""
+        """Open the store of a folder. Sizes and the header are checked, checksums are not (see `verify`)."""
         folder = Path(folder)
         header = read_header(folder)
         vocab_size: int = header["vocab_size"]
@@ -150,7 +150,7 @@ class Store:
         special: Mapping[str, int],
         word_start: NDArray[np.bool_] | None = None,
     ) -> "Store":
-        """A store in memory. Empty sentences and documents are left out, as they are on the disk."""
+        """Make a store in memory. Empty sentences and documents are left out, as on the disk."""
         kept = [[sentence for sentence in document if len(sentence)] for document in documents]
         kept = [document for document in kept if document]
         ids = [token for document in kept for sentence in document for token in sentence]
@@ -177,30 +177,30 @@ class Store:
         )
 
     def require_tokenizer(self, digest: str, name: str | Path) -> None:
-        """Refuse a tokenizer that is not the one this store was made with."""
+        """Raise an error if this is not the tokenizer the store was made with."""
         if digest != self.tokenizer_hash:
             raise UserError(f"{self.folder}: was made with another tokenizer than {name}; prepare it again")
 
 
 def fingerprint(shards: Sequence[Mapping[str, ShardFile]]) -> str:
-    """One name for the content: sha256 over the checksums of all shards in order."""
+    """Return a name for the content: sha256 over the checksums of all shards in order."""
     text = "\n".join(parts[part].sha256 for parts in shards for part in PARTS)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_header(folder: Path) -> Json:
-    """`store.json`, checked; its shards as a mapping from part to `Part`."""
+    """Read and check `store.json`; its shards as a mapping from part to `ShardFile`."""
     path = folder / HEADER
     if not path.is_file():
         if (folder / JOURNAL).is_file():
-            raise UserError(f"{folder}: is not finished; run the same `bertree prepare` again to go on")
-        raise UserError(f"{folder}: is not a token store (it has no {HEADER}); make one with `bertree prepare`")
+            raise UserError(f"{folder}: is not finished; run the same `bertree prepare` again to resume")
+        raise UserError(f"{folder}: is not a token store (no {HEADER}); make one with `bertree prepare`")
     header = read_json(path)
     if header.get("format") != FORMAT:
         raise UserError(f"{path}: is not the header of a token store")
     if header.get("version") != VERSION:
         raise UserError(
-            f"{path}: has version {header.get('version')!r}, this program reads {VERSION}; prepare it again"
+            f"{path}: has version {header.get('version')!r}, but this bertree reads {VERSION}; prepare it again"
         )
     digest = header_hash(header)
     try:
@@ -213,7 +213,7 @@ def read_header(folder: Path) -> Json:
 
 
 def header_hash(header: Json) -> str:
-    """sha256 of a header but for the place where it is written down."""
+    """Return the sha256 of a header without its own checksum."""
     rest = {key: value for key, value in header.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -239,7 +239,7 @@ def _check_header(header: Json) -> list[dict[str, ShardFile]]:
 
 
 def read_shard_files(entry: Json, width: int) -> dict[str, ShardFile]:
-    """One shard's entry in the header or the journal; `ValueError` where it cannot be true."""
+    """Parse one shard's entry in the header or the journal; raise ValueError if it is invalid."""
     parts = {part: ShardFile(**entry[part]) for part in PARTS}
     for part, found in parts.items():
         if type(found.count) is not int or type(found.size) is not int or found.count < 1:
@@ -263,7 +263,7 @@ def _check_size(path: Path, size: int) -> Path:
 
 
 def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) -> Store:
-    """Read the whole store and compare every checksum; the first file that differs is named."""
+    """Read the whole store and compare every checksum; name the first file that differs."""
     store = Store.open(folder)
     header = read_header(folder)
     checks = [(folder / WORDS, header.get("words"))]
@@ -276,7 +276,7 @@ def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) ->
         assert shard.document_starts[-1] == shard.sentence_starts.size - 1
         if int(shard.tokens.max(initial=0)) >= store.vocab_size:
             name = folder / shard_file_name("tokens", number)
-            raise UserError(f"{name}: holds ids outside the vocabulary; prepare the store again")
+            raise UserError(f"{name}: has ids outside the vocabulary; prepare the store again")
     copy = folder / TOKENIZER
     tokenizer = Tokenizer.load(copy) if copy.is_dir() else None
     if tokenizer is not None:

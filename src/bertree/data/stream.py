@@ -1,22 +1,21 @@
 """The batch stream: `stream[k]` is the packed batch of step k, a pure function of the seed and k.
 
-An epoch is one long line of packed tokens: the chunks of the index in a random order, sixteen to a window,
-the examples of a window shuffled as a whole. Epochs follow upon each other without end. Batch k is a piece
-of that line, so any step is found by arithmetic and one search, and no order of the corpus is ever held:
-a few numbers a chunk, and the windows in use.
+An epoch is one long line of packed tokens: the chunks of the index in random order, sixteen to a window, the examples
+of a window shuffled together. Epochs follow each other without end. Batch k is a piece of that line, so any step is
+found by arithmetic and one search, and no order of the whole corpus is held in memory: a few numbers per chunk, and the
+windows in use.
 
-Borders lie at even steps along the line, and the examples of a window are dealt so that the borders fall on
-their ends, or a little before one, where the border then moves: no batch has more than `batch_tokens`
-tokens, and it wastes at most 2 % of them. Batches of fewer than six full examples cannot be filled that
-well with whole examples and may waste a third, or half of a batch of two. Where the waste allowed does not
-suffice (`waste` set small, lengths that do not add up), the example at a border is torn: its head ends one
-batch, its tail starts the next as a sequence of its own, positions from 0, without the other's special
-tokens. `fixed` allows no waste: every batch has exactly `batch_tokens` tokens, and up to two torn sequences.
+Borders lie at equal distances along the line, and the examples of a window are ordered so that the borders fall on
+their ends, or a little before one, in which case the border moves: no batch has more than `batch_tokens` tokens, and it
+wastes at most 2 % of them. Batches of fewer than six full examples cannot be filled that well with whole examples and
+may waste a third, or half of a batch of two. If the allowed waste is not enough (`waste` is small, lengths do not add
+up), the example at a border is split: its head ends one batch, its tail starts the next as a sequence of its own, with
+positions from 0 and without the other's special tokens. `fixed` allows no waste: every batch has exactly `batch_tokens`
+tokens, and up to two split sequences.
 
-A torn pair keeps its NSP or SOP question if its head still holds some of the second segment, as after
-BERT's truncation; otherwise, in its tail, and in an example of one sentence, the label is -100, which
-torch's losses ignore. Masks are drawn in each side, so static masks repeat but for torn sequences;
-a side that is special tokens alone has none.
+A split pair keeps its NSP or SOP label if its head still contains some of the second segment, as after BERT's
+truncation; otherwise, in its tail, and in an example of one sentence, the label is -100, which torch's losses ignore.
+Masks are drawn in each side, so static masks repeat except in split sequences; a side of special tokens alone has none.
 """
 
 from collections import OrderedDict
@@ -41,11 +40,11 @@ from bertree.data.window import PackedSlice, ShuffleWindow, build_window
 from bertree.errors import UserError
 
 WINDOW_CHUNKS = 16
-KEPT = 3  # windows in memory: a step lies in one or two
+KEPT = 3  # windows in memory: a step reads one or two
 
 
 class Stream:
-    """Batches without end from a token store."""
+    """Endless batches from a token store."""
 
     def __init__(
         self,
@@ -62,10 +61,9 @@ class Stream:
         waste: float | None = None,
         shares: int | None = None,
     ) -> None:
-        """`batch_tokens` is the budget of the whole batch, of which rank r of `world` reads its part: whole
-        sequences, or with `fixed` one equal share. A fixed batch is torn at the borders of `shares` equal
-        shares (as many as ranks unless given): with the same `shares`, any number of ranks that divides it
-        reads the same batch."""
+        """`batch_tokens` is the budget of the whole batch, of which rank r of `world` reads its part: whole sequences,
+        or with `fixed` one equal share. A fixed batch is split at the borders of `shares` equal shares (default: one
+        per rank): with the same `shares`, any number of ranks that divides it reads the same batch."""
         self._settings = {name: value for name, value in locals().items() if name not in ("self", "store")}
         store = store if isinstance(store, Store) else Store.open(store)
         self.store, self.seed, self.fixed = store, seed, fixed
@@ -78,22 +76,22 @@ class Stream:
         self._slack = 0 if fixed else _slack(batch_tokens, max_length, waste)
         self._stride = batch_tokens - self._slack
         self._room = self.format.room(max_length)
-        self._asking = target_maker(self.masking, store) if self.masking else None
+        self._targets = target_maker(self.masking, store) if self.masking else None
         self.index = ExampleIndex.load_or_build(store, self.format, max_length, seed)
         self.examples = int(self.index.chunks[-1])
-        if self.format.question and self.index.marks[-1] == 0:
+        if self.format.objective and self.index.marks[-1] == 0:
             raise UserError(
                 f"{store.folder or 'store'}: no document has two sentences, so there are no pairs for "
                 f"{self.format.name}; use another format"
             )
-        self.epoch_tokens = int(self.index.totals.sum())  # special tokens counted
+        self.epoch_tokens = int(self.index.totals.sum())  # including special tokens
         self._orders: OrderedDict[int, tuple[list[Ints], Ints, Ints]] = OrderedDict()
         self._windows: OrderedDict[tuple[int, int], ShuffleWindow] = OrderedDict()
         self._window_chunks = WINDOW_CHUNKS
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For worker processes: a store on disk is opened there again, not copied."""
+        """Pickle for worker processes: a store on disk is opened there again, not copied."""
         return _reopen, (self.store.folder if self.store.folder and self.store.complete else self.store, self._settings)
 
     def _check(self, waste: float | None) -> None:
@@ -101,9 +99,9 @@ class Stream:
         needed = ("sep",) if self.format.kind == "stream" else ("cls", "sep")
         for kind in needed:
             if kind not in self.store.special:
-                raise UserError(f"{where}: its vocabulary has no {kind} token, which {self.format.name} needs")
-        if self.format.question == "nsp" and self.store.documents < 2:
-            part = "this store has" if self.store.complete else "the part of it used here has"
+                raise UserError(f"{where}: the vocabulary has no {kind} token, which {self.format.name} needs")
+        if self.format.objective == "nsp" and self.store.documents < 2:
+            part = "this store has" if self.store.complete else "the part used here has"
             raise UserError(f"{where}: NSP needs two documents or more; {part} {self.store.documents}")
         if not 0 <= self.rank < self.world:
             raise UserError(f"rank {self.rank} of {self.world}: ranks go from 0 to {self.world - 1}")
@@ -114,7 +112,7 @@ class Stream:
         if self.fixed and (self.shares % self.world or self.batch_tokens % self.shares):
             raise UserError(
                 f"batch_tokens {self.batch_tokens}: {self.world} ranks must divide {self.shares} shares, and "
-                f"those the fixed batch; change one of them"
+                f"the shares must divide the fixed batch; change one of them"
             )
         least = self.max_length * (1 if self.world == 1 else 2 * self.world)
         if self.fixed:
@@ -131,7 +129,7 @@ class Stream:
         return ceil(self.epoch_tokens / self._stride)
 
     def epoch_at(self, step: int) -> float:
-        """Epochs read before a step."""
+        """Return the epochs read before a step."""
         return step * self._stride / self.epoch_tokens
 
     def __getitem__(self, step: int) -> Batch:
@@ -146,7 +144,7 @@ class Stream:
             step += 1
 
     def one_epoch(self, epoch: int = 0) -> Iterator[Batch]:
-        """One epoch and no more, every token once: for evaluation. The last batch may be smaller."""
+        """Yield the batches of one epoch, every token once, for evaluation. The last batch may be smaller."""
         low, end = epoch * self.epoch_tokens, (epoch + 1) * self.epoch_tokens
         first = (low // self._stride + 1) * self._stride
         for nominal in range(first, end + self._stride, self._stride):
@@ -156,7 +154,7 @@ class Stream:
             low = high
 
     def example(self, number: int, epoch: int = 0) -> Batch:
-        """The example that stands at a place of the corpus, alone, as that epoch shows it."""
+        """Return one example, by its number in corpus order, as a batch of this epoch."""
         count = self.examples
         if not 0 <= number < count:
             raise UserError(f"example {number}: the store has {count:,} of this format, from 0 on")
@@ -168,12 +166,13 @@ class Stream:
         low, high = int(window.bounds[at]), int(window.bounds[at + 1])
         return self._pack([(window, window.read(low, high))])
 
-    # The line: windows of an epoch, places in them.
+    # Places in the line.
 
     def _order(self, epoch: int) -> tuple[list[Ints], Ints, Ints]:
-        """Chunks of each window, the order of the windows, and where each starts in the epoch's line.
+        """Return the chunks of each window, the order of the windows, and where each starts in the epoch's line.
 
-        With static masks an epoch's windows are those of the epoch it repeats, in another order."""
+        With static masks an epoch's windows are those of the epoch it repeats, in another order.
+        """
         with self._lock:
             if epoch not in self._orders:
                 chunks = np.arange(self.index.totals.size)
@@ -216,7 +215,7 @@ class Stream:
             return self._windows[epoch, place]
 
     def _find(self, place: int) -> tuple[ShuffleWindow, int, int]:
-        """The window that holds a place of the line, where the window starts, and where it ends."""
+        """Return the window at a place of the line, and where the window starts and ends."""
         epoch, offset = divmod(place, self.epoch_tokens)
         _, _, starts = self._order(epoch)
         number = int(np.searchsorted(starts, offset, "right")) - 1
@@ -224,13 +223,13 @@ class Stream:
         return self._window(epoch, number), base + int(starts[number]), base + int(starts[number + 1])
 
     def _sequence(self, place: int) -> tuple[int, int]:
-        """Where the example that holds a place of the line starts and ends."""
+        """Return where the example at a place of the line starts and ends."""
         window, start, _ = self._find(place)
         at = int(np.searchsorted(window.bounds, place - start, "right")) - 1
         return start + int(window.bounds[at]), start + int(window.bounds[at + 1])
 
     def _border(self, place: int) -> int:
-        """A batch's border: the end of the example around the place if it is near, else the place."""
+        """Return the border of a batch: the end of the example at the place if it is near, else the place."""
         start, end = self._sequence(place)
         return end if start < place and end - place <= self._slack else place
 
@@ -255,7 +254,7 @@ class Stream:
         return self._pack(slices)
 
     def _between(self, low: int, high: int, rank: int) -> int:
-        """Where a rank's part of the batch starts: the border of sequences nearest to its even share."""
+        """Return where a rank's part of the batch starts: the sequence border nearest to its equal share."""
         if rank in (0, self.world):
             return low if rank == 0 else high
         place = low + (high - low) * rank // self.world
@@ -266,8 +265,8 @@ class Stream:
     def _pack(self, slices: list[tuple[ShuffleWindow, PackedSlice]]) -> Batch:
         masked, targets, bounds, base = [], [], [np.zeros(1, np.int64)], 0
         for window, piece in slices:
-            if self._asking:
-                places, there = self._asking.apply(piece.ids, piece.bounds, piece.counters, window.mask_key)
+            if self._targets:
+                places, there = self._targets.apply(piece.ids, piece.bounds, piece.counters, window.mask_key)
                 masked.append(places + base)
                 targets.append(there)
             bounds.append(piece.bounds[1:] + base)
@@ -280,14 +279,15 @@ class Stream:
             segments=torch.from_numpy(_concatenate([piece.segments for _, piece in slices])),
             cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
             max_seqlen=int(np.diff(edges).max(initial=0)),
-            masked=torch.from_numpy(_concatenate(masked)) if self._asking else None,
-            targets=torch.from_numpy(_concatenate(targets)) if self._asking else None,
-            pairs=torch.from_numpy(_concatenate(labels)) if self.format.question else None,
+            masked=torch.from_numpy(_concatenate(masked)) if self._targets else None,
+            targets=torch.from_numpy(_concatenate(targets)) if self._targets else None,
+            pairs=torch.from_numpy(_concatenate(labels)) if self.format.objective else None,
         )
 
 
 def _slack(batch_tokens: int, max_length: int, waste: float | None) -> int:
-    """How far behind an even border an example may end. A batch loses at most twice as much, on average less."""
+    """Return how far behind an equal border an example may end. A batch loses at most twice as much, less on
+    average."""
     if waste is not None:
         return int(batch_tokens * waste / 2)
     few = 2 * max_length <= batch_tokens < 6 * max_length
@@ -299,6 +299,6 @@ def _reopen(store: Store | Path, settings: dict[str, Any]) -> Stream:
 
 
 def _concatenate(arrays: list[Ints]) -> Ints:
-    if not arrays:  # a rank whose part of an epoch's last batch is empty
+    if not arrays:  # the part of a rank in an epoch's last batch may be empty
         return np.zeros(0, np.int64)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

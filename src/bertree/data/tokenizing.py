@@ -1,8 +1,8 @@
 """Documents -> sentences -> tokens, in this process or in several.
 
-Workers are processes that are spawned, each with one thread: forking beside the tokenizer library's thread
-pool can hang, and threads would queue for the interpreter while they split sentences and gather ids.
-Results come back in the order of the input whatever the number of workers, so a store does not depend on it.
+Workers are spawned processes with one thread each: forking beside the tokenizer library's thread pool can hang, and
+threads would wait for the interpreter lock while they split sentences and collect ids. Results come back in the order
+of the input for any number of workers, so a store does not depend on it.
 """
 
 import json
@@ -38,40 +38,40 @@ class TokenizedDocuments(NamedTuple):
     tokens: NDArray[Any]
     sentences: NDArray[np.int64]  # tokens in each, never 0
     documents: NDArray[np.int64]  # sentences in each, never 0
-    empty: int  # documents that gave no token at all
+    empty: int  # documents without any token
 
 
 class DocumentTokenizer:
-    """Turns documents into ids. Special tokens that stand in the text are text, not special."""
+    """Turns documents into ids. Special tokens that occur in the text are text, not special."""
 
     def __init__(self, backend: Backend, vocab_size: int, spaced: bool, language: str) -> None:
         self.backend = backend
         self.backend.encode_special_tokens = True
         self.dtype = dtype_for(vocab_size)
-        self.spaced = spaced  # sentences after the first begin with a space, as they do in running text
+        self.spaced = spaced  # sentences after the first begin with a space, as in running text
         self.language = language
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, language: str) -> "DocumentTokenizer":
-        """A tokeniser with its own copy of a tokenizer's backend."""
+        """Make one with its own copy of a tokenizer's backend."""
         return cls.deserialize(cls.serialize(tokenizer, language))
 
     @staticmethod
     def serialize(tokenizer: Tokenizer, language: str) -> tuple[str, int, bool, str]:
-        """All it takes to make one in another process."""
+        """Return everything needed to make one in another process."""
         text = tokenizer.backend.to_str()
         steps = json.dumps(json.loads(text).get("pre_tokenizer"))
         spaced = is_byte_level(tokenizer) and '"add_prefix_space": true' not in steps
         return text, tokenizer.size, spaced, language
 
     @classmethod
-    def deserialize(cls, spelled: tuple[str, int, bool, str]) -> "DocumentTokenizer":
-        """One from what `spell` gave."""
-        text, vocab_size, spaced, language = spelled
+    def deserialize(cls, serialized: tuple[str, int, bool, str]) -> "DocumentTokenizer":
+        """Make one from the result of `serialize`."""
+        text, vocab_size, spaced, language = serialized
         return cls(Backend.from_str(text), vocab_size, spaced, language)
 
     def __call__(self, documents: list[str]) -> TokenizedDocuments:
-        """Ids and lengths of some documents; what gives no token is left out."""
+        """Return ids and lengths of some documents; what gives no token is left out."""
         texts: list[str] = []
         counts: list[int] = []
         for document in documents:
@@ -92,8 +92,8 @@ class DocumentTokenizer:
 _worker_tokenizer: DocumentTokenizer | None = None  # of a worker process
 
 
-def _start_worker(spelled: tuple[str, int, bool, str]) -> None:
-    """Ready a worker: one thread, deaf to Ctrl-C (its parent listens), gone when its parent is."""
+def _start_worker(serialized: tuple[str, int, bool, str]) -> None:
+    """Set up a worker: one thread, SIGINT ignored (its parent handles it), gone when its parent is."""
     global _worker_tokenizer
     os.environ[PARALLEL] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -105,7 +105,7 @@ def _start_worker(spelled: tuple[str, int, bool, str]) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    _worker_tokenizer = DocumentTokenizer.deserialize(spelled)
+    _worker_tokenizer = DocumentTokenizer.deserialize(serialized)
 
 
 def _tokenize_in_worker(documents: list[str]) -> TokenizedDocuments:
@@ -115,7 +115,7 @@ def _tokenize_in_worker(documents: list[str]) -> TokenizedDocuments:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """The tokenizer library on one thread."""
+    """Run the tokenizer library on one thread."""
     before = os.environ.get(PARALLEL)
     os.environ[PARALLEL] = "false"
     try:
@@ -134,16 +134,16 @@ def tokenize(
     language: str,
     workers: int,
 ) -> Generator[tuple[Task, TokenizedDocuments], None, None]:
-    """Each task with its tokens, in order; no more than a few are in memory at once."""
+    """Yield each task with its tokens, in order; only a few are in memory at once."""
     if workers == 1:
-        local = DocumentTokenizer.from_tokenizer(tokenizer, language)
+        tokenize_here = DocumentTokenizer.from_tokenizer(tokenizer, language)
         with single_threaded():
             for task in tasks:
-                yield task, local(documents(task))
+                yield task, tokenize_here(documents(task))
         return
-    spelled = DocumentTokenizer.serialize(tokenizer, language)
+    serialized = DocumentTokenizer.serialize(tokenizer, language)
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(spelled,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(serialized,))
     try:
         waiting: deque[tuple[Task, Future[TokenizedDocuments]]] = deque()
         for task in tasks:

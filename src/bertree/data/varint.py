@@ -1,8 +1,8 @@
-"""Lengths in as few bytes as they need: seven bits a byte, the high bit says that more follow.
+"""Variable-length integers: seven bits per byte, the high bit says that more follow.
 
-Nearly every sentence has fewer than 128 tokens and nearly every document fewer than 128 sentences, so a
-length costs one byte where a fixed width would cost four. The price is that lengths must be decoded before
-use; numpy does that at some hundred million a second.
+Nearly every sentence has fewer than 128 tokens and nearly every document fewer than 128 sentences, so a length costs
+one byte where a fixed width would cost four. In return lengths must be decoded before use; numpy does that at some
+hundred million a second.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ GROUPS = 9  # 63 bits
 
 
 def encode(lengths: NDArray[Any]) -> bytes:
-    """Non-negative integers as variable-length bytes, least significant group first."""
+    """Encode non-negative integers as variable-length bytes, least significant group first."""
     values = np.asarray(lengths, dtype=np.int64)
     assert values.size == 0 or values.min() >= 0, "a length is never negative"
     sizes = np.ones(values.size, dtype=np.int64)
@@ -32,7 +32,7 @@ def encode(lengths: NDArray[Any]) -> bytes:
 
 
 def decode(data: bytes) -> Lengths:
-    """The integers back; `ValueError` where the bytes are not such a list."""
+    """Decode the integers; raise ValueError if the bytes are not valid."""
     raw = np.frombuffer(data, dtype=np.uint8)
     last = raw < 0x80
     if last.all():

@@ -1,11 +1,11 @@
-"""A window: a handful of chunks, shuffled as a whole and laid out as one long line of packed tokens.
+"""A window: a few chunks, shuffled together and laid out as one long line of packed tokens.
 
-Everything a batch can contain is one shape here: a list of parts, each a run of consecutive tokens in the
-window's buffer. The special tokens stand at the end of that buffer, so a separator is a part like any
-other, and a batch is one `repeat` and one `take`, whatever the format. The buffer costs two bytes a token
-and turns the random reads of a shuffled epoch into a few long sequential ones.
+Everything a batch can contain has one form here: a list of runs, each of consecutive tokens in the window's buffer. The
+special tokens stand at the end of that buffer, so a separator is a run like any other, and a batch is one `repeat` and
+one `take`, whatever the format. The buffer costs two bytes per token and turns the random reads of a shuffled epoch
+into a few long sequential ones.
 
-Letters: e examples, p parts, t tokens, s sequences.
+Shape letters: e examples, p runs, t tokens, s sequences.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,12 +25,12 @@ from bertree.data.store import Store
 
 @dataclass
 class PackedSlice:
-    """A piece of the line, packed."""
+    """A packed piece of the line."""
 
     ids: Ints  # t
     positions: Ints  # t
     segments: Ints  # t
-    counters: Ints  # t: place of each token in the window's buffer, which its draws are counted by
+    counters: Ints  # t: place of each token in the window's buffer, the counter of its random draws
     bounds: Ints  # s + 1
     labels: Ints | None  # s
 
@@ -46,10 +46,10 @@ class TokenRuns:
 
 @dataclass(frozen=True)
 class ShuffleWindow:
-    """The line of one window, and the draws that belong to it."""
+    """The line of one window, and the key of its random draws."""
 
     buffer: NDArray[Any]
-    numbers: Ints  # e: which example of the index stands where
+    numbers: Ints  # e: number of each example in the index
     bounds: Ints  # e + 1: places of the examples in the line
     parts: TokenRuns
     labels: Ints | None  # e
@@ -57,8 +57,11 @@ class ShuffleWindow:
     mask_key: np.uint64
 
     def read(self, low: int, high: int, cuts: Ints | None = None) -> PackedSlice:
-        """The tokens from `low` to `high`. A sequence that reaches beyond them, or over one of the cuts
-        between, is torn: each side is a sequence of its own without the other's special tokens."""
+        """Return the tokens from `low` to `high`.
+
+        A sequence that extends beyond them, or over one of the cuts between, is split: each side is a sequence of its
+        own without the other's special tokens.
+        """
         parts, size = self.parts, high - low
         first = int(np.searchsorted(parts.bounds, low, "right")) - 1
         last = int(np.searchsorted(parts.bounds, high, "left"))
@@ -87,7 +90,7 @@ class ShuffleWindow:
             owners = np.searchsorted(self.bounds, edges[:-1], "right") - 1
         if self.labels is None or self.seconds is None:
             return edges - low, None
-        # A torn pair keeps its question where its head still holds some of B, as after BERT's truncation.
+        # A split pair keeps its label if its head still contains some of B, as after BERT's truncation.
         asks = (edges[:-1] == self.bounds[owners]) & (edges[1:] > self.seconds[owners])
         return edges - low, np.where(asks, self.labels[owners], NO_LABEL)
 
@@ -102,8 +105,11 @@ def build_window(
     order: np.uint64,
     arrange: Callable[[Ints], Ints],
 ) -> ShuffleWindow:
-    """The window of some chunks. `content` keys what the examples are, `order` how they are shuffled, and
-    `arrange` gives the final order of shuffled examples of these lengths."""
+    """Build the window of some chunks.
+
+    `content` is the key of what the examples are, `order` of how they are shuffled; `arrange` returns the final order
+    of shuffled examples of these lengths.
+    """
     chunks = np.sort(chunks)
     firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
     numbers = counter_random.concatenate_ranges(firsts, lasts - firsts)
@@ -119,7 +125,7 @@ def build_window(
         places = marks + np.repeat(starts, np.diff(offsets))
         borders = pairing.Borders(starts, contents, offsets, places)
         documents = _concatenate_ranges(index.examples.documents, runs)
-        pairs = pairing.make_pairs(borders, documents, format.question, room, content)
+        pairs = pairing.make_pairs(borders, documents, format.objective, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
         lengths += np.where(pairs.labels == NO_LABEL, format.single_overhead, format.full_overhead)
     shuffled = np.argsort(counter_random.bits(order, numbers))
@@ -151,7 +157,7 @@ def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> NDArray[Any
 
 
 def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int) -> TokenRuns:
-    """[CLS] A [SEP] B [SEP], or [CLS] A [SEP] where there is no B."""
+    """Lay out [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if there is no B."""
     count = shuffled.size
     alone = pairs.labels[shuffled] == NO_LABEL
     lengths = np.ones((count, 5), np.int64)
@@ -169,10 +175,10 @@ def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int)
 def _single_runs(
     starts: Ints, contents: Ints, offsets: Ints, marks: Ints, shuffled: Ints, framed: bool, size: int
 ) -> TokenRuns:
-    """[CLS] text [SEP], with a separator at each mark of the text; a stream has the text alone."""
+    """Lay out [CLS] text [SEP], with a separator at each mark of the text; a stream is the text alone."""
     counts = np.diff(offsets)[shuffled]
     marks = marks[counter_random.concatenate_ranges(offsets[shuffled], counts)]
-    pieces = counts + 1  # of text between separators
+    pieces = counts + 1  # pieces of text between separators
     ends_of = np.cumsum(pieces)
     firsts = ends_of - pieces
     heads = np.zeros(int(ends_of[-1]), np.bool_)

@@ -1,7 +1,7 @@
-"""Writing a store shard by shard.
+"""Write a store shard by shard.
 
-A shard grows under a temporary name and gets its own only when it is whole and on the disk; the header
-follows when all shards are. Whatever a killed run leaves behind is either a whole shard or a `.part` file.
+A shard grows under a temporary name and is renamed only when it is complete and on the disk; the header follows when
+all shards are there. A killed run leaves either complete shards or `.part` files.
 """
 
 import errno
@@ -27,7 +27,7 @@ PARTIAL = ".part"
 
 @contextmanager
 def disk_errors(folder: Path, advice: str = "") -> Iterator[None]:
-    """A full or failing disk, said in one line."""
+    """Report a full or failing disk in one line."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,7 @@ def write_json(path: Path, value: Json) -> None:
 
 
 class ShardWriter:
-    """One shard while it grows. Tokens go to the disk at once; lengths are a byte each and wait."""
+    """Writes one shard. Tokens go to the disk at once; lengths take a byte each and stay in memory."""
 
     def __init__(self, folder: Path, number: int, vocab_size: int) -> None:
         self.folder, self.number = folder, number
@@ -67,7 +67,7 @@ class ShardWriter:
         self._file = self._path.with_name(self._path.name + PARTIAL).open("wb")
 
     def add(self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any]) -> None:
-        """Whole documents: ids, tokens in each sentence, sentences in each document."""
+        """Add whole documents: ids, tokens in each sentence, sentences in each document."""
         assert int(sentences.sum()) == tokens.size, "sentences must fill the tokens"
         assert int(documents.sum()) == sentences.size, "documents must fill the sentences"
         assert int(sentences.min(initial=1)) > 0, "empty sentences are never stored"
@@ -82,7 +82,7 @@ class ShardWriter:
             self._counts[part] += values.size
 
     def close(self) -> dict[str, ShardFile]:
-        """Put the shard in its place and say what is in it."""
+        """Put the shard in place and return the description of its files."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -95,12 +95,12 @@ class ShardWriter:
         return parts
 
     def abandon(self) -> None:
-        """Close the file and leave its remains to whoever comes next."""
+        """Close the file and leave it to the next run."""
         self._file.close()
 
 
 def shard_entry(parts: Mapping[str, ShardFile]) -> Json:
-    """A shard's entry in the header or the journal."""
+    """Return a shard's entry in the header or the journal."""
     return {part: asdict(parts[part]) for part in PARTS}
 
 
@@ -114,7 +114,7 @@ def write_header(
     tokenizer_hash: str,
     summary: Json,
 ) -> None:
-    """The word table, then the header: from here on the folder is a store."""
+    """Write the word table, then the header: from here on the folder is a store."""
     words = word_start.astype(np.uint8).tobytes()
     assert len(words) == vocab_size, "one entry a token"
     write_whole(folder / WORDS, words)

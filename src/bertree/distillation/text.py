@@ -28,12 +28,12 @@ from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import Training, check_place, rate, run_files
+from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, make_folder, remove_leftovers
 from bertree.tasks.logits import inference_autocast
 from bertree.train.device import Machine, be_deterministic
 from bertree.train.held_out import evaluate
 from bertree.train.schedule import Plan
-from bertree.train.session import write_report
 
 TEXTS = 64  # held-out examples that teacher and student are timed on
 
@@ -95,7 +95,7 @@ def _compare(training: Training, teacher: str, out: Path, seconds: float) -> Non
     examples = [stream.example(k * stream.examples // count) for k in range(count)]
     texts = [backend.decode(_unmasked(example).tolist()) for example in examples]
     beside(teacher, out, [text for text in texts if text.strip()], scores, seconds, device=machine.device)
-    write_report(out)
+    write_run_report(out)
 
 
 def _unmasked(example: Batch) -> torch.Tensor:

@@ -12,15 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from bertree.console import note
-from bertree.embeddings import correlation, page, sts
+from bertree.embeddings import correlation, sts
 from bertree.embeddings import glove as words
 from bertree.embeddings.correlation import KINDS, MEASURES, Figures, Judged
 from bertree.embeddings.embed import Embedder, How, embedded
-from bertree.embeddings.page import Row, figure, short
+from bertree.embeddings.page import EncoderScores, evaluation_page, format_correlation
 from bertree.embeddings.sts import PairSet
 from bertree.errors import UserError
 from bertree.files import Json, json_text, write_into_folder, write_json_lines
 from bertree.inference.embedding import Vectors
+from bertree.report.formats import end_of_path
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 
 SHORT = ("cosine", "dot", "eucl", "manh")  # of MEASURES, in a table of 80 columns
@@ -41,7 +42,7 @@ class Subjects:
 class Result:
     """A row of the table and how its vectors were made."""
 
-    row: Row
+    row: EncoderScores
     model: str
     pooling: str
 
@@ -77,7 +78,7 @@ def evaluate(
     if out is not None:
         write_into_folder(out / SCORES, json_text(found, 2) + "\n")
         write_json_lines(out / PREDICTIONS, _predictions(sets, results))
-        page.write(out / REPORT, sets, [result.row for result in results])
+        write_into_folder(out / REPORT, evaluation_page(out.resolve().name, sets, [result.row for result in results]))
     if as_json:
         print(json_text(found, 2))
         return
@@ -120,7 +121,7 @@ def _results(subjects: Subjects, sets: Sequence[PairSet], how: How, quiet: bool)
         yield Result(_row(name, others, sets, places), str(path), "mean of content words")
 
 
-def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str, int]) -> Row:
+def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str, int]) -> EncoderScores:
     judged = []
     for one in sets:
         sides = [
@@ -129,7 +130,7 @@ def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str,
         ]
         judged.append(correlation.judge(one, sides))
     average = correlation.average([found.whole for found in judged])["spearman"]["cosine"]
-    return Row(name, vectors.shape[1], tuple(judged), average)
+    return EncoderScores(name, vectors.shape[1], tuple(judged), average)
 
 
 def _as_json(sets: Sequence[PairSet], results: Sequence[Result]) -> Json:
@@ -184,7 +185,7 @@ def _predictions(sets: Sequence[PairSet], results: Sequence[Result]) -> Iterator
                     }
 
 
-def _show(sets: Sequence[PairSet], rows: Sequence[Row]) -> None:
+def _show(sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=WIDE)
     for number, one in enumerate(sets):
         console.print(Text(f"{one.name}: {one.pairs:,} pairs", style="bold"))
@@ -197,7 +198,9 @@ def _show(sets: Sequence[PairSet], rows: Sequence[Row]) -> None:
         for row in rows:
             for part, figures in row.judged[number].rows:
                 several = bool(row.judged[number].parts)
-                name = f"  {part}" if part != "all" else short(row.name, NAME) + (", all pairs" if several else "")
+                name = (
+                    f"  {part}" if part != "all" else end_of_path(row.name, NAME) + (", all pairs" if several else "")
+                )
                 table.add_row(Text(name), *_cells(figures))
         console.print(table)
     if len(sets) > 1:
@@ -205,15 +208,17 @@ def _show(sets: Sequence[PairSet], rows: Sequence[Row]) -> None:
 
 
 def _cells(figures: Figures) -> list[str]:
-    return [figure(figures[kind][measure]) for kind in KINDS for measure in MEASURES]
+    return [format_correlation(figures[kind][measure]) for kind in KINDS for measure in MEASURES]
 
 
-def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[Row]) -> None:
+def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
     console.print(Text("Spearman of the cosine, all pairs of each set", style="bold"))
     table = Table("", *(escape(one.name) for one in sets), "average", box=None, pad_edge=False, padding=(0, 1))
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
         values = [judged.whole["spearman"]["cosine"] for judged in row.judged]
-        table.add_row(Text(short(row.name, NAME)), *map(figure, values), figure(row.average))
+        table.add_row(
+            Text(end_of_path(row.name, NAME)), *map(format_correlation, values), format_correlation(row.average)
+        )
     console.print(table)

@@ -11,7 +11,7 @@ from rich.table import Table
 from bertree.console import bar, note
 from bertree.errors import UserError
 from bertree.files import Json, json_text, read_json, write_into_folder, write_json_lines
-from bertree.finetuning.page import page
+from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
 from bertree.inference.load import device_of, load
@@ -79,7 +79,7 @@ def evaluate(
     known = {"task": task.name, "split": wanted[0], "model": model}
     if out is not None:
         write_into_folder(out / SCORES, json_text(found | known, 2) + "\n")
-        page.write(out, task, found | {"model": model}, {name: out / predictions_file(name) for name in wanted}, note)
+        write_page(out, task, found | {"model": model}, {name: out / predictions_file(name) for name in wanted})
     if as_json:
         print(json_text(found | known, 2))
     else:

@@ -23,7 +23,7 @@ from bertree.files import Json, exclusive_lock, json_text, read_json, write_into
 from bertree.finetuning import config as configs
 from bertree.finetuning import outcome
 from bertree.finetuning.evaluate import shown
-from bertree.finetuning.page import page
+from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import FineTuningJob, prepare_run, read_examples, training_splits
 from bertree.finetuning.tuner import EncodedSplit, evaluate_split
 from bertree.inference.load import load
@@ -221,7 +221,7 @@ def _finish(job: FineTuningJob, results: Sequence[Json]) -> Json:
 
 def _write_page(job: FineTuningJob, found: Json) -> None:
     lines = {name: job.out / predictions_file(name) for name in job.parts if name != "train"}
-    page.write(job.out, job.tuner.task, found, lines, note)
+    write_page(job.out, job.tuner.task, found, lines)
 
 
 def _print(task: Task[Any], results: Sequence[Json], found: Json) -> None:

@@ -33,7 +33,7 @@ def stores(data: DataSettings) -> tuple[Store, Store]:
     """What is learned from, and what is held out."""
     store = Store.open(data.store)
     if not data.held_out:
-        return split_held_out(store, data.held_out_share, least=2 if data.format.endswith("+nsp") else 1)
+        return split_held_out(store, data.held_out_share, min_documents=2 if data.format.endswith("+nsp") else 1)
     held = Store.open(data.held_out)
     if held.tokenizer_hash != store.tokenizer_hash:
         raise UserError(f"{data.held_out}: was made with another tokenizer than {data.store}; prepare it again")

@@ -1,7 +1,7 @@
-"""What models cost and score beside one another, as plain values: comparison.json, and the words for its ratios.
+"""The size, speed and scores of models as plain values (comparison.json), and the words for their ratios.
 
-Sits low so that every report can show it; `distil.compare` is what measures. The first model is the one the others
-are measured against: in a distillation the teacher, with one student after it.
+`bertree.comparison` measures them; they are defined here so that every report can show them. The first model is the
+one the others are compared with: in a distillation the teacher, with one student after it.
 """
 
 import json
@@ -22,89 +22,89 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a model is on one device. Latencies: one text at a time; rates: many, packed, sorted by length."""
+    """The speed of a model on one device. Latencies: one text at a time; rates: many, packed, sorted by length."""
 
     device: str  # cpu or cuda
     processor: str  # its name
     threads: int  # 0: not a CPU
     precision: str
-    latency_ms: float  # median, from ids that are there already
+    latency_ms: float  # median, without tokenisation
     latency_p90_ms: float
-    text_latency_ms: float  # the same with the tokenising
+    text_latency_ms: float  # median, with tokenisation
     text_latency_p90_ms: float
-    timed_texts: int  # how many answers the latencies are of
+    timed_texts: int  # behind the latencies
     texts_per_s: float
     tokens_per_s: float
-    passes: int  # how many the rates are a median of
+    passes: int  # behind the rates, which are medians
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a model costs. Parameters are those that its answers are computed with: a head that is not asked is none."""
+class ModelCosts:
+    """The size and speed of a model. Only parameters that its answers are computed with count."""
 
     name: str
     parameters: int
     embeddings: int  # tables, their norm, and the projection to the width of the layers
     encoder: int  # the layers
-    head: int  # what stands above them and is asked
+    head: int  # what is used above the layers
     weight_bytes: int
-    on_disk: bool  # the bytes are those of files, not of the tensors in memory
-    tokens_a_text: float  # mean of the texts that were timed
+    on_disk: bool  # the bytes are those of files, not of tensors in memory
+    tokens_a_text: float  # mean of the timed texts
     speeds: tuple[Speed, ...]
 
     def speed(self, device: str) -> Speed:
-        """On a device that was measured."""
+        """Return the speed on a device."""
         return next(speed for speed in self.speeds if speed.device == device)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Models beside the first of them. A score that a model does not have, or that is not finite, is None."""
+    """Models compared with the first of them. A score that is missing or not finite is None."""
 
-    models: tuple[Figures, ...]
+    models: tuple[ModelCosts, ...]
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     measured_on: str = ""  # which texts, in a few words
 
     @property
-    def teacher(self) -> Figures:
-        """The one the others are measured against."""
+    def teacher(self) -> ModelCosts:
+        """Return the model the others are compared with."""
         return self.models[0]
 
     @property
-    def student(self) -> Figures:
-        """The first of the others."""
+    def student(self) -> ModelCosts:
+        """Return the first of the other models."""
         return self.models[1]
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Where they were timed."""
+        """Return the devices the models were timed on."""
         return tuple(speed.device for speed in self.teacher.speeds)
 
     def times_smaller(self, place: int = 1) -> float:
-        """By parameters."""
+        """Return the ratio of the parameters."""
         return self.teacher.parameters / self.models[place].parameters
 
     def times_lighter(self, place: int = 1) -> float:
-        """By bytes of the weights."""
+        """Return the ratio of the bytes of the weights."""
         return self.teacher.weight_bytes / self.models[place].weight_bytes
 
     def times_faster(self, device: str = "cpu", place: int = 1) -> float:
-        """By the median latency of one text."""
+        """Return the ratio of the median latencies of one text."""
         return self.teacher.speed(device).latency_ms / self.models[place].speed(device).latency_ms
 
     def times_more_texts(self, device: str = "cpu", place: int = 1) -> float:
-        """By texts a second, packed."""
+        """Return the ratio of the packed texts per second."""
         return self.models[place].speed(device).texts_per_s / self.teacher.speed(device).texts_per_s
 
     def share_kept(self, score: str, place: int = 1) -> float | None:
-        """Of the first model's score; None where lower is better, or where a share says nothing."""
-        whole, kept = self.scores[score][0], self.scores[score][place]
-        if whole is None or kept is None or whole <= 0 or smaller_is_better(score):
+        """Return a score as a share of the first model's; None where lower is better or a share means nothing."""
+        full, kept = self.scores[score][0], self.scores[score][place]
+        if full is None or kept is None or full <= 0 or smaller_is_better(score):
             return None
-        return kept / whole
+        return kept / full
 
     def as_json(self) -> Json:
-        """Plain values; what follows from the others stands beside them, for machines."""
+        """Return plain values, and the ratios that follow from them."""
         against = []
         for place in range(1, len(self.models)):
             found: Json = {
@@ -127,7 +127,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, value: Json, where: str) -> "Comparison":
-        """What `as_json` gave, checked; ratios are worked out anew, not believed."""
+        """Read what `as_json` returned, checked; ratios are computed again."""
         if value.get("version") != VERSION:
             raise UserError(
                 f"{where}: version: must be {VERSION}, not {value.get('version')!r}; compare the models again"
@@ -146,14 +146,14 @@ class Comparison:
         return cls(models, scores, str(value["measured_on"]))
 
     def write(self, folder: Path) -> Path:
-        """Into a folder, for its report."""
+        """Write comparison.json into a folder, for its report."""
         text = json.dumps(self.as_json(), ensure_ascii=False, indent=2, allow_nan=False)
         write_atomically(folder / COMPARISON, text + "\n")
         return folder / COMPARISON
 
 
-def read(path: Path) -> Comparison:
-    """A comparison.json, checked."""
+def read_comparison(path: Path) -> Comparison:
+    """Read a comparison.json."""
     return Comparison.from_json(read_json(path), str(path))
 
 
@@ -164,13 +164,13 @@ def _complete(value: Any, names: tuple[str, ...], where: str) -> None:
         raise UserError(f"{where}: {missing[0]}: is missing")
 
 
-def _model(value: Any, where: str) -> Figures:
-    _complete(value, tuple(part.name for part in fields(Figures)), where)
+def _model(value: Any, where: str) -> ModelCosts:
+    _complete(value, tuple(part.name for part in fields(ModelCosts)), where)
     if not isinstance(value["speeds"], list):
         raise UserError(f"{where}: speeds: must be a list")
     for place, speed in enumerate(value["speeds"]):
         _complete(speed, tuple(part.name for part in fields(Speed)), f"{where}.speeds.{place}")
-    model: Figures = read_values(Figures, value, where)
+    model: ModelCosts = read_values(ModelCosts, value, where)
     _positive(model, ("parameters", "weight_bytes", "tokens_a_text"), where)
     for speed in model.speeds:
         times = ("latency_ms", "latency_p90_ms", "text_latency_ms", "text_latency_p90_ms")
@@ -199,22 +199,22 @@ def _scores(values: Any, count: int, where: str) -> tuple[float | None, ...]:
 
 
 def times(ratio: float, more: str, less: str, count: int = 3) -> str:
-    """A ratio to the first model: 6.6x smaller, or 1.2x larger."""
+    """Write a ratio to the first model: 6.6x smaller, or 1.2x larger."""
     size = digits(max(ratio, 1 / ratio), count)
     return "the same" if size == "1" else f"{size}x {more if ratio > 1 else less}"
 
 
-def where_timed(speed: Speed) -> str:
-    """A device as people say it."""
+def device_name(speed: Speed) -> str:
+    """Return the readable name of a device."""
     return {"cpu": "CPU", "cuda": "GPU"}.get(speed.device, speed.device)
 
 
 def verdict(comparison: Comparison, place: int = 1) -> str:
-    """What a person wants to know first: 6.6x smaller, 9x faster, keeps 96.8 %."""
+    """Sum a comparison up in a line: 6.6x smaller, 9x faster, keeps 96.8 % of the accuracy."""
     parts = [times(comparison.times_smaller(place), "smaller", "larger", 2).replace("the same", "as large")]
     for device in comparison.devices:
         faster = times(comparison.times_faster(device, place), "faster", "slower", 2).replace("the same", "as fast")
-        on = f" on the {where_timed(comparison.teacher.speed(device))}" if len(comparison.devices) > 1 else ""
+        on = f" on the {device_name(comparison.teacher.speed(device))}" if len(comparison.devices) > 1 else ""
         parts.append(faster + on)
     shares = {name: comparison.share_kept(name, place) for name in comparison.scores}
     known = next(((name, share) for name, share in shares.items() if share is not None), None)

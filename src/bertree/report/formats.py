@@ -1,4 +1,4 @@
-"""How the figures of a run are named and written, the same on the terminal and in the report."""
+"""Write metrics, numbers and names as text, the same on the terminal and in reports."""
 
 import math
 import re
@@ -9,20 +9,21 @@ from bertree.objectives.pretraining import LABELS
 SHARES = {"accuracy", "f1", "precision", "recall", "exact"}
 SMALLER_IS_BETTER = ("loss", "perplexity", "error", "mse", "mae")
 MINUTE, HOUR, DAY = 60, 3600, 86400
+CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def label(field: str) -> str:
-    """What a person calls a field of the metrics."""
+    """Return the readable name of a metric."""
     return LABELS.get(field, field.replace("_", " "))
 
 
 def smaller_is_better(field: str) -> bool:
-    """Whether a fall of this figure is good news."""
-    return label(field).split()[-1] in SMALLER_IS_BETTER
+    """Return whether lower values of a metric are better."""
+    return label(field).split(" ")[-1] in SMALLER_IS_BETTER
 
 
-def figure(field: str, value: float) -> str:
-    """The value of a field: shares in per cent, losses with three decimals, others with four digits."""
+def format_metric(field: str, value: float) -> str:
+    """Write the value of a metric: shares in per cent, losses with three decimals, others with four digits."""
     if not math.isfinite(value):
         return "not finite"
     if SHARES & set(re.split(r"[_-]", field)) and not field.endswith("threshold"):
@@ -32,13 +33,22 @@ def figure(field: str, value: float) -> str:
     return digits(value, 4)
 
 
+def format_score(field: str, value: object) -> str:
+    """Write a score times 100; thresholds, losses and values above 1 as they are; a dash where there is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return "–"
+    if field.endswith("threshold"):
+        return f"{value:.3f}"
+    return format_metric(field, value) if smaller_is_better(field) or abs(value) > 1 else f"{100 * value:.2f}"
+
+
 def percent(share: float, places: int = 0) -> str:
-    """A share in per cent."""
+    """Write a share in per cent."""
     return f"{100 * share:.{places}f} %"
 
 
 def digits(value: float, count: int = 3) -> str:
-    """A number with so many significant digits: 0.0123, 12.3, 1,230, 1.2e-5."""
+    """Write a number with `count` significant digits: 0.0123, 12.3, 1,230, 1.2e-5."""
     if not math.isfinite(value):
         return "not finite"
     if value == 0:
@@ -52,7 +62,7 @@ def digits(value: float, count: int = 3) -> str:
 
 
 def quantity(value: float, count: int = 3) -> str:
-    """A large number in thousands (k), millions (M) or billions (B)."""
+    """Write a large number in thousands (k), millions (M) or billions (B)."""
     for size, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if math.isfinite(value) and abs(value) >= size:
             return f"{digits(value / (1e3 if name == 'k' else size), count)}{name}"
@@ -60,18 +70,33 @@ def quantity(value: float, count: int = 3) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units: 8.2 s, 3 min 20 s, 5 h 12 min, 2 d 4 h."""
+    """Write a time in its two largest units: 8.2 s, 3 min 20 s, 5 h 12 min, 2 d 4 h."""
     if not math.isfinite(seconds):
         return "not finite"
     if seconds < 10:
         return f"{_trimmed(f'{seconds:.1f}')} s"
     units = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
     for (size, name), (small, beside) in pairwise(units):
-        whole = round(seconds / small) * small
-        if whole >= size:
-            rest = whole % size // small
-            return f"{whole // size} {name}" + (f" {rest} {beside}" if rest else "")
+        rounded = round(seconds / small) * small
+        if rounded >= size:
+            rest = rounded % size // small
+            return f"{rounded // size} {name}" + (f" {rest} {beside}" if rest else "")
     return f"{round(seconds)} s"
+
+
+def end_of_path(text: str, room: int) -> str:
+    """Return the last `room` characters of a path: they tell it from others."""
+    return text if len(text) <= room else "…" + text[1 - room :]
+
+
+def printable(text: str) -> str:
+    """Replace everything that is not printable, line breaks included."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+
+
+def replace_control_characters(text: str) -> str:
+    """Replace characters that neither HTML nor XML allows."""
+    return CONTROL_CHARACTERS.sub("\ufffd", text)
 
 
 def _trimmed(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What a run wrote down about itself (`metrics.jsonl`), read back as rows and columns.
+"""Read the metrics a run wrote (`metrics.jsonl`) as rows and columns.
 
-A line that is not whole is left out: a killed run ends in one. Where a run went back to a checkpoint and wrote
-a step again, the later line counts.
+An incomplete line is left out: a killed run ends in one. Where a run went back to a checkpoint and wrote a step
+again, the later line counts.
 """
 
 import json
@@ -19,8 +19,7 @@ from bertree.errors import UserError
 from bertree.files import Json
 
 Floats = NDArray[np.float64]
-# Fields of "train" and "eval" lines that are not figures of merit; every other number of a "train" line is
-# a term of its loss.
+# Fields of "train" and "eval" lines that are not metrics; every other number of a "train" line is a term of its loss.
 BOOKKEEPING = frozenset(("kind", "step", "seconds", "tokens", "epoch", "phase", "parameters"))
 KNOWN = BOOKKEEPING | {"loss", "lr", "norm", "tokens_per_s", "waited", "skipped", "mfu", "batch_tokens"}
 
@@ -37,24 +36,24 @@ class History:
 
     @cached_property
     def terms(self) -> list[str]:
-        """Names of the loss terms."""
+        """Return the names of the loss terms."""
         return _numeric(self.train, KNOWN)
 
     @cached_property
     def scores(self) -> list[str]:
-        """Names of what evaluations measure beside losses."""
+        """Return the names of the metrics of evaluations that are not losses."""
         return _numeric(self.evaluations, {*KNOWN, *self.terms, "perplexity"})
 
     def last(self, name: str) -> float:
-        """The newest value of a field, in whichever line it stands; NaN where there is none."""
+        """Return the newest value of a field in any line; NaN where there is none."""
         ends = [self.end] if self.end else []
         rows = [row for row in (*ends, *self.train[-1:], *self.evaluations[-1:]) if name in row]
         newest = max(rows, key=lambda row: number(row.get("step", 0)), default=None)
         return math.nan if newest is None else number(newest[name])
 
 
-def read(path: Path) -> History:
-    """The history in a file of metrics."""
+def read_history(path: Path) -> History:
+    """Read a file of metrics."""
     history = History()
     lists = {
         "train": history.train,
@@ -82,7 +81,7 @@ def read(path: Path) -> History:
 
 
 def number(value: Any) -> float:
-    """A value as a number; NaN for anything that is none."""
+    """Return a value as a number; NaN for anything else."""
     if isinstance(value, float):
         return value
     try:
@@ -92,7 +91,7 @@ def number(value: Any) -> float:
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
-    """One field of many rows; NaN where it is missing or not a finite number."""
+    """Return one field of many rows; NaN where it is missing or not a finite number."""
     found = [row.get(name) for row in rows]
     try:
         values = np.array(found, dtype=np.float64).reshape(len(rows))
@@ -103,7 +102,7 @@ def column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
 
 
 def _row(line: str) -> Json | None:
-    """The object of one line, if it is one with a step."""
+    """Return the object of one line, if it has a step."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -114,7 +113,7 @@ def _row(line: str) -> Json | None:
 
 
 def _take_back(rows: list[Json], kind: str, row: Json) -> None:
-    """Forget what a run wrote beyond the checkpoint it went back to; events did happen and stay."""
+    """Remove what a run wrote beyond the checkpoint it went back to; events happened and stay."""
     if kind == "event":
         return
     again = row["step"] if kind == "sample" else row["step"] - 0.5  # a step has many samples and one of the others
@@ -127,7 +126,7 @@ def _take_back(rows: list[Json], kind: str, row: Json) -> None:
 
 
 def _numeric(rows: Sequence[Mapping[str, Any]], but: frozenset[str] | set[str]) -> list[str]:
-    """Names of the fields that hold numbers (null: one that is not finite), in the order in which they appear."""
+    """Return the names of the fields that hold numbers (null: not finite), in the order in which they appear."""
     names: dict[str, None] = {}
     seen = set(but)
     for row in rows:

@@ -1,74 +1,63 @@
-"""The shell of a report: one HTML file with its style and its few lines of script inside, and nothing from outside."""
+"""Render pages from templates: one HTML file with its style and script inside, and nothing from outside.
 
-from collections.abc import Iterable, Sequence
-from html import escape
+Every value is escaped by the templates. The only values that are markup already are charts (`report.svg`) and the
+files in assets/.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
+from bertree.console import note
+from bertree.errors import UserError
 from bertree.files import write_atomically
-from bertree.report.svg import CSS as CHARTS
-from bertree.report.theme import SCRIPT, STYLE
+from bertree.report.formats import replace_control_characters
+from bertree.report.svg.element import stylesheet
+from bertree.run_folder import REPORT
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
-def document(title: str, body: Iterable[str], style: str = "", script: str = SCRIPT) -> str:
-    """A whole page; `style` is what it has beside the common look."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{CHARTS}{STYLE}{style}</style></head>\n<body><main>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</main>"
-        + (f"<script>{script}</script>" if script else "")
-        + "</body></html>\n"
+def render(template: str, **values: object) -> str:
+    """Return the page that a template makes of values."""
+    return _environment().get_template(f"{template}.html.j2").render(values)
+
+
+def write_report(folder: Path, page: Callable[[], str]) -> None:
+    """Write a run's report.html; if that fails, note why: a run does not fail for want of a report."""
+    try:
+        write_atomically(folder / REPORT, page())
+    except (UserError, OSError) as error:
+        note(str(error))
+
+
+@cache
+def _environment() -> "Environment":
+    # Imported here, because commands that write no page should not wait for it.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    made = Environment(
+        loader=PackageLoader("bertree.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    made.globals["style"] = stylesheet() + _asset("report.css")
+    made.globals["script"] = _asset("report.js")
+    return made
 
 
-def heading(title: str, under: str, state: str = "", kind: str = "good") -> str:
-    """The top of a page."""
-    chip = f'<span class="state {kind}">{escape(state)}</span>' if state else ""
-    return f'<h1>{escape(title)}{chip}</h1><p class="sub">{escape(under)}</p>'
+def _asset(name: str) -> Markup:
+    return Markup(files("bertree.report").joinpath("assets", name).read_text(encoding="utf-8"))
 
 
-def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
-    """A row of headline figures: name, value, a few words more."""
-    made = [
-        f'<div class="tile"><dt>{escape(name)}</dt><dd>{escape(value)}</dd><div class="more">{escape(more)}</div></div>'
-        for name, value, more in figures
-    ]
-    return f'<dl class="tiles">{"".join(made)}</dl>' if made else ""
-
-
-def cards(charts: Sequence[str]) -> str:
-    """Charts side by side."""
-    framed = "".join(f'<figure class="card">{chart}</figure>' for chart in charts)
-    return f'<div class="charts">{framed}</div>'
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = "") -> str:
-    """A table of plain text; the columns in `numbers` are set flush right."""
-    cells = [[escape(cell) for cell in row] for row in rows]
-    return html_table([escape(cell) for cell in head], cells, numbers, kind)
-
-
-def html_table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), kind: str = "", above: str = ""
-) -> str:
-    """A table whose cells are HTML already, as is what stands above it."""
-    sides = dict.fromkeys(numbers, ' class="number"')
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}{sides.get(i, '')}>{cell}</{tag}>" for i, cell in enumerate(cells)) + "</tr>"
-
-    top = f"<thead>{line('th', head)}</thead>" if head else ""
-    lines = "".join(line("td", row) for row in rows)
-    return f'<div class="scroll {kind}">{above}<table>{top}<tbody>{lines}</tbody></table></div>'
-
-
-def folded(title: str, inside: str, unfolded: bool = False) -> str:
-    """A part that opens at a click."""
-    return f"<details{' open' if unfolded else ''}><summary>{escape(title)}</summary>{inside}</details>"
-
-
-def place(path: Path, text: str) -> Path:
-    """Write a file whole or not at all."""
-    write_atomically(path, text)
-    return path
+def _clean(value: object) -> object:
+    """Prepare a value for the page before it is escaped."""
+    return replace_control_characters(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

@@ -1,4 +1,4 @@
-"""The numbers behind a chart: axes with round ticks, long curves made short, noisy ones smooth."""
+"""The numbers behind a chart: axes with round ticks, long curves thinned, noisy ones smoothed."""
 
 import math
 from collections.abc import Callable
@@ -22,10 +22,7 @@ TIMES = (
 
 @dataclass(frozen=True)
 class Axis:
-    """How values are laid along one side of a chart.
-
-    `log` None leaves the choice to the values; `zero` lets the axis start at 0; `text` writes the ticks.
-    """
+    """The settings of one axis: `log` None decides by the values, `zero` starts at 0, `text` writes the ticks."""
 
     log: bool | None = False
     zero: bool = False
@@ -35,7 +32,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis with its limits: where a value lies (0 to 1) and which ticks it has."""
+    """An axis with its limits and ticks. Calling it maps values to places from 0 to 1."""
 
     low: float
     high: float
@@ -50,20 +47,20 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Thinned:
-    """A curve of few points: the mean of each stretch, and the least and greatest value in it."""
+class ThinCurve:
+    """A curve of few points: the mean of each stretch, and its smallest and largest value."""
 
     x: Floats
     y: Floats
     low: Floats
     high: Floats
-    whole: bool  # every point of the curve is there
+    complete: bool  # no point was left out
 
 
-def thin(x: Floats, y: Floats, points: int = POINTS) -> Thinned:
-    """At most `points` points: the first and the last as they are, between them the means of equal stretches."""
+def thin(x: Floats, y: Floats, points: int = POINTS) -> ThinCurve:
+    """Reduce a curve to `points` points: the first and the last, and between them the means of equal stretches."""
     if len(x) <= points:
-        return Thinned(x, y, y, y, True)
+        return ThinCurve(x, y, y, y, True)
     inner = np.linspace(1, len(x) - 1, points - 1).astype(np.int64)
     starts = np.concatenate(([0], inner))
     finite = np.isfinite(y)
@@ -74,11 +71,11 @@ def thin(x: Floats, y: Floats, points: int = POINTS) -> Thinned:
     high = np.maximum.reduceat(np.where(finite, y, -np.inf), starts)
     places = np.add.reduceat(x, starts) / np.diff(np.append(starts, len(x)))
     mean, low, high = (np.where(some, values, np.nan) for values in (mean, low, high))
-    return Thinned(places, mean, low, high, False)
+    return ThinCurve(places, mean, low, high, False)
 
 
 def smooth(y: Floats, share: float = 0.04) -> Floats:
-    """The mean over a window around each point.
+    """Return the mean over a window around each point.
 
     The window narrows towards the start, where losses fall fast, and is cut off at the end, where they are noise.
     """
@@ -95,7 +92,7 @@ def smooth(y: Floats, share: float = 0.04) -> Floats:
 
 
 def scale(axis: Axis, values: Floats, room: int = 6) -> Scale:
-    """The scale on which all values fit, with about `room` ticks."""
+    """Return a scale on which all values fit, with about `room` ticks."""
     values = values[np.isfinite(values)]
     positive = values[values > 0]
     log = axis.log
@@ -115,8 +112,8 @@ def scale(axis: Axis, values: Floats, room: int = 6) -> Scale:
     return Scale(ticks[0], ticks[-1], False, ticks, tuple(_text(axis, tick, step, ticks[-1]) for tick in ticks))
 
 
-def within(made: Scale, low: float, high: float) -> Scale:
-    """The same ticks on an axis that ends with its values, not with a round number."""
+def end_at(made: Scale, low: float, high: float) -> Scale:
+    """Return a scale with the same ticks that ends with its values, not with a round number."""
     kept = [pair for pair in zip(made.ticks, made.labels, strict=True) if low <= pair[0] <= high]
     ticks, labels = tuple(tick for tick, _ in kept), tuple(text for _, text in kept)
     return replace(made, low=low, high=high, ticks=ticks, labels=labels)
@@ -138,8 +135,8 @@ def _logarithmic(axis: Axis, low: float, high: float, room: int) -> Scale:
     high = min(tick for tick in ticks if tick >= high * 0.999)
     kept = tuple(tick for tick in ticks if low <= tick <= high)
     if len(kept) > room + 2:
-        whole = [10.0**power for power in powers if low <= 10.0**power <= high]
-        kept = tuple(whole[:: max(1, math.ceil(len(whole) / room))])
+        decades = [10.0**power for power in powers if low <= 10.0**power <= high]
+        kept = tuple(decades[:: max(1, math.ceil(len(decades) / room))])
     return Scale(low, high, True, kept, tuple((axis.text or digits)(tick) for tick in kept))
 
 

@@ -172,7 +172,7 @@ def _sources(name: str) -> list[sources.Source]:
     if name == sources.STANDARD_INPUT:
         raise UserError("an index needs names for what it holds: give files or folders, not standard input")
     try:
-        return sources.find_sources([name], more=TEXTS)
+        return sources.find_sources([name], extra=TEXTS)
     except UserError as error:
         hint = "; a text itself is given as {'text': ...}" if "no such file" in str(error) and " " in name else ""
         raise UserError(f"{error}{hint}") from None

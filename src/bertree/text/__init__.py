@@ -1,1 +1,1 @@
-"""Files -> tokens. Nothing here imports torch."""
+"""Files -> documents -> tokens. Nothing here imports torch."""

@@ -1,20 +1,20 @@
-"""Corpus hygiene: text as a person would have typed it, and each document once.
+"""Text cleaning and exact de-duplication.
 
-Clean-up is what any model wants: canonical composition (NFC), no control characters, one kind of space,
-one kind of line end. It changes no letter; lower-casing and the like belong to the tokenizer.
+Cleaning applies canonical composition (NFC), drops control and invisible characters, and keeps one kind of space and
+one kind of line end. It changes no letter: lower-casing and the like belong to the tokenizer.
 """
 
 import hashlib
 import unicodedata
 from array import array
 
-# Invisible characters that say something: joiners shape emoji and several scripts.
+# Joiners are invisible but shape emoji and several scripts.
 KEPT = {"\u200c", "\u200d"}
-DIGEST = 16  # bytes: no two of 10^15 documents are likely to share one
+DIGEST = 16  # bytes: a collision among 10^15 documents is unlikely
 
 
 class _CharacterMap(dict[int, str | None]):
-    """What becomes of a character, found out when it is first met."""
+    """Replacement of each character, computed on first use."""
 
     def __missing__(self, code: int) -> str | None:
         character = chr(code)
@@ -34,7 +34,7 @@ _TABLE = _CharacterMap()
 
 
 def replace_surrogates(text: str) -> str:
-    """Lone surrogates, which JSON can spell and nothing can write, become the replacement character."""
+    """Replace lone surrogates, which JSON allows and UTF-8 cannot encode, by the replacement character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -43,9 +43,9 @@ def replace_surrogates(text: str) -> str:
 
 
 def clean(text: str, wrapped: bool = False) -> str:
-    """Lines of words with single spaces between them, no empty line.
+    """Return lines of words with single spaces between them and no empty line.
 
-    With `wrapped`, the lines of a paragraph belong together and only an empty line ends it.
+    With `wrapped`, the lines of a paragraph are joined; only an empty line ends a paragraph.
     """
     if not text.isascii() and not unicodedata.is_normalized("NFC", text):
         text = unicodedata.normalize("NFC", text)
@@ -56,7 +56,7 @@ def clean(text: str, wrapped: bool = False) -> str:
 
 
 def _clean_line(line: str) -> str:
-    if line.isprintable():  # then a space is the only white space in it; nearly every line ends here
+    if line.isprintable():  # then a space is the only white space in it, as in nearly every line
         return " ".join(line.split()) if "  " in line else line.strip()
     return " ".join(line.translate(_TABLE).split())
 
@@ -72,12 +72,12 @@ def _join_paragraphs(lines: list[str]) -> list[str]:
 
 
 def digest(text: str) -> bytes:
-    """What stands for a document when it is compared with the others."""
+    """Hash a document for comparison with others."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST).digest()
 
 
 class DigestSet:
-    """A set of digests in a flat table: 24 to 48 bytes a document, where a Python set takes 120."""
+    """A set of digests in a flat table: 24 to 48 bytes per document, where a Python set takes 120."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -85,7 +85,7 @@ class DigestSet:
         self._table = array("Q", bytes(16 * self._slots))
 
     def add(self, key: bytes) -> bool:
-        """Remember a digest; is it a new one?"""
+        """Add a digest; return False if it was there already."""
         first = int.from_bytes(key[:8], "little")
         second = int.from_bytes(key[8:], "little") | 1  # an empty slot holds zero
         if not self._put(first, second):

@@ -1,8 +1,8 @@
-"""A corpus: whatever files the user names, as a stream of clean documents.
+"""A corpus: any number of files as one stream of clean documents.
 
-The stream is a pure function of the files and the options, and it can be entered again at any position it
-has been at, with its counts: that is what lets an interrupted preparation go on. Entering again reads the
-current file from its start (no index is kept of it) but skips every file before it.
+The stream is a pure function of the files and the options, and it can be resumed at any position it has been at, with
+its counts: that is how an interrupted preparation resumes. Resuming reads the current file from its start (there is no
+index of it) but skips every file before it.
 """
 
 import zlib
@@ -20,9 +20,9 @@ class CorpusOptions:
     """How to read a corpus and what to leave out."""
 
     field: str = "text"  # of JSON, CSV and parquet records
-    format: str | None = None  # whatever the suffix says
-    whole_files: bool = False  # a text file is one document; otherwise an empty line ends one
-    wrapped: bool = False  # a line end within a paragraph is a space, not the end of a sentence
+    format: str | None = None  # None: by the suffix
+    whole_files: bool = False  # a text file is one document; otherwise an empty line ends a document
+    wrapped: bool = False  # a line break within a paragraph is a space, not the end of a sentence
     deduplicate: bool = False
     min_characters: int = 1
 
@@ -32,12 +32,12 @@ class Position:
     """A place between two documents."""
 
     file: int = 0
-    documents: int = 0  # raw ones of that file already read
-    check: int = 0  # over those, to notice that a file or a stream is not the same any more
+    documents: int = 0  # raw documents of that file already read
+    check: int = 0  # CRC over those, to detect a file that has changed
 
 
 class Corpus:
-    """Documents of the named files. Iterate `documents`; `counts` and `position` tell how far it is."""
+    """The documents of some files. Iterate over `documents`; `counts` and `position` report the progress."""
 
     def __init__(self, names: Sequence[str], options: CorpusOptions | None = None) -> None:
         self.options = options or CorpusOptions()
@@ -45,12 +45,12 @@ class Corpus:
         self.counts = readers.CorpusCounts()
         self.position = Position()
         self.seen = cleaning.DigestSet()
-        self.digests: list[bytes] = []  # of documents kept since someone last took them, if deduplicating
+        self.digests: list[bytes] = []  # of documents kept since the caller last took them, if de-duplicating
         self._tell: Callable[[], int] = lambda: 0
 
     @property
     def size(self) -> int:
-        """Bytes on the disk, 0 where unknown (standard input)."""
+        """Size in bytes on the disk; 0 if unknown (standard input)."""
         return sum(source.size for source in self.sources)
 
     @property
@@ -59,13 +59,13 @@ class Corpus:
         return sum(source.size for source in self.sources[: self.position.file]) + self._tell()
 
     def resume(self, position: Position, counts: Json, seen: Iterable[bytes]) -> None:
-        """Start `documents` from a position it was at, with the counts and digests it had there."""
+        """Start `documents` from an earlier position, with the counts and digests of that position."""
         self.position, self.counts = position, readers.CorpusCounts(**counts)
         for key in seen:
             self.seen.add(key)
 
     def documents(self) -> Iterator[str]:
-        """Clean documents in order, from the present position."""
+        """Yield clean documents in order, from the current position."""
         for number in range(self.position.file, len(self.sources)):
             if number != self.position.file:
                 self.position = Position(number)
@@ -78,7 +78,7 @@ class Corpus:
         self.position = Position(len(self.sources))
 
     def _read_raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[str]:
-        """Raw documents of a file that are not behind us yet."""
+        """Yield the raw documents of a file that come after the current position."""
         reached, counts = self.position, asdict(self.counts)
         check = number = 0
         for text in readers.read_documents(source, stream, self.options.field, self.options.whole_files, self.counts):
@@ -91,13 +91,13 @@ class Corpus:
             elif number == reached.documents:
                 if check != reached.check:
                     break
-                for name, count in counts.items():  # reading again has counted again
+                for name, count in counts.items():  # reading them again has counted them again
                     setattr(self.counts, name, count)
         if number < reached.documents or (number == reached.documents and check != reached.check):
-            raise UserError(f"{source.path}: is not what it was when the work began; begin again in a new folder")
+            raise UserError(f"{source.path}: has changed since the run began; start again in a new folder")
 
     def _clean(self, text: str) -> str | None:
-        """The document cleaned, or None and a count of the reason."""
+        """Return the cleaned document, or None if it is left out; count the reason."""
         options, counts = self.options, self.counts
         document = cleaning.clean(text, options.wrapped)
         if not document:
@@ -118,7 +118,7 @@ class Corpus:
 
 
 def describe_counts(counts: Mapping[str, int]) -> list[str]:
-    """What was left out or repaired and why, one line each, nothing where nothing was."""
+    """Describe what was left out or repaired, one line per reason."""
     reasons = {
         "empty": "left out: empty",
         "short": "left out: too short",

@@ -1,7 +1,7 @@
-"""Rows of .csv and .tsv files: commas, tabs, and whether a quote is a character.
+"""Rows of .csv and .tsv files, with the quoting they use.
 
-Files of examples come with every habit of quoting, and a wrong guess moves text into the wrong column without a
-sign. So the habit can be said; where nobody says it, all of the file is looked at before it is decided.
+Files of examples use every style of quoting, and a wrong guess silently moves text into the wrong column. So the style
+can be given; if it is not, the whole file is read before it is decided.
 """
 
 import csv
@@ -13,15 +13,15 @@ from typing import Literal
 from bertree.errors import UserError
 from bertree.text.readers import MAX_RECORD
 
-# none: a quote is a character. standard: RFC 4180. cell: a cell of one line that is quoted as a whole loses its
-# quotes, in any other a quote is a character (released files that mix both). auto: standard if all of it is, or none.
+# none: a quote is a character. standard: RFC 4180. cell: only a cell that is quoted as a whole loses its quotes
+# (released files that mix both). auto: standard if the whole file can be read so, else none.
 Quoting = Literal["none", "standard", "cell", "auto"]
-Line = tuple[int, str]  # its number, its text without the end
-Row = tuple[int, list[str]]  # the line it starts on, its cells
+Line = tuple[int, str]  # line number, text without the line end
+Row = tuple[int, list[str]]  # line it starts on, cells
 
 
 def read_rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting = "auto") -> Iterator[Row]:
-    """The rows of a file's lines. `quoting` is that of tabs; commas are always quoted as the standard says."""
+    """Return the rows of a file. `quoting` is that of tab-separated files; commas always follow the standard."""
     first = next(lines, None)
     if first is None:
         return iter(())
@@ -32,15 +32,15 @@ def read_rows(path: Path, lines: Iterator[Line], comma: bool, quoting: Quoting =
         return _read_csv(path, lines, "\t")
     if quoting != "auto":
         return _split_tabs(lines, quoting == "cell")
-    whole = list(lines)
-    if any('"' in line for _, line in whole):
+    everything = list(lines)
+    if any('"' in line for _, line in everything):
         try:
-            found = list(_read_csv(path, whole, "\t"))
+            found = list(_read_csv(path, everything, "\t"))
         except UserError:
             found = []
         if len({len(cells) for _, cells in found}) == 1:
             return iter(found)
-    return _split_tabs(whole, unquote=False)
+    return _split_tabs(everything, unquote=False)
 
 
 def _split_tabs(lines: Iterable[Line], unquote: bool) -> Iterator[Row]:
@@ -51,7 +51,7 @@ def _split_tabs(lines: Iterable[Line], unquote: bool) -> Iterator[Row]:
 
 
 def _unquote(cell: str) -> str:
-    """A cell that was quoted when it was written, as it was before."""
+    """Undo the quoting of a cell that is quoted as a whole."""
     if len(cell) < 2 or cell[0] != '"' or cell[-1] != '"' or '"' in (inner := cell[1:-1]).replace('""', ""):
         return cell
     return inner.replace('""', '"')
@@ -67,4 +67,4 @@ def _read_csv(path: Path, lines: Iterable[Line], delimiter: str) -> Iterator[Row
                 yield start, cells
             start = found.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}: line {start}: is not valid CSV ({error}); look for a quote left open") from None
+        raise UserError(f"{path}: line {start}: is not valid CSV ({error}); look for an unclosed quote") from None

@@ -1,4 +1,4 @@
-"""What a tokenizer is, however its files are spelled: a hash of what it does, and where words start."""
+"""The identity of a tokenizer, independent of its files: a hash of its behaviour, and which tokens start a word."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ BYTE_SPACES = (
     "ċ",
     "Č",
 )  # space, line feed, tab, carriage return, vertical tab, form feed
-# Lines on which tokenizers differ: case, accents, scripts without spaces, odd spaces, digits, quotes, emoji,
+# Texts on which tokenizers differ: case, accents, scripts without spaces, odd spaces, digits, quotes, emoji,
 # control characters, words beyond any length limit.
 PROBES = (
     "The Quick brown fox isn't JUMPING over 12,345.67 lazy dogs!",
@@ -34,10 +34,10 @@ PROBES = (
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """sha256 over the vocabulary and the ids it gives to hard lines and to its own pieces.
+    """Return the sha256 of the vocabulary and of the ids given to difficult texts and to the vocabulary's own tokens.
 
-    Two sets of files that turn text into the same ids have the same hash, whatever format or library
-    version they were written in; a hash of the files would refuse a store over a changed blank.
+    Two sets of files that turn text into the same ids have the same hash, whatever their format or library version; a
+    hash of the files would reject a store because of a changed blank.
     """
     vocabulary = sorted(
         tokenizer.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0])
@@ -50,11 +50,11 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 
 def word_starts(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """For each id: does the token start a word.
+    """Return, for each id, whether the token starts a word.
 
-    WordPiece marks what continues a word (`##ing`), so punctuation is a word of its own; byte-level BPE and
-    Unigram mark what follows a space (`Ġthe`, `▁the`), so punctuation belongs to the word before it. Special
-    tokens, and the tokens of a vocabulary that marks neither, are words.
+    WordPiece marks what continues a word (`##ing`), so punctuation is a word of its own. Byte-level BPE and Unigram
+    mark what follows a space (`Ġthe`, `▁the`), so punctuation belongs to the word before it. Special tokens start a
+    word, and so does every token of a vocabulary without marks.
     """
     starts = np.ones(tokenizer.size, dtype=np.bool_)
     backend = tokenizer.backend
@@ -67,7 +67,7 @@ def word_starts(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 
 def _continuation_test(tokenizer: Tokenizer) -> Callable[[str], bool]:
-    """How this vocabulary tells that a piece goes on with the word before it."""
+    """Return a function that tells whether a token of this vocabulary continues a word."""
     model = tokenizer.backend.model
     if isinstance(model, models.WordPiece):
         prefix: str = model.continuing_subword_prefix
@@ -79,5 +79,5 @@ def _continuation_test(tokenizer: Tokenizer) -> Callable[[str], bool]:
 
 
 def is_byte_level(tokenizer: Tokenizer) -> bool:
-    """Is it a byte-level BPE, as GPT-2's and RoBERTa's are?"""
+    """Return whether this is a byte-level BPE, such as GPT-2's and RoBERTa's."""
     return "ByteLevel" in str(json.loads(tokenizer.backend.to_str()).get("pre_tokenizer"))

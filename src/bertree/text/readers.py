@@ -1,9 +1,9 @@
-"""Files -> raw documents, one at a time, in memory that does not grow with the file.
+"""Files -> raw documents, one at a time, in constant memory.
 
-No document is longer than `LONGEST` characters: what is, even a single line of any length, comes in pieces
-cut at white space, each a document of its own. A record of JSON or CSV must be read whole, so one beyond
-`RECORD` bytes is left out (JSON) or refused (CSV, where a lost quote can swallow the file).
-The first record of a file must be right; broken ones after it are counted and left out.
+No document is longer than `MAX_DOCUMENT` characters: longer ones, even a single line of any length, are cut at white
+space into several documents. A record of JSON or CSV must be read as a whole, so one beyond `MAX_RECORD` bytes is left
+out (JSON) or refused (CSV, where a lost quote can swallow the file). The first record of a file must be valid; broken
+ones after it are counted and left out.
 """
 
 import csv
@@ -24,24 +24,26 @@ MAX_RECORD = 1 << 25
 
 @dataclass
 class CorpusCounts:
-    """What happened to a corpus on its way in."""
+    """Counts of what was read, kept, left out and repaired."""
 
     documents: int = 0  # read
     kept: int = 0
-    characters: int = 0  # of the kept ones
+    characters: int = 0  # of the kept documents
     empty: int = 0
     short: int = 0
     duplicate: int = 0
     broken: int = 0  # records that are not JSON objects, rows that are too short, records too long
-    missing: int = 0  # records without the field, or with something else than text in it
+    missing: int = 0  # records without the field, or with a value that is not text
     invalid_lines: int = 0  # lines with bytes that are not UTF-8, which were replaced
     cut: int = 0  # documents cut because they were too long
 
 
-def read_documents(source: Source, stream: IO[bytes], field: str, whole: bool, counts: CorpusCounts) -> Iterator[str]:
-    """The raw documents of an opened source. `whole`: a text file is one document."""
+def read_documents(
+    source: Source, stream: IO[bytes], field: str, whole_files: bool, counts: CorpusCounts
+) -> Iterator[str]:
+    """Yield the raw documents of an opened source. `whole_files`: a text file is one document."""
     if source.format == "text":
-        return _read_text(stream, whole, counts)
+        return _read_text(stream, whole_files, counts)
     if source.format == "jsonl":
         records = _read_jsonl(source.path, stream, field, counts)
     elif source.format == "parquet":
@@ -52,23 +54,23 @@ def read_documents(source: Source, stream: IO[bytes], field: str, whole: bool, c
 
 
 def split_long(text: str, counts: CorpusCounts) -> Iterator[str]:
-    """A text in documents of bearable length, cut at white space where there is any."""
+    """Cut a text into documents of at most `MAX_DOCUMENT` characters, at white space where possible."""
     start = 0
     while len(text) - start > MAX_DOCUMENT:
         end = start + MAX_DOCUMENT
-        blank = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
-        end = blank + 1 if blank > start else end
+        space = max(text.rfind(" ", start, end), text.rfind("\n", start, end))
+        end = space + 1 if space > start else end
         counts.cut += 1
         yield text[start:end]
         start = end
     yield text[start:] if start else text
 
 
-def _read_text(stream: IO[bytes], whole: bool, counts: CorpusCounts) -> Iterator[str]:
+def _read_text(stream: IO[bytes], whole_files: bool, counts: CorpusCounts) -> Iterator[str]:
     lines: list[str] = []
     size = 0
     for line in _decode_lines(stream, counts):
-        if not whole and not line.strip():
+        if not whole_files and not line.strip():
             if lines:
                 yield "".join(lines)
             lines, size = [], 0
@@ -84,7 +86,7 @@ def _read_text(stream: IO[bytes], whole: bool, counts: CorpusCounts) -> Iterator
 
 
 def _decode_lines(stream: IO[bytes], counts: CorpusCounts) -> Iterator[str]:
-    """Decoded lines with their ends; one beyond `LONGEST` bytes in pieces that cut no character."""
+    """Yield decoded lines with their ends; one beyond `MAX_DOCUMENT` bytes in pieces, never within a character."""
     rest = b""
     first = True
     while data := stream.readline(MAX_DOCUMENT):
@@ -101,7 +103,7 @@ def _decode_lines(stream: IO[bytes], counts: CorpusCounts) -> Iterator[str]:
 
 
 def _last_character_end(data: bytes) -> int:
-    """Where the last whole UTF-8 character ends, looking back no further than one can reach."""
+    """Return where the last complete UTF-8 character ends."""
     for back in range(1, 4):
         if data[-back] & 0xC0 == 0xC0:
             return len(data) - back
@@ -119,7 +121,7 @@ def _decode(data: bytes, counts: CorpusCounts) -> str:
 
 
 def _record_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Whole lines; one that is too long is given empty, as a broken record."""
+    """Yield the lines of a file; one that is too long comes as b"", a broken record."""
     while data := stream.readline(MAX_RECORD):
         if len(data) == MAX_RECORD and not data.endswith(b"\n"):
             while (data := stream.readline(MAX_DOCUMENT)) and not data.endswith(b"\n"):
@@ -137,7 +139,7 @@ def _read_jsonl(path: str, stream: IO[bytes], field: str, counts: CorpusCounts) 
             record = None
         if not isinstance(record, dict):
             if number == 0 and data:
-                raise UserError(f"{path}: its first line is not a JSON object; one object a line is expected")
+                raise UserError(f"{path}: its first line is not a JSON object; expected one object per line")
             counts.broken += 1
         elif not isinstance(text := record.get(field), str):
             if number == 0 and field not in record:
@@ -163,12 +165,12 @@ def _read_csv(source: Source, stream: IO[bytes], field: str, counts: CorpusCount
                 counts.broken += 1
     except csv.Error as error:
         where = f"line {rows.line_num}"
-        raise UserError(f"{source.path}: {where}: is not valid CSV ({error}); look for a quote left open") from None
+        raise UserError(f"{source.path}: {where}: is not valid CSV ({error}); look for an unclosed quote") from None
 
 
 @contextmanager
 def open_parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
-    """An opened source as a parquet file; what is found wrong with it, then or later, is said in one line."""
+    """Open a source as a parquet file; errors, then or later, become one line."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -176,7 +178,7 @@ def open_parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
         raise UserError(f"{source.path}: reading .parquet needs pyarrow; pip install 'bertree[parquet]'") from None
     with tempfile.TemporaryFile() as copy:
         file: Any = stream
-        if source.compression or not stream.seekable():  # parquet is read from its end
+        if source.compression or not stream.seekable():  # parquet files are read from their end
             shutil.copyfileobj(stream, copy, 1 << 20)
             file = copy
         try:
@@ -200,7 +202,7 @@ def _read_parquet(source: Source, stream: IO[bytes], field: str, counts: CorpusC
             raise UserError(f"{source.path}: column '{field}' holds {kind}, not text")
         for batch in table.iter_batches(batch_size=64, columns=[field], use_threads=False):
             column = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
-            for data in column.to_pylist():  # as bytes, because nobody has checked that it is UTF-8
+            for data in column.to_pylist():  # as bytes: parquet does not guarantee valid UTF-8
                 if data is None:
                     counts.missing += 1
                 else:

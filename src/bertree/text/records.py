@@ -1,7 +1,7 @@
-"""Lines and records of task files, plain or compressed, with their places.
+"""Lines and records of task files, plain or compressed, with their line numbers.
 
-A task's file is small beside a corpus and every row of it counts, so nothing is skipped or repaired here: what
-cannot be read stops the work with its file and line.
+A task's file is small compared with a corpus and every row counts, so nothing is skipped or repaired here: what cannot
+be read stops the work with its file and line.
 """
 
 import json
@@ -19,7 +19,7 @@ from bertree.text.sources import COMPRESSED, Source, open_source
 
 
 def suffix_of(path: Path) -> str:
-    """What a file's name says it is, packed or not: ".jsonl"."""
+    """Return the lower-case suffix of a file's name without the one of its compression: ".jsonl"."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -27,12 +27,12 @@ def suffix_of(path: Path) -> str:
 
 
 def location(path: Path, number: int) -> str:
-    """How an error line begins."""
+    """Return the start of an error message: the file and the line or row."""
     return f"{path}: {'row' if suffix_of(path) in ('.parquet', '.json') else 'line'} {number}"
 
 
 def read_content(path: Path) -> str:
-    """All of a text file, for what cannot be read line by line."""
+    """Return the text of a whole file, for formats that cannot be read line by line."""
     with open_source(_source(path)) as (stream, _):
         data = stream.read()
     try:
@@ -57,8 +57,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_records(path: Path, quoting: Quoting = "auto") -> Iterator[tuple[int, Json]]:
-    """The numbered records of a table with a header (.csv, .tsv), of a parquet file, of a JSON list or object (.json),
-    or else of JSON lines, which some call .json too. `quoting`: of a .tsv; "auto" reads all of it first."""
+    """Yield the numbered records of a table with a header (.csv, .tsv), a parquet file, a JSON list or object (.json),
+    or JSON lines, which may be named .json too. `quoting`: of a .tsv; "auto" reads the whole file first."""
     kind = suffix_of(path)
     if kind in (".csv", ".tsv"):
         return _read_delimited(path, quoting)
@@ -70,7 +70,7 @@ def read_records(path: Path, quoting: Quoting = "auto") -> Iterator[tuple[int, J
 
 
 def json_object(text: str, where: str) -> Json:
-    """The object a text spells."""
+    """Parse a JSON object."""
     return _check_object(_parse_json(text, where), where)
 
 
@@ -88,28 +88,28 @@ def _check_object(value: Any, where: str) -> Json:
 
 
 def field(record: Json, name: str, where: str) -> Any:
-    """What a record has under a name."""
+    """Return a field of a record."""
     if name not in record:
         raise UserError(f"{where}: has no field '{name}'; {suggest(name, map(str, record))}")
     return record[name]
 
 
 def text_field(record: Json, name: str, where: str) -> str:
-    """A field that holds a text."""
+    """Return a field that holds a text."""
     if not isinstance(value := field(record, name, where), str):
         raise UserError(f"{where}: '{name}' must be a text")
     return replace_surrogates(value)
 
 
 def list_field(record: Json, name: str, where: str) -> list[Any]:
-    """A field that holds a list."""
+    """Return a field that holds a list."""
     if not isinstance(value := field(record, name, where), list):
         raise UserError(f"{where}: '{name}' must be a list")
     return value
 
 
 def texts_field(record: Json, name: str, where: str) -> list[str]:
-    """A field that holds a list of texts."""
+    """Return a field that holds a list of texts."""
     found = field(record, name, where)
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise UserError(f"{where}: '{name}' must be a list of texts")
@@ -130,7 +130,7 @@ def _read_delimited(path: Path, quoting: Quoting) -> Iterator[tuple[int, Json]]:
 
 
 def _read_json_values(path: Path) -> list[Any] | None:
-    """What a JSON file lists, or the one value it is; None: it is JSON lines."""
+    """Return the values of a JSON list, or a single value as a list; None if the file is JSON lines."""
     text = read_content(path).strip()
     several = text.startswith("{") and "\n" in text
     try:
@@ -146,7 +146,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Json]]:
     number = 0
     with open_source(source := _source(path)) as (stream, _), open_parquet(source, stream) as file:
         for batch in file.iter_batches(batch_size=1024, use_threads=False):
-            batch.validate(full=True)  # text that is not UTF-8 would fail far from here
+            batch.validate(full=True)  # invalid UTF-8 would fail far from here
             for record in batch.to_pylist():
                 number += 1
                 yield number, record

@@ -1,17 +1,17 @@
-"""Documents -> sentences, by `sentencex` (Wikimedia, MIT licence, Rust, about 300 languages, no data files).
+"""Documents -> sentences, with `sentencex` (Wikimedia, MIT licence, Rust, about 300 languages, no data files).
 
-It was chosen for its speed: of the splitters tried (blingfire, syntok, pysbd) it was the fastest, and far faster
-than tokenising, as `benchmarks/data_prepare.py` shows for the two together. Its rules rather leave two sentences
-together than cut one in half. No character but white space is ever lost.
+It was chosen for its speed: it was the fastest of the splitters tried (blingfire, syntok, pysbd), and far faster than
+tokenizing, as `benchmarks/data_prepare.py` shows for the two together. Its rules tend to leave two sentences together
+rather than cut one in half. No character but white space is ever lost.
 """
 
 import sentencex
 
-WINDOW = 4096  # characters it sees at once: its time grows with the square on some texts
+WINDOW = 4096  # characters per call: the library's time is quadratic on some texts
 
 
 def split_sentences(document: str, language: str = "en") -> list[str]:
-    """The sentences of a document; a line end is always the end of a sentence."""
+    """Return the sentences of a document; a line break always ends a sentence."""
     found: list[str] = []
     for line in document.split("\n"):
         found += _segment(language, line) if len(line) <= WINDOW else _split_long_line(language, line)
@@ -19,7 +19,7 @@ def split_sentences(document: str, language: str = "en") -> list[str]:
 
 
 def _split_long_line(language: str, line: str) -> list[str]:
-    """A long line window by window; the last sentence of a window is seen again whole in the next one."""
+    """Split a long line window by window; the last sentence of a window is read again at the start of the next."""
     found: list[str] = []
     start = 0
     while start < len(line):
@@ -36,10 +36,10 @@ def _split_long_line(language: str, line: str) -> list[str]:
 
 
 def _segment(language: str, text: str) -> list[str]:
-    """The library's pieces, which laid end to end must be the text again."""
+    """Return the library's segments, or the whole text if they do not add up to it."""
     try:
         pieces: list[str] = sentencex.segment(language, text)
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         if type(error).__name__ != "PanicException":
             raise
         return [text]

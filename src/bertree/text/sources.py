@@ -1,7 +1,7 @@
-"""Where a corpus lies: paths, folders, globs and standard input, plain or compressed.
+"""The files of a corpus: paths, folders, globs and standard input, plain or compressed.
 
-Whatever the user names is turned into a sorted list of files before anything is read, so that the order of
-documents, and with it every later result, does not hang on the file system.
+All names are resolved to a sorted list of files before anything is read, so that the order of the documents, and with
+it every later result, does not depend on the file system.
 """
 
 import glob
@@ -27,17 +27,17 @@ FORMATS = {
     ".ndjson": "jsonl",
     ".csv": "csv",
     ".tsv": "tsv",
+    ".parquet": "parquet",
 }
-FORMATS |= {".parquet": "parquet"}
 COMPRESSED = (".gz", ".xz", ".zst")
 STANDARD_INPUT = "-"
 NO_EXTRA: Mapping[str, str] = {}
-LISTED = 5  # kinds of files that are not read
+LISTED = 5  # kinds of files listed by name
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file, how to read it and what tells whether it changed since."""
+    """One file, its format, and its size and time, which tell whether it has changed."""
 
     path: str
     format: str
@@ -46,33 +46,34 @@ class Source:
 
     @property
     def compression(self) -> str:
-        """How it is compressed: ".gz", ".xz", ".zst" or not at all."""
+        """Suffix of the compression: ".gz", ".xz", ".zst", or ""."""
         suffix = Path(self.path).suffix.lower()
         return suffix if suffix in COMPRESSED else ""
 
 
-def find_sources(names: Sequence[str], format: str | None = None, more: Mapping[str, str] = NO_EXTRA) -> list[Source]:
-    """The files behind paths, folders (all below them, hidden ones left out), globs and "-".
+def find_sources(names: Sequence[str], format: str | None = None, extra: Mapping[str, str] = NO_EXTRA) -> list[Source]:
+    """Return the files named by paths, folders (recursively, without hidden files), globs and "-".
 
-    `more`: suffixes beside the known ones and the format each stands for."""
+    `extra`: suffixes beyond the known ones, with the format of each.
+    """
     if format is not None and format not in FORMATS.values():
         raise UserError(f"format '{format}': unknown; known: {', '.join(sorted(set(FORMATS.values())))}")
     found: dict[str, Source] = {}
     for name in names:
-        for source in _resolve(name, format, more):
+        for source in _resolve(name, format, extra):
             found.setdefault(source.path, source)
     if not found:
         raise UserError("no corpus given; name a file, a folder, a glob or - for standard input")
     return list(found.values())
 
 
-def _resolve(name: str, format: str | None, more: Mapping[str, str]) -> Iterator[Source]:
+def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterator[Source]:
     if name == STANDARD_INPUT:
         yield Source(name, format or "text", 0, 0)
         return
-    known = ", ".join((*FORMATS, *more))
+    known = ", ".join((*FORMATS, *extra))
     if os.path.isdir(name):
-        below = sorted(path for path in _walk(name) if os.path.isfile(path) and (format or format_of(path, more)))
+        below = sorted(path for path in _walk(name) if os.path.isfile(path) and (format or format_of(path, extra)))
         if not below:
             raise UserError(f"{name}: no text files in this folder (known: {known}, each also .gz, .xz or .zst)")
         paths = below
@@ -85,10 +86,10 @@ def _resolve(name: str, format: str | None, more: Mapping[str, str]) -> Iterator
     else:
         raise UserError(f"{name}: no such file or folder")
     for path in paths:
-        kind = format or format_of(path, more)
+        kind = format or format_of(path, extra)
         if kind is None:
-            say = "" if more else ", or say --format text"
-            raise UserError(f"{path}: unknown kind of file; known: {known}{say}")
+            hint = "" if extra else ", or give --format text"
+            raise UserError(f"{path}: unknown kind of file; known: {known}{hint}")
         try:
             status = os.stat(path)
         except OSError as error:
@@ -96,13 +97,15 @@ def _resolve(name: str, format: str | None, more: Mapping[str, str]) -> Iterator
         yield Source(path, kind, status.st_size, status.st_mtime_ns)
 
 
-def describe_skipped(names: Sequence[str], more: Mapping[str, str] = NO_EXTRA) -> str:
-    """What lies in the folders among these names and is not read, in a line; nothing where all of it is."""
+def describe_skipped(names: Sequence[str], extra: Mapping[str, str] = NO_EXTRA) -> str:
+    """Describe in one line the files in these folders that are not read; "" if all of them are."""
     below = (path for name in names if os.path.isdir(name) for path in _walk(name))
     kinds = Counter(
-        (Path(path).suffix.lower() or "without a suffix") if os.path.isfile(path) else "links to nothing and the like"
+        (Path(path).suffix.lower() or "without a suffix")
+        if os.path.isfile(path)
+        else "broken links and other special files"
         for path in below
-        if not (format_of(path, more) and os.path.isfile(path))
+        if not (format_of(path, extra) and os.path.isfile(path))
     )
     if not kinds:
         return ""
@@ -119,17 +122,17 @@ def _walk(folder: str) -> Iterator[str]:
         yield from (os.path.join(root, name) for name in files if not name.startswith("."))
 
 
-def format_of(path: str, more: Mapping[str, str] = NO_EXTRA) -> str | None:
-    """What kind of file a name says it is, compressed or not; None: none we know."""
+def format_of(path: str, extra: Mapping[str, str] = NO_EXTRA) -> str | None:
+    """Return the format that a file's name stands for, compressed or not; None if unknown."""
     stem, suffix = os.path.splitext(path.lower())
     if suffix in COMPRESSED:
         suffix = os.path.splitext(stem)[1]
-    return FORMATS.get(suffix) or more.get(suffix)
+    return FORMATS.get(suffix) or extra.get(suffix)
 
 
 @contextmanager
 def open_source(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """The bytes of a source, unpacked, and the file beneath that knows how far reading has come."""
+    """Open a source; yield its uncompressed bytes and the file below, whose position tells how far reading has come."""
     if source.path == STANDARD_INPUT:
         yield sys.stdin.buffer, sys.stdin.buffer
         return
@@ -149,15 +152,15 @@ def open_source(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
                 yield file, file
     except broken as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{source.path}: is damaged or cut off ({reason}); fetch or pack it again") from None
+        raise UserError(f"{source.path}: is damaged or cut off ({reason}); fetch it or compress it again") from None
     except OSError as error:
         raise UserError(f"{source.path}: cannot be read ({error.strerror or error})") from None
 
 
 class _ZstdReader(io.RawIOBase):
-    """The bytes of zstd frames; the library's own reader takes a file that is cut off for a whole one."""
+    """Read zstd frames. The library's own reader accepts a truncated file as complete."""
 
-    # Small, because a few bytes of input can stand for 128 KiB of output, and one piece is held at a time.
+    # Small: a few bytes of input can expand to 128 KiB of output, and one piece is held at a time.
     PIECE = 2048
 
     def __init__(self, file: IO[bytes], library: Any) -> None:
@@ -191,7 +194,7 @@ class _ZstdReader(io.RawIOBase):
 
 
 def import_zstandard(path: str) -> Any:
-    """The zstandard library, or one line on how to get it."""
+    """Import zstandard, or say how to install it."""
     try:
         import zstandard as library
     except ImportError:

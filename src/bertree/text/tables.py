@@ -1,8 +1,8 @@
 """Columns of .tsv, .csv, .txt (tabs), .jsonl, .json and .parquet files, plain or compressed, checked line by line.
 
-A file of labelled examples is small beside a corpus, so it is read whole; in return every mistake is said with its
-line, and quoting can be decided by looking at all of it. Nothing is repaired in silence: a line that does not fit is
-refused, or, where a released file is known to hold broken ones, left out and counted.
+A file of labelled examples is small compared with a corpus, so it is read whole. In return every error names its line,
+and quoting can be decided from the whole file. Nothing is repaired silently: a line that does not fit is refused, or,
+for released files that are known to contain broken lines, left out and counted.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,17 +20,17 @@ from bertree.text.sources import format_of
 
 @dataclass(frozen=True)
 class Table:
-    """A file's columns. Cells of text files are strings as they stand; JSON and parquet have their own values."""
+    """The columns of a file. Cells of text files are strings as written; JSON and parquet cells keep their types."""
 
     path: Path
-    names: tuple[str, ...]  # of the columns; none where there is no header
-    lines: Sequence[int]  # where each row starts, from 1; for parquet, the row's number
-    values: Callable[[int], list[Any]]  # all of one column, by its number
+    names: tuple[str, ...]  # of the columns; empty without a header
+    lines: Sequence[int]  # line each row starts on, from 1; for parquet, the row's number
+    values: Callable[[int], list[Any]]  # all values of one column, by its number
     headless: int | None = None  # without a header: which of the known forms it has
     skipped: int = 0  # rows left out because they had too few or too many fields
 
     def find(self, alternatives: Sequence[str]) -> int | None:
-        """Number of the first of these columns that is there; capitals do not matter if the exact one is missing."""
+        """Return the number of the first of these columns that exists; case is ignored if no exact name matches."""
         folded = [name.casefold() for name in self.names]
         for wanted in alternatives:
             if wanted in self.names:
@@ -38,13 +38,15 @@ class Table:
         return next((folded.index(a.casefold()) for a in alternatives if a.casefold() in folded), None)
 
     def column(self, alternatives: Sequence[str]) -> int:
-        """As `find`, or one line saying what is there instead."""
+        """Like `find`, but raise an error that lists the existing columns."""
         if (number := self.find(alternatives)) is not None:
             return number
         wanted = " or ".join(f"'{name}'" for name in alternatives)
-        there = ", ".join(self.names)
+        existing = ", ".join(self.names)
         near = suggest(alternatives[0], self.names)
-        raise UserError(f"{self.path}: has no column {wanted}; there are: {there}{f'; {near}' if '?' in near else ''}")
+        raise UserError(
+            f"{self.path}: has no column {wanted}; there are: {existing}{f'; {near}' if '?' in near else ''}"
+        )
 
 
 def read_table(
@@ -56,13 +58,13 @@ def read_table(
     optional: Collection[str] = (),
     wanted: Collection[str] | None = None,
 ) -> Table:
-    """A file as columns.
+    """Read a file as columns.
 
-    `header`: the first line is a header if it holds one of these names; None: it is one in any case. `headless`: the
-    fewest and most fields of a line in files without, form by form. `quoting` is that of tabs; commas are always
-    quoted as the standard says. `skip`: lines with the wrong number of fields are left out and counted. `optional`:
-    last columns of a header that a line may lack. `wanted`: the columns of a text file with a header that are kept,
-    since the others may be most of it (the parse trees of MNLI); None: all.
+    `header`: the first line is a header if it contains one of these names; None: it always is. `headless`: the fewest
+    and most fields of a line in files without a header, for each known form. `quoting` is that of tab-separated files;
+    commas always follow the standard. `skip`: leave out and count lines with the wrong number of fields. `optional`:
+    last columns of a header that a line may lack. `wanted`: columns to keep of a text file with a header (the others
+    may be most of it, such as the parse trees of MNLI); None: all.
     """
     kind = "json" if suffix_of(path) == ".json" else format_of(str(path))
     if kind is None:
@@ -119,8 +121,8 @@ def _from_rows(
         headless=form,
         skipped=skipped,
     )
-    if not numbers and (named or form is not None):  # else the header is not what was expected: say that instead
-        raise UserError(f"{path}: has a header but no rows" if not skipped else f"{path}: has no whole row")
+    if not numbers and (named or form is not None):  # otherwise the caller reports the missing column
+        raise UserError(f"{path}: has a header but no rows" if not skipped else f"{path}: has no complete row")
     return table
 
 

@@ -1,8 +1,8 @@
-"""Text -> token ids, by the `tokenizers` library, from whatever files a model folder carries.
+"""Text -> token ids, with the `tokenizers` library, from the files of a model folder.
 
-`tokenizer.json` is taken as it is. Without it the tokenizer is built from the vocabulary files of the
-original releases: `vocab.txt` (WordPiece), `vocab.json` + `merges.txt` (byte-level BPE) or `spiece.model`
-(Unigram). The files a tokenizer was loaded from are kept, so that saving hands them on unchanged.
+`tokenizer.json` is used as it is. Without it the tokenizer is built from the vocabulary files of the original releases:
+`vocab.txt` (WordPiece), `vocab.json` + `merges.txt` (byte-level BPE) or `spiece.model` (Unigram). The files a tokenizer
+was loaded from are kept, so that saving writes them unchanged.
 """
 
 import json
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
     ids: list[int]
     segments: list[int] | None  # None: all in segment 0
     dropped: int  # tokens that did not fit
-    second: int = 0  # tokens before the second text of a pair whose segments do not tell; 0: they do, or there is none
+    second: int = 0  # tokens before the second text of a pair without segments; 0: not needed
 
     @property
     def is_pair(self) -> bool:
@@ -65,7 +65,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer | None":
-        """The tokenizer of a folder, or None where there are no tokenizer files."""
+        """Load the tokenizer of a folder; return None if the folder has no tokenizer files."""
         try:
             files = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
         except OSError as error:
@@ -85,7 +85,7 @@ class Tokenizer:
         return cls(backend, config, files)
 
     def with_lowercase(self) -> "Tokenizer":
-        """The same tokenizer, given every text in small letters."""
+        """Return a tokenizer that lower-cases every text first."""
         if self.backend.encode("ABC Äß").ids == self.backend.encode("abc äß").ids:
             return self
         backend = Backend.from_str(self.backend.to_str())
@@ -94,9 +94,11 @@ class Tokenizer:
         return Tokenizer(backend, self.config)
 
     def save(self, folder: Path, max_length: int | None = None, segments: bool = True) -> None:
-        """Write the files it came from, and a `tokenizer.json` in any case; with `max_length`, say so to others.
+        """Write the files it was loaded from, and always a `tokenizer.json`.
 
-        `segments` says whether the model tells the two texts of a pair apart: transformers must be told."""
+        `max_length` is recorded in the configuration. `segments`: whether the model distinguishes the two texts of a
+        pair, which transformers must know.
+        """
         files = dict(self.files)
         if max_length is not None and CONFIG in files:
             files[CONFIG] = json.dumps(self.config | {"model_max_length": max_length}, indent=2).encode()
@@ -119,16 +121,16 @@ class Tokenizer:
         return next((token for token in candidates if self.backend.token_to_id(token) is not None), None)
 
     def id_of(self, kind: str) -> int | None:
-        """Id of a special token ("mask", "pad", "cls", "sep", "unk"), or None if there is none."""
+        """Return the id of a special token ("mask", "pad", "cls", "sep", "unk"), or None if there is none."""
         return self.backend.token_to_id(self.special[kind]) if kind in self.special else None
 
     @property
     def size(self) -> int:
-        """One more than the largest id it can give."""
+        """One more than the largest id."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def token(self, token_id: int) -> str:
-        """What a person reads for a token id: the piece without its word-boundary marks."""
+        """Return a token as readable text, without its word-boundary marks."""
         piece = self.backend.id_to_token(token_id)
         if piece is None:
             return f"<{token_id}>"
@@ -136,10 +138,11 @@ class Tokenizer:
         return text.strip() or piece
 
     def encode(self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None) -> list[Encoded]:
-        """Ids and segments of texts or pairs of texts, with special tokens, cut to `max_length`.
+        """Return ids and segments of texts or pairs of texts, with special tokens, truncated to `max_length`.
 
-        Of a pair the longer text is cut first, as the library itself would; it is done here because the library's
-        setting is shared by everyone who holds this tokenizer, and because it counts what it drops of a pair wrongly.
+        The longer text of a pair is truncated first, as the library would do. It is done here because the library's
+        setting is shared by all users of the tokenizer, and because the library miscounts the tokens it drops from a
+        pair.
         """
         if max_length is not None:
             room = max_length - self.backend.num_special_tokens_to_add(any(isinstance(i, tuple) for i in inputs))
@@ -175,13 +178,17 @@ def _to_encoded(given: Encoding, pair: bool, dropped: int) -> Encoded:
 
 
 def second_text_start(texts: Sequence[int | None]) -> int:
-    """Tokens before the second text, where each token names its text (None: a special token); 0: there is none."""
+    """Return the number of tokens before the second text, given the text of each token (None: special); 0 if there is
+    none."""
     return texts.index(1) if 1 in texts else 0
 
 
 def truncated_lengths(lengths: Sequence[int], room: int) -> list[int]:
-    """How much is kept of one text or two, together no more than `room`: what is too much is taken from the longer
-    until both are equal, then from both; the odd token stays with the longer one, or the second."""
+    """Return how many tokens to keep of one text or two, at most `room` together.
+
+    Tokens are taken from the longer text until both are equal, then from both; an odd token stays with the longer text,
+    or with the second if they are equal.
+    """
     if sum(lengths) <= room:
         return list(lengths)
     if len(lengths) == 1:

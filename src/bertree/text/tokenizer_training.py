@@ -1,11 +1,11 @@
-"""Training a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE or ALBERT's Unigram.
+"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE or ALBERT's Unigram.
 
-The algorithms are those of the `tokenizers` library; what is ours is the family's normalisation, special
-tokens and frame around a text, and a report on documents that training has not seen.
+The algorithms are those of the `tokenizers` library. Ours are the family's normalization, special tokens and template,
+and a report on documents that were not trained on.
 
-The library's WordPiece and Unigram trainers give other ids on every run, because they number pieces in the
-order of a hash table. Here the same text gives the same tokenizer: WordPiece is told its alphabet, which
-takes a second pass over the text, and Unigram's pieces are put in order afterwards.
+The library's WordPiece and Unigram trainers give different ids on every run, because they number pieces in the order of
+a hash table. Here the same text always gives the same tokenizer: WordPiece is given its alphabet, which takes a second
+pass over the text, and Unigram's pieces are sorted afterwards.
 """
 
 import json
@@ -28,8 +28,8 @@ BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
 NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT}
-HELD_OUT = 20  # every so many-th document is kept for the report
-HELD_OUT_CHARACTERS = 4_000_000  # and no more than this, so that memory stays flat
+HELD_OUT = 20  # every n-th document is held out for the report
+HELD_OUT_CHARACTERS = 4_000_000  # at most, to bound the memory
 BYTES = 256
 Documents = Callable[[], Iterable[str]]
 
@@ -46,7 +46,7 @@ class TokenizerReport:
 
     @property
     def fertility(self) -> float:
-        """Tokens per word, words being what white space separates."""
+        """Tokens per word; words are separated by white space."""
         return self.tokens / max(self.words, 1)
 
     @property
@@ -62,7 +62,7 @@ class TokenizerReport:
 
 @dataclass
 class HeldOutSplit:
-    """Every n-th document is held out, the others pass through."""
+    """Holds out every n-th document and passes the others on."""
 
     every: int = HELD_OUT
     held: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ class HeldOutSplit:
     characters: int = 0
 
     def training(self, documents: Iterable[str]) -> Iterator[str]:
-        """What is left for training."""
+        """Yield the documents to train on."""
         for number, document in enumerate(documents, start=1):
             if number % self.every == 0 and self.characters < HELD_OUT_CHARACTERS:
                 self.held.append(document)
@@ -81,10 +81,10 @@ class HeldOutSplit:
 
 
 def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | None = None) -> Tokenizer:
-    """A tokenizer of one of the three kinds; the vocabulary is smaller where the text gives no more.
+    """Train a tokenizer of one of the three kinds; the vocabulary is smaller if the text does not yield more.
 
-    `documents` starts a pass over the text each time it is called. `lowercase` is on for WordPiece and
-    Unigram, as in BERT-uncased and ALBERT, and never for byte-level BPE.
+    `documents` starts a new pass over the text on each call. `lowercase` defaults to True for WordPiece and Unigram, as
+    in BERT-uncased and ALBERT, and is not possible for byte-level BPE.
     """
     if kind not in NAMES:
         raise UserError(f"tokenizer kind '{kind}': unknown; {suggest(kind, NAMES)}")
@@ -92,7 +92,7 @@ def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | No
     if not least <= vocab_size <= 1_000_000:
         raise UserError(f"vocab_size {vocab_size}: must be between {least} and 1,000,000 for {kind}")
     if kind == "bpe" and lowercase:
-        raise UserError("lowercase: byte-level BPE keeps case; choose wordpiece or unigram, or leave it out")
+        raise UserError("lowercase: byte-level BPE keeps case; choose wordpiece or unigram, or drop this option")
     lower = kind != "bpe" if lowercase is None else lowercase
     try:
         backend = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind](documents, vocab_size, lower)
@@ -116,19 +116,19 @@ def _lines(documents: Documents) -> Iterator[str]:
 def _wordpiece(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     normalizer = normalizers.BertNormalizer(lowercase=lower)
 
-    def dress(model: models.WordPiece) -> Backend:
+    def assemble(model: models.WordPiece) -> Backend:
         backend = Backend(model)
         backend.normalizer = normalizer
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix="##")
         return backend
 
-    # A rare script must not crowd out the vocabulary: what is beyond these characters is [UNK].
+    # A rare script must not crowd out the vocabulary: characters beyond these are [UNK].
     limit = max(1, min(1000, (vocab_size - len(BERT)) // 2))
     alphabet, inner = wordpiece_alphabet(map(normalizer.normalize_str, _lines(documents)), limit)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
-        # Named as special tokens the inner letters get their ids in this order; they are not special below.
+        # Given as special tokens, the inner letters get their ids in this order; they are not special below.
         special_tokens=[*BERT, *(f"##{letter}" for letter in inner)],
         min_frequency=2,
         limit_alphabet=limit,
@@ -136,20 +136,20 @@ def _wordpiece(documents: Documents, vocab_size: int, lower: bool) -> Backend:
         continuing_subword_prefix="##",
         show_progress=False,
     )
-    learner = dress(models.WordPiece(unk_token="[UNK]"))
+    learner = assemble(models.WordPiece(unk_token="[UNK]"))
     learner.train_from_iterator(_lines(documents), trainer)
     vocab = learner.get_vocab(with_added_tokens=True)
-    return dress(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    return assemble(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
 
 
 def wordpiece_alphabet(lines: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
-    """The most frequent characters of normalised lines, and those among them that stand within words."""
+    """Return the most frequent characters of normalized lines, and those among them that occur within words."""
     counts: Counter[str] = Counter()
     inside: set[str] = set()
-    apart = _PunctuationMap()
+    spaces = _PunctuationMap()
     for line in lines:
         counts.update(line)
-        for word in line.translate(apart).split():
+        for word in line.translate(spaces).split():
             inside.update(word[1:])
     letters = [letter for letter in counts if not letter.isspace()]
     alphabet = sorted(sorted(letters, key=lambda letter: (-counts[letter], letter))[:limit])
@@ -157,7 +157,7 @@ def wordpiece_alphabet(lines: Iterable[str], limit: int) -> tuple[list[str], lis
 
 
 class _PunctuationMap(dict[int, int | str]):
-    """Punctuation as BERT sees it (all ASCII symbols too) becomes a space."""
+    """Maps punctuation as BERT defines it (all ASCII symbols too) to a space."""
 
     def __missing__(self, code: int) -> int | str:
         character = chr(code)
@@ -187,7 +187,7 @@ def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     steps += [normalizers.NFKD(), normalizers.StripAccents()]
     if lower:
         steps.append(normalizers.Lowercase())
-    # The original's character map is NFKC with all white space made one kind; these two do the same.
+    # The original's character map is NFKC with uniform white space; these two steps do the same.
     steps += [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
     backend.normalizer = normalizers.Sequence(steps)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -205,10 +205,10 @@ def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
 
 
 def _sort_pieces(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Unigram pieces with what depends on the order of a hash table taken out.
+    """Sort Unigram pieces and remove what depends on the order of a hash table.
 
-    Sums taken in another order differ in their last digits, so those are rounded away. Letters that training
-    left without a score get the lowest one, then 0.0001 more each, as they come: here in alphabetical order.
+    Sums taken in another order differ in their last digits, so scores are rounded. Letters that training left without a
+    score get the lowest one, then 0.0001 more each, in the order they come: here in alphabetical order.
     """
     scores = {piece: round(score, 6) for piece, score in pieces}
     lowest, step = min(scores.values(), default=0.0), 0
@@ -221,7 +221,7 @@ def _sort_pieces(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def _config(kind: str, lower: bool) -> dict[str, Any]:
-    """What Hugging Face's AutoTokenizer needs beside tokenizer.json."""
+    """Return what Hugging Face's AutoTokenizer needs beside tokenizer.json."""
     names = {"bpe": ["input_ids", "attention_mask"]}.get(kind, ["input_ids", "token_type_ids", "attention_mask"])
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
     config |= {"clean_up_tokenization_spaces": False, "do_lower_case": lower}
@@ -243,14 +243,14 @@ def _special_tokens(kind: str) -> tuple[str, str, str, str, str]:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """tokenizer.json and tokenizer_config.json, all or nothing."""
+    """Write tokenizer.json and tokenizer_config.json, both or neither."""
     with new_folder(folder, (JSON, CONFIG)) as work:
         (work / JSON).write_text(tokenizer.backend.to_str(), encoding="utf-8")
         (work / CONFIG).write_text(json.dumps(tokenizer.config, indent=2), encoding="utf-8")
 
 
 def evaluate(tokenizer: Tokenizer, documents: list[str]) -> TokenizerReport:
-    """Fertility, unknown rate and compression on given documents."""
+    """Measure fertility, unknown rate and compression on documents."""
     unknown_id = tokenizer.id_of("unk")
     tokens = unknown = 0
     for start in range(0, len(documents), 64):

@@ -1,4 +1,4 @@
-"""Tokenizers from the vocabulary files of the original releases, as their own code would read them."""
+"""Build tokenizers from the vocabulary files of the original releases, as their own code reads them."""
 
 import json
 import struct
@@ -11,7 +11,7 @@ from bertree.files import Json
 
 
 def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
-    """The tokenizer of the first vocabulary found among the files, or None."""
+    """Build the tokenizer of the first vocabulary found among the files; None if there is none."""
     if "vocab.txt" in files:
         return build_wordpiece(files["vocab.txt"], config)
     if "vocab.json" in files and "merges.txt" in files:
@@ -24,12 +24,12 @@ def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
 
 
 def build_wordpiece(data: bytes, config: Json) -> Tokenizer:
-    """BERT's: one token a line, its id is the line's number."""
+    """Build BERT's WordPiece tokenizer: one token per line, its id is the line number."""
     lines = data.decode("utf-8").split("\n")
     vocab = {line.rstrip("\r"): number for number, line in enumerate(lines) if line or number < len(lines) - 1}
     if "[UNK]" not in vocab:
-        raise UserError("vocab.txt: holds no [UNK] token, so it is not a WordPiece vocabulary")
-    # Without a word on it: a vocabulary with capitals is a cased one.
+        raise UserError("vocab.txt: has no [UNK] token, so it is not a WordPiece vocabulary")
+    # Default without `do_lower_case`: a vocabulary with capitals is cased.
     cased = any(token != token.lower() for token in vocab if not token.startswith("["))
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
@@ -44,9 +44,10 @@ def build_wordpiece(data: bytes, config: Json) -> Tokenizer:
 
 
 def set_bert_template(tokenizer: Tokenizer, mask_takes_space: bool = False) -> None:
-    """BERT's frame around a text: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], the second part in segment 1.
+    """Set BERT's template: [CLS] A [SEP] or [CLS] A [SEP] B [SEP], the second part in segment 1.
 
-    ALBERT's mask takes the space before it, since a space is part of the piece that follows it."""
+    ALBERT's mask token includes the space before it, since a space is part of the piece that follows it.
+    """
     names = ("[PAD]", "<pad>", "[UNK]", "<unk>", "[CLS]", "[SEP]", "[MASK]")
     special = [token for token in names if tokenizer.token_to_id(token) is not None]
     takes = {"[MASK]"} if mask_takes_space else set()
@@ -62,12 +63,12 @@ def set_bert_template(tokenizer: Tokenizer, mask_takes_space: bool = False) -> N
 
 
 def build_byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
-    """GPT-2's and RoBERTa's: pairs of byte-level pieces merged in the order they were learned."""
+    """Build GPT-2's and RoBERTa's tokenizer: byte-level pieces, merged in the order they were learned."""
     table = json.loads(vocab)
     lines = merges.decode("utf-8").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     if not isinstance(table, dict) or any(len(pair) != 2 for pair in pairs):
-        raise UserError("vocab.json must map tokens to ids and merges.txt must hold two pieces a line")
+        raise UserError("vocab.json must map tokens to ids and merges.txt must have two pieces per line")
     tokenizer = Tokenizer(models.BPE(table, [(a, b) for a, b in pairs]))
     prefix = bool(config.get("add_prefix_space", False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
@@ -77,7 +78,8 @@ def build_byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
 
 
 def set_roberta_template(tokenizer: Tokenizer, prefix: bool = False) -> None:
-    """RoBERTa's frame: <s> A </s> or <s> A </s></s> B </s>, all in segment 0; <mask> takes the space before it."""
+    """Set RoBERTa's template: <s> A </s> or <s> A </s></s> B </s>, all in segment 0; <mask> includes the space before
+    it."""
     special = [
         t for t in ("<s>", "</s>", "<unk>", "<pad>", "<mask>", "<|endoftext|>") if tokenizer.token_to_id(t) is not None
     ]
@@ -90,12 +92,12 @@ def set_roberta_template(tokenizer: Tokenizer, prefix: bool = False) -> None:
 
 
 def build_unigram(data: bytes, config: Json) -> Tokenizer:
-    """ALBERT's: the pieces and scores of a SentencePiece model."""
+    """Build ALBERT's tokenizer from the pieces and scores of a SentencePiece model."""
     try:
         pieces, charsmap, unknown = read_sentencepiece(data)
     except (struct.error, IndexError, UnicodeDecodeError, ValueError):
         raise UserError("spiece.model: is not a SentencePiece model") from None
-    # A number with its comma is split as the original code did after the fact: "9,5" is 9 , 5.
+    # The original code splits a number from its comma in a second step: "9,5" is 9 , 5.
     scored = [(p, s - 100 if len(p) > 1 and p[-1] == "," and p[-2].isdigit() else s) for p, s in pieces]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=unknown))
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -116,9 +118,9 @@ def build_unigram(data: bytes, config: Json) -> Tokenizer:
 
 
 def read_sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int]:
-    """Pieces with scores, the normaliser's character map and the id of the unknown piece.
+    """Return the pieces with scores, the normalizer's character map and the id of the unknown piece.
 
-    The file is one protocol-buffer message; the three fields needed are few enough to read by hand.
+    The file is one protocol-buffer message; only three fields are needed, so it is parsed here.
     """
     pieces: list[tuple[str, float]] = []
     charsmap, unknown = b"", 0
@@ -143,7 +145,7 @@ def read_sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int
 
 
 def _read_message(data: bytes) -> list[tuple[int, int | bytes]]:
-    """The fields of a protocol-buffer message: numbers as int, everything else as its bytes."""
+    """Return the fields of a protocol-buffer message: numbers as int, everything else as bytes."""
     found: list[tuple[int, int | bytes]] = []
     at = 0
 

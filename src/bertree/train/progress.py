@@ -15,7 +15,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from bertree.report.formats import digits, duration, figure, label, percent
+from bertree.report.formats import digits, duration, format_metric, label, percent
 from bertree.report.history import BOOKKEEPING, KNOWN, number
 
 REFRESH = 0.2  # seconds between two looks of the bar
@@ -80,7 +80,7 @@ class Progress:
         losses = [name for name in ("loss", "perplexity") if name in fields]
         others = [name for name in fields if name not in {*BOOKKEEPING, *losses}]
         parts = [
-            f"{label(name)} {figure(name, number(fields[name]))}"
+            f"{label(name)} {format_metric(name, number(fields[name]))}"
             for name in losses + others
             if _is_number(fields[name])
         ]
@@ -131,9 +131,13 @@ def _bar() -> bars.Progress:
 def _training(fields: Mapping[str, Any], terms: bool) -> Iterator[str]:
     """Loss, its terms, speed, learning rate: those that are there."""
     names = [name for name, value in fields.items() if name not in KNOWN and _is_number(value)]
-    parts = ", ".join(f"{label(name).removesuffix(' loss')} {figure('loss', number(fields[name]))}" for name in names)
+    parts = ", ".join(
+        f"{label(name).removesuffix(' loss')} {format_metric('loss', number(fields[name]))}" for name in names
+    )
     if "loss" in fields:
-        yield f"loss {figure('loss', number(fields['loss']))}" + (f" ({parts})" if terms and len(names) > 1 else "")
+        yield f"loss {format_metric('loss', number(fields['loss']))}" + (
+            f" ({parts})" if terms and len(names) > 1 else ""
+        )
     if math.isfinite(speed := number(fields.get("tokens_per_s"))):
         yield f"{speed:,.0f} tokens/s"
     if math.isfinite(rate := number(fields.get("lr"))):

@@ -15,7 +15,7 @@ from bertree.config.sections import RunSettings
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import Json, write_atomically
-from bertree.report import run
+from bertree.report.run import write_run_report
 from bertree.run_folder import BEST_MODEL, CHECKPOINTS, ENVIRONMENT, MODEL, RECIPE
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.device import peak_flops
@@ -36,14 +36,6 @@ def begin(
     write_atomically(out / ENVIRONMENT, json.dumps(environment(device), indent=2) + "\n")
     record.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
     return record, Tally(record, found.extra if found else None)
-
-
-def write_report(out: Path) -> None:
-    """The page, if it can be written: a run does not end for want of it."""
-    try:
-        run.write(out)
-    except (UserError, OSError) as error:
-        note(str(error))
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class Session:
             raise
         finally:
             record.close()
-            write_report(self.out)
+            write_run_report(self.out)
         return caught
 
     def _train(
@@ -100,7 +92,7 @@ class Session:
                 checkpoints.save(result.step, self.loop.network, self.loop.optimiser, extra)
                 if evaluation.newest and evaluation.newest[0] == result.step:
                     checkpoints.offer_best(*evaluation.newest, result.phase)
-                write_report(self.out)
+                write_run_report(self.out)
 
             save = Save(self.settings.save_every, last, write, log)
             interrupts = Interrupts(save)

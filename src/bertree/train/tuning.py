@@ -17,6 +17,7 @@ from torch import Tensor
 from bertree.config.sections import RunSettings
 from bertree.errors import UserError
 from bertree.files import Json
+from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS
 from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
 from bertree.train.feed import Work
@@ -25,7 +26,7 @@ from bertree.train.loop import Loop, Result, Stop
 from bertree.train.metrics_log import Record
 from bertree.train.progress import Progress
 from bertree.train.schedule import Plan
-from bertree.train.session import begin, write_report
+from bertree.train.session import begin
 
 BEST = "best/"  # what the names of the best weights begin with in a checkpoint
 PAUSE = 60.0  # seconds between two checkpoints, at least
@@ -82,7 +83,7 @@ class Tuning:
                 record.write("end", len(self.feed.plan), tally.as_dict() | {"parameters": parameters})
         finally:
             record.close()
-            write_report(self.out)
+            write_run_report(self.out)
         return caught, best
 
     def _train(

@@ -1,4 +1,4 @@
-"""What there is to see of each kind of task: lines of predictions -> parts of a page.
+"""The sections of a page for each kind of task: lines of predictions -> sections.
 
 Lines are those of `Task.predict`, all of them with a gold answer.
 """
@@ -11,23 +11,27 @@ from itertools import chain, pairwise
 import numpy as np
 
 from bertree.files import Json
-from bertree.report.cases import Shown, around, cases, errors, head, pair
+from bertree.report.cases import Case, around, confident_cases, largest_errors, start_of, text_and_pair
 from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
-from bertree.report.html import cards, html_table
 from bertree.report.scales import Axis, scale
+from bertree.report.svg.scatter import POINTS, agreement_svg
 from bertree.report.tables import (
-    Bar,
+    BarRow,
+    Block,
+    CaptionedChart,
+    Cell,
+    Piece,
+    Section,
+    Table,
+    as_floats,
     bars,
     by_tenth,
-    caption,
-    clipped,
-    floats,
-    heat,
-    reliability,
-    safe,
-    scatter_svg,
-    stacked,
+    calibration,
+    clip,
+    confusion_matrix,
+    one_line,
+    stacked_bars,
 )
 from bertree.tasks.squad import metric
 
@@ -36,246 +40,247 @@ SHORT = 160  # characters of a text beside another
 PAIRS = 20  # most frequent confusions beyond that
 WORDS = re.compile(r"\b(how many|how much|who|whom|whose|what|when|where|which|why|how)\b", re.IGNORECASE)
 LENGTHS = ((1, "1 word"), (2, "2 words"), (3, "3 words"), (5, "4 to 5"), (10, "6 to 10"), (20, "11 to 20"))
+NO_ANSWER = one_line(Piece("no answer", "missing"))
 
 
-def classes(lines: Sequence[Json], labels: Sequence[str]) -> list[str]:
-    """One label a text."""
-    gold, said = [str(line["gold"]) for line in lines], [str(line["predicted"]) for line in lines]
-    scores = floats(line.get("score") for line in lines)
-    right = np.array([g == s for g, s in zip(gold, said, strict=True)], dtype=np.float64)
+def classes(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
+    """Return the sections of a task with one label per text."""
+    gold, predicted = ([str(line[field]) for line in lines] for field in ("gold", "predicted"))
 
-    def show(number: int) -> Shown:
-        return pair(lines[number]), clipped(gold[number], 60), clipped(said[number], 60)
+    def show(number: int) -> Case:
+        return text_and_pair(lines[number]), one_line(clip(gold[number], 60)), one_line(clip(predicted[number], 60))
 
+    scores = as_floats(line.get("score") for line in lines)
+    right = np.array([one == other for one, other in zip(gold, predicted, strict=True)], dtype=np.float64)
     return [
-        *confusions(Counter(zip(gold, said, strict=True)), labels),
-        *_section("How sure it is", reliability(scores, right)),
-        *cases(scores, right, show),
+        *_confusions(Counter(zip(gold, predicted, strict=True)), labels),
+        *_confidence(calibration(scores, right)),
+        *confident_cases(scores, right, show),
     ]
 
 
-def confusions(counts: Counter[tuple[str, str]], labels: Sequence[str]) -> list[str]:
-    """Which labels are taken for which: as a matrix, or where that is too large the most frequent pairs."""
+def _scores_and_hits(lines: Sequence[Json]) -> tuple[Floats, Floats]:
+    scores = as_floats(line.get("score") for line in lines)
+    return scores, np.array([line["gold"] == line["predicted"] for line in lines], dtype=np.float64)
+
+
+def _confidence(cards: Sequence[Block]) -> list[Section]:
+    return [Section("How sure it is", cards)] if cards else []
+
+
+def _confusions(counts: Counter[tuple[str, str]], labels: Sequence[str]) -> list[Section]:
+    """Return which labels are predicted for which: a matrix or, where that is too large, the most frequent pairs."""
+    title = "Which labels are taken for which"
     seen = dict.fromkeys(chain.from_iterable(counts))
     known = [label for label in labels if label in seen] + sorted(set(seen) - set(labels))
     if len(known) <= LABELS:
-        return ["<h2>Which labels are taken for which</h2>", heat(known, counts)] if known else []
-    return _section("Which labels are taken for which", [_confused(counts), _by_label(counts, known)])
-
-
-def _confused(counts: Counter[tuple[str, str]]) -> str:
-    total: Counter[str] = Counter()
+        return [Section(title, blocks=[confusion_matrix(known, counts)])] if known else []
+    totals: Counter[str] = Counter()
     for (gold, _), count in counts.items():
-        total[gold] += count
-    wrong = Counter({both: count for both, count in counts.items() if both[0] != both[1]}).most_common(PAIRS)
+        totals[gold] += count
+    return [Section(title, [_most_confused(counts, totals), _least_found(counts, totals)])]
+
+
+def _most_confused(counts: Counter[tuple[str, str]], totals: Counter[str]) -> Table:
+    wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]}).most_common(PAIRS)
     most = max((count for _, count in wrong), default=1)
     rows = [
-        Bar(f"{gold} → {said}", [count / most], [f"{count:,}", percent(count / total[gold])])
-        for (gold, said), count in wrong
+        BarRow(f"{gold} → {predicted}", [count / most], [f"{count:,}", percent(count / totals[gold])])
+        for (gold, predicted), count in wrong
     ]
-    under = f"gold → predicted; the first {len(rows)}, of {len(total):,} labels"
+    under = f"gold → predicted; the first {len(rows)}, of {len(totals):,} labels"
     return bars("Most frequent confusions", rows, under, head=("", "count", "of this gold"))
 
 
-def _by_label(counts: Counter[tuple[str, str]], labels: Sequence[str]) -> str:
-    """The labels that are found least."""
-    true: Counter[str] = Counter()
-    for (gold, _), count in counts.items():
-        true[gold] += count
-    shares = sorted((counts[label, label] / true[label], label) for label in labels if true[label])
-    rows = [Bar(label, [share], [percent(share), f"{true[label]:,}"]) for share, label in shares[:PAIRS]]
+def _least_found(counts: Counter[tuple[str, str]], totals: Counter[str]) -> Table:
+    shares = sorted((counts[label, label] / total, label) for label, total in totals.items())
+    rows = [BarRow(label, [share], [percent(share), f"{totals[label]:,}"]) for share, label in shares[:PAIRS]]
     return bars("Labels found least", rows, "share of a label's examples that are found", head=("", "found", "of"))
 
 
-def regression(lines: Sequence[Json]) -> list[str]:
-    """One number a text."""
-    gold, said = (floats(line.get(field) for line in lines) for field in ("gold", "predicted"))
-    known = np.isfinite(gold) & np.isfinite(said)
-    parts = []
+def regression(lines: Sequence[Json]) -> list[Section]:
+    """Return the sections of a task with one number per text."""
+    gold, predicted = (as_floats(line.get(field) for line in lines) for field in ("gold", "predicted"))
+    known = np.isfinite(gold) & np.isfinite(predicted)
+    sections = []
     if known.any():
-        off = said[known] - gold[known]
-        count = f"{known.sum():,} examples" + ("" if known.sum() <= 2000 else ", some of them drawn")
-        scatter = scatter_svg("Gold against predicted", gold, said)
+        off = predicted[known] - gold[known]
+        count = f"{known.sum():,} examples" + ("" if known.sum() <= POINTS else ", some of them drawn")
         under = (
             f"{count}; mean error {digits(float(np.abs(off).mean()))}, root of the mean square "
             f"{digits(float(np.sqrt((off**2).mean())))}, bias {digits(float(off.mean()))}"
         )
-        parts = _section("How near it comes", [scatter + caption("", under), _offsets(off)])
+        chart = CaptionedChart(agreement_svg("Gold against predicted", gold, predicted), under)
+        sections = [Section("How near it comes", [chart, _error_histogram(off)])]
 
-    def show(number: int) -> Shown:
-        return pair(lines[number]), digits(float(gold[number]), 4), digits(float(said[number]), 4)
+    def show(number: int) -> Case:
+        return text_and_pair(lines[number]), digits(float(gold[number]), 4), digits(float(predicted[number]), 4)
 
-    return [*parts, *errors(gold, said, show)]
-
-
-def vectors(lines: Sequence[Json], labels: Sequence[str]) -> list[str]:
-    """Texts compared by their vectors: by scores, by classes, or by which of several is nearest."""
-    if isinstance(lines[0]["gold"], float):
-        return regression(lines)
-    if "probabilities" in lines[0]:
-        return classes(lines, labels)
-    scores = floats(line.get("score") for line in lines)
-    right = np.array([line["gold"] == line["predicted"] for line in lines], dtype=np.float64)
-
-    def show(number: int) -> Shown:
-        line = lines[number]
-        if "rank" in line:
-            return head(line["text"]), head(line["gold"], SHORT), f"{head(line['predicted'], SHORT)}"
-        others = " / ".join(map(str, line.get("negatives", ())))
-        return head(line["text"]), head(line["pair"], SHORT), head(others if not right[number] else line["pair"], SHORT)
-
-    return cases(scores, right, show)
+    return [*sections, *largest_errors(gold, predicted, show)]
 
 
-def _offsets(off: Floats) -> str:
-    """A histogram of predicted minus gold."""
+def _error_histogram(off: Floats) -> Table:
     steps = scale(Axis(), off, 12)
     count, _ = np.histogram(off, bins=steps.ticks)
     most = max(int(count.max()), 1)
     names = [f"{low} to {high}" for low, high in pairwise(steps.labels)]
-    rows = [Bar(name, [some / most], [f"{some:,}"]) for name, some in zip(names, count.tolist(), strict=True)]
+    rows = [BarRow(name, [some / most], [f"{some:,}"]) for name, some in zip(names, count.tolist(), strict=True)]
     return bars("Errors", rows, "predicted minus gold", head=("", "examples"))
 
 
-def tags(lines: Sequence[Json], labels: Sequence[str]) -> list[str]:
-    """A plain tag for each word."""
-    pairs = (zip(line["gold"], line["predicted"], strict=True) for line in lines)
-    counts = Counter(chain.from_iterable(pairs))
-    scores = floats(line.get("score") for line in lines)
-    right = np.array([line["gold"] == line["predicted"] for line in lines], dtype=np.float64)
+def vectors(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
+    """Return the sections of texts compared by their vectors: by scores, by classes, or by which one is nearest."""
+    if isinstance(lines[0]["gold"], float):
+        return regression(lines)
+    if "probabilities" in lines[0]:
+        return classes(lines, labels)
+    scores, right = _scores_and_hits(lines)
 
-    def show(number: int) -> Shown:
-        line = lines[number]
-        places, at, differ = [], 0, []
-        for word, gold, said in zip(line["words"], line["gold"], line["predicted"], strict=True):
-            if gold != said:
-                places.append((at, at + len(word), "wrong"))
-                differ.append((gold, said))
+    def show(number: int) -> Case:
+        one = lines[number]
+        if "rank" in one:
+            return start_of(one["text"]), start_of(one["gold"], SHORT), start_of(one["predicted"], SHORT)
+        negatives = " / ".join(map(str, one.get("negatives", ())))
+        nearest = one["pair"] if right[number] else negatives
+        return start_of(one["text"]), start_of(one["pair"], SHORT), start_of(nearest, SHORT)
+
+    return confident_cases(scores, right, show)
+
+
+def tags(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
+    """Return the sections of a task with one tag per word."""
+    counts = Counter(chain.from_iterable(zip(line["gold"], line["predicted"], strict=True) for line in lines))
+    scores, right = _scores_and_hits(lines)
+
+    def show(number: int) -> Case:
+        one = lines[number]
+        marks, at, differ = [], 0, []
+        for word, gold, predicted in zip(one["words"], one["gold"], one["predicted"], strict=True):
+            if gold != predicted:
+                marks.append((at, at + len(word), "wrong"))
+                differ.append((gold, predicted))
             at += len(word) + 1
-        shown = [safe(", ".join(map(str, side[:8]))) for side in zip(*differ, strict=True)] or ["", ""]
-        return around(" ".join(line["words"]), places), shown[0], shown[1]
+        gold_tags, predicted_tags = (", ".join(str(pair[side]) for pair in differ[:8]) for side in (0, 1))
+        return around(" ".join(one["words"]), marks), gold_tags, predicted_tags
 
-    return [*confusions(counts, labels), *cases(scores, right, show)]
+    return [*_confusions(counts, labels), *confident_cases(scores, right, show)]
 
 
-def choices(lines: Sequence[Json], figures: Json) -> list[str]:
-    """One option of several."""
-    right = np.array([line["gold"] == line["predicted"] for line in lines], dtype=np.float64)
-    scores = floats(line.get("score") for line in lines)
-    known = [sorted(line.get("probabilities") or [0.0]) for line in lines]
-    margin = np.array([some[-1] - (some[-2] if len(some) > 1 else 0.0) for some in known], dtype=np.float64)
-    drawn = []
+def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
+    """Return the sections of a task with one option of several."""
+    scores, right = _scores_and_hits(lines)
+    shares = [sorted(line.get("probabilities") or [0.0]) for line in lines]
+    margin = np.array([some[-1] - (some[-2] if len(some) > 1 else 0.0) for some in shares], dtype=np.float64)
+    cards = []
     if len({len(line["options"]) for line in lines}) > 1:
-        names = (f"{len(line['options'])} options" for line in lines)
-        drawn.append(_groups("Accuracy by number of options", names, right))
-    levels = {name.removeprefix("accuracy-"): value for name, value in figures.items() if name.startswith("accuracy-")}
+        cards.append(_by_options(lines, right))
+    prefix = "accuracy-"
+    levels = {name.removeprefix(prefix): value for name, value in scores_found.items() if name.startswith(prefix)}
     if levels:
-        rows = [Bar(name, [float(value)], [percent(float(value), 1)]) for name, value in levels.items()]
-        drawn.append(bars("Accuracy by level", rows))
-    drawn.append(_positions(lines))
-    under = f"mean {percent(float(margin[right > 0].mean()) if right.any() else 0, 1)} where it is right, "
-    under += f"{percent(float(margin[right == 0].mean()) if not right.all() else 0, 1)} where it is wrong"
-    sure = [*reliability(scores, right)[:1], by_tenth("Lead of the chosen option over the next", margin, right, under)]
+        rows = [BarRow(name, [float(value)], [percent(float(value), 1)]) for name, value in levels.items()]
+        cards.append(bars("Accuracy by level", rows))
+    cards.append(_by_position(lines))
+    hit, missed = (float(margin[right == value].mean()) if (right == value).any() else 0.0 for value in (1, 0))
+    under = f"mean {percent(hit, 1)} where it is right, {percent(missed, 1)} where it is wrong"
+    lead = by_tenth("Lead of the chosen option over the next", margin, right, under)
 
-    def show(number: int) -> Shown:
-        line = lines[number]
-        asked = f"<br><b>{head(line['question'], 200)}</b>" if line.get("question") else ""
-        gold, said = (head(line["options"][line[field]], 160) for field in ("gold", "predicted"))
-        return head(line.get("context", ""), 220) + asked, gold, said
+    def show(number: int) -> Case:
+        one = lines[number]
+        question = start_of(one["question"], 200, "strong") if one.get("question") else []
+        gold, predicted = (start_of(one["options"][one[field]], SHORT) for field in ("gold", "predicted"))
+        return start_of(one.get("context", ""), 220) + question, gold, predicted
 
-    return [*_section("Which questions", drawn), *_section("How sure it is", sure), *cases(scores, right, show)]
+    return [
+        Section("Which questions", cards),
+        *_confidence([*calibration(scores, right)[:1], lead]),
+        *confident_cases(scores, right, show),
+    ]
 
 
-def _positions(lines: Sequence[Json]) -> str:
-    """Whether a place among the options is favoured."""
-    gold, said = Counter(line["gold"] for line in lines), Counter(line["predicted"] for line in lines)
+def _by_options(lines: Sequence[Json], right: Floats) -> Table:
+    groups: dict[str, list[float]] = {}
+    for one, hit in zip(lines, right.tolist(), strict=True):
+        groups.setdefault(f"{len(one['options'])} options", []).append(hit)
+    rows = [(name, int(sum(some)), int(len(some) - sum(some))) for name, some in sorted(groups.items())]
+    return stacked_bars("Accuracy by number of options", rows)
+
+
+def _by_position(lines: Sequence[Json]) -> Table:
+    """Return how often each place among the options is chosen, and is right."""
+    gold, chosen = (Counter(line[field] for line in lines) for field in ("gold", "predicted"))
     rows = []
-    for place in sorted(gold.keys() | said.keys())[:LABELS]:
-        shares = [said[place] / len(lines), gold[place] / len(lines)]
-        rows.append(Bar(f"option {place + 1}", shares, [f"{said[place]:,}", f"{gold[place]:,}"]))
+    for place in sorted(gold.keys() | chosen.keys())[:LABELS]:
+        counts = chosen[place], gold[place]
+        rows.append(BarRow(f"option {place + 1}", [n / len(lines) for n in counts], [f"{n:,}" for n in counts]))
     return bars("Which option is chosen", rows, "", ("chosen", "right one"), ("", "chosen", "right one"))
 
 
-def _groups(title: str, names: Iterable[str], right: Floats) -> str:
-    groups: dict[str, list[float]] = {}
-    for name, hit in zip(names, right.tolist(), strict=True):
-        groups.setdefault(name, []).append(hit)
-    rows = [(name, int(sum(some)), int(len(some) - sum(some))) for name, some in sorted(groups.items())]
-    return stacked(title, rows)
-
-
-def spans(lines: Sequence[Json]) -> list[str]:
-    """A piece of a passage, or none of it (version 2.0)."""
+def spans(lines: Sequence[Json]) -> list[Section]:
+    """Return the sections of a task with a span of a passage, or none (SQuAD 2.0), as the answer."""
     second = any("null_odds" in line for line in lines)
     counted = metric.score_questions(
         [line["gold"] for line in lines], [line["predicted"] for line in lines], 1 + second
     )
-    scores = floats(line.get("score") for line in lines)
-    asked = (found[0].lower() if (found := WORDS.search(line["question"])) else "other" for line in lines)
-    drawn = [
-        _scores("By question word", asked, counted),
-        _scores("By length of the answer", map(_length, lines), counted),
+    scores = as_floats(line.get("score") for line in lines)
+    words = (found[0].lower() if (found := WORDS.search(line["question"])) else "other" for line in lines)
+    cards = [
+        _span_scores("By question word", words, counted),
+        _span_scores("By length of the answer", map(_answer_length, lines), counted),
     ]
     if second:
-        drawn.append(_answered(lines, counted.exact))
+        cards.append(_answered(lines, counted.exact))
 
-    def show(number: int) -> Shown:
-        line = lines[number]
-        context, start, end = line["context"], line.get("start"), line.get("end")
+    def show(number: int) -> Case:
+        one = lines[number]
+        gold, predicted, start, end = one["gold"], one["predicted"], one.get("start"), one.get("end")
         marks = []
         if start is not None and end is not None:
-            marks = [(start, end, "" if counted.exact[number] else "wrong")]
-        gold = line["gold"]
-        if not marks and gold and (at := context.find(gold[0])) >= 0:
+            marks = [(start, end, "mark" if counted.exact[number] else "wrong")]
+        elif gold and (at := one["context"].find(gold[0])) >= 0:
             marks = [(at, at + len(gold[0]), "gold")]
-        wanted = "<br>".join(head(text, 120) for text in list(dict.fromkeys(gold))[:3]) or "<i>no answer</i>"
-        said = head(line["predicted"], 160) if line["predicted"] else "<i>no answer</i>"
-        return f"<b>{head(line['question'], 200)}</b><br>{around(context, marks)}", wanted, said
+        answers = [start_of(text, 120)[0] for text in list(dict.fromkeys(gold))[:3]]
+        text = start_of(one["question"], 200, "strong") + around(one["context"], marks)
+        return text, answers or NO_ANSWER, start_of(predicted, SHORT) if predicted else NO_ANSWER
 
+    near = (counted.f1 >= 0.5) & (counted.exact < 1)
     return [
-        *_section("Which questions", drawn),
-        *_section("How sure it is", reliability(scores, counted.exact)),
-        *cases(scores, np.where((counted.f1 >= 0.5) & (counted.exact < 1), np.nan, counted.exact), show),
+        Section("Which questions", cards),
+        *_confidence(calibration(scores, counted.exact)),
+        *confident_cases(scores, np.where(near, np.nan, counted.exact), show),
     ]
 
 
-def _length(line: Json) -> str:
+def _answer_length(line: Json) -> str:
     if not line["gold"]:
         return "no answer"
     words = len(line["gold"][0].split())
     return next((name for most, name in LENGTHS if words <= most), "over 20")
 
 
-def _scores(title: str, names: Iterable[str], counted: metric.QuestionScores) -> str:
-    """Mean F1 and exact match of groups of questions."""
+def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScores) -> Table:
+    """Return the mean F1 and exact match of groups of questions."""
     groups: dict[str, list[int]] = {}
     for number, name in enumerate(names):
         groups.setdefault(name, []).append(number)
     order = [name for _, name in LENGTHS] + ["over 20"]
-    named = sorted(groups, key=lambda name: (order.index(name) if name in order else -1, -len(groups[name])))
     rows = []
-    for name in named:
+    for name in sorted(groups, key=lambda name: (order.index(name) if name in order else -1, -len(groups[name]))):
         f1, exact = (float(each[groups[name]].mean()) for each in (counted.f1, counted.exact))
-        rows.append(Bar(name, [f1, exact], [percent(f1, 1), percent(exact, 1), f"{len(groups[name]):,}"]))
+        rows.append(BarRow(name, [f1, exact], [percent(f1, 1), percent(exact, 1), f"{len(groups[name]):,}"]))
     return bars(title, rows, "", ("F1", "exact"), ("", "F1", "exact", "questions"))
 
 
-def _answered(lines: Sequence[Json], exact: Floats) -> str:
-    """Whether the model speaks where it should and is silent where it should."""
+def _answered(lines: Sequence[Json], exact: Floats) -> Table:
+    """Return how often the model answers questions that have an answer, and those that have none."""
     table: Counter[tuple[bool, str]] = Counter()
-    for line, hit in zip(lines, exact.tolist(), strict=True):
-        said = "no answer" if not line["predicted"] else "right answer" if hit else "another answer"
-        table[bool(line["gold"]), said] += 1
+    for one, hit in zip(lines, exact.tolist(), strict=True):
+        answer = "no answer" if not one["predicted"] else "right answer" if hit else "another answer"
+        table[bool(one["gold"]), answer] += 1
     columns = ("right answer", "another answer", "no answer")
-    rows = []
+    rows: list[list[Cell]] = []
     for has, name in ((True, "has an answer"), (False, "has none")):
-        total = sum(table[has, said] for said in columns) or 1
-        rows.append([name, *(f"{table[has, said]:,} · {percent(table[has, said] / total)}" for said in columns)])
+        total = sum(table[has, answer] for answer in columns) or 1
+        rows.append([name, *(f"{table[has, answer]:,} · {percent(table[has, answer] / total)}" for answer in columns)])
     rows[1][1] = "–"
-    return caption("Answer or not", "rows: the question; columns: what the model gives") + html_table(
-        ["", *columns], [[safe(cell) for cell in row] for row in rows], [1, 2, 3]
-    )
-
-
-def _section(title: str, inside: Sequence[str]) -> list[str]:
-    return [f"<h2>{safe(title)}</h2>", cards(inside)] if inside else []
+    under = "rows: the question; columns: what the model gives"
+    return Table(["", *columns], rows, [1, 2, 3], title="Answer or not", under=under)

@@ -49,7 +49,7 @@ def units(
 ) -> tuple[list[Unit], Truncation]:
     """The windows of all questions, in order; only questions beyond `QUESTION` tokens are cut."""
     frame = Frame(tokenizer, pair=True)
-    room = frame.room(max_length, least=2)
+    room = frame.room(max_length, min_tokens=2)
     contexts = _encode_contexts((example.context for example in examples), tokenizer)
     questions = tokenize_distinct((example.question for example in examples), tokenizer)
     longest = min(QUESTION, room // 2)

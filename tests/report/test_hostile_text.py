@@ -1,0 +1,264 @@
+"""Texts of other people never become markup: no page has an element or an attribute that came out of its data.
+
+Every page is rendered twice: with hostile text in every place where a text of the data can stand, and with harmless
+text of the same length. Both must have the same elements, attributes and classes.
+"""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bertree
+from bertree.embeddings import correlation
+from bertree.embeddings.page import EncoderScores, evaluation_page
+from bertree.embeddings.sts import PairSet, Part
+from bertree.files import Json
+from bertree.finetuning.page.page import finetuning_page
+from bertree.report.comparison import Comparison, ModelCosts, Speed
+from bertree.report.comparison_page import comparison_page
+from bertree.report.run import held_out_svg, run_page, runs_page
+from bertree.tasks.registry import make_task
+from tests.support.pages import Page
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</td></tr></table></main><img src=x onerror=alert(1)>",
+    '" onmouseover="alert(1)" \' onload=\'alert(1)',
+    "</style><style>*{display:none}</style>",
+    "</title></svg></text>]]><![CDATA[<g onclick='x'/>",
+    "<!--<b>--><?php x ?>",
+    "{{ 7 * 7 }}{% include 'base.html.j2' %}{# x #}",
+    "&lt;b&gt;&#60;i&#62;&quot; onload=&quot;",
+    "javascript:alert(1)",
+    "a\x00\x08\x0b\x1b[31m\x7f\x85\ud800\ufffe\u202e<b>",
+)
+CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+SOURCE = Path(bertree.__file__).parent
+ALLOWED = {"report/html.py", "report/svg/element.py"}  # modules that may make markup
+
+
+def harmless(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9:]", "x", text)
+
+
+def file_name(text: str) -> str:
+    return re.sub("[/\x00\ud800]", "_", text)
+
+
+# The pages, with one text in every place
+
+
+def run_folder(text: str, place: Path) -> Path:
+    folder = place / file_name(text)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[Json] = []
+    for step in (1, 2, 3):
+        mask = {"gold": text, "predicted": text if step > 1 else "other", "probability": 0.5}
+        rows += [
+            {"kind": "train", "step": step, "loss": 1.0 / step, text: 0.5 / step, "lr": 0.1, "seconds": step},
+            {"kind": "eval", "step": step, "loss": 1.0 / step, text: 0.5, f"{text}_score": 0.5, "tokens": 10 * step},
+            {"kind": "sample", "step": step, "text": f"{text} [MASK] {text}", "masks": [mask]},
+            {"kind": "event", "step": step, "text": f"phase {step}{text}"},
+        ]
+    rows.append({"kind": "event", "step": 3, "text": f"resumed, skipped {text}"})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "environment.json").write_text(json.dumps({text: text, "list": [text]}))
+    name = json.dumps(CONTROL.sub("?", text), ensure_ascii=False)
+    (folder / "recipe.toml").write_text(f"name = {name}\nnote = {name}\n[model]\nstart = {name}\n")
+    return folder
+
+
+def compared(text: str) -> Comparison:
+    speed = Speed("cpu", text, 2, text, 6.0, 9.0, 6.1, 9.2, 50, 40.0, 1000.0, 5)
+    other = Speed(text, text, 0, text, 6.0, 9.0, 6.1, 9.2, 50, 40.0, 1000.0, 5)
+    models = [ModelCosts(f"{text}{n}", 100 + n, 20, 70, 10, 400 - n, True, 25.0, (speed, other)) for n in range(3)]
+    return Comparison(tuple(models[:2]), {text: (0.5, 0.4), f"{text} loss": (2.0, None)}, text)
+
+
+def pretraining(text: str, place: Path) -> str:
+    return run_page(run_folder(text, place))
+
+
+def distillation(text: str, place: Path) -> str:
+    folder = run_folder(text, place)
+    (folder / "comparison.json").write_text(json.dumps(compared(text).as_json()))
+    return run_page(folder)
+
+
+def several_runs(text: str, place: Path) -> str:
+    folder = run_folder(text, place)
+    return runs_page({text: folder, f"{text} again": folder}, field=text)
+
+
+def comparison(text: str, place: Path) -> str:
+    return comparison_page(compared(text))
+
+
+def comparison_of_three(text: str, place: Path) -> str:
+    two = compared(text)
+    return comparison_page(Comparison((*two.models, two.models[0]), {text: (0.5, 0.4, None)}, text))
+
+
+def evaluation(text: str, place: Path) -> str:
+    draw = np.random.default_rng(0)
+    texts = (text,) * 20
+    parts = tuple(Part(f"{text}{n}", text, texts, texts, draw.random(20), tuple(range(20))) for n in range(2))
+    sets = [PairSet(text, parts), PairSet(f"{text}.", parts[:1])]
+
+    def sides(pairs: PairSet) -> list[Any]:
+        return [tuple(draw.standard_normal((20, 4)).astype(np.float32) for _ in range(2)) for _ in pairs.parts]
+
+    judged = tuple(correlation.judge(pairs, sides(pairs)) for pairs in sets)
+    return evaluation_page(text, sets, [EncoderScores(f"{text}{n}", 4, judged, 50.0 + n) for n in range(2)])
+
+
+def finetuned(task: Any, lines: list[Json], text: str, place: Path) -> str:
+    """With seeds, a teacher and two splits."""
+    folder = run_folder(text, place)
+    seed = file_name(text)
+    (folder / f"seed-{seed}").mkdir(exist_ok=True)
+    for name in ("metrics.jsonl", "report.html"):
+        (folder / f"seed-{seed}" / name).write_text((folder / "metrics.jsonl").read_text())
+    seeds: list[Json] = [{"seed": seed, task.metric: 0.5, text: 0.25, "best_step": 1, "diverged": False}]
+    seeds.append({"seed": f"2{seed}", task.metric: None, "diverged": text})
+    found = {task.metric: 0.5, text: 0.25, "seeds": seeds, "best_seed": seed, "mean": 0.5, "model": text}
+    found |= {f"accuracy-{text}": 0.5, "cut": {text: {"examples": 1, "tokens": 2}}}
+    found["distillation"] = {"teacher_model": text, "kept": 0.9, "teacher": {task.metric: 0.5}}
+    return finetuning_page(folder, task, found, {f"dev{text}": lines, "test": [{"predicted": text}]})
+
+
+def classes(text: str, place: Path) -> str:
+    lines = [{"text": text, "pair": text, "gold": text, "predicted": "b", "score": 0.9}]
+    lines += [{"text": text * 40, "gold": "b", "predicted": text * 3, "score": 0.8}]
+    return finetuned(make_task("classification").with_labels([text, "b"]), lines, text, place)
+
+
+def many_classes(text: str, place: Path) -> str:
+    labels = [f"{text}{n}" for n in range(40)]
+    lines = [{"text": text, "gold": labels[n], "predicted": labels[n - 1], "score": 0.9} for n in range(40)]
+    return finetuned(make_task("classification").with_labels(labels), lines, text, place)
+
+
+def regression(text: str, place: Path) -> str:
+    lines = [{"text": text, "pair": text, "gold": 1.0, "predicted": 2.0 + n, "score": 2.0} for n in range(3)]
+    return finetuned(make_task("sts-b"), lines, text, place)
+
+
+def entities(text: str, place: Path) -> str:
+    entity = {"type": text, "text": text, "start": 0, "end": len(text), "score": 0.5}
+    words = {"text": text, "words": [text], "score": 0.5}
+    lines = [words | {"gold": ["O"], "predicted": [f"B-{text}"], "entities": [entity]}]
+    lines += [words | {"gold": [f"B-{text}2"], "predicted": [f"B-{text}"], "entities": [entity]}]
+    return finetuned(make_task("ner").with_labels(["O", f"B-{text}"]), lines, text, place)
+
+
+def tags(text: str, place: Path) -> str:
+    lines = [{"text": text, "words": [text], "score": 0.5, "gold": [text], "predicted": ["x"]}]
+    return finetuned(make_task("tagging").with_labels([text, "x"]), lines, text, place)
+
+
+def spans(text: str, place: Path) -> str:
+    line = {"id": text, "question": text, "context": f"{text} {text}", "gold": [text], "score": 0.5, "null_odds": 0.1}
+    lines = [line | {"predicted": f"{text} other", "start": 3, "end": 9}, line | {"predicted": ""}]
+    return finetuned(make_task("squad2"), lines, text, place)
+
+
+def choices(text: str, place: Path) -> str:
+    line = {"context": text, "question": text, "options": [text, text], "probabilities": [0.4, 0.6]}
+    return finetuned(make_task("race"), [line | {"gold": 0, "predicted": 1, "score": 0.6}], text, place)
+
+
+def vectors(text: str, place: Path) -> str:
+    task = SimpleNamespace(name=text, metric="accuracy", regression=False, labels=(), head="vector")
+    ranked = {"text": text, "gold": text, "predicted": f"{text}x", "score": 0.5, "rank": 2}
+    nearer = {"text": text, "pair": text, "gold": 0, "predicted": 1, "negatives": [text]}
+    return finetuned(task, [ranked, nearer], text, place)
+
+
+PAGES: dict[str, Callable[[str, Path], str]] = {
+    page.__name__: page
+    for page in (
+        *(pretraining, distillation, several_runs, comparison, comparison_of_three, evaluation),
+        *(classes, many_classes, regression, entities, tags, spans, choices, vectors),
+    )
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_no_element_and_no_attribute_comes_from_data(name: str, text: str, tmp_path: Path) -> None:
+    page = Page(PAGES[name](text, tmp_path / "hostile"))
+    twin = Page(PAGES[name](harmless(text), tmp_path / "harmless"))
+    assert page.skeleton == twin.skeleton
+    assert page.seen.count("style") == 1
+    assert page.seen.count("script") == twin.seen.count("script") <= 1
+    assert not CONTROL.search(page.source)
+    page.source.encode("utf-8")
+    shown = re.sub(r"\s+", " ", CONTROL.sub("\ufffd", text))
+    assert shown[:12] in page.text  # the reader sees just what the data hold
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_picture_of_its_own_is_as_safe(text: str, tmp_path: Path) -> None:
+    drawn = []
+    for name in (text, harmless(text)):
+        folder = run_folder(name, tmp_path / harmless(name))
+        drawn.append(held_out_svg({name: folder, f"{name}2": folder}, title=name, field="loss"))
+    assert Page(drawn[0]).skeleton == Page(drawn[1]).skeleton
+    assert not CONTROL.search(drawn[0])
+
+
+# The source
+
+
+def python_files() -> list[tuple[str, str]]:
+    return [(str(path.relative_to(SOURCE)), path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")]
+
+
+def test_markup_is_made_in_two_modules_only() -> None:
+    for name, text in python_files():
+        made = re.search(r"Markup\(|__html__|(from|import) (html|markupsafe)\b.*\bescape", text)
+        assert (made is not None) == (name in ALLOWED), name
+
+
+def test_no_module_writes_tags() -> None:
+    tag = re.compile(r"</(?!s>)[a-z]+[0-9]?>|<[a-z]+ [a-z-]+=")  # "</s>" is a token
+    for name, text in python_files():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and not name.startswith("report/svg/el"):
+                assert not tag.search(node.value), f"{name}, line {node.lineno}: {node.value[:60]!r}"
+
+
+def test_templates_never_switch_escaping_off() -> None:
+    for path in (SOURCE / "report" / "templates").iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"\|\s*safe\b|autoescape|\|\s*forceescape", text), path.name
+        for attribute in re.findall(r"=\s*\{\{", text):
+            pytest.fail(f"{path.name}: an attribute without quotes ({attribute})")
+
+
+def test_templates_and_assets_are_in_the_package() -> None:
+    project = tomllib.loads((SOURCE.parent.parent / "pyproject.toml").read_text())
+    globs = project["tool"]["setuptools"]["package-data"]["bertree"]
+    files = [path for folder in ("templates", "assets") for path in (SOURCE / "report" / folder).iterdir()]
+    assert len(files) > 8
+    for path in files:
+        name = str(path.relative_to(SOURCE))
+        assert any(fnmatch(name, glob) for glob in globs), name
+
+
+def test_pages_cost_nothing_until_one_is_written() -> None:
+    code = "import sys, bertree, bertree.cli.main, bertree.report.run; print('jinja2' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
