@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertree.errors import UserError, suggest
-from bertree.model.architecture import SHARING, Architecture
+from bertree.model.architecture import SHARING, Architecture, typed
 
 
 @dataclass(frozen=True)
@@ -165,4 +165,19 @@ def preset(name: str) -> Preset:
         near = suggest(name, (*PRESETS, DEFAULT))
         named = near if near.startswith("did") else suggest("", (n for n, p in PRESETS.items() if not p.study))
         raise UserError(f"{name}: no such preset and no such folder; {named}")
+    return PRESETS[name]
+
+
+def register_preset(name: str, parent: str = "bert-base", note: str = "", **axes: Any) -> Preset:
+    """Add a preset of your own: a known preset with other values on some axes of the architecture.
+
+    It is known in this process only; a saved model carries its architecture with it.
+
+    >>> register_preset("my-bert", parent="bert-small", layers=6, activation="relu")
+    """
+    if name in PRESETS or name == DEFAULT:
+        raise UserError(f"{name}: there is such a preset; give yours another name")
+    base = preset(parent).architecture
+    values = {axis: typed(axis, value, name) for axis, value in axes.items()}
+    PRESETS[name] = Preset(name, parent, base.with_values(values), note or f"{parent} with other axes")
     return PRESETS[name]
