@@ -11,7 +11,7 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, size
+from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, total_size
 from bertree.search.index import Index
 from tests.support.standin import Words
 
@@ -74,7 +74,7 @@ def test_filters(index: Index, where: dict[str, object], expected: set[str]) -> 
 
 
 def test_unknown_key(index: Index) -> None:
-    with pytest.raises(UserError, match="where 'boook': no document has this; did you mean 'book'"):
+    with pytest.raises(UserError, match=r"where 'boook': .*did you mean 'book'"):
         index.search("bay", where={"boook": "Sea"})
 
 
@@ -110,7 +110,7 @@ def test_unchanged_costs_nothing(tmp_path: Path) -> None:
 def test_the_last_of_an_id_counts(tmp_path: Path) -> None:
     index = Index.build(Words(), [*SHIPS, {"id": "a", "text": "Something else."}], tmp_path / "index")
     assert index.search("Something else", where={"id": "a"})[0].text == "Something else."
-    assert "1 came twice under one id" in "".join(index.found.lines())
+    assert "1 occurred twice with one id" in "".join(index.found.lines())
     index.add([{"id": "b", "text": "One."}, {"id": "b", "text": str(SHIPS[1]["text"]), "book": "Tower", "year": 1815}])
     assert index.search("lantern", where={"id": "b"})[0].text.startswith("A lantern")
 
@@ -150,10 +150,10 @@ def test_files(tmp_path: Path) -> None:
         ("Second block.", 5),
         ("Third.", 7),
     ]
-    assert size([folder / "one.txt", folder / "deep"]) == sum(
+    assert total_size([folder / "one.txt", folder / "deep"]) == sum(
         (folder / name).stat().st_size for name in ("one.txt", "deep/two.md")
     )
-    assert size([folder]) is None, "what is packed is longer than it looks"
+    assert total_size([folder]) is None, "what is packed is longer than it looks"
 
 
 def test_parquet(tmp_path: Path) -> None:

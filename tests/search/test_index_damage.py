@@ -86,22 +86,22 @@ def state(folder: Path, old: str, new: str) -> None:
     ("old", "new", "expected"),
     [
         ('"format": 1', '"format": 99', "format 99, newer than this bertree reads"),
-        ('"dimension": 128', '"dimension": -1', "does not say what the index is"),
+        ('"dimension": 128', '"dimension": -1', "no valid state"),
         ('"dimension": 128', '"dimension": 64', "damaged or cut off"),
-        ('"vectors-00000002.bin"', '"../vectors-00000002.bin"', "does not say what the index is"),
+        ('"vectors-00000002.bin"', '"../vectors-00000002.bin"', "no valid state"),
         ('"vectors-00000002.bin"', '"vectors-00000009.bin"', "is missing"),
         ('"count": 300', '"count": 299', "damaged or cut off"),
-        ('{"format"', '["format"', "does not say what the index is"),
-        ('"parts"', '"farts"', "does not say what the index is"),
-        ('"dimension": 128', '"dimension": "128"', "does not say what the index is"),
-        ('"digest": "standin"', '"digest": 5', "does not say what the index is"),
-        ('"kind": "hnsw"', '"kind": "foo"', "does not say what the index is"),
-        ('"kind": "hnsw"', '"kind": "flat"', "does not say what the index is"),
-        ('"kind": "hnsw"', '"kind": "ivfpq"', "does not say what the index is"),
-        ('{"beam": 192}', "{}", "does not say what the index is"),
-        ('"complete": true', '"complete": "yes"', "does not say what the index is"),
-        ('"tokens": 256', '"tokens": 0', "does not say what the index is"),
-        ('"count": 300, "bytes": 1', '"count": "300", "bytes": 1', "does not say what the index is"),
+        ('{"format"', '["format"', "no valid state"),
+        ('"parts"', '"farts"', "no valid state"),
+        ('"dimension": 128', '"dimension": "128"', "no valid state"),
+        ('"digest": "standin"', '"digest": 5', "no valid state"),
+        ('"kind": "hnsw"', '"kind": "foo"', "no valid state"),
+        ('"kind": "hnsw"', '"kind": "flat"', "no valid state"),
+        ('"kind": "hnsw"', '"kind": "ivfpq"', "no valid state"),
+        ('{"beam": 192}', "{}", "no valid state"),
+        ('"complete": true', '"complete": "yes"', "no valid state"),
+        ('"tokens": 256', '"tokens": 0', "no valid state"),
+        ('"count": 300, "bytes": 1', '"count": "300", "bytes": 1', "no valid state"),
     ],
 )
 def test_a_state_that_is_none(old: str, new: str, expected: str, good: Path, tmp_path: Path) -> None:
@@ -173,11 +173,11 @@ def test_vectors_that_are_none(good: Path, tmp_path: Path) -> None:
     index = Index.open(folder, Bad())
     with pytest.raises(UserError, match="bad: the model gave a vector with NaN"):
         index.add([{"id": "fine", "text": "Fine."}, {"id": "bad", "text": "With poison in it."}])
-    with pytest.raises(UserError, match="gave vectors of 1 x 100, where 1 x 128 belong"):
+    with pytest.raises(UserError, match=r"1 x 100, .*1 x 128"):
         index.add([{"id": "narrow", "text": "A narrow one."}])
     with pytest.raises(UserError, match="NaN"):
         index.search("poison")
-    with pytest.raises(UserError, match="where 2 x 128"):
+    with pytest.raises(UserError, match="2 x 128"):
         index.nearest(np.ones((2, 5), np.float32), 3)
     assert len(index) == 300
     index.verify()
@@ -187,7 +187,7 @@ def test_vectors_that_are_none(good: Path, tmp_path: Path) -> None:
 def test_bad_questions(good: Path) -> None:
     index = Index.open(good, Words())
     for question in ("", "  \n"):
-        with pytest.raises(UserError, match="nothing in it to look for"):
+        with pytest.raises(UserError, match=r"question \d: is empty"):
             index.search(question)
     with pytest.raises(UserError, match="k: "):
         index.search("x", k=0)
@@ -206,7 +206,7 @@ def test_bad_places_and_documents(tmp_path: Path) -> None:
         Index.build(Words(), [], tmp_path / "mine.doc")
     with pytest.raises(UserError, match=r"unknown kind of file; known: .*\.md"):
         Index.build(Words(), [tmp_path / "mine.doc"], tmp_path / "new")
-    with pytest.raises(UserError, match="a text itself is given as"):
+    with pytest.raises(UserError, match=r"give ..text.: "):
         Index.build(Words(), ["This is no path."], tmp_path / "new")
     with pytest.raises(UserError, match=r"has no column 'text'.*did you mean 'texts'"):
         Index.build(Words(), [{"texts": "x"}], tmp_path / "new")
@@ -227,7 +227,7 @@ def test_scribbled_vectors_are_not_answered_from(byte: int, good: Path, tmp_path
     data[-128 * 4 * 200 :] = bytes([byte]) * (128 * 4 * 200)
     path.write_bytes(bytes(data))
     for where in (None, {"n": 3}):
-        with pytest.raises(UserError, match="its vectors are damaged"):
+        with pytest.raises(UserError, match="the vectors are damaged"):
             Index.open(folder, Words()).search("Word250 stands", k=50, where=where)
 
 

@@ -18,7 +18,8 @@ from tests.support.standin import Words
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.support.killing", "faiss", "torch"])
-WATCHED = ("index_writer.py", "index_store.py", "index_vectors.py", "index_kinds.py", "files.py")
+WATCHED = tuple(f"search/{name}.py" for name in ("writer", "passage_store", "vector_files", "faiss_index", "files"))
+WATCHED += ("bertree/files.py",)
 Record = dict[str, Any]
 
 
@@ -38,7 +39,7 @@ def records(version: int, count: int = 120) -> list[Record]:
 
 def work(folder: Path, version: int, kind: str, said: Path, lines: int = 0) -> None:
     """Build an index, or add to it; after `lines` lines of our code, die."""
-    writer.ROWS, writer.EMBEDDED, writer.PARTS = 24, 10, 3
+    writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 24, 10, 3
     if lines:
         left = lines
 
@@ -75,7 +76,7 @@ def contents(folder: Path) -> dict[str, Any]:
     index.verify()
     found: dict[str, Any] = {}
     with index._store.transaction() as state:
-        files = index._files.of(state, index._store)
+        files = index._files.for_state(state, index._store)
         rows = index._store._base.execute(
             "SELECT d.id, d.metadata, d.chunks, c.number, c.first, c.last, c.text FROM documents d "
             "JOIN chunks c ON c.document = d.number ORDER BY d.id, c.first"

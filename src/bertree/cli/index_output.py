@@ -17,7 +17,7 @@ from bertree.errors import UserError
 from bertree.files import Json
 from bertree.inference.load import Model, device_of, load
 from bertree.model.presets import DEFAULT
-from bertree.search.documents import size
+from bertree.search.documents import total_size
 from bertree.search.faiss_index import Watch
 from bertree.search.hit import Hit
 from bertree.search.index import CANDIDATES, Index
@@ -28,7 +28,7 @@ SHOWN = 12  # sources that are listed
 
 def build_index(model: str, docs: Sequence[str], out: Path, *, device: str, precision: str, **settings: Any) -> Index:
     """`bertree index build`."""
-    total = size(docs)  # says what is wrong with a path before a model is loaded
+    total = total_size(docs)  # says what is wrong with a path before a model is loaded
     encoder = _model(model, device, precision)
     try:
         with _watched("embedding", total) as watch:
@@ -56,7 +56,7 @@ def add_documents(
     precision: str,
 ) -> AddSummary:
     """`bertree index add`."""
-    total = size(docs)
+    total = total_size(docs)
     with Index.open(folder, _model(model, device, precision)) as index:
         try:
             with _watched("embedding", total) as watch:

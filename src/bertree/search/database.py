@@ -1,7 +1,7 @@
-"""The SQLite file of an index, opened: for one writer, for readers beside it, and where nothing can be written.
+"""The SQLite file of an index: opened by one writer, by concurrent readers, and from read-only media.
 
-Readers of a database that others write need files beside it, which SQLite makes where it may. Where it may not, the
-file is read as if it never changed, and opened again as soon as it has.
+Readers of a database that others write need files beside it, which SQLite creates if it may. If it may not, the file is
+opened as immutable, and opened again as soon as it has changed.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ BROKEN = "is damaged ({}); restore this file, or remove the folder and build the
 
 
 class Database:
-    """One connection, guarded, so that threads may share it."""
+    """One connection with a lock, so that threads can share it."""
 
     def __init__(self, folder: Path, write: bool = False) -> None:
         self.path = folder / DATABASE
@@ -27,19 +27,19 @@ class Database:
             what = "is not an index" if folder.is_dir() else "no such folder"
             raise UserError(f"{folder}: {what}; make one with `bertree index build MODEL DOCS --out {folder}`")
         self._write = write
-        self._seen: tuple[int, int] | None = None  # time and size of a file that is read as if it never changed
+        self._seen: tuple[int, int] | None = None  # time and size of a file that is opened as immutable
         with self._report_errors():
             self._base = self._open()
 
     def _open(self) -> sqlite3.Connection:
-        """A connection; where the files SQLite keeps beside a database cannot be made, one that needs none."""
+        """Return a connection; an immutable one if the files SQLite keeps beside a database cannot be created."""
         try:
             return self._connect("rw" if self._write else "ro")
         except sqlite3.OperationalError as error:
             beside = self.path.with_name(f"{DATABASE}-wal")
             if self._write or not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
                 raise
-            if beside.exists() and beside.stat().st_size:  # the newest changes are in there
+            if beside.exists() and beside.stat().st_size:  # it has the newest changes
                 raise
         self._seen = self._stamp()
         return self._connect("ro&immutable=1")
@@ -64,7 +64,7 @@ class Database:
         return base
 
     def _reopen_if_changed(self) -> None:
-        """Open again what was read as if it never changed, if it has, or if somebody is about to change it."""
+        """Open an immutable database again if it has changed, or if someone is about to change it."""
         if self._seen is None:
             return
         if self._seen != self._stamp() or self.path.with_name(f"{DATABASE}-wal").exists():
@@ -84,12 +84,12 @@ class Database:
         return found.st_mtime_ns, found.st_size
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._base.close()
 
     @contextmanager
     def _report_errors(self) -> Iterator[None]:
-        """What SQLite finds wrong, in one line."""
+        """Report SQLite's errors in one line."""
         try:
             yield
         except sqlite3.ProgrammingError as error:

@@ -1,7 +1,7 @@
-"""What is to be searched: files, folders and records -> documents, each with a name of its own and metadata.
+"""Read files, folders and records as documents, each with its own id and metadata.
 
-A text or Markdown file is one document, character by character as it stands, so that the places of its passages are
-places in the file. A row of a table is one document too; every column but the text and the id is its metadata.
+A text or Markdown file is one document, unchanged, so that the places of its passages are places in the file. A row of
+a table is one document too; every column except the text and the id is its metadata.
 """
 
 import hashlib
@@ -22,30 +22,30 @@ from bertree.text import sources
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import location, read_records
 
-TEXTS = {".md": "text", ".markdown": "text"}  # beside those every corpus may have
-LARGEST = 1 << 28  # bytes of one text file, which is held in memory whole
-DEEPEST = 64  # lists and mappings of metadata in each other
+TEXTS = {".md": "text", ".markdown": "text"}  # beside the formats of a corpus
+LARGEST = 1 << 28  # bytes of one text file, which is held in memory
+DEEPEST = 64  # nesting of lists and mappings in metadata
 BLOCK = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text under the name it is added, replaced and removed by."""
+    """A text with the id by which it is added, replaced and removed."""
 
     id: str
     text: str
-    source: str = ""  # the file it stood in
+    source: str = ""  # its file
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values
-    given_path: str = ""  # the path of its file as it was given, where `source` is the whole path
+    given_path: str = ""  # the path of its file as given, if `source` is the absolute path
 
     @property
     def named_by_path(self) -> bool:
-        """Whether its id is a path (and a line), which means another file in another folder."""
+        """Whether its id is a path (and a line), which would mean another file in another folder."""
         return bool(self.given_path) and (self.id == self.given_path or self.id.startswith(f"{self.given_path}#"))
 
     @property
     def digest(self) -> bytes:
-        """Tells whether it is the same as the one that is there; a folder that was moved changes nothing."""
+        """Hash that tells whether the document has changed; moving its folder changes nothing."""
         content = json.dumps(
             [self.given_path or self.source, self.text, self.metadata], sort_keys=True, ensure_ascii=True
         )
@@ -54,7 +54,7 @@ class Document:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Which columns hold what, and whether an empty line ends a document of a text file."""
+    """Columns of the text and the id, and whether an empty line ends a document of a text file."""
 
     text: str = "text"
     id: str | None = None
@@ -63,24 +63,26 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that was read to its end: what the index has of it beyond this is no longer in it."""
+    """A file that was read completely: other documents of it in the index are no longer in the file."""
 
     given_path: str
     source: str
-    lines: bytearray = field(default_factory=bytearray)  # not 0 where a document stands; line 0: the whole file is one
+    lines: bytearray = field(
+        default_factory=bytearray
+    )  # 1 if a document is at this line; line 0: the whole file is one document
 
     def mark(self, line: int) -> None:
-        """A document stands there."""
+        """Record that a document is at this line."""
         self.lines.extend(bytes(max(0, line + 1 - len(self.lines))))
         self.lines[line] = 1
 
     def came_from(self, source: str) -> bool:
-        """Whether a document of that source came from it, here or where it stood before it was moved."""
+        """Return whether a document with that source came from this file, or from where it was before it was moved."""
         moved = os.path.basename(source) == os.path.basename(self.source) and not os.path.isfile(source)
         return source == self.source or moved
 
     def holds(self, id: str) -> bool:
-        """Whether a document of this file still stands in it."""
+        """Return whether a document of this file is still in it."""
         number = id[len(self.given_path) + 1 :]
         line = int(number) if number.isdecimal() else 0
         return line < len(self.lines) and self.lines[line] == 1
@@ -88,22 +90,22 @@ class SourceFile:
 
 @dataclass
 class ReadSummary:
-    """What came in, what did not and why."""
+    """Counts of what was read and what was left out."""
 
     documents: int = 0
     empty: int = 0
     replaced_lines: int = 0  # files with bytes that are not UTF-8
-    repeated: int = 0  # ids that came twice: the last one counts
-    example: str = ""  # of those
-    skipped: str = ""  # files that are not read, in words
-    files: list[SourceFile] = field(default_factory=list)  # those that are read, until somebody takes them
+    repeated: int = 0  # ids that occurred twice: the last one is used
+    example: str = ""  # one of those ids
+    skipped: str = ""  # description of the files that are not read
+    files: list[SourceFile] = field(default_factory=list)  # files read since the caller last took them
 
     def lines(self) -> list[str]:
-        """One line for each thing a person should know."""
+        """Describe what was left out or repaired, one line each."""
         given = (
             (self.empty, "left out: empty"),
             (self.replaced_lines, "files with bytes that are not UTF-8 (replaced)"),
-            (self.repeated, f"came twice under one id (the last one counts), such as {self.example!r}"),
+            (self.repeated, f"occurred twice with one id (the last one is used), such as {self.example!r}"),
         )
         return [*(f"{count:,} {what}" for count, what in given if count), *([self.skipped] if self.skipped else [])]
 
@@ -112,42 +114,43 @@ DocumentInput = str | Path | Mapping[str, Any] | Document
 
 
 def read_documents(
-    given: DocumentInput | Iterable[DocumentInput], how: ReadOptions, found: ReadSummary
+    given: DocumentInput | Iterable[DocumentInput], options: ReadOptions, summary: ReadSummary
 ) -> Iterator[Document]:
-    """The documents of files, folders and globs (strings and paths), of records (mappings), or as they are.
+    """Yield documents from files, folders and globs (strings and paths), records (mappings) or `Document`s.
 
-    A path that leads nowhere is said before anything is read."""
+    A path that does not exist is reported before anything is read.
+    """
     items: Iterable[DocumentInput] = [given] if isinstance(given, str | Path | Mapping | Document) else given
     if isinstance(items, Sequence):
         for item in items:
             if isinstance(item, str | Path):
                 _sources(str(item))
-        found.skipped = sources.describe_skipped([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
-    return _documents(items, how, found)
+        summary.skipped = sources.describe_skipped([str(item) for item in items if isinstance(item, str | Path)], TEXTS)
+    return _documents(items, options, summary)
 
 
-def _documents(items: Iterable[DocumentInput], how: ReadOptions, found: ReadSummary) -> Iterator[Document]:
+def _documents(items: Iterable[DocumentInput], options: ReadOptions, summary: ReadSummary) -> Iterator[Document]:
     for number, item in enumerate(items, 1):
-        for document in _read_item(item, number, how, found):
+        for document in _read_item(item, number, options, summary):
             if not document.text.strip():
-                found.empty += 1
+                summary.empty += 1
                 continue
-            found.documents += 1
+            summary.documents += 1
             yield document
 
 
-def size(given: DocumentInput | Iterable[DocumentInput]) -> int | None:
-    """Bytes of the files, where they are plain and all that is given; else nobody knows."""
+def total_size(given: DocumentInput | Iterable[DocumentInput]) -> int | None:
+    """Return the size in bytes of the files these inputs name; None if it is unknown or compressed."""
     items = [given] if isinstance(given, str | Path) else given
     if not isinstance(items, Sequence) or not all(isinstance(item, str | Path) for item in items):
         return None
-    behind = [source for item in items for source in _sources(str(item))]
-    if any(source.compression or source.format == "parquet" for source in behind):
+    files = [source for item in items for source in _sources(str(item))]
+    if any(source.compression or source.format == "parquet" for source in files):
         return None
-    return sum(source.size for source in behind)
+    return sum(source.size for source in files)
 
 
-def _read_item(item: DocumentInput, number: int, how: ReadOptions, found: ReadSummary) -> Iterator[Document]:
+def _read_item(item: DocumentInput, number: int, options: ReadOptions, summary: ReadSummary) -> Iterator[Document]:
     if isinstance(item, Document):
         if not all(isinstance(part, str) for part in (item.id, item.text, item.source)):
             raise UserError(f"document {number}: its id, text and source must be texts, not {item!r}"[:200])
@@ -156,49 +159,51 @@ def _read_item(item: DocumentInput, number: int, how: ReadOptions, found: ReadSu
             replace_surrogates(item.id), replace_surrogates(item.text), replace_surrogates(item.source), known
         )
     elif isinstance(item, Mapping):
-        text = str(item.get(how.text, ""))
+        text = str(item.get(options.text, ""))
         name = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         yield _document_from_row(
-            dict(item), f"document {number}", f"text-{name}", "", how
-        )  # no number: the next add counts anew
+            dict(item), f"document {number}", f"text-{name}", "", options
+        )  # by content, not by number: the next add counts from 1 again
     elif isinstance(item, str | Path):
         for source in _sources(str(item)):
-            yield from _read_file(source, how, found)
+            yield from _read_file(source, options, summary)
     else:
-        raise UserError(f"document {number}: must be a path, a mapping with '{how.text}' or a Document, not {item!r}")
+        raise UserError(
+            f"document {number}: must be a path, a mapping with '{options.text}' or a Document, not {item!r}"
+        )
 
 
 def _sources(name: str) -> list[sources.Source]:
     if name == sources.STANDARD_INPUT:
-        raise UserError("an index needs names for what it holds: give files or folders, not standard input")
+        raise UserError("standard input has no name to identify documents by; give files or folders")
     try:
         return sources.find_sources([name], extra=TEXTS)
     except UserError as error:
-        hint = "; a text itself is given as {'text': ...}" if "no such file" in str(error) and " " in name else ""
+        hint = "; to add a text itself, give {'text': ...}" if "no such file" in str(error) and " " in name else ""
         raise UserError(f"{error}{hint}") from None
 
 
-def _read_file(source: sources.Source, how: ReadOptions, found: ReadSummary) -> Iterator[Document]:
-    file = SourceFile(source.path, os.path.abspath(source.path))  # links stay: what they lead to may change
-    yield from _read_text_file(source, file, how, found) if source.format == "text" else _read_rows(file, how)
-    found.files.append(file)
+def _read_file(source: sources.Source, options: ReadOptions, summary: ReadSummary) -> Iterator[Document]:
+    file = SourceFile(source.path, os.path.abspath(source.path))  # symbolic links are kept: their targets may change
+    yield from _read_text_file(source, file, options, summary) if source.format == "text" else _read_rows(file, options)
+    summary.files.append(file)
 
 
-def _read_rows(file: SourceFile, how: ReadOptions) -> Iterator[Document]:
+def _read_rows(file: SourceFile, options: ReadOptions) -> Iterator[Document]:
     path = Path(file.given_path)
     for number, record in read_records(path, "cell"):
         name = f"{file.given_path}#{number}"
-        row = _document_from_row(record, location(path, number), name, file.source, how)
+        row = _document_from_row(record, location(path, number), name, file.source, options)
         if row.id == name and row.text.strip():
             file.mark(number)
         yield replace(row, given_path=file.given_path)
 
 
 def _read_text_file(
-    source: sources.Source, file: SourceFile, how: ReadOptions, found: ReadSummary
+    source: sources.Source, file: SourceFile, options: ReadOptions, summary: ReadSummary
 ) -> Iterator[Document]:
-    text = _decode_file(source, found)
-    if not how.blocks:
+    text = _decode_file(source, summary)
+    if not options.blocks:
         if text.strip():
             file.mark(0)
         yield Document(file.given_path, text, file.source, given_path=file.given_path)
@@ -214,34 +219,34 @@ def _read_text_file(
         start = following
 
 
-def _decode_file(source: sources.Source, found: ReadSummary) -> str:
+def _decode_file(source: sources.Source, summary: ReadSummary) -> str:
     with sources.open_source(source) as (stream, _):
         data = stream.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise UserError(f"{source.path}: is larger than {LARGEST >> 20} MB; divide it, or give it as .jsonl")
+        raise UserError(f"{source.path}: is larger than {LARGEST >> 20} MB; split it, or convert it to .jsonl")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        found.replaced_lines += 1
+        summary.replaced_lines += 1
         return data.decode("utf-8-sig", "replace")
 
 
-def _document_from_row(record: Json, where: str, name: str, source: str, how: ReadOptions) -> Document:
-    if how.text not in record:
-        near = suggest(how.text, map(str, record))
-        raise UserError(f"{where}: has no column '{how.text}'; {near} (choose one with --text)")
-    text = record[how.text]
+def _document_from_row(record: Json, where: str, name: str, source: str, options: ReadOptions) -> Document:
+    if options.text not in record:
+        near = suggest(options.text, map(str, record))
+        raise UserError(f"{where}: has no column '{options.text}'; {near} (choose one with --text)")
+    text = record[options.text]
     if text is None:
         text = ""
     if not isinstance(text, str):
-        raise UserError(f"{where}: '{how.text}' must be a text, not {json.dumps(text, default=str)[:40]}")
-    column = how.id or ("id" if "id" in record else None)
+        raise UserError(f"{where}: '{options.text}' must be a text, not {json.dumps(text, default=str)[:40]}")
+    column = options.id or ("id" if "id" in record else None)
     if column is not None:
         if column not in record:
             raise UserError(f"{where}: has no column '{column}'; {suggest(column, map(str, record))}")
         if record[column] is None or (name := replace_surrogates(value_text(record[column]))) == "":
             raise UserError(f"{where}: '{column}' is empty; every document needs an id")
-    rest = {replace_surrogates(str(key)): value for key, value in record.items() if key not in (how.text, column)}
+    rest = {replace_surrogates(str(key)): value for key, value in record.items() if key not in (options.text, column)}
     try:
         return Document(
             name, replace_surrogates(text), source, {key: _to_json_value(value) for key, value in rest.items()}
@@ -251,9 +256,9 @@ def _document_from_row(record: Json, where: str, name: str, source: str, how: Re
 
 
 def _to_json_value(value: Any, depth: int = 0) -> Any:
-    """A value that JSON can hold: what a parquet file has beyond that (dates, decimals) as text."""
+    """Convert a value to JSON; what JSON lacks (dates, decimals of parquet files) becomes text."""
     if depth > DEEPEST:
-        raise UserError(f"its metadata is nested more than {DEEPEST} deep")
+        raise UserError(f"its metadata is nested more than {DEEPEST} levels deep")
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -270,10 +275,10 @@ def _to_json_value(value: Any, depth: int = 0) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """A value of metadata as a filter compares it: 1815 in JSON and "1815" in a table are the same."""
+    """Return a metadata value as filters compare it: 1815 in JSON and "1815" in a table are equal."""
     value = _to_json_value(value)
     if isinstance(value, str):
-        return value.replace("\0", "\ufffd")  # at which SQLite would cut off what is compared
+        return value.replace("\0", "\ufffd")  # SQLite would end the compared text there
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The files of one state of an index, opened; and what an index is, for people."""
+"""The open files of one state of an index, and a description of the index."""
 
 from dataclasses import asdict, dataclass, field
 from importlib import metadata as packages
@@ -18,7 +18,7 @@ from bertree.version import __version__
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """What a search reads. Files that were unlinked since can still be read by whoever has them open."""
+    """The files a search reads. Files that were deleted meanwhile can still be read while they are open."""
 
     folder: Path
     state: IndexState | None = None
@@ -27,7 +27,7 @@ class OpenFiles:
     dead: Numbers = field(default_factory=lambda: np.empty(0, np.int64))  # positions, sorted
 
     def for_state(self, state: IndexState, store: PassageStore) -> "OpenFiles":
-        """Those of a state, within its transaction; what is open and still the same stays open."""
+        """Return the files of a state, within its transaction; unchanged files stay open."""
         if self.state is not None and self.state.generation == state.generation:
             return self
         vectors = MappedVectors(self.folder, state.parts, state.dimension)
@@ -38,13 +38,13 @@ class OpenFiles:
             if graph is None:
                 graph = FaissIndex.read(self.folder, state.graph, state.kind, dict(state.settings), state.dimension)
             if graph.count > len(vectors):
-                raise UserError(f"{self.folder}: its files do not belong together; build the index again")
+                raise UserError(f"{self.folder}: the files do not belong together; build the index again")
         dead = vectors.positions(store.dead()) if state.dead else np.empty(0, np.int64)
         return OpenFiles(self.folder, state, vectors, graph, dead)
 
 
 def describe_index(folder: Path, store: PassageStore) -> Json:
-    """What an index is, how large, of what and why so."""
+    """Describe an index: its contents, size, model and settings."""
     with store.transaction() as state:
         documents, passages, sources = store.count()
         keys = store.metadata_keys()
@@ -61,8 +61,8 @@ def describe_index(folder: Path, store: PassageStore) -> Json:
         "settings": dict(state.settings),
         "documents": documents,
         "passages": passages,
-        "removed": state.dead,  # vectors of them that are still in the files
-        "beside": state.vectors - state.graph.count if state.graph else 0,  # vectors the graph does not hold yet
+        "removed": state.dead,  # vectors of removed passages that are still in the files
+        "beside": state.vectors - state.graph.count if state.graph else 0,  # vectors that are not in the graph yet
         "dimension": state.dimension,
         "model": {"path": state.model, "digest": state.digest},
         "prompts": list(state.prompts),
@@ -75,9 +75,9 @@ def describe_index(folder: Path, store: PassageStore) -> Json:
 
 
 def verify_files(folder: Path, store: PassageStore) -> None:
-    """Read every byte; one line on the first file that is not what was written."""
+    """Read every byte and report the first file whose checksum differs."""
     store.check()
-    whole: set[IndexFile] = set()
+    checked: set[IndexFile] = set()
     before: IndexState | None = None
     while True:
         with store.transaction() as state:
@@ -85,18 +85,18 @@ def verify_files(folder: Path, store: PassageStore) -> None:
         try:
             for part in parts:
                 path = folder / part.name
-                if part not in whole and sha256_of(path) != part.hash:
+                if part not in checked and sha256_of(path) != part.hash:
                     raise UserError(f"{path}: is damaged; build the index again, or restore this file")
-                whole.add(part)
+                checked.add(part)
             return
         except FileNotFoundError:
-            if state == before:  # else a writer may have replaced it: there is a newer state
+            if state == before:  # otherwise a writer may have replaced it: there is a newer state
                 raise UserError(f"{path}: is missing; build the index again, or restore this file") from None
             before = state
 
 
 def library_versions() -> dict[str, str]:
-    """Of what an index is made with."""
+    """Return the versions of the libraries an index is made with."""
     found = {"bertree": __version__}
     for name in ("faiss-cpu", "numpy"):
         try:

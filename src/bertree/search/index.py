@@ -1,9 +1,9 @@
-"""An index: documents as passages with vectors, in a folder, to be asked.
+"""A search index: documents as passages with vectors, in a folder.
 
     index = Index.build(model, ["books/"], "my-index")
     index.search("Who is the captain?", k=5, where={"book": "Moby Dick"})
 
-Every search is answered from one state of the folder, the newest there is: other processes may add to it meanwhile.
+Every search reads one state of the folder, the newest: other processes may add to it meanwhile.
 """
 
 import shutil
@@ -14,8 +14,7 @@ from typing import Any, Self, overload
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.inference.embedding import Encoder
-from bertree.search import chunks
-from bertree.search import rerank as index_rerank
+from bertree.search.chunks import choose_chunking
 from bertree.search.database import DATABASE
 from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
 from bertree.search.faiss_index import Watch, check_kind, no_progress
@@ -23,22 +22,22 @@ from bertree.search.files import OpenFiles, describe_index, library_versions, ve
 from bertree.search.hit import Hit
 from bertree.search.nearest import find_nearest
 from bertree.search.passage_store import PassageStore, Where
-from bertree.search.rerank import Reranker
+from bertree.search.rerank import Reranker, rerank_hits
 from bertree.search.state import IndexState
 from bertree.search.vector_files import Vectors
 from bertree.search.writer import AddSummary, check_resumable, create_index, embed_texts, open_writer, unit_vectors
 
-ATTEMPTS = 20  # to open files that a writer may just have replaced
-CANDIDATES = 50  # passages a second model reads
+ATTEMPTS = 20  # to open files that a writer may have replaced
+CANDIDATES = 50  # passages that a re-ranker reads
 
 
 class Index:
-    """An index on disk with the model that fills and asks it."""
+    """An index on disk, with the model that embeds its documents and queries."""
 
     def __init__(self, path: str | Path, model: Encoder | None = None) -> None:
         self.path, self.model = Path(path), model
-        self.found = ReadSummary()  # what the last add or build left out
-        self.added = AddSummary()  # what it did
+        self.found = ReadSummary()  # what the last build or add left out
+        self.added = AddSummary()  # what the last build or add did
         self._store = PassageStore(self.path)
         self._files = OpenFiles(self.path)
         try:
@@ -50,7 +49,8 @@ class Index:
 
     @classmethod
     def open(cls, path: str | Path, model: Encoder | None = None) -> "Index":
-        """An index that is there. Without its model it can be looked at and removed from, not asked or added to."""
+        """Open an existing index. Without a model it can be inspected and documents can be removed, but not added or
+        searched."""
         return cls(path, model)
 
     @classmethod
@@ -71,18 +71,18 @@ class Index:
         name: str = "",
         watch: Watch = no_progress,
     ) -> "Index":
-        """A new index of files and folders (strings, paths), records (mappings) or `Document`s.
+        """Build an index of files and folders (strings, paths), records (mappings) or `Document`s.
 
-        One that was interrupted goes on. `text`, `id`: columns of tables and records; the others are metadata.
-        `blocks`: an empty line ends a document of a text file. `kind`: auto, flat, hnsw, ivfpq. `chunk`, `overlap`:
-        tokens of a passage, and of it repeated from the one before. `prompts`: names of the model's
-        prompts for passages and for questions, where not document and query. `name`: where the model is found again.
+        An interrupted build is resumed. `text`, `id`: columns of tables and records; the others are metadata. `blocks`:
+        an empty line ends a document of a text file. `kind`: auto, flat, hnsw, ivfpq. `chunk`, `overlap`: tokens of a
+        passage, and of these, tokens repeated from the passage before. `prompts`: names of the model's prompts for
+        passages and for queries, if not document and query. `name`: path of the model, to be recorded in the index.
         """
         folder, found = Path(path), ReadSummary()
         check_kind(kind)
         documents = read_documents(docs, ReadOptions(text, id, blocks), found)
         prompts = prompts or (_prompt(model, "document", "passage"), _prompt(model, "query", "question"))
-        how = chunks.choose_chunking(chunk, overlap, _room(model, prompts[0]), language)
+        how = choose_chunking(chunk, overlap, _room(model, prompts[0]), language)
         state = IndexState(name, model.digest, model.dimension, how, prompts, asked=kind, versions=library_versions())
         new = not (folder / DATABASE).is_file()
         if new:
@@ -94,7 +94,7 @@ class Index:
                 added = writer.add(documents, found, getattr(model, "tokenizer", None))
                 writer.settle(complete=True, asked=kind)
             except UserError:
-                if new and not writer.state.parts:  # a mistake leaves nothing behind that would be in the way
+                if new and not writer.state.parts:  # after a user's mistake, leave nothing behind
                     shutil.rmtree(folder, ignore_errors=True)
                 raise
         index = cls(folder, model)
@@ -110,7 +110,7 @@ class Index:
         blocks: bool = False,
         watch: Watch = no_progress,
     ) -> AddSummary:
-        """Add documents; one whose id is there takes its place, and one that is there unchanged is passed over."""
+        """Add documents. One with an existing id replaces it; one that has not changed is skipped."""
         model = self._require_model()
         self.found = ReadSummary()
         documents = read_documents(docs, ReadOptions(text, id, blocks), self.found)
@@ -121,7 +121,7 @@ class Index:
         return self.added
 
     def remove(self, ids: str | Iterable[str] = (), where: Where | None = None, watch: Watch = no_progress) -> int:
-        """Remove documents by their ids, or all that fit a filter; how many there were."""
+        """Remove documents by id, or all that match a filter; return how many."""
         named = [ids] if isinstance(ids, str) else list(ids)
         with open_writer(self.path, None, watch) as writer:
             gone, _ = writer.remove(named, where)
@@ -129,7 +129,7 @@ class Index:
         return gone
 
     def settle(self, kind: str, watch: Watch = no_progress) -> None:
-        """Make it one of another kind: flat, hnsw, ivfpq, or auto."""
+        """Change the kind of the index: flat, hnsw, ivfpq, or auto."""
         with open_writer(self.path, None, watch) as writer:
             writer.settle(asked=kind)
 
@@ -167,17 +167,17 @@ class Index:
         candidates: int = CANDIDATES,
         label: str | None = None,
     ) -> list[Hit] | list[list[Hit]]:
-        """The k passages nearest to a question, or a list of them for each of several.
+        """Return the k passages nearest to a question, or one such list per question.
 
-        `where`: only documents with these values in their metadata (a list of values: any of them; `id` and `source`
-        count too). `rerank`: a model fine-tuned on pairs that reads the question with each of the first `candidates`
-        passages and orders them anew; `label`: the class that means yes, if it has classes.
+        `where`: only documents with these metadata values (of a list, any; `id` and `source` work too). `rerank`: a
+        model fine-tuned on pairs of texts that reads the question with each of the first `candidates` passages and
+        sorts them again; `label`: its positive class, if it has classes.
         """
         questions = [question] if isinstance(question, str) else list(question)
         model = self._require_model()
         for number, text in enumerate(questions, 1):
             if not isinstance(text, str) or not text.strip():
-                raise UserError(f"question {number}: there is nothing in it to look for")
+                raise UserError(f"question {number}: is empty")
         for name, number in (("k", k), ("candidates", candidates)):
             if not isinstance(number, int) or number < 1:
                 raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")
@@ -186,14 +186,14 @@ class Index:
         vectors = embed_texts(model, questions, self.state.prompts[1])
         found = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
         if rerank is not None:
-            found = index_rerank.rerank(rerank, questions, found, candidates, label)
+            found = rerank_hits(rerank, questions, found, candidates, label)
         best = [hits[:k] for hits in found]
         return best[0] if isinstance(question, str) else best
 
     def nearest(
         self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
     ) -> list[list[Hit]]:
-        """The k passages nearest to each vector."""
+        """Return the k passages nearest to each vector."""
         if not len(vectors):
             return []
         for _ in range(ATTEMPTS):
@@ -203,7 +203,7 @@ class Index:
                     files = self._files = self._files.for_state(state, self._store)
                 except FileNotFoundError as error:
                     gone = error.filename
-                    continue  # a writer has replaced it since the state was read: there is a newer one
+                    continue  # a writer has replaced it since: there is a newer state
                 queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
                 allowed = None if not where else files.vectors.positions(self._store.matching_passages(where))
                 found = find_nearest(files.vectors, files.graph, queries, k, files.dead, allowed)
@@ -213,7 +213,7 @@ class Index:
                 [_hit(passages[n], score) for n, score in zip(row, scores.tolist(), strict=True)]
                 for row, (_, scores) in zip(numbers, found, strict=True)
             ]
-        raise UserError(f"{gone}: is missing; build the index again, or restore this file")
+        raise UserError(f"{gone}: is missing; restore this file, or build the index again")
 
     def __len__(self) -> int:
         """Passages."""
@@ -222,21 +222,21 @@ class Index:
 
     @property
     def state(self) -> IndexState:
-        """Its newest state: the model it is tied to, its settings and its files."""
+        """The newest state: the model the index belongs to, its settings and its files."""
         with self._store.transaction() as state:
             return state
 
     @property
     def info(self) -> Json:
-        """What it is, how large, of what and why so."""
+        """Description of the index: its contents, size, model and settings."""
         return describe_index(self.path, self._store)
 
     def verify(self) -> None:
-        """Read every byte; one line on the first file that is not what was written."""
+        """Read every byte and report the first file whose checksum differs."""
         verify_files(self.path, self._store)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._store.close()
         self._files = OpenFiles(self.path)
 
@@ -247,19 +247,19 @@ class Index:
         self.close()
 
     def _check_model(self, state: IndexState) -> None:
-        """A vector of another model is a vector of another space."""
+        """Raise an error if the vectors of the index were made by another model."""
         if self.model is None:
             return
         if self.model.digest != state.digest or self.model.dimension != state.dimension:
-            was = f"{state.model or 'another model'} (weights {state.digest[:12]}, {state.dimension} numbers)"
-            has = f"weights {self.model.digest[:12]}, {self.model.dimension} numbers"
+            expected = f"{state.model or 'another model'} (weights {state.digest[:12]}, {state.dimension} numbers)"
+            given = f"weights {self.model.digest[:12]}, {self.model.dimension} numbers"
             raise UserError(
-                f"{self.path}: was made with {was}, and this model is not it ({has}); use that, or build anew"
+                f"{self.path}: was made with {expected}, not with this model ({given}); use that, or build it again"
             )
 
     def _require_model(self) -> Encoder:
         if self.model is None:
-            raise UserError(f"{self.path}: was opened without its model; Index.open(path, model) can ask and add")
+            raise UserError(f"{self.path}: was opened without its model; use Index.open(path, model) to search or add")
         return self.model
 
 
@@ -269,15 +269,15 @@ def _hit(passage: tuple[Any, ...], score: float) -> Hit:
 
 
 def _prompt(model: Encoder, *names: str) -> str:
-    """The first of these kinds of text the model has a prompt for."""
+    """Return the first of these prompts that the model has; "" if it has none."""
     known = dict(getattr(getattr(model, "vector", None), "prompts", ()))
     return next((name for name in names if name in known), "")
 
 
 def _room(model: Encoder, prompt: str) -> int | None:
-    """Tokens of text the model reads at once, where it says so."""
+    """Return how many tokens of text the model reads at once; None if unknown."""
     longest, tokenizer, vector = (getattr(model, name, None) for name in ("max_length", "tokenizer", "vector"))
     if longest is None or tokenizer is None:
         return None
     before = vector.before(prompt or None) if vector is not None else ""
-    return int(longest) - len(tokenizer.backend.encode(before).ids)  # with its special tokens
+    return int(longest) - len(tokenizer.backend.encode(before).ids)  # including special tokens

@@ -1,7 +1,7 @@
-"""The nearest vectors of an index: by its graph, by comparing all, or by comparing the few a filter leaves.
+"""Find the nearest vectors of an index: with FAISS, by comparing all, or by comparing the few a filter leaves.
 
-Whatever the way, the scores are those of the exact vectors. A filter that leaves little is answered by comparing
-what it leaves, for a graph would have to walk past everything else.
+In every case the scores are computed from the exact vectors. If a filter leaves little, that is compared exhaustively,
+since FAISS would have to skip everything else.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from bertree.errors import UserError
 from bertree.search.faiss_index import FaissIndex, Keep
 from bertree.search.vector_files import BLOCK, WHICH, MappedVectors, Numbers, Vectors, top_k
 
-Neighbors = tuple[Numbers, Vectors]  # positions and scores of one query, the best first
-QUERIES = 256  # compared with a block of vectors at once
-FEW = 1 << 23  # numbers of vectors that are rather compared than looked for
-LARGEST = 1.001  # cosine, but for rounding
-SHARE = 0.1  # of all vectors: a filter that leaves less is answered by comparing
+Neighbors = tuple[Numbers, Vectors]  # positions and scores of one query, best first
+QUERIES = 256  # queries compared with a block of vectors at once
+FEW_NUMBERS = 1 << 23  # numbers of vectors below which comparing is faster than searching
+MAX_COSINE = 1.001  # cosine, with rounding
+SHARE = 0.1  # of all vectors: below it, the vectors that a filter leaves are compared
 
 
 def find_nearest(
@@ -27,7 +27,7 @@ def find_nearest(
     dead: Numbers,
     allowed: Numbers | None = None,
 ) -> list[Neighbors]:
-    """The k nearest of each query among those that are not `dead`, and, if given, `allowed` (both sorted)."""
+    """Return the k nearest of each query that are not `dead` and, if given, in `allowed` (both sorted)."""
     some = (queries_qd[at : at + QUERIES] for at in range(0, len(queries_qd), QUERIES))
     return [found for queries in some for found in _find_nearest(vectors, graph, queries, k, dead, allowed)]
 
@@ -45,7 +45,7 @@ def _find_nearest(
     keep: Keep | None = None
     if allowed is not None:
         inside = allowed[: np.searchsorted(allowed, graph.count)]
-        if len(allowed) * vectors.dimension <= FEW or len(inside) < SHARE * graph.count:
+        if len(allowed) * vectors.dimension <= FEW_NUMBERS or len(inside) < SHARE * graph.count:
             return _compare_all(vectors, queries_qd, k, dead, allowed)
         keep = np.zeros(graph.count, np.bool_)
         keep[inside] = True
@@ -63,10 +63,10 @@ def _find_nearest(
 def _compare_all(
     vectors: MappedVectors, queries_qd: Vectors, k: int, dead: Numbers, allowed: Numbers | None, first: int = 0
 ) -> list[Neighbors]:
-    """By comparing all from position `first` on, or those that are allowed."""
+    """Compare with all vectors from position `first` on, or with those allowed."""
     found: list[Neighbors] = [(np.empty(0, np.int64), np.empty(0, np.float32)) for _ in queries_qd]
     for positions, block_nd in _blocks(vectors, dead, allowed, first):
-        scores_qn = np.ascontiguousarray((block_nd @ queries_qd.T).T)  # twice as fast as the other way round
+        scores_qn = np.ascontiguousarray((block_nd @ queries_qd.T).T)  # twice as fast as the transposed product
         columns, scores_qk = top_k(_check_cosines(scores_qn, vectors), k)
         for number, (known, scores) in enumerate(found):
             at = np.concatenate([known, positions[columns[number]]])
@@ -75,9 +75,9 @@ def _compare_all(
 
 
 def _check_cosines(scores: Vectors, vectors: MappedVectors) -> Vectors:
-    """Cosines as they are; no vectors of length 1 give others than from -1 to 1, so those are damaged."""
-    if scores.size and not np.abs(scores).max() <= LARGEST:
-        raise UserError(f"{vectors.folder}: its vectors are damaged (a cosine is {np.abs(scores).max():g}); {WHICH}")
+    """Raise an error for cosines outside -1 to 1, which only damaged vectors give."""
+    if scores.size and not np.abs(scores).max() <= MAX_COSINE:
+        raise UserError(f"{vectors.folder}: the vectors are damaged (a cosine is {np.abs(scores).max():g}); {WHICH}")
     return scores
 
 

@@ -1,8 +1,8 @@
-"""What an index knows beside its vectors: documents, passages, metadata and which files belong together.
+"""Documents, passages and metadata of an index, and which files belong together.
 
-All of it is one SQLite file, so that a change is there as a whole or not at all, whenever a process dies. The files
-of vectors a state needs are named in the same transaction (`State`), after they are safely on the disk: whoever
-reads within one transaction sees one state of everything, while another process writes the next.
+All of it is one SQLite file, so that a change is applied completely or not at all, whenever a process dies. The vector
+files of a state are named in the same transaction (`IndexState`), after they are on the disk: a reader sees one
+consistent state within a transaction, while another process writes the next.
 """
 
 import json
@@ -36,26 +36,26 @@ CREATE INDEX labels_of ON labels (document);
 CREATE INDEX sources ON documents (source);
 CREATE TABLE dead (number INTEGER PRIMARY KEY);
 """
-LABEL = 1000  # characters of a value that a filter finds
-SOME = 500  # values in one question to SQLite
+LABEL = 1000  # characters of a metadata value that can be filtered
+SOME = 500  # values per SQL query
 Where = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class KnownDocument:
-    """A document that is there."""
+    """A document that is in the index."""
 
     digest: bytes
     source: str
-    last: int  # number of its last passage, by which one that came in this run is known; -1: it has none
+    last: int  # number of its last passage, which tells whether it was added in this run; -1: it has none
 
 
 class PassageStore(Database):
-    """What is in the database of an index folder."""
+    """The contents of an index's database."""
 
     @classmethod
     def create(cls, folder: Path, state: IndexState) -> None:
-        """A database with nothing in it but a state."""
+        """Create a database that has only a state."""
         base = sqlite3.connect(folder / DATABASE, isolation_level=None)
         base.execute("PRAGMA journal_mode=WAL")
         base.executescript(SCHEMA)
@@ -64,7 +64,7 @@ class PassageStore(Database):
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[IndexState]:
-        """One state of everything while the block runs; what it writes is there when it ends well."""
+        """Run a transaction on one consistent state; changes are committed if the block ends without an error."""
         with self._lock, self._report_errors():
             self._reopen_if_changed()
             self._base.execute("BEGIN IMMEDIATE" if write else "BEGIN")
@@ -78,17 +78,17 @@ class PassageStore(Database):
     def _state(self) -> IndexState:
         row = self._base.execute("SELECT value FROM state").fetchone()
         if row is None or not isinstance(row[0], str):
-            raise UserError(f"{self.path}: does not say what the index is; build the index again")
+            raise UserError(f"{self.path}: has no valid state; build the index again")
         return IndexState.from_json(row[0], self.path)
 
     def save(self, state: IndexState) -> IndexState:
-        """Make this the state, as the next generation. Within a transaction."""
+        """Save the state as the next generation. Within a transaction."""
         state = replace(state, generation=state.generation + 1)
         self._base.execute("UPDATE state SET value = ?", (state.to_json(),))
         return state
 
     def find(self, id: str) -> KnownDocument | None:
-        """The document of this id, if there is one; the one question that needs no transaction."""
+        """Return the document of this id, if there is one. Needs no transaction."""
         question = (
             "SELECT digest, source, (SELECT max(number) FROM chunks WHERE document = d.number) "
             "FROM documents d WHERE id = ?"
@@ -97,10 +97,10 @@ class PassageStore(Database):
             row = self._base.execute(question, (id,)).fetchone()
         return KnownDocument(row[0], row[1], -1 if row[2] is None else row[2]) if row else None
 
-    # Documents. All of these want a transaction around them.
+    # Documents. All of these need a transaction.
 
     def insert(self, document: Document, digest: bytes, spans: Sequence[CharSpan], first: int) -> None:
-        """A new document, whose passages get the numbers from `first` on."""
+        """Insert a document; its passages are numbered from `first` on."""
         metadata = json.dumps(dict(document.metadata), ensure_ascii=False)
         cursor = self._base.execute(
             "INSERT INTO documents (id, source, digest, metadata, characters, chunks) VALUES (?, ?, ?, ?, ?, ?)",
@@ -115,7 +115,7 @@ class PassageStore(Database):
         self._base.executemany("INSERT INTO labels VALUES (?, ?, ?)", ((*label, number) for label in labels))
 
     def delete(self, ids: Iterable[str]) -> tuple[int, int]:
-        """Remove documents; how many there were, and their passages."""
+        """Delete documents; return how many there were, and their passages."""
         documents = chunks = 0
         for id in ids:
             row = self._base.execute("SELECT number FROM documents WHERE id = ?", (id,)).fetchone()
@@ -129,15 +129,15 @@ class PassageStore(Database):
         return documents, chunks
 
     def update_sources(self, moved: Iterable[tuple[str, str]]) -> None:
-        """New sources of documents, each with its id, that are otherwise the same."""
+        """Set new sources of otherwise unchanged documents, given as (source, id)."""
         self._base.executemany("UPDATE documents SET source = ? WHERE id = ?", moved)
 
     def dead(self) -> Numbers:
-        """Numbers of the vectors that belong to nothing any more."""
+        """Return the numbers of the vectors of deleted passages."""
         return self._numbers("SELECT number FROM dead")
 
     def clear_dead(self) -> None:
-        """Forget the dead, whose vectors are gone."""
+        """Forget the dead vectors, which are no longer in the files."""
         self._base.execute("DELETE FROM dead")
 
     def _numbers(self, question: str, values: Sequence[Any] = ()) -> Numbers:
@@ -147,17 +147,17 @@ class PassageStore(Database):
     # Filters.
 
     def matching_passages(self, where: Where) -> Numbers:
-        """Numbers of the passages whose document fits: every key, with one of its values."""
+        """Return the numbers of the passages whose document has one of the values of every key."""
         clause, values = self._clause(where, "document")
         return np.sort(self._numbers(f"SELECT number FROM chunks WHERE {clause}", values))
 
     def matching_ids(self, where: Where) -> list[str]:
-        """Names of the documents that fit."""
+        """Return the ids of the documents that match."""
         clause, values = self._clause(where, "number")
         return [row[0] for row in self._base.execute(f"SELECT id FROM documents WHERE {clause}", values)]
 
     def _clause(self, where: Where, column: str) -> tuple[str, list[str]]:
-        """What a column that holds the number of a document must fulfil."""
+        """Return the SQL condition on a column of document numbers, and its values."""
         if not isinstance(where, Mapping):
             raise UserError(f"where: must be a mapping of keys to values, not {where!r}"[:200])
         among = "IN (SELECT value FROM json_each(?))"
@@ -165,8 +165,8 @@ class PassageStore(Database):
         clauses, values = [], []
         for key, value in where.items():
             wanted = [value_text(v) for v in value] if isinstance(value, list | tuple | set) else [value_text(value)]
-            if key in ("id", "source"):  # the document's own, or one of its metadata
-                own = wanted + [os.path.abspath(path) for path in wanted if key == "source"]  # as typed, or whole
+            if key in ("id", "source"):  # the document's own, or a metadata key
+                own = wanted + [os.path.abspath(path) for path in wanted if key == "source"]  # relative or absolute
                 clauses.append(f"({labelled} OR {column} IN (SELECT number FROM documents WHERE {key} {among}))")
                 values += [key, json.dumps(wanted), json.dumps(own)]
             elif self._base.execute("SELECT 1 FROM labels WHERE key = ? LIMIT 1", (key,)).fetchone():
@@ -174,22 +174,22 @@ class PassageStore(Database):
                 values += [key, json.dumps(wanted)]
             elif self._base.execute("SELECT 1 FROM documents LIMIT 1").fetchone():
                 raise UserError(
-                    f"where '{key}': no document has this; {suggest(key, {*self.metadata_keys(), 'id', 'source'})}"
+                    f"where '{key}': no document has this key; {suggest(key, {*self.metadata_keys(), 'id', 'source'})}"
                 )
             else:
                 clauses.append("0")
         return " AND ".join(clauses) or "1", values
 
     def missing_from(self, file: SourceFile) -> list[str]:
-        """Documents that came from a file and are no longer in it."""
+        """Return the documents that came from a file and are no longer in it."""
         question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
         found = self._base.execute(
             question, (file.given_path, f"{file.given_path}#", f"{file.given_path}$")
-        )  # $ comes after #
+        )  # "$" is the character after "#"
         return [id for id, source in found if file.came_from(source) and not file.holds(id)]
 
     def metadata_keys(self) -> list[str]:
-        """Keys of metadata; found by jumps through the index, not by reading it."""
+        """Return the keys of metadata, by skipping through the database index instead of reading it."""
         found: list[str] = []
         row = self._base.execute("SELECT min(key) FROM labels").fetchone()
         while row[0] is not None:
@@ -197,10 +197,10 @@ class PassageStore(Database):
             row = self._base.execute("SELECT min(key) FROM labels WHERE key > ?", row).fetchone()
         return found
 
-    # What is shown.
+    # Results.
 
     def passages(self, numbers: Iterable[int]) -> dict[int, tuple[Any, ...]]:
-        """Text, id, source, start, end and metadata of passages."""
+        """Return text, id, source, start, end and metadata of passages."""
         wanted = sorted(set(numbers))
         found: dict[int, tuple[Any, ...]] = {}
         for at in range(0, len(wanted), SOME):
@@ -218,13 +218,13 @@ class PassageStore(Database):
         return found
 
     def count(self) -> tuple[int, int, dict[str, int]]:
-        """Documents, passages, and documents by source, the largest first."""
+        """Return the number of documents, of passages, and of documents by source, largest first."""
         documents, chunks = self._base.execute("SELECT count(*), coalesce(sum(chunks), 0) FROM documents").fetchone()
         by = "SELECT source, count(*) n FROM documents GROUP BY source ORDER BY n DESC, source"
         return documents, chunks, dict(self._base.execute(by))
 
     def check(self) -> None:
-        """Read all of it and say what is broken."""
+        """Read the whole database and report damage."""
         with self._lock, self._report_errors():
             self._reopen_if_changed()
             said = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -233,6 +233,6 @@ class PassageStore(Database):
 
 
 def _filter_values(value: Any) -> set[str]:
-    """What a filter may say to find a value: of a list, any item. Nobody asks for a text of pages."""
+    """Return the values by which a filter finds this one: of a list, any item. Very long texts are left out."""
     found = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
     return {text for text in found if len(text) <= LABEL}

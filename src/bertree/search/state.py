@@ -1,4 +1,4 @@
-"""One state of an index: what it is tied to and which files make it up, as its database keeps it."""
+"""One state of an index as its database stores it: the model, the settings and the files."""
 
 import json
 from collections.abc import Mapping
@@ -17,28 +17,28 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class IndexState:
-    """One generation of an index: the model it is tied to, its settings and the files that make it up."""
+    """One generation of an index: the model it belongs to, its settings and its files."""
 
-    model: str  # where the model was found
+    model: str  # path of the model
     digest: str  # of its weights
     dimension: int
     chunking: Chunking
-    prompts: tuple[str, str] = ("", "")  # the model's own, by name, for a passage and for a question; "": none
+    prompts: tuple[str, str] = ("", "")  # names of the model's prompts for passages and queries; "": none
     generation: int = 0
-    complete: bool = False  # False while a build goes on
+    complete: bool = False  # False while a build is under way
     next: int = 0  # number of the next vector
-    dead: int = 0  # vectors of the files that belong to no passage any more
+    dead: int = 0  # vectors in the files whose passage was removed
     parts: tuple[IndexFile, ...] = ()
     kind: str = "flat"
-    asked: str = "auto"  # the kind somebody wanted
+    asked: str = "auto"  # the requested kind
     why: str = ""
-    graph: IndexFile | None = None  # the file of FAISS; its count is how many of the first vectors it covers
-    settings: Mapping[str, int] = field(default_factory=dict)  # of the kind, for searching
+    graph: IndexFile | None = None  # the FAISS file; its count is how many of the first vectors it covers
+    settings: Mapping[str, int] = field(default_factory=dict)  # search settings of the kind
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def vectors(self) -> int:
-        """In the files, dead ones too."""
+        """Number of vectors in the files, including dead ones."""
         return sum(part.count for part in self.parts)
 
     @property
@@ -47,23 +47,23 @@ class IndexState:
         return {part.name for part in self.parts} | ({self.graph.name} if self.graph else set())
 
     def to_json(self) -> str:
-        """As it is kept."""
+        """Return the state as JSON."""
         return json.dumps({"format": FORMAT} | asdict(self))
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> "IndexState":
-        """From what was kept; anything else is refused."""
+        """Parse and check a state."""
         try:
             value = json.loads(text)
             if (found := int(value.pop("format"))) <= FORMAT:
                 return cls(**_check_fields(value))
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
-            raise UserError(f"{path}: does not say what the index is ({error}); build the index again") from None
-        raise UserError(f"{path}: is of format {found}, newer than this bertree reads ({FORMAT}); upgrade it")
+            raise UserError(f"{path}: has no valid state ({error}); build the index again") from None
+        raise UserError(f"{path}: has format {found}, newer than this bertree reads ({FORMAT}); upgrade bertree")
 
 
 def _check_fields(value: Json) -> Json:
-    """The fields of a state, each of its type; KeyError, TypeError, ValueError or UserError where one is not."""
+    """Return the fields of a state; raise KeyError, TypeError, ValueError or UserError if one is invalid."""
     for names, kind in (
         (("model", "digest", "kind", "asked", "why"), str),
         (("dimension", "generation", "next", "dead"), int),
@@ -95,6 +95,6 @@ def _check_fields(value: Json) -> Json:
 
 
 def _check_type(value: Any, kind: type, name: str) -> Any:
-    if type(value) is not kind:  # True is no number here
+    if type(value) is not kind:  # not isinstance: True is not a number here
         raise TypeError(f"{name} {str(value)[:40]!r}")
     return value

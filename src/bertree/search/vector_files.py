@@ -1,8 +1,8 @@
-"""The vectors of an index as they are, in files that are written once and then only read.
+"""The vectors of an index, in files that are written once and then only read.
 
-A file holds a header, the number of each vector and the vectors, in float32, mapped into memory: processes that
-search the same index share the pages, and no search is answered from anything less exact than this. Positions count
-the vectors of all files in order; numbers are for ever, positions only until the files are written anew.
+A file has a header, the number of each vector and the vectors in float32, memory-mapped: processes that search the same
+index share the pages, and every score is computed from these exact vectors. Positions count the vectors of all files in
+order; numbers are permanent, positions change when files are rewritten.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ Numbers = NDArray[np.int64]
 WHICH = "`bertree index info --check` says which file; restore it, or build the index again"
 MAGIC, HEADER = b"bertree vectors\n", 64
 LAYOUT = struct.Struct("<16sQQQ")  # magic, layout, vectors, dimension
-LEAST = 1 << 20  # bytes of a file below which its size does not matter
+LEAST = 1 << 20  # bytes below which the size of a file does not matter
 BLOCK = 1 << 14  # vectors copied or compared at once
 
 
 @dataclass(frozen=True)
 class IndexFile:
-    """One file of vectors, as the index remembers it."""
+    """One file of an index, as its state describes it."""
 
     name: str
     count: int
@@ -41,7 +41,7 @@ class IndexFile:
 
     @classmethod
     def from_json(cls, value: Any) -> "IndexFile":
-        """From JSON; KeyError, TypeError or ValueError where it is something else."""
+        """Parse from JSON; raise KeyError, TypeError or ValueError if it is invalid."""
         part = cls(value["name"], value["count"], value["bytes"], value["hash"])
         if [type(field) for field in (part.name, part.count, part.bytes, part.hash)] != [str, int, int, str]:
             raise TypeError(f"a file {str(value)[:40]!r}")
@@ -53,7 +53,7 @@ class IndexFile:
 def write_vectors(
     folder: Path, name: str, blocks: Iterator[tuple[Numbers, Vectors]], count: int, dimension: int
 ) -> IndexFile:
-    """A new file of `count` vectors, on the disk when this returns."""
+    """Write a new file of `count` vectors and sync it."""
     path = folder / name
     start = _vectors_start(count)
     done = 0
@@ -74,7 +74,8 @@ def write_vectors(
 
 
 def merge_start(sizes: Sequence[int], new: int, most: int) -> int:
-    """Where the files begin that become one with a new one, all of them in bytes: `most` of its size or less do."""
+    """Return the index of the first file to merge with a new one (sizes in bytes), so that at most `most` have about
+    one size."""
     first = len(sizes)
     while True:
         begin, level = first, _level(new, most)
@@ -90,13 +91,13 @@ def _level(size: int, most: int) -> int:
 
 
 def sha256_of(path: Path) -> str:
-    """sha256; FileNotFoundError where there is none any more."""
+    """Return the sha256 of a file; raise FileNotFoundError if it is gone."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _vectors_start(count: int) -> int:
-    """Where the vectors begin: at a multiple of 64 bytes."""
+    """Return where the vectors begin: at a multiple of 64 bytes."""
     return (HEADER + 8 * count + 63) // 64 * 64
 
 
@@ -116,7 +117,7 @@ class MappedVectors:
         return len(self.numbers)
 
     def __getitem__(self, positions: Numbers) -> Vectors:
-        """The vectors at these positions."""
+        """Return the vectors at these positions."""
         if len(self._tables) == 1:
             return np.asarray(self._tables[0][positions])
         found = np.empty((len(positions), self.dimension), np.float32)
@@ -127,27 +128,27 @@ class MappedVectors:
         return found
 
     def blocks(self, first: int = 0) -> Iterator[tuple[int, Vectors]]:
-        """All vectors from a position on, some at a time, and where they begin."""
+        """Yield all vectors from a position on in blocks, with the position of each block."""
         for start, table in zip(self._ends.tolist(), self._tables, strict=False):
             for at in range(max(first - start, 0), len(table), BLOCK):
                 yield start + at, table[at : at + BLOCK]
 
     def positions(self, numbers: Numbers) -> Numbers:
-        """Where the vectors of these numbers are; numbers that are not here are left out."""
+        """Return the sorted positions of the vectors with these numbers, as far as they exist."""
         found = np.searchsorted(self.numbers, numbers)
         inside = found < len(self.numbers)
         found, numbers = found[inside], numbers[inside]
         return np.sort(found[self.numbers[found] == numbers])
 
     def copy(self, positions: Numbers) -> Iterator[tuple[Numbers, Vectors]]:
-        """Numbers and vectors at these positions, as `write` takes them."""
+        """Yield numbers and vectors at these positions, as `write_vectors` takes them."""
         for at in range(0, len(positions), BLOCK):
             some = positions[at : at + BLOCK]
             yield self.numbers[some], self[some]
 
 
 def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vectors]:
-    """Numbers and mapped vectors of a file whose size and header are right."""
+    """Return the numbers and the memory-mapped vectors of a file, after checking its size and header."""
     broken = f"{path}: is damaged or cut off; build the index again, or restore this file"
     start = _vectors_start(part.count)
     size = start + 4 * part.count * dimension
@@ -166,7 +167,7 @@ def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vec
 
 @contextmanager
 def _open_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to read; FileNotFoundError where there is none any more, anything else in one line."""
+    """Open a file to read; raise FileNotFoundError if it is gone, report other errors in one line."""
     try:
         with path.open("rb") as file:
             yield file
@@ -177,14 +178,14 @@ def _open_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def top_k(scores_qn: Vectors, k: int) -> tuple[NDArray[np.int64], Vectors]:
-    """The columns of the k largest scores of each row, the largest first; of equals, the one that comes first."""
+    """Return the columns and values of the k largest scores of each row, largest first; the first of equals."""
     k = min(k, scores_qn.shape[1])
     if k == 0:
         return np.empty((len(scores_qn), 0), np.int64), scores_qn[:, :0]
     if k < scores_qn.shape[1]:
         least_q1 = -np.partition(-scores_qn, k - 1, axis=1)[:, k - 1 : k]
         chosen_qn = scores_qn >= least_q1
-        if chosen_qn.sum() > k * len(scores_qn):  # of those that are just good enough, the first
+        if chosen_qn.sum() > k * len(scores_qn):  # of equals at the limit, the first
             last_qn = scores_qn == least_q1
             room_q1 = k - (chosen_qn & ~last_qn).sum(1, keepdims=True)
             chosen_qn &= ~last_qn | (last_qn.cumsum(1) <= room_q1)

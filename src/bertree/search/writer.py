@@ -1,8 +1,8 @@
-"""Changes to an index, each of them whole or not at all.
+"""Changes to an index, each applied completely or not at all.
 
-Vectors go into a new file first; then one transaction of the database names the file and holds the passages. A
-process that dies leaves at worst a file that nothing names, which the next writer removes. What a run has committed
-stays, so the same command, given again, goes on: documents that are there unchanged are passed over.
+Vectors are written to a new file first; then one transaction of the database names the file and adds the passages. A
+process that dies leaves at most a file that nothing names, which the next writer removes. Committed work stays, so the
+same command resumes: documents that are there unchanged are skipped.
 """
 
 import os
@@ -30,16 +30,16 @@ from bertree.search.state import IndexState
 from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, write_vectors
 from bertree.text.tokenizer import Tokenizer
 
-EMBEDDED = 1024  # passages given to the encoder at once
-ROWS, SECONDS = 1 << 16, 30.0  # a run commits after so many passages or so much time: what a kill can cost
-PARTS = 8  # so many files of about one size become one
-TAIL = 1 << 22  # numbers of vectors beside the graph, which are compared one by one
+EMBED_BATCH = 1024  # passages per call of the encoder
+COMMIT_ROWS, COMMIT_SECONDS = 1 << 16, 30.0  # commit after so many passages or seconds: what a kill can cost
+MERGE = 8  # files of about one size that are merged into one
+TAIL = 1 << 22  # numbers of vectors outside the graph, which are compared one by one
 FILES = ("vectors-", "graph-")
 
 
 @dataclass
 class AddSummary:
-    """What an add did."""
+    """Counts of what an add did."""
 
     new: int = 0
     replaced: int = 0
@@ -49,16 +49,16 @@ class AddSummary:
 
 
 def create_index(folder: Path, state: IndexState) -> None:
-    """An index with nothing in it."""
+    """Create an empty index."""
     with new_folder(folder, ()) as work:
         PassageStore.create(work, state)
 
 
 @contextmanager
 def open_writer(folder: Path, encoder: Encoder | None = None, watch: Watch = no_progress) -> Iterator["IndexWriter"]:
-    """The one writer of an index."""
+    """Open an index for its only writer."""
     if not (folder / DATABASE).is_file():
-        PassageStore(folder)  # says what is wrong
+        PassageStore(folder)  # raises the error
     with exclusive_lock(folder):
         store = PassageStore(folder, write=True)
         try:
@@ -71,7 +71,7 @@ def open_writer(folder: Path, encoder: Encoder | None = None, watch: Watch = no_
 
 @contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """What the system says of our own files, in one line; what it says of the documents is not caught here."""
+    """Report errors on the index's own files in one line; errors on documents are not caught here."""
     try:
         yield
     except FileNotFoundError as error:
@@ -81,38 +81,38 @@ def _write_errors(folder: Path) -> Iterator[None]:
 
 
 class IndexWriter:
-    """Adds, removes, and keeps the files in order. Only within `writing`."""
+    """Adds and removes documents, and maintains the files. Use it within `open_writer`."""
 
     def __init__(self, folder: Path, store: PassageStore, encoder: Encoder | None, watch: Watch) -> None:
-        """Begins with a commit of its own: a transaction that a killed writer had all but committed may be unseen now
-        and be seen by whoever opens the database next, and its files must not be gone by then. After the commit it
-        can no longer come back."""
+        """Begin with a commit: a transaction that a killed writer had almost committed may be invisible now and visible
+        to the next process that opens the database, and its files must still exist then. After this commit it cannot
+        reappear."""
         self.folder, self.store, self.encoder, self.watch = folder, store, encoder, watch
         with store.transaction(write=True) as state:
             with _write_errors(folder):
-                MappedVectors(folder, state.parts, state.dimension)  # nothing is added to what is broken
+                MappedVectors(folder, state.parts, state.dimension)  # refuse to add to a damaged index
             self.state = store.save(state)
 
     def remove_unused_files(self) -> None:
-        """Remove files that the present state does not name; whoever has one open may read on."""
+        """Remove files that the current state does not name; processes that have one open can still read it."""
         with _write_errors(self.folder):
             for path in self.folder.iterdir():
                 if path.name.startswith(FILES) and path.name not in self.state.files:
                     path.unlink(missing_ok=True)
 
     def add(self, documents: Iterable[Document], found: ReadSummary, tokenizer: Tokenizer | None = None) -> AddSummary:
-        """Take in documents; one whose id is there replaces it, unless they are the same."""
+        """Add documents; one with an existing id replaces it, unless they are equal."""
         added = AddSummary()
         batch, begun = PendingBatch(), self.state.next
         for document in documents:
             digest = document.digest
-            waits = batch.digest(document.id)
-            known = self.store.find(document.id) if waits is None else None
+            waiting = batch.digest(document.id)
+            known = self.store.find(document.id) if waiting is None else None
             if known is not None:
                 _refuse_other_file(document, known.source)
-            if waits is not None or (known and known.last >= begun):
+            if waiting is not None or (known and known.last >= begun):
                 found.repeated, found.example = found.repeated + 1, found.example or document.id
-                same = digest == (waits if known is None else known.digest)
+                same = digest == (waiting if known is None else known.digest)
             else:
                 same = known is not None and known.digest == digest
                 added.unchanged += same
@@ -122,8 +122,8 @@ class IndexWriter:
                 self.watch("reading", len(document.text), None)
                 continue
             batch.add(document, digest, split_passages(document.text, self.state.chunking, tokenizer))
-            self._embed(batch, EMBEDDED)
-            if batch.rows >= ROWS or time.monotonic() - batch.started > SECONDS:
+            self._embed(batch, EMBED_BATCH)
+            if batch.rows >= COMMIT_ROWS or time.monotonic() - batch.started > COMMIT_SECONDS:
                 batch = self._commit(batch, added)
                 self._remove_vanished(found, added)
         self._commit(batch, added)
@@ -131,18 +131,18 @@ class IndexWriter:
         return added
 
     def _remove_vanished(self, found: ReadSummary, added: AddSummary) -> None:
-        """Take out what files that were read to their end no longer hold."""
+        """Remove documents that are no longer in the files they came from."""
         files, found.files = found.files, []
         with self.store.transaction():
             left = [id for file in files for id in self.store.missing_from(file)]
         if left:
             added.gone += self.remove(left)[0]
 
-    def _embed(self, batch: PendingBatch, least: int) -> None:
-        """Give the passages that wait to the encoder, as long as there are so many."""
+    def _embed(self, batch: PendingBatch, min_count: int) -> None:
+        """Embed waiting passages, as long as there are at least `min_count`."""
         assert self.encoder is not None, "adding needs an encoder"
-        while len(batch.waiting) >= least:
-            some = batch.pop_waiting(EMBEDDED)
+        while len(batch.waiting) >= min_count:
+            some = batch.pop_waiting(EMBED_BATCH)
             if not some:
                 continue
             texts = [entry.document.text[span.start : span.end] for entry, span in some]
@@ -153,7 +153,7 @@ class IndexWriter:
             self.watch("reading", sum(span.end - span.start for _, span in some), None)
 
     def _commit(self, batch: PendingBatch, added: AddSummary) -> PendingBatch:
-        """Make what has been read part of the index; an empty batch for what comes next."""
+        """Commit the batch; return an empty one."""
         self._embed(batch, 1)
         if not batch.entries and not batch.moved:
             return batch
@@ -175,22 +175,22 @@ class IndexWriter:
         return PendingBatch()
 
     def _write_batch(self, batch: PendingBatch) -> tuple[IndexFile, ...]:
-        """The files with the vectors of a batch, in a new one, in which the last old ones may be too.
+        """Write the vectors of a batch into a new file, possibly merged with the last old ones; return all files.
 
-        Every file that is open costs a handle, so there are few of them, each much larger than the next; a vector is
-        written again only when its file has become several times as large. Nothing changes its position.
+        Every open file costs a handle, so there are few, each much larger than the next; a vector is rewritten only
+        when its file has grown several times as large. Positions do not change.
         """
         state, rows = self.state, batch.rows
         if not rows:
             return state.parts
-        first = merge_start([part.bytes for part in state.parts], 4 * rows * state.dimension, PARTS)
+        first = merge_start([part.bytes for part in state.parts], 4 * rows * state.dimension, MERGE)
         old = MappedVectors(self.folder, state.parts[first:], state.dimension)
         blocks = chain(old.copy(np.arange(len(old))), batch.blocks(state.next))
         name = self._name("vectors", ".bin")
         return (*state.parts[:first], write_vectors(self.folder, name, blocks, len(old) + rows, state.dimension))
 
     def remove(self, ids: Iterable[str], where: Where | None = None) -> tuple[int, int]:
-        """Take documents out, by id or by what fits a filter: how many, and their passages."""
+        """Remove documents by id or by a filter; return how many, and their passages."""
         with self.store.transaction(write=True) as state:
             named = list(ids) + (self.store.matching_ids(where) if where else [])
             gone = self.store.delete(named)
@@ -199,7 +199,7 @@ class IndexWriter:
         return gone
 
     def settle(self, complete: bool | None = None, asked: str | None = None) -> None:
-        """Put the files in order: without the dead, with the kind that suits their number."""
+        """Put the files in order: remove dead vectors, and use the kind that suits their number."""
         with _write_errors(self.folder):
             self._settle(complete, asked)
 
@@ -225,7 +225,7 @@ class IndexWriter:
         with self.store.transaction():
             dead = mapped.positions(self.store.dead())
         alive = np.setdiff1d(np.arange(len(mapped)), dead, assume_unique=True)
-        self.watch("leaving out what was removed", 0, None)
+        self.watch("removing dead vectors", 0, None)
         if not len(alive):
             return replace(state, parts=(), dead=0, graph=None)
         part = write_vectors(
@@ -234,7 +234,7 @@ class IndexWriter:
         return replace(state, parts=(part,), dead=0, graph=None)
 
     def _update_faiss(self, state: IndexState) -> IndexState:
-        """The kind for so many vectors, built or brought up to date where too much lies beside it."""
+        """Build or extend the FAISS index for the current number of vectors."""
         kind, why = choose_kind(state.vectors, state.dimension, state.asked)
         if kind != "flat" and state.asked == "auto" and find_spec("faiss") is None:
             kind, why = (
@@ -262,12 +262,12 @@ class IndexWriter:
         return replace(state, kind=kind, why=why, graph=part, settings=graph.settings)
 
     def _name(self, what: str, suffix: str) -> str:
-        """A name that no generation has used: this one's number is not taken before it is committed."""
+        """Return a new file name: the next generation's number, which is not used before the commit."""
         return f"{what}-{self.state.generation + 1:08d}{suffix}"
 
 
 def check_resumable(folder: Path, wanted: IndexState) -> None:
-    """Whether an index that is there is this one, not finished; if not, it is not ours to touch."""
+    """Raise an error unless the existing index is this one, unfinished."""
     store = PassageStore(folder)
     try:
         with store.transaction() as state:
@@ -275,38 +275,38 @@ def check_resumable(folder: Path, wanted: IndexState) -> None:
     finally:
         store.close()
     if state.complete:
-        raise UserError(f"{folder}: is an index already; add to it with `bertree index add`, or give another --out")
+        raise UserError(f"{folder}: is already an index; add to it with `bertree index add`, or give another --out")
     for what in ("digest", "dimension", "chunking", "prompts"):
         if getattr(state, what) != getattr(wanted, what):
             name = {"digest": "model", "dimension": "model"}.get(what, what)
-            raise UserError(f"{folder}: was begun with another {name}; give that one, or remove it and begin again")
+            raise UserError(f"{folder}: was started with another {name}; use that one, or remove it and start again")
 
 
 def _refuse_other_file(document: Document, source: str) -> None:
-    """The same path, typed in another folder, is another file; one that is gone was moved, or is on another machine."""
+    """Raise an error if the same relative path meant another file that still exists."""
     if document.named_by_path and os.path.abspath(source) != document.source and os.path.isfile(source):
         there = os.path.abspath(source)
         what = f"is in the index from {there}, and this is {document.source}"
-        raise UserError(f"{document.id}: {what}; give the whole path, or remove the other first")
+        raise UserError(f"{document.id}: {what}; give the absolute path, or remove the other first")
 
 
 def embed_texts(encoder: Encoder, texts: Sequence[str], prompt: str) -> Vectors:
-    """Vectors of texts of a kind the model has a prompt for; "": of none."""
+    """Embed texts with one of the model's prompts; "": without."""
     if not prompt:
         return encoder.embed(texts)
-    prompted: Any = encoder  # only a model that has prompts is asked this way
+    prompted: Any = encoder  # only a model with prompts is called this way
     return np.asarray(prompted.embed(texts, prompt=prompt))
 
 
 def unit_vectors(vectors: Vectors, dimension: int, names: Sequence[str]) -> Vectors:
-    """Vectors of length one, as many and as long as they should be; `names`: of what they are the vectors."""
+    """Check the shape of vectors and normalize them; `names`: what they are vectors of, for messages."""
     found = np.asarray(vectors, np.float32)
     if found.shape != (len(names), dimension):
         shape, wanted = " x ".join(map(str, found.shape)), f"{len(names)} x {dimension}"
-        raise UserError(f"{names[0]}: the model gave vectors of {shape}, where {wanted} belong into this index")
+        raise UserError(f"{names[0]}: the model gave vectors of {shape}, but this index needs {wanted}")
     length = np.sqrt(np.einsum("nd,nd->n", found, found, dtype=np.float64))
-    if not (whole := np.isfinite(length)).all():
-        name = names[int(whole.argmin())]
-        raise UserError(f"{name}: the model gave a vector with NaN or infinity in it; are its weights whole?")
+    if not (finite := np.isfinite(length)).all():
+        name = names[int(finite.argmin())]
+        raise UserError(f"{name}: the model gave a vector with NaN or infinity in it; are its weights damaged?")
     unit: Vectors = (found / np.where(length > 0, length, 1.0)[:, None]).astype(np.float32)
     return unit
