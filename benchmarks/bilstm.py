@@ -9,7 +9,6 @@ is kept); the taught ones read the same texts with the teacher's scores in place
 """
 
 import argparse
-import contextlib
 import json
 import shutil
 import statistics
@@ -17,11 +16,9 @@ from pathlib import Path
 
 from benchmarks.common import environment
 from benchmarks.standings import rows_in
-from bertree.distillation.task import teach
+from bertree.distillation.run import distill
 from bertree.files import Json, read_json
 from bertree.finetuning.run import finetune
-from bertree.tasks.files import TaskFiles
-from bertree.tasks.registry import make_task
 
 LABELS, TAUGHT, COPIES = "labels", "taught", "taught, copies"
 
@@ -40,20 +37,17 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
 
 def train(options: argparse.Namespace, name: str, seed: int, out: Path) -> None:
     """Into a folder of its own, which stays."""
-    task, files = make_task("sst-2"), TaskFiles(options.data)
     given = [f"seed={seed}", f"device={options.device}", "evaluations=2", "patience=0"]
-    with contextlib.redirect_stdout(None):
-        if name == LABELS:
-            code = finetune(
-                "bilstm", task, files, out, [*given, "epochs=10", "batch=64"], tokenizer=Path(options.teacher)
-            )
-        else:
-            copies = options.copies if name == COPIES else 0
-            size = ["epochs=4", "batch=256"] if copies else ["epochs=10", "batch=64"]
-            changes = [*given, *size, "kind=mse", "alpha=0", f"copies={copies}"]
-            code = teach(options.teacher, task, files, "bilstm", out, changes)
-    if code:
-        raise SystemExit(code)
+    data = {"task": "sst-2", "data": options.data, "out": out}
+    if name == LABELS:
+        run = finetune("bilstm", **data, tokenizer=options.teacher, overrides=[*given, "epochs=10", "batch=64"])
+    else:
+        copies = options.copies if name == COPIES else 0
+        size = ["epochs=4", "batch=256"] if copies else ["epochs=10", "batch=64"]
+        changes = [*given, *size, "kind=mse", "alpha=0", f"copies={copies}"]
+        run = distill(options.teacher, student="bilstm", **data, seconds=0, overrides=changes)
+    if not run.complete:
+        raise SystemExit(1)
 
 
 def table(rows: list[Json]) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.common import environment
 from benchmarks.default import FOLDERS, Bench
 from benchmarks.standings import rows_in
-from bertree.distillation.text import distill
+from bertree.distillation.run import distill
 from bertree.files import Json
 
 ROWS: dict[str, list[str]] = {
@@ -61,11 +61,16 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
         given = [f"phases.0.steps={options.steps}", f"run.seed={seed}", f"run.device={options.device}"]
         given += ["run.eval_every=1000000", "run.save_every=1000000", "schedule.warmup=100", "schedule.growth=1"]
         given += [f"data.held_out={json.dumps(options.held)}"] if options.held else []
-        code = distill(
-            options.teacher, options.recipe, [*given, *ROWS[name], *options.changes], out, corpus=options.store
+        done = distill(
+            options.teacher,
+            student=options.recipe,
+            store=options.store,
+            out=out,
+            seconds=0,
+            overrides=[*given, *ROWS[name], *options.changes],
         )
-        if code:
-            raise SystemExit(code)
+        if not done.complete:
+            raise SystemExit(1)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         held = [line["mlm"] for line in lines if line["kind"] == "eval"][-1]
         shared = argparse.Namespace(

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import CORPUS, environment, table
-from bertree.data.build import prepare_store, train_tokenizer
+from bertree.data.build import prepare, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.pretraining import build, run
@@ -60,8 +60,8 @@ def baselines(train: Store, stream: Stream) -> tuple[float, float]:
 
 def prepared(kind: str, folder: Path, vocabulary: int = 8000) -> Path:
     """The corpus as a token store."""
-    train_tokenizer([str(CORPUS)], folder / "tokenizer", kind, vocabulary)
-    prepare_store([str(CORPUS)], folder / "tokenizer", folder / "store", workers=2)
+    train_tokenizer(CORPUS, folder / "tokenizer", kind=kind, vocab_size=vocabulary)
+    prepare(CORPUS, folder / "tokenizer", folder / "store", workers=2)
     return folder / "store"
 
 
@@ -76,7 +76,7 @@ def main() -> None:
             overrides = [f"data.store={json.dumps(str(store))}"]
             recipe = recipes.load(name, overrides)
             began = time.perf_counter()
-            run.pretrain(name, overrides, Path(scratch) / name / "run", resume=False)
+            run.pretrain(name, out=Path(scratch) / name / "run", overrides=overrides)
             seconds = time.perf_counter() - began
             lines = [json.loads(line) for line in (Path(scratch) / name / "run" / "metrics.jsonl").open()]
             last = [line for line in lines if line["kind"] == "eval"][-1]

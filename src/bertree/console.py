@@ -22,9 +22,9 @@ _SHOWING: ContextVar[bool] = ContextVar("showing", default=False)
 
 
 @contextmanager
-def showing(on: bool = True) -> Iterator[None]:
-    """Show lines and progress bars while the block runs."""
-    token = _SHOWING.set(on)
+def showing(on: bool | None = True) -> Iterator[None]:
+    """Show lines and progress bars while the block runs, or hide them. None leaves it as it is."""
+    token = _SHOWING.set(is_showing() if on is None else on)
     try:
         yield
     finally:

@@ -40,6 +40,15 @@ def read_json(path: Path) -> Json:
     return value
 
 
+def read_json_lines(path: Path) -> Iterator[Json]:
+    """Yield the JSON object of every line."""
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        value = parse_json(line, f"{path}: line {number}")
+        if not isinstance(value, dict):
+            raise UserError(f"{path}: line {number}: must hold a JSON object")
+        yield value
+
+
 def parse_json(text: str | bytes, where: str) -> Any:
     """Parse untrusted JSON; what is not JSON, nested too deeply or a number of too many digits is a UserError."""
     try:

@@ -12,7 +12,7 @@ import torch
 from bertree.comparison import timing
 from bertree.comparison.measure import compare, compare_all, counts, weight_bytes
 from bertree.comparison.samples import SENTENCES
-from bertree.comparison.timing import Subject
+from bertree.comparison.timing import TimedModel
 from bertree.errors import UserError
 from bertree.finetuning.page.page import finetuning_page
 from bertree.inference.load import Model, fresh, load
@@ -137,13 +137,13 @@ def test_bytes_are_those_of_the_files(words: Tokenizer, tmp_path: Path) -> None:
     path = learnable.model(tmp_path / "one", words)
     model = load(path)
     size = (path / "model.safetensors").stat().st_size
-    assert weight_bytes(Subject("one", model, path)) == (size, True)
+    assert weight_bytes(TimedModel("one", model, path)) == (size, True)
     (path / "model.safetensors").rename(path / "model-00001-of-00002.safetensors")
     (path / "model-00002-of-00002.safetensors").write_bytes(b"x" * 77)
-    assert weight_bytes(Subject("one", model, path)) == (size + 77, True)
+    assert weight_bytes(TimedModel("one", model, path)) == (size + 77, True)
     total = sum(parameter.numel() for parameter in model.network.parameters())
-    assert weight_bytes(Subject("one", model)) == (4 * total, False)
-    assert weight_bytes(Subject("one", model, tmp_path / "a preset")) == (4 * total, False)
+    assert weight_bytes(TimedModel("one", model)) == (4 * total, False)
+    assert weight_bytes(TimedModel("one", model, tmp_path / "a preset")) == (4 * total, False)
 
 
 def model(words: Tokenizer, layers: int = 1) -> Model:
@@ -154,7 +154,7 @@ def model(words: Tokenizer, layers: int = 1) -> Model:
 
 def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
     clock = Slow(a=0.010, b=0.002)
-    subjects = [Subject(name, clock.watch(name, model(words))) for name in ("a", "b")]
+    subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
     found = compare_all(subjects, TEXTS, seconds=2.0, devices=["cpu"], clock=clock)
     turns = [name for place, name in enumerate(clock.log) if place == 0 or clock.log[place - 1] != name]
     assert turns == ["a", "b"] * (len(turns) // 2)
@@ -180,12 +180,12 @@ def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(
 ) -> None:
     monkeypatch.setattr(timing, "MOST_TOKENS", {"cpu": 2048})
     clock = Slow(a=0.8, b=0.4)
-    subjects = [Subject(name, clock.watch(name, model(words))) for name in ("a", "b")]
+    subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
     found = compare_all(subjects, TEXTS, seconds=20.0, devices=["cpu"], clock=clock)
     assert 10.0 < clock.now < 26.0
     assert found.teacher.speed("cpu").timed_texts >= 4
     clock = Slow(a=1e-5, b=1e-5)
-    subjects = [Subject(name, clock.watch(name, model(words))) for name in ("a", "b")]
+    subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
     compare_all(subjects, TEXTS, seconds=20.0, devices=["cpu"], clock=clock)
     assert len(clock.log) <= 2 * (
         timing.ANSWERS // timing.TURN * (timing.TURN + 1) + timing.WARM + 1 + 3 * timing.PASSES
@@ -194,7 +194,7 @@ def test_time_is_kept_by_slow_models_and_not_wasted_by_fast_ones(
 
 def test_a_wave_of_noise_falls_on_both(words: Tokenizer) -> None:
     clock = Slow(a=0.010, b=0.005)
-    subjects = [Subject(name, clock.watch(name, model(words))) for name in ("a", "b")]
+    subjects = [TimedModel(name, clock.watch(name, model(words))) for name in ("a", "b")]
 
     def noisy() -> float:
         slow = 0.4 < clock.now < 0.9

@@ -1,74 +1,112 @@
-"""The data verbs of the command line: `tokenizer train`, `prepare`, `store verify`, `store show`.
+"""The verbs of text and tokens: `tokenizer train`, `prepare`, `store verify`, `store show`."""
 
-What is heavy is imported when a verb runs, so that `--help` answers at once.
-"""
-
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-tokenizer = typer.Typer(no_args_is_help=True, help="Train tokenizers.")
-store = typer.Typer(no_args_is_help=True, help="Look into token stores.")
+from bertree.cli.command import print_json, verb
+from bertree.cli.options import FormatOption, JsonOption
 
-CorpusPaths = Annotated[
+if TYPE_CHECKING:
+    from bertree.data.store import Store
+
+tokenizer_verbs = typer.Typer(no_args_is_help=True, help="Train tokenizers.")
+store_verbs = typer.Typer(no_args_is_help=True, help="Look into token stores.")
+
+CorpusArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="CORPUS",
-        help="Files, folders, globs (.txt .jsonl .csv .tsv .parquet, each also .gz .xz .zst) or - for stdin.",
+        help="Files, folders, globs (.txt .jsonl .csv .tsv .parquet, each also .gz .xz .zst) or - for standard input.",
         show_default=False,
     ),
 ]
-Field = Annotated[str, typer.Option("--field", help="Field of JSON, CSV and parquet records that holds the text.")]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        help="text, jsonl, csv, tsv or parquet, where the suffix does not say.",
-        show_default=False,
-    ),
-]
-WholeFiles = Annotated[
+StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Folder of a token store.", show_default=False)]
+FieldOption = Annotated[str, typer.Option("--text", help="Field of JSON, CSV and parquet records with the text.")]
+WholeFilesOption = Annotated[
     bool, typer.Option("--whole-files", help="A text file is one document (else an empty line ends one).")
 ]
-Wrapped = Annotated[
+WrappedOption = Annotated[
     bool,
     typer.Option("--wrapped", help="Lines are wrapped: a single line end is a space, not the end of a sentence."),
 ]
-Deduplicate = Annotated[bool, typer.Option("--deduplicate", help="Leave out exact copies of documents.")]
-MinCharacters = Annotated[int, typer.Option("--min-characters", min=1, help="Leave out shorter documents.")]
+DeduplicateOption = Annotated[bool, typer.Option("--deduplicate", help="Leave out exact copies of documents.")]
+MinCharactersOption = Annotated[int, typer.Option("--min-characters", min=1, help="Leave out shorter documents.")]
 
 
-@tokenizer.command("train")
-def tokenizer_train(
-    corpus: CorpusPaths,
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    app.add_typer(tokenizer_verbs, name="tokenizer")
+    verb(app)(prepare)
+    app.add_typer(store_verbs, name="store")
+
+
+@verb(tokenizer_verbs, "train")
+def train_tokenizer(
+    corpus: CorpusArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder to write.", show_default=False)],
     kind: Annotated[
         str, typer.Option("--kind", help="wordpiece (BERT), bpe (RoBERTa) or unigram (ALBERT).")
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Tokens in the vocabulary.")] = 30_000,
     cased: Annotated[bool, typer.Option("--cased", help="Keep capitals (byte-level BPE always does).")] = False,
-    field: Field = "text",
-    format: Format = None,
-    whole_files: WholeFiles = False,
-    wrapped: Wrapped = False,
-    deduplicate: Deduplicate = False,
-    min_characters: MinCharacters = 1,
+    text: FieldOption = "text",
+    format: FormatOption = None,
+    whole_files: WholeFilesOption = False,
+    wrapped: WrappedOption = False,
+    deduplicate: DeduplicateOption = False,
+    min_characters: MinCharactersOption = 1,
+    as_json: JsonOption = False,
 ) -> None:
-    """Train a tokenizer and report how it does on every 20th document, which it does not see.
+    """Train a tokenizer and evaluate it on every 20th document, which is held out.
 
-    Example: bertree tokenizer train corpus/books.txt --kind wordpiece --vocab-size 8000 --out my-tokenizer
+    [dim]bertree tokenizer train corpus/books.txt --kind wordpiece --vocab-size 8000 --out my-tokenizer[/dim]
     """
-    from bertree.data.build import train_tokenizer
-    from bertree.text.corpus import CorpusOptions
+    from dataclasses import asdict
 
-    options = CorpusOptions(field, format, whole_files, wrapped, deduplicate, min_characters)
-    train_tokenizer(corpus, out, kind, vocab_size, False if cased else None, options)
+    from rich.console import Console
+    from rich.table import Table
+
+    from bertree.data import build
+
+    found = build.train_tokenizer(
+        corpus,
+        out,
+        kind=kind,
+        vocab_size=vocab_size,
+        lowercase=False if cased else None,
+        text=text,
+        format=format,
+        whole_files=whole_files,
+        wrapped=wrapped,
+        deduplicate=deduplicate,
+        min_characters=min_characters,
+    )
+    size, report = found.tokenizer.size, found.report
+    if as_json:
+        held_out = None if report is None else asdict(report)
+        print_json(
+            {"folder": str(out), "kind": kind, "tokens": size, "documents": found.documents, "held_out": held_out}
+        )
+        return
+    print(f"{out}: {kind}, {size:,} tokens, from {found.documents:,} documents")
+    if size < vocab_size:
+        print(f"the corpus gives only {size:,} of the {vocab_size:,} tokens asked for")
+    _print_lines(found.dropped)
+    if report is None:
+        print(f"fewer than {build.HELD_OUT_EVERY} documents: none held out, so there is nothing to evaluate on")
+        return
+    table = Table("on held-out text", "", box=None)
+    table.add_row("documents", f"{report.documents:,}")
+    table.add_row("fertility (tokens per word)", f"{report.fertility:.3f}")
+    table.add_row("unknown tokens", f"{report.unknown_rate:.4%}")
+    table.add_row("compression (bytes per token)", f"{report.compression:.2f}")
+    Console().print(table)
 
 
 def prepare(
-    corpus: CorpusPaths,
+    corpus: CorpusArgument,
     tokenizer: Annotated[
         Path, typer.Option("--tokenizer", help="Folder of a tokenizer or a model.", show_default=False)
     ],
@@ -77,43 +115,77 @@ def prepare(
         int | None, typer.Option("--workers", min=1, help="Processes.", show_default="all cores")
     ] = None,
     language: Annotated[str, typer.Option("--language", help="Code of the language, for splitting sentences.")] = "en",
-    field: Field = "text",
-    format: Format = None,
-    whole_files: WholeFiles = False,
-    wrapped: Wrapped = False,
-    deduplicate: Deduplicate = False,
-    min_characters: MinCharacters = 1,
+    text: FieldOption = "text",
+    format: FormatOption = None,
+    whole_files: WholeFilesOption = False,
+    wrapped: WrappedOption = False,
+    deduplicate: DeduplicateOption = False,
+    min_characters: MinCharactersOption = 1,
+    as_json: JsonOption = False,
 ) -> None:
-    """Turn text into a token store: documents, sentences, tokens. Interrupted, run it again to go on.
+    """Turn text into a token store: documents, sentences, tokens. After a stop, run it again to go on.
 
-    Example: bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store
+    [dim]bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store[/dim]
     """
-    from bertree.data.build import prepare_store
-    from bertree.text.corpus import CorpusOptions
+    from bertree.data import build
 
-    options = CorpusOptions(field, format, whole_files, wrapped, deduplicate, min_characters)
-    prepare_store(corpus, tokenizer, out, workers or _cores(), language, options)
+    found = build.prepare(
+        corpus,
+        tokenizer,
+        out,
+        workers=workers,
+        language=language,
+        text=text,
+        format=format,
+        whole_files=whole_files,
+        wrapped=wrapped,
+        deduplicate=deduplicate,
+        min_characters=min_characters,
+    )
+    store = found.store
+    if as_json:
+        print_json({"folder": str(out)} | _counts(store) | {"bytes": found.bytes, "seconds": found.seconds})
+        return
+    print(
+        f"{out}: {_describe(store)}, {found.bytes / store.tokens:.2f} bytes per token "
+        f"(and {found.tokenizer_bytes / 1e6:.1f} MB of tokenizer), in {found.seconds:.1f} s"
+    )
+    _print_lines(found.dropped)
 
 
-def _cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@store.command("verify")
-def store_verify(folder: Annotated[Path, typer.Argument(metavar="STORE", show_default=False)]) -> None:
+@verb(store_verbs, "verify")
+def verify_store(folder: StoreArgument, as_json: JsonOption = False) -> None:
     """Compare every byte of a store with its checksums; the first damaged file is named.
 
-    Example: bertree store verify my-store
+    [dim]bertree store verify my-store[/dim]
     """
-    from bertree.data.build import verify_store
+    from bertree.data import build
 
-    verify_store(folder)
+    store = build.verify_store(folder)
+    if as_json:
+        print_json({"folder": str(folder)} | _counts(store) | {"fingerprint": store.fingerprint})
+    else:
+        print(f"{folder}: complete and undamaged; {_describe(store)}, content {store.fingerprint[:16]}")
 
 
-@store.command("show")
-def store_show(
-    folder: Annotated[Path, typer.Argument(metavar="STORE", show_default=False)],
+def _counts(store: "Store") -> dict[str, int]:
+    counts = {"documents": store.documents, "sentences": store.sentences, "tokens": store.tokens}
+    return counts | {"shards": len(store.shards)}
+
+
+def _describe(store: "Store") -> str:
+    shards = f"{len(store.shards)} shard{'s' if len(store.shards) != 1 else ''}"
+    return f"{store.documents:,} documents, {store.sentences:,} sentences, {store.tokens:,} tokens in {shards}"
+
+
+def _print_lines(lines: "list[str] | tuple[str, ...]") -> None:
+    for line in lines:
+        print(f"  {line}")
+
+
+@verb(store_verbs, "show")
+def show_example(
+    folder: StoreArgument,
     at: Annotated[int, typer.Option("--at", min=0, help="Which example, in the order of the corpus.")] = 0,
     format: Annotated[
         str,
@@ -133,7 +205,7 @@ def store_show(
 ) -> None:
     """Print one example as the model reads it: text, segments, masks, label.
 
-    Example: bertree store show my-store --at 100 --format segment-pair+nsp --masking word
+    [dim]bertree store show my-store --at 100 --format segment-pair+nsp --masking word[/dim]
     """
     from bertree.data.preview import show
     from bertree.data.store import Store

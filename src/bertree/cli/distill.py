@@ -1,21 +1,39 @@
-"""The verbs about smaller models and larger ones: `distill`, `compare`."""
+"""The verbs `distill` and `compare`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bertree.cli.finetune import DataOption, JsonOption, LabelOption, PairOption, TextOption, TokenizerOption
+from bertree.cli.command import end_run, verb
+from bertree.cli.options import (
+    DataOption,
+    DevFileOption,
+    JsonOption,
+    LabelOption,
+    PairOption,
+    ResumeOption,
+    SeedsOption,
+    SettingsArgument,
+    StoreOption,
+    TextOption,
+    TokenizerOption,
+    TrainDeviceOption,
+    TrainFileOption,
+    TrainPrecisionOption,
+    training_settings,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    for function in (distill, compare):
+        verb(app)(function)
 
 
 def distill(
     teacher: Annotated[str, typer.Argument(metavar="TEACHER", help="Folder of the trained model to learn from.")],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[key=value ...]", help="Changes: distil.cos=0 optim.lr=1e-4; for a task: alpha=0.3 ..."
-        ),
-    ] = None,
+    settings: SettingsArgument = None,
     student: Annotated[
         str,
         typer.Option(
@@ -24,7 +42,7 @@ def distill(
             "a recipe, on a task a model folder or bilstm.",
         ),
     ] = "half",
-    corpus: Annotated[str | None, typer.Option("--corpus", help="Token store to learn from, without labels.")] = None,
+    store: StoreOption = None,
     task: Annotated[str | None, typer.Option("--task", help="Task to learn instead, as in `bertree finetune`.")] = None,
     data: DataOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("distilled"),
@@ -32,90 +50,84 @@ def distill(
         str, typer.Option(help="The teacher's layers the student begins with, from 1: 1,3,5; else evenly spread.")
     ] = "",
     epochs: Annotated[
-        float, typer.Option(min=0, max=1e6, help="With --corpus: times the text is read. 0: 3, or as the recipe says.")
+        float, typer.Option(min=0, max=1e6, help="Passes over the data. 0: 3, or as the recipe says.")
     ] = 0.0,
     cache: Annotated[
-        str, typer.Option(help="With --corpus: folder to keep the teacher's likeliest tokens in, for other students.")
+        str, typer.Option(help="With --store: folder to keep the teacher's likeliest tokens in, for other students.")
     ] = "",
-    compare: Annotated[
-        float, typer.Option("--compare", min=0, max=86400, help="Seconds to time teacher and student for; 0: do not.")
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, max=86400, help="Time for timing teacher and student; 0: they are not.")
     ] = 10.0,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="With --task: runs; the best is kept.")] = 1,
-    train: Annotated[Path | None, typer.Option(help="With --task: file to learn from, not the folder's.")] = None,
-    dev: Annotated[Path | None, typer.Option(help="With --task: file to measure on, not the folder's.")] = None,
+    seeds: SeedsOption = 1,
+    train: TrainFileOption = None,
+    dev: DevFileOption = None,
     text: TextOption = None,
     pair: PairOption = None,
     label: LabelOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume: ResumeOption = False,
     tokenizer: TokenizerOption = None,
+    device: TrainDeviceOption = None,
+    precision: TrainPrecisionOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Teach a smaller model what a larger one knows: on text (--corpus) or on a task (--task).
+    """Train a smaller model with a larger one as its teacher: on text (--store) or on a task (--task).
 
     On text, the student learns the teacher's distribution at masked tokens, the tokens themselves and the direction of
     the teacher's states: DistilBERT's three terms, weighted distil.ce=5 objective.mlm=2 distil.cos=1 at
-    distil.temperature=2; 0 switches one off, distil.start=random forgoes the teacher's layers. Students of another
-    width: distil.hidden=1 (states between) and distil.relation=1 (MiniLM) help. The text must be prepared with the
+    distil.temperature=2; 0 switches one off; distil.start=random copies no layers. Students of another width:
+    distil.hidden=1 (states between) and distil.relation=1 (MiniLM) help. The text must be prepared with the
     teacher's tokenizer.
 
-    On a task, a teacher that was fine-tuned for it labels the examples: alpha=0.5 of the loss are the true labels, the
-    rest the teacher's, softened by temperature=2; kind=soft, hard or mse (logits). copies=20 adds that many altered
+    On a task, a teacher that was fine-tuned for it labels the examples: alpha=0.5 of the loss comes from labels, the
+    rest from the teacher, softened by temperature=2; kind=soft, hard or mse (logits). copies=20 adds that many altered
     copies of every text, for students like bilstm.
 
     OUT receives model/, the report, and how teacher and student compare: size, speed, score.
 
-    [dim]bertree distill my-bert --corpus my-store --out small
-    bertree distill my-bert --student bert-small --corpus my-store --out small distil.relation=1 distil.cos=0
-    bertree distill my-bert --corpus my-store --out no-cos distil.cos=0
+    [dim]bertree distill my-bert --store my-store --out small
+    bertree distill my-bert --student bert-small --store my-store --out small distil.relation=1 distil.cos=0
+    bertree distill my-bert --store my-store --out no-cos distil.cos=0
     bertree distill my-sst/model --task sst-2 --data glue/SST-2 --student bilstm --out tiny kind=mse alpha=0 copies=20
     bertree distill my-qa/model --task squad --data squad --student small/model --out small-qa[/dim]
     """
-    from bertree.errors import UserError
+    from bertree.cli.render.comparison import print_comparison
+    from bertree.cli.render.scores import print_finetuning
+    from bertree.distillation.run import distill as run_distillation
+    from bertree.inference.run import Run
+    from bertree.report.comparison import read_comparison
+    from bertree.run_folder import CHECKPOINTS, COMPARISON, METRICS, MODEL, REPORT
 
-    if (corpus is None) == (task is None):
-        raise UserError("distill: give either a token store to learn from (--corpus) or a task (--task and --data)")
-    if task is None:
-        from bertree.distillation.text import distill as work
+    run = run_distillation(
+        teacher,
+        student=student,
+        store=store,
+        task=task,
+        data=data,
+        out=out,
+        layers=layers,
+        epochs=epochs,
+        cache=cache,
+        seeds=seeds,
+        train=train,
+        dev=dev,
+        text=text,
+        pair=pair,
+        label=label,
+        resume=resume,
+        tokenizer=tokenizer,
+        seconds=seconds,
+        overrides=training_settings(settings, device, precision),
+    )
 
-        names = ("--data", "--train", "--dev", "--tokenizer", "--text", "--pair", "--label", "--seeds")
-        values = (data, train, dev, tokenizer, text, pair, label, seeds if seeds > 1 else None)
-        for name, value in zip(names, values, strict=True):
-            if value is not None:
-                raise UserError(f"{name}: is for --task, not for --corpus")
-        code = work(
-            teacher,
-            student,
-            settings or [],
-            out,
-            corpus=corpus,
-            layers=layers,
-            cache=cache,
-            epochs=epochs,
-            resume=resume,
-            seconds=compare,
-        )
-    else:
-        from bertree.distillation.task import teach
-        from bertree.tasks.files import TaskFiles
-        from bertree.tasks.registry import make_task
+    def show(run: Run) -> None:
+        if task is not None:
+            print_finetuning(run)
+            return
+        print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/")
+        if (run.folder / COMPARISON).is_file():
+            print_comparison(read_comparison(run.folder / COMPARISON))
 
-        if cache or epochs:
-            way = "a task's answers are kept by themselves" if cache else "for a task it is a setting: epochs=3"
-            raise UserError(f"--{'cache' if cache else 'epochs'}: is for --corpus; {way}")
-        code = teach(
-            teacher,
-            make_task(task, text, pair, label),
-            TaskFiles(data, train, dev),
-            student,
-            out,
-            settings or [],
-            seeds=seeds,
-            resume=resume,
-            layers=layers,
-            tokenizer=tokenizer,
-            seconds=compare,
-        )
-    if code:
-        raise typer.Exit(code)
+    end_run(run, as_json, show)
 
 
 def compare(
@@ -143,24 +155,36 @@ def compare(
 ) -> None:
     """Measure models against the first: parameters, bytes, latency, throughput and, with a task, score.
 
-    Latency is that of one text at a time (median, 90th percentile; from ids, and with tokenising), throughput that of
-    many, packed and sorted by length. The models take turns on the same texts, so that what else the machine does
-    falls on all of them alike. With --task and --data each is scored on the dev split, timed on its examples with the
+    Latency is that of one text at a time (median, 90th percentile; from ids, and with tokenization), throughput that of
+    many, packed and sorted by length. The models take turns on the same texts, so that other load on the machine
+    affects all of them alike. With --task and --data each is scored on the dev split, timed on its examples with the
     task's head, and the share of the first model's score that is kept is shown; without, encoders alone are timed.
 
     [dim]bertree compare teacher/model student/model --task sst-2 --data glue/SST-2 --out versus
     bertree compare my-bert my-small-bert --texts mail.txt --device cpu --seconds 60
     bertree compare bert-base distilbert-base albert-base --tokenizer my-bert --json[/dim]
     """
-    from bertree.comparison.run import Asked
-    from bertree.comparison.run import compare as work
+    from bertree.cli.render.comparison import print_comparison
+    from bertree.comparison.run import compare as compare_models
+    from bertree.files import json_text
+    from bertree.run_folder import COMPARISON, REPORT
 
-    work(
+    found = compare_models(
         [model, *others],
-        Asked(task, data, {"text": text, "pair": pair, "label": label}, texts),
-        device=device,
+        task=task,
+        data=data,
+        texts=texts,
+        text=text,
+        pair=pair,
+        label=label,
         seconds=seconds,
+        device=device,
         out=out,
         tokenizer=tokenizer,
-        as_json=as_json,
     )
+    if as_json:
+        print(json_text(found.as_json(), 2))
+        return
+    print_comparison(found)
+    if out is not None:
+        print(f"{out}: {COMPARISON}, {REPORT}")

@@ -1,27 +1,49 @@
-"""The verbs about sentence vectors that belong together under `bertree sentence`: `train`, `evaluate`."""
+"""The verbs of sentence vectors: `embeddings train`, `embeddings evaluate`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bertree.cli.finetune import DeviceOption, JsonOption, ModelArgument, TokenizerOption
-from bertree.cli.similar import LengthOption, PrecisionOption, PromptOption, TextOption, TokensOption
+from bertree.cli.command import end_run, verb
+from bertree.cli.options import (
+    BatchTokensOption,
+    DeviceOption,
+    JsonOption,
+    LabelOption,
+    LengthOption,
+    ModelArgument,
+    PairOption,
+    PrecisionOption,
+    PromptOption,
+    ResumeOption,
+    SeedsOption,
+    SettingsArgument,
+    TextOption,
+    TokenizerOption,
+    TrainDeviceOption,
+    TrainPrecisionOption,
+    training_settings,
+)
 
-sentence = typer.Typer(help="Train and judge vectors of sentences.", no_args_is_help=True, rich_markup_mode="rich")
+embedding_verbs = typer.Typer(
+    help="Train and evaluate sentence vectors.", no_args_is_help=True, rich_markup_mode="rich"
+)
 
 
-@sentence.command()
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    app.add_typer(embedding_verbs, name="embeddings")
+
+
+@verb(embedding_verbs)
 def train(
     model: ModelArgument,
     data: Annotated[
         list[Path],
         typer.Option("--data", help="A folder (train, dev) or a file to learn from; may be given several times."),
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[key=value ...]", help="Settings: epochs=1 batch=16 lr=2e-5 pooling=mean ..."),
-    ] = None,
+    settings: SettingsArgument = None,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -31,18 +53,23 @@ def train(
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("sentences"),
-    dev: Annotated[Path | None, typer.Option(help="File to measure on: STS scores, labels, triplets or pairs.")] = None,
-    text: Annotated[str | None, typer.Option("--text", help="Your column with the first text.")] = None,
-    pair: Annotated[str | None, typer.Option("--pair", help="Your column with the second text.")] = None,
-    negative: Annotated[
-        list[str] | None, typer.Option("--negative", help="Your column with a negative; may be given several times.")
+    dev: Annotated[
+        Path | None, typer.Option(help="File to evaluate on: STS scores, labels, triplets or pairs.")
     ] = None,
-    label: Annotated[str | None, typer.Option("--label", help="Your column with the label or score.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Runs with different seeds; the best is kept.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    text: TextOption = None,
+    pair: PairOption = None,
+    negative: Annotated[
+        list[str] | None, typer.Option("--negative", help="Column with a negative; may be given several times.")
+    ] = None,
+    label: LabelOption = None,
+    seeds: SeedsOption = 1,
+    resume: ResumeOption = False,
     tokenizer: TokenizerOption = None,
+    device: TrainDeviceOption = None,
+    precision: TrainPrecisionOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Train an encoder to make vectors of sentences that lie near each other where their meanings do.
+    """Train an encoder whose sentence vectors are close where the meanings are close.
 
     Files: SNLI and MultiNLI, the STS benchmark, or any .csv, .tsv, .jsonl, .parquet with the columns sentence1,
     sentence2 and label or score; anchor, positive and, where there are any, negative, negative2 ... Labels of NLI also
@@ -56,26 +83,38 @@ def train(
     width) max_length=128 warmup=0.1 evaluations=4 (an epoch) patience=3 held_out=0.1 seed=0 dropout=... device=auto
     precision=auto ...
 
-    [dim]bertree sentence train my-bert --data snli --dev sts/sts-dev.csv --loss softmax --out my-sbert
-    bertree sentence train my-bert --data snli --data mnli --loss ranking --dev sts/sts-dev.csv --out my-sbert batch=256
-    bertree sentence train my-sbert/model --data glue/STS-B --out my-sts epochs=4
-    bertree sentence train my-bert --data faq.csv --text question --pair answer --out my-faq
-    bertree sentence train my-bert --data glue/STS-B --loss cross --out my-reranker[/dim]
+    [dim]bertree embeddings train my-bert --data snli --dev sts/sts-dev.csv --loss softmax --out my-sbert
+    bertree embeddings train my-bert --data snli --data mnli --loss ranking --dev sts-dev.csv --out my-sbert batch=256
+    bertree embeddings train my-sbert/model --data glue/STS-B --out my-sts epochs=4
+    bertree embeddings train my-bert --data faq.csv --text question --pair answer --out my-faq
+    bertree embeddings train my-bert --data glue/STS-B --loss cross --out my-reranker[/dim]
     """
-    from bertree.embeddings.train import Source
-    from bertree.embeddings.train import train as work
-    from bertree.tasks.similarity.read import Named
+    from bertree.cli.render.scores import print_finetuning
+    from bertree.embeddings.train import train_embeddings
 
-    source = Source(data, dev, Named(text, pair, label, tuple(negative or ())))
-    code = work(model, source, loss, out, settings or [], seeds=seeds, resume=resume, tokenizer=tokenizer)
-    if code:
-        raise typer.Exit(code)
+    run = train_embeddings(
+        model,
+        data=data,
+        loss=loss,
+        dev=dev,
+        out=out,
+        text=text,
+        pair=pair,
+        negative=negative or [],
+        label=label,
+        seeds=seeds,
+        resume=resume,
+        tokenizer=tokenizer,
+        overrides=training_settings(settings, device, precision),
+    )
+    end_run(run, as_json, print_finetuning)
 
 
-@sentence.command()
+@verb(embedding_verbs)
 def evaluate(
     data: Annotated[
-        list[Path], typer.Option("--data", help="A set of pairs with gold, or a folder of sets; may be repeated.")
+        list[Path],
+        typer.Option("--data", help="A set of pairs with gold scores, or a folder of sets; may be repeated."),
     ],
     models: Annotated[
         list[str] | None, typer.Argument(metavar="[MODEL ...]", help="Model folders, or: default.")
@@ -85,43 +124,53 @@ def evaluate(
         typer.Option(help="cls, mean, max, last, sqrt, weighted in place of the model's own; may be repeated."),
     ] = None,
     glove: Annotated[
-        list[Path] | None, typer.Option(help="Word vectors as a baseline: a word and its numbers a line; also .xz.")
+        list[Path] | None, typer.Option(help="Word vectors as a baseline: one word and its numbers per line; also .xz.")
     ] = None,
     split: Annotated[str, typer.Option(help="test, dev, train or all, of sets that have splits.")] = "test",
     text: TextOption = None,
-    pair: Annotated[str | None, typer.Option("--pair", help="The column with the second text.")] = None,
-    label: Annotated[str | None, typer.Option("--label", help="The column with the gold score.")] = None,
+    pair: PairOption = None,
+    label: LabelOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder for metrics.json, predictions.jsonl, report.html.")] = None,
     prompt: PromptOption = None,
     max_length: LengthOption = 0,
-    batch_tokens: TokensOption = 0,
+    batch_tokens: BatchTokensOption = 0,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
     tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge sentence vectors by what people say about pairs: Spearman and Pearson x 100.
+    """Evaluate sentence vectors on pairs with gold scores: Spearman and Pearson correlation x 100.
 
     For cosine, dot product, euclidean and manhattan distance. DATA: STS12 to STS16 (folders with STS.input.*.txt and
     STS.gs.*.txt), the STS benchmark (sts-test.csv, or GLUE's STS-B), SICK, or a .csv, .tsv, .jsonl, .parquet whose
     columns are named. A set of several parts has its score over all pairs, the mean of the parts and the weighted
     mean, since papers differ.
 
-    [dim]bertree sentence evaluate my-model --data STS-B
-    bertree sentence evaluate my-bert --pooling cls --pooling mean --glove glove.6B.300d.txt --data sts
-    bertree sentence evaluate my-model --data pairs.csv --text first --pair second --label score --out judged[/dim]
+    [dim]bertree embeddings evaluate my-model --data STS-B
+    bertree embeddings evaluate my-bert --pooling cls --pooling mean --glove glove.6B.300d.txt --data sts
+    bertree embeddings evaluate my-model --data pairs.csv --text first --pair second --label score --out scores[/dim]
     """
-    from bertree.embeddings.embed import How
-    from bertree.embeddings.evaluate import Subjects
-    from bertree.embeddings.evaluate import evaluate as work
-    from bertree.embeddings.sts import Named
+    from bertree.cli.render.embeddings import print_embedding_scores
+    from bertree.embeddings.embed import EmbedOptions
+    from bertree.embeddings.evaluate import evaluate_embeddings
+    from bertree.files import json_text
+    from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 
-    work(
-        Subjects(models or [], pooling or [], glove or []),
-        data,
-        Named(text, pair, label),
-        split,
-        How(device, tokenizer, prompt, max_length, batch_tokens, precision=precision),
+    scores = evaluate_embeddings(
+        models or [],
+        data=data,
+        pooling=pooling or [],
+        glove=glove or [],
+        split=split,
+        text=text,
+        pair=pair,
+        label=label,
+        options=EmbedOptions(device, tokenizer, prompt, max_length, batch_tokens, precision=precision),
         out=out,
-        as_json=as_json,
     )
+    if as_json:
+        print(json_text(scores.metrics, 2))
+        return
+    print_embedding_scores(scores)
+    if out is not None:
+        print(f"{out}: {SCORES}, {PREDICTIONS}, {REPORT}")

@@ -1,55 +1,91 @@
-"""The training verbs of the command line: `pretrain`, `config`."""
+"""The verbs `pretrain` and `recipe`."""
 
-import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bertree.cli.command import end_run, print_json, verb
+from bertree.cli.options import (
+    JsonOption,
+    ResumeOption,
+    SettingsArgument,
+    StoreOption,
+    TrainDeviceOption,
+    TrainPrecisionOption,
+    training_settings,
+)
+
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE", help="A recipe that comes with bertree, or the path of a .toml file.", show_default=False
-    ),
+    str, typer.Argument(metavar="RECIPE", help="A built-in recipe, or the path of a .toml file.", show_default=False)
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[key=value ...]", help="Changes: optim.lr=1e-4 phases.0.steps=500 model.layers=6 ..."),
-]
+recipe_verbs = typer.Typer(no_args_is_help=True, help="List the recipes, or show every value of one.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    verb(app)(pretrain)
+    app.add_typer(recipe_verbs, name="recipe")
 
 
 def pretrain(
     recipe: RecipeArgument,
-    overrides: Overrides = None,
+    settings: SettingsArgument = None,
+    store: StoreOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("run"),
-    store: Annotated[
-        str | None, typer.Option("--store", help="Token store to learn from (short for data.store=...).")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest good checkpoint.")] = False,
+    resume: ResumeOption = False,
+    device: TrainDeviceOption = None,
+    precision: TrainPrecisionOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Pretrain a model from a recipe: masked tokens, and next sentence or sentence order where the recipe asks it.
+    """Pretrain a model from a recipe: masked tokens, and next sentence or sentence order where the recipe says so.
 
     OUT receives model/, checkpoints/, metrics.jsonl and report.html. Ctrl-C saves and stops; --resume goes on, and
     the result is the same to the byte as without the stop.
 
     [dim]bertree pretrain bert-base-tiny --store my-store --out my-run
-    bertree pretrain roberta-base --store my-store --out my-run optim.lr=4e-4 phases.0.steps=20000 schedule.warmup=1000
+    bertree pretrain roberta-base --store my-store --out my-run lr=4e-4 steps=20000 warmup=1000
     bertree pretrain my-recipe.toml --out my-run --resume
     bertree pretrain bert-base-tiny --store new-text --out adapted model.start=my-run/model[/dim]
     """
-    from bertree.pretraining.run import pretrain as work
+    from bertree.pretraining.run import pretrain as run_pretraining
+    from bertree.run_folder import CHECKPOINTS, METRICS, MODEL, REPORT
 
-    given = [f"data.store={json.dumps(store, ensure_ascii=False)}"] if store is not None else []
-    if code := work(recipe, [*given, *(overrides or [])], out, resume):
-        raise typer.Exit(code)
+    overrides = training_settings(settings, device, precision)
+    run = run_pretraining(recipe, store=store, out=out, resume=resume, overrides=overrides)
+    end_run(run, as_json, lambda run: print(f"{run.folder}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/"))
 
 
-def config(recipe: RecipeArgument = "", overrides: Overrides = None) -> None:
-    """Print a recipe with every value it will be run with; without a name, the recipes that come with bertree.
+@verb(recipe_verbs, "list")
+def list_recipes(as_json: JsonOption = False) -> None:
+    """List the built-in recipes.
 
-    [dim]bertree config
-    bertree config bert-base optim.lr=2e-4[/dim]
+    [dim]bertree recipe list[/dim]
     """
-    from bertree.pretraining.run import list_recipes, show_recipe
+    from rich.console import Console
+    from rich.table import Table
 
-    show_recipe(recipe, overrides or []) if recipe else list_recipes()
+    from bertree.pretraining import recipe as recipes
+
+    notes = {name: recipes.load(name).note for name in recipes.bundled()}
+    if as_json:
+        print_json(notes)
+        return
+    table = Table("recipe", "", box=None, pad_edge=False)
+    for name, note in notes.items():
+        table.add_row(name, note)
+    Console().print(table)
+
+
+@verb(recipe_verbs, "show")
+def show_recipe(recipe: RecipeArgument, settings: SettingsArgument = None) -> None:
+    """Print a recipe with every value it will be run with, as TOML.
+
+    [dim]bertree recipe show bert-base lr=2e-4[/dim]
+    """
+    from bertree.config.settings import as_toml
+    from bertree.pretraining import recipe as recipes
+
+    found = recipes.load(recipe, settings or [])
+    sys.stdout.write(as_toml(found))

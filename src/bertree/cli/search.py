@@ -1,14 +1,28 @@
 """The verbs of an index: `index build`, `add`, `remove`, `query`, `info`."""
 
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bertree.cli.finetune import DeviceOption, JsonOption
-from bertree.cli.similar import ModelArgument, PrecisionOption
+from bertree.cli.command import print_json, verb
+from bertree.cli.options import DeviceOption, JsonOption, ModelArgument, PrecisionOption
+from bertree.console import bar, note
+from bertree.errors import UserError
 
-index = typer.Typer(no_args_is_help=True, help="Search documents by meaning: build an index and ask it.")
+if TYPE_CHECKING:
+    from bertree.files import Json
+    from bertree.inference.model import Model
+    from bertree.search.faiss_index import Watch
+    from bertree.search.index import Index
+
+SHOWN = 12  # sources that are listed
+AGAIN = "interrupted; run the same command again to go on from the last commit"
+
+index_verbs = typer.Typer(no_args_is_help=True, help="Search documents by meaning: build an index and query it.")
 
 IndexArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.", show_default=False)]
 DocsArgument = Annotated[
@@ -19,7 +33,10 @@ DocsArgument = Annotated[
         show_default=False,
     ),
 ]
-TextOption = Annotated[str, typer.Option("--text", help="Column with the text; every other column is metadata.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="The model's folder.", show_default="the model it was built with")
+]
+ColumnOption = Annotated[str, typer.Option("--text", help="Column with the text; every other column is metadata.")]
 IdOption = Annotated[
     str | None, typer.Option("--id", help="Column with the id.", show_default="id, or file#line where there is none")
 ]
@@ -28,16 +45,21 @@ BlocksOption = Annotated[
 ]
 WhereOption = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="KEY=VALUE", help="Only documents with this in their metadata; may be repeated."),
+    typer.Option("--where", metavar="KEY=VALUE", help="Only documents with this metadata; may be repeated."),
 ]
 
 
-@index.command("build")
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    app.add_typer(index_verbs, name="index")
+
+
+@verb(index_verbs)
 def build(
     model: ModelArgument,
     docs: DocsArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder of the index.", show_default=False)],
-    text: TextOption = "text",
+    text: ColumnOption = "text",
     id: IdOption = None,
     blocks: BlocksOption = False,
     kind: Annotated[str, typer.Option(help="flat, hnsw or ivfpq; auto: by the number of vectors.")] = "auto",
@@ -50,121 +72,282 @@ def build(
     language: Annotated[str, typer.Option(help="Code of the language, for splitting sentences.")] = "en",
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """Make an index of documents. Interrupted, run it again to go on.
+    """Build an index of documents. After a stop, run it again to go on.
 
     Documents are cut into passages at the ends of sentences; a passage knows where in its document it stands.
 
     [dim]bertree index build default corpus/books.txt --blocks --out my-index
     bertree index build my-model mail.jsonl --text body --id message --out my-mail[/dim]
     """
-    from bertree.cli.index_output import build_index
+    from bertree.config.default_model import remembered_name
+    from bertree.search.documents import size
+    from bertree.search.index import Index
 
-    build_index(
-        model,
-        docs,
-        out,
-        text=text,
-        id=id,
-        blocks=blocks,
-        kind=kind,
-        chunk=chunk,
-        overlap=overlap,
-        language=language,
-        device=device,
-        precision=precision,
-    )
+    total = size(docs)  # raises for a wrong path before a model is loaded
+    encoder = _load(model, device, precision)
+    try:
+        with _watch("embedding", total) as watch:
+            index = Index.build(
+                encoder,
+                docs,
+                out,
+                name=remembered_name(model),
+                watch=watch,
+                text=text,
+                id=id,
+                blocks=blocks,
+                kind=kind,
+                chunk=chunk,
+                overlap=overlap,
+                language=language,
+            )
+    except KeyboardInterrupt:
+        raise UserError(f"{out}: {AGAIN}") from None
+    info = index.info
+    if not info["documents"]:
+        note(f"{out}: is empty: no file that was given has text in it; add documents with `bertree index add`")
+    if as_json:
+        print_json(info)
+        return
+    _print_added(index)
+    print(f"{out}: {_contents(info)}, {info['bytes']['all'] / 1e6:,.1f} MB")
+    print(f"{info['kind']}: {info['why']}")
 
 
-@index.command("add")
+@verb(index_verbs)
 def add(
-    model: ModelArgument,
     folder: IndexArgument,
     docs: DocsArgument,
-    text: TextOption = "text",
+    model: ModelOption = None,
+    text: ColumnOption = "text",
     id: IdOption = None,
     blocks: BlocksOption = False,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """Add documents. One whose id is there takes its place; one that is there unchanged costs nothing.
+    """Add documents. A document replaces the one with its id; one that is there unchanged costs nothing.
 
     Killed at any moment, the index stays as it was after its last commit; the same command goes on.
 
-    [dim]bertree index add default my-index more/*.txt[/dim]
+    [dim]bertree index add my-index more/*.txt[/dim]
     """
-    from bertree.cli.index_output import add_documents
+    from bertree.search.database import DATABASE
+    from bertree.search.documents import size
+    from bertree.search.index import Index
 
-    add_documents(model, folder, docs, text=text, id=id, blocks=blocks, device=device, precision=precision)
+    if not (folder / DATABASE).is_file() and (Path(docs[0]) / DATABASE).is_file():
+        model, folder, docs = str(folder), Path(docs[0]), docs[1:]  # the old order: MODEL DIR DOCS
+    total = size(docs)
+    with Index.open(folder, _load(model or _model_of(folder), device, precision)) as index:
+        try:
+            with _watch("embedding", total) as watch:
+                index.add(docs, text=text, id=id, blocks=blocks, watch=watch)
+        except KeyboardInterrupt:
+            raise UserError(f"{folder}: {AGAIN}") from None
+        if as_json:
+            print_json(index.info)
+            return
+        _print_added(index)
+        print(f"{folder}: {_contents(index.info)}")
 
 
-@index.command("remove")
+@verb(index_verbs)
 def remove(
     folder: IndexArgument,
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help="Documents.")] = None,
     where: WhereOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Remove documents by their ids, or all that fit a filter.
+    """Remove documents by their ids, or all that match a filter.
 
     [dim]bertree index remove my-index corpus/books.txt#12
     bertree index remove my-index --where book=Emma[/dim]
     """
-    from bertree.cli.index_output import remove_documents
+    from bertree.search.index import Index
 
-    remove_documents(folder, ids or [], where or [])
+    ids, where = ids or [], where or []
+    if not ids and not where:
+        raise UserError("remove: name the documents, by ids or by --where key=value")
+    with Index.open(folder) as index:
+        with _watch("removing", None) as watch:
+            removed = index.remove(ids, _filters(where) if where else None, watch)
+        info = index.info
+    if not removed:
+        wanted = ", ".join(ids) or ", ".join(where)
+        raise UserError(f"{folder}: no document to remove ({wanted}); nothing was changed")
+    if not where and removed < len(set(ids)):
+        note(f"{folder}: {len(set(ids)) - removed:,} of these ids were not there")
+    if as_json:
+        print_json({"removed": removed} | info)
+    else:
+        print(f"{folder}: {_count(removed, 'document')} removed; {_contents(info)}")
 
 
-@index.command("query")
+@verb(index_verbs)
 def query(
     folder: IndexArgument,
     question: Annotated[str, typer.Argument(help="What to look for.", show_default=False)],
     k: Annotated[int, typer.Option("-k", "--top", min=1, help="Passages to show.")] = 5,
     where: WhereOption = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The model's folder.", show_default="where the index was made with it")
-    ] = None,
+    model: ModelOption = None,
     rerank: Annotated[
-        str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, to read the best passages again.")
+        str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, to score the best passages again.")
     ] = None,
-    candidates: Annotated[int | None, typer.Option(min=1, help="Passages it reads. [default: 50]")] = None,
-    label: Annotated[str | None, typer.Option(help="Its class that means yes, where the name does not say.")] = None,
+    candidates: Annotated[int | None, typer.Option(min=1, help="Passages it scores. [default: 50]")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Its class that means a match, where the name does not say it.")
+    ] = None,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Ask an index: the passages nearest to a question.
+    """Query an index: the passages nearest to a question.
 
     [dim]bertree index query my-index "Who hunts the white whale?" -k 3
     bertree index query my-index "a proposal of marriage" --where book=Emma --json
     bertree index query my-index "Is it raining?" --rerank my-cross-encoder/model[/dim]
     """
-    from bertree.cli.index_output import ask
+    from bertree.inference.load import device_of, load
+    from bertree.search.index import CANDIDATES, Index
 
-    ask(
-        folder,
-        question,
-        k,
-        where=where or [],
-        model=model,
-        rerank=rerank,
-        candidates=candidates,
-        label=label,
-        device=device,
-        precision=precision,
-        as_json=as_json,
-    )
+    for option, given in (("--label", label), ("--candidates", candidates)):
+        if given is not None and rerank is None:
+            raise UserError(f"{option}: is for a second model, which --rerank names")
+    with Index.open(folder) as unloaded:
+        state = unloaded.state
+    if not state.complete:
+        note(f"{folder}: is not finished; what is there is searched (run `bertree index build` again to go on)")
+    with Index.open(folder, _load(model or _model_of(folder), device, precision)) as index:
+        second = load(rerank, device=device_of(device)) if rerank else None
+        hits = index.search(
+            question, k, where=_filters(where or []), rerank=second, candidates=candidates or CANDIDATES, label=label
+        )
+    if rerank and hits:
+        note(f"the scores are those of {rerank}, not cosines")
+    if as_json:
+        print_json([hit.json() for hit in hits])
+        return
+    if not hits:
+        note("nothing was found" if state.vectors > state.dead else f"{folder}: is empty")
+    for number, hit in enumerate(hits, 1):
+        about = ", ".join(f"{key}={value}" for key, value in hit.metadata.items())
+        print(f"{number}  {hit.score:.3f}  {hit.document}  {hit.start}-{hit.end}{f'  {about}' if about else ''}")
+        text = " ".join(hit.text.split())
+        print(textwrap.fill(text, 110, initial_indent="   ", subsequent_indent="   ", max_lines=6, placeholder=" …"))
 
 
-@index.command("info")
+@verb(index_verbs)
 def info(
     folder: IndexArgument,
     check: Annotated[bool, typer.Option("--check", help="Read every byte and compare it with its checksum.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What an index is: kind and why, documents, model, size, sources.
+    """Describe an index: kind and why, documents, model, size, sources.
 
     [dim]bertree index info my-index --json[/dim]
     """
-    from bertree.cli.index_output import show
+    from bertree.search.index import Index
 
-    show(folder, check, as_json)
+    with Index.open(folder) as index:
+        if check:
+            index.verify()
+        found = index.info
+    print_json(found) if as_json else _print_info(found, check)
+
+
+def _print_info(info: "Json", checked: bool) -> None:
+    sizes, chunking = info["bytes"], info["chunking"]
+    parts = ", ".join(f"{name} {bytes / 1e6:,.1f}" for name, bytes in sizes.items() if name != "all")
+    for name, value in (
+        ("contents", _contents(info) + ("" if info["complete"] else " (not finished)")),
+        ("kind", f"{info['kind']}: {info['why']}"),
+        ("vectors", f"{info['dimension']} numbers each, of the model {info['model']['path'] or 'given in Python'}"),
+        ("weights", info["model"]["digest"]),
+        ("passages", f"up to {chunking['tokens']} tokens, {chunking['overlap']} of them repeated"),
+        ("removed", f"{info['removed']:,} vectors, left out at the next compaction" if info["removed"] else ""),
+        ("metadata", ", ".join(info["metadata"]) or "none"),
+        ("size", f"{sizes['all'] / 1e6:,.1f} MB: {parts}"),
+        ("made with", ", ".join(f"{k} {v}" for k, v in info["versions"].items()) + f"; format {info['format']}"),
+        ("checked", "every byte is what was written" if checked else ""),
+    ):
+        if value:
+            print(f"{name:<10} {value}")
+    sources = list(info["sources"].items())
+    for source, count in sources[:SHOWN]:
+        print(f"  {count:>10,}  {source or '(no file)'}")
+    if len(sources) > SHOWN:
+        print(f"  ... and {len(sources) - SHOWN:,} more sources")
+
+
+def _filters(given: Sequence[str]) -> dict[str, list[str]]:
+    """Parse `key=value` options; a key that is given several times matches any of its values."""
+    found: dict[str, list[str]] = {}
+    for item in given:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise UserError(f"--where {item}: must be key=value, such as book=Emma")
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def _load(name: str, device: str, precision: str) -> "Model":
+    from bertree.inference.load import device_of, load
+
+    model = load(name, device=device_of(device), dtype=precision)
+    if not model.trained:
+        note(f"{name}: has random weights, so the results mean nothing")
+    return model
+
+
+def _model_of(folder: Path) -> str:
+    """Return the name of the model that the index was built with."""
+    from bertree.model.presets import DEFAULT
+    from bertree.search.index import Index
+
+    with Index.open(folder) as index:
+        name = index.state.model
+    if not name:
+        raise UserError(f"{folder}: does not say where its model is; give it with --model")
+    if name != DEFAULT and not Path(name).exists():
+        raise UserError(f"{folder}: its model was at {name}, which is gone; give its new place with --model")
+    return name
+
+
+def _contents(info: "Json") -> str:
+    return f"{_count(info['documents'], 'document')} in {_count(info['passages'], 'passage')}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _print_added(index: "Index") -> None:
+    done = index.added
+    parts = (
+        (done.new, "new"),
+        (done.replaced, "replaced"),
+        (done.unchanged, "unchanged"),
+        (done.gone, "removed (no longer in their file)"),
+    )
+    counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
+    print(f"{counts}; {_count(done.passages, 'passage')} embedded")
+    for line in index.found.lines():
+        print(f"  {line}")
+
+
+@contextmanager
+def _watch(what: str, total: int | None) -> "Iterator[Watch]":
+    """Show a progress bar that follows the steps of building an index."""
+    with bar(what, total, in_bytes=True) as progress:
+
+        def watch(doing: str, count: int, of: int | None) -> None:
+            if doing == "reading":  # characters, which for most text are about as many as bytes
+                progress.advance(count)
+            else:
+                progress.relabel(doing, of)
+                progress.move_to(count)
+
+        yield watch

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from bertree.comparison.samples import SENTENCES
-from bertree.comparison.timing import Clock, Runner, Subject, timed
+from bertree.comparison.timing import Clock, Runner, TimedModel, timed
 from bertree.inference.load import Model
 from bertree.interop import weights
 from bertree.model.heads import ClassHead
@@ -29,8 +29,8 @@ SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
 
 
 def compare(
-    teacher: Model | Subject,
-    student: Model | Subject,
+    teacher: Model | TimedModel,
+    student: Model | TimedModel,
     texts: Sequence[Any] = (),
     *,
     task: Task[Any] | None = None,
@@ -45,14 +45,14 @@ def compare(
     `folders` hold their weights, to be weighed there; `scores` are the teacher's and the student's by name; `devices`
     are all there are, unless told."""
     subjects = [
-        given if isinstance(given, Subject) else Subject(name, given, folder, task)
+        given if isinstance(given, TimedModel) else TimedModel(name, given, folder, task)
         for name, given, folder in (("teacher", teacher, folders[0]), ("student", student, folders[1]))
     ]
     return compare_all(subjects, texts, scores=scores, seconds=seconds, devices=devices, measured_on=measured_on)
 
 
 def compare_all(
-    subjects: Sequence[Subject],
+    subjects: Sequence[TimedModel],
     texts: Sequence[Any] = (),
     *,
     scores: Mapping[str, Sequence[float | None]] | None = None,
@@ -65,7 +65,7 @@ def compare_all(
     assert len(subjects) >= 2, "there is nothing to compare"
     assert texts or all(subject.task is None for subject in subjects), "a task reads its own examples"
     measured_on = measured_on or (f"{len(texts):,} texts" if texts else f"{len(SENTENCES)} sentences of bertree's own")
-    models = measure(subjects, texts or SENTENCES, seconds, devices or here(), clock)
+    models = measure(subjects, texts or SENTENCES, seconds, devices or available_devices(), clock)
     known = {
         name: tuple(None if value is None or not np.isfinite(value) else float(value) for value in values)
         for name, values in (scores or {}).items()
@@ -74,13 +74,13 @@ def compare_all(
     return Comparison(tuple(models), known, measured_on)
 
 
-def here() -> tuple[str, ...]:
+def available_devices() -> tuple[str, ...]:
     """The devices of this machine."""
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def measure(
-    subjects: Sequence[Subject], texts: Sequence[Any], seconds: float, devices: Sequence[str], clock: Clock
+    subjects: Sequence[TimedModel], texts: Sequence[Any], seconds: float, devices: Sequence[str], clock: Clock
 ) -> list[ModelCosts]:
     """The figures of each model, all of them timed in turns on the same texts."""
     some = random.Random(0).sample(list(texts), min(len(texts), MOST_TEXTS))
@@ -133,7 +133,7 @@ def _size(module: nn.Module | None) -> int:
     return sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
 
 
-def weight_bytes(subject: Subject) -> tuple[int, bool]:
+def weight_bytes(subject: TimedModel) -> tuple[int, bool]:
     """Bytes of the files that hold a model's weights; of its tensors, where there are no files."""
     if subject.folder is not None and subject.folder.is_dir():
         single = subject.folder / weights.SINGLE

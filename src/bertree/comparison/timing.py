@@ -34,7 +34,7 @@ MOST_TOKENS = {"cpu": 16384, "cuda": 524288}  # of a pass
 
 
 @dataclass(frozen=True)
-class Subject:
+class TimedModel:
     """A model to be measured: its folder if it has one, and the task whose head is asked, if one is."""
 
     name: str
@@ -47,7 +47,7 @@ class Runner:
     """A model on a device, with texts to answer; it shares the weights of the model given where they lie right."""
 
     def __init__(
-        self, subject: Subject, texts: Sequence[Any], device: torch.device, clock: Clock = time.perf_counter
+        self, subject: TimedModel, texts: Sequence[Any], device: torch.device, clock: Clock = time.perf_counter
     ) -> None:
         model, task = subject.model, subject.task
         self.name, self._task, self._texts, self._clock = subject.name, task, texts, clock

@@ -12,6 +12,12 @@ FOLDER = Path(__file__).parent.parent / DEFAULT
 CARD = "README.md"  # in the folder: what it is, what it was made of, what it can do
 
 
+def remembered_name(model: str) -> str:
+    """Return a name by which a model can be found again from any folder."""
+    path = located(model)
+    return DEFAULT if model == DEFAULT and path != Path(model) else str(path.resolve()) if path.exists() else model
+
+
 def located(name: str | Path) -> Path:
     """The path of a model: as given, or the package's own folder where `default` is the name of no other."""
     path = Path(name)

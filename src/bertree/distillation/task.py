@@ -1,7 +1,7 @@
-"""The work behind `bertree distill --task`: a fine-tuned teacher is asked once, then its student learns the task.
+"""Distillation on a task: a fine-tuned teacher scores the examples once, then its student learns from the scores.
 
-What OUT receives is what `bertree finetune` writes; beside it lies teacher.safetensors, what the teacher said, and
-metrics.json says how much of its score is kept.
+OUT receives what `bertree finetune` writes and teacher.safetensors, the teacher's scores; metrics.json says which share
+of the teacher's score is kept.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from bertree.comparison.run import beside
+from bertree.comparison.run import compare_to_teacher
+from bertree.config.overrides import Override
 from bertree.console import bar, note
 from bertree.distillation import teacher_scores
 from bertree.distillation.student import chosen, halved, spread, warm
@@ -22,9 +23,10 @@ from bertree.files import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import TaskDistillConfig, TaskDistillSettings
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run, read_examples, training_splits
-from bertree.finetuning.run import Measured, check_place, evaluate_dev, run
+from bertree.finetuning.seeds import Measurement, check_run_folder, evaluate_dev, run_seeds
 from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, fresh, load
+from bertree.inference.run import Run
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
@@ -43,68 +45,73 @@ from bertree.train.device import Machine, be_deterministic
 HALF = "half"
 
 
-def teach(
+def distill_on_task(
     teacher: str,
     task: Task[Any],
     files: TaskFiles,
     student: str,
     out: Path,
-    overrides: Sequence[str],
+    overrides: Sequence[str | Override],
     *,
     seeds: int = 1,
     resume: bool = False,
     layers: str = "",
     tokenizer: Path | None = None,
     seconds: float = 0.0,
-) -> int:
-    """Teach a student a task with every seed and keep the best. The exit code.
-
-    `seconds` are for timing the two at the end; 0: they are not compared."""
+) -> Run:
+    """Train a student on a task with its teacher's scores. `seconds` is the time for timing both at the end, or 0."""
     config = configs.load_task_distill(overrides, task)
     task = configure_task(task, config.task)
     config, task = configs.with_crf(config, task)
-    if config.top.crf:
-        raise UserError("crf: scores whole sequences of tags, of which a teacher says nothing; leave it out")
-    if config.distil.copies and not isinstance(task, TextTask):
-        raise UserError(f"copies: rewrites texts and pairs, but {task.name} asks about parts of them; leave it out")
-    if config.distil.copies and config.distil.alpha == 1:
-        raise UserError("copies: only the teacher labels them, and with alpha=1 it is not asked; leave one of them out")
+    _check_settings(config, task)
     be_deterministic(config.run.deterministic)
     machine = Machine.of(config.run)
     splits = training_splits(files, task)
-    check_place(out, resume)
+    check_run_folder(out, resume)
     guide = Teacher.of(teacher, task)
     if (other := guide.model.task.get("name", task.name)) != task.name:
         note(f"{teacher}: was fine-tuned for {other}, not for {task.name}")
     start = _student(student, guide, task, layers, tokenizer)
-    gathered = read_examples(task, splits, config.train.held_out, guide.labels_for)
-    _in_order(start, guide, gathered.task)
-    told = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher}"
-    config = replace(config, note=told, train=_fitted(config, gathered.task, start, guide))
+    examples = read_examples(task, splits, config.train.held_out, guide.labels_for)
+    _reorder_classes(start, guide, examples.task)
+    about = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher}"
+    config = replace(config, note=about, train=_max_length_of_both(config, examples.task, start, guide))
     reader = start.needed_tokenizer
-    shared = guide.check(gathered.task, student, reader, config.train.max_length)
-    gathered, mask = _with_copies(gathered, config.distil, reader)
-    distil, head = config.distil, gathered.task.head
-    known = [str(Path(student).resolve()) if Path(student).exists() else student, layers, guide.digest]
-    objective = taught(head, gathered.task.regression, distil.kind, distil.alpha, distil.temperature)
+    shared = guide.check(examples.task, student, reader, config.train.max_length)
+    examples, mask = _add_copies(examples, config.distil, reader)
+    distil, head = config.distil, examples.task.head
+    identity = [str(Path(student).resolve()) if Path(student).exists() else student, layers, guide.digest]
+    objective = taught(head, examples.task.regression, distil.kind, distil.alpha, distil.temperature)
     unanswered = distil.alpha < 1
-    job = prepare_run(start, student, gathered, out, config, machine, objective, unanswered=unanswered, identity=known)
+    job = prepare_run(
+        start, student, examples, out, config, machine, objective, unanswered=unanswered, identity=identity
+    )
     job = replace(job, tuner=replace(job.tuner, start=replace(job.tuner.start, reinitialize=not start.trained)))
-    return run(
+    return run_seeds(
         job,
         seeds,
         resume,
-        lambda job: _taught(job, guide, config, shared, mask),
-        lambda job, best: _beside(teacher, job, best, seconds),
+        before=lambda job: _with_teacher_scores(job, guide, config, shared, mask),
+        after=lambda job, best: _compare(teacher, job, best, seconds),
     )
 
 
-def _beside(teacher: str, job: FineTuningJob, best: Json, seconds: float) -> bool:
-    """What the student costs beside its teacher, measured on the dev split; whether it was."""
+def _check_settings(config: TaskDistillConfig, task: Task[Any]) -> None:
+    if config.top.crf:
+        raise UserError("crf: scores whole sequences of tags, for which a teacher has no scores; leave it out")
+    if config.distil.copies and not isinstance(task, TextTask):
+        raise UserError(f"copies: rewrites texts and pairs, but {task.name} is about parts of them; leave it out")
+    if config.distil.copies and config.distil.alpha == 1:
+        raise UserError("copies: only the teacher labels them, and alpha=1 leaves it out; leave one of them out")
+
+
+def _compare(teacher: str, job: FineTuningJob, best: Json, seconds: float) -> bool:
+    """Compare the student with its teacher on the dev split; return whether that was done."""
     task = job.tuner.task
     if seconds:
-        teacher_scores = {task.metric: (job.teacher["scores"].get(task.metric), best.get(task.metric))}
-        beside(teacher, job.out, job.parts["dev"].examples, teacher_scores, seconds, task, job.tuner.machine.device)
+        scores = {task.metric: (job.teacher["scores"].get(task.metric), best.get(task.metric))}
+        examples, device = job.parts["dev"].examples, job.tuner.machine.device
+        compare_to_teacher(teacher, job.out, examples, scores, seconds, task, device)
     return bool(seconds)
 
 
@@ -133,10 +140,10 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
 
 
 def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Model:
-    """A student that begins with some of its teacher's layers and, where it has the same one, with its head."""
+    """Return a student that starts with some of the teacher's layers and, if it has the same one, its head."""
     its = guide.model
     if "bilstm" in (a.body, its.architecture.body):
-        raise UserError("--layers, --student half: are for transformers; a bilstm has no layers to give or to take")
+        raise UserError("--layers, --student half: are for transformers; a bilstm has no layers to copy")
     if (a.width, a.heads) != (its.architecture.width, its.architecture.heads):
         raise UserError(
             f"--layers: the student is {a.width} wide with {a.heads} heads and its teacher {its.architecture.width} "
@@ -147,15 +154,15 @@ def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Mode
     made = fresh(a, {task.head: its.classes[task.head]}).network
     copied = warm(made, its.network, picked)
     if copied.misfit:
-        raise UserError(f"--layers, --student half: {copied.misfit}; leave out --layers to begin with fresh weights")
+        raise UserError(f"--layers, --student half: {copied.misfit}; leave out --layers to start with random weights")
     mine, theirs = made.heads[task.head].state_dict(), its.network.heads[task.head].state_dict()
     same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     known = {"name": task.name} if same and its.network.top.trivial else {}
     return Model(Contents(a, made, its.tokenizer, list(guide.labels) if known else [], its.limit, known))
 
 
-def _in_order(start: Model, guide: Teacher, task: Task[Any]) -> None:
-    """Bring the classes of a head that came from the teacher into the task's order."""
+def _reorder_classes(start: Model, guide: Teacher, task: Task[Any]) -> None:
+    """Put the classes of a head that came from the teacher into the task's order."""
     order = guide.order(task)
     if order is None or start.labels != list(guide.labels) or start.tokenizer is not guide.tokenizer:
         return
@@ -167,16 +174,18 @@ def _in_order(start: Model, guide: Teacher, task: Task[Any]) -> None:
     start.labels[:] = task.labels
 
 
-def _fitted(config: TaskDistillConfig, task: Task[Any], start: Model, guide: Teacher) -> configs.TrainSettings:
-    """Where both must read the same windows, they are such as both can read."""
+def _max_length_of_both(
+    config: TaskDistillConfig, task: Task[Any], start: Model, guide: Teacher
+) -> configs.TrainSettings:
+    """Return the settings with a maximum length that both models can read, if both must read the same windows."""
     most = start.architecture.max_positions
     if task.head in TOKEN_HEADS and not config.train.max_length:
         most = min(most, guide.model.architecture.max_positions)
     return replace(config.train, max_length=effective_max_length(config.train.max_length, task.max_length, most))
 
 
-def _with_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokenizer) -> tuple[TaskExamples, str]:
-    """The training examples with those made up of them, and how a mask is spelled there."""
+def _add_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokenizer) -> tuple[TaskExamples, str]:
+    """Return the examples with altered copies of the training texts, and the mask token used in the copies."""
     if not distil.copies:
         return given, ""
     from bertree.distillation.augment import augmented
@@ -194,8 +203,10 @@ def _with_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Token
     return replace(given, examples={**given.examples, "train": [*own, *more]}), mask
 
 
-def _taught(job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, shared: bool, mask: str) -> FineTuningJob:
-    """The job with what the teacher says about each unit: as it was kept, or asked now."""
+def _with_teacher_scores(
+    job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, shared: bool, mask: str
+) -> FineTuningJob:
+    """Return the job with the teacher's scores of each unit, read from the file or computed now."""
     tuner, part = job.tuner, job.parts["train"]
     units = part.units if config.distil.alpha < 1 else []
     task, classes = tuner.task, tuner.task.classes
@@ -205,7 +216,7 @@ def _taught(job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, share
     of = teacher_scores.identity([*known, shared, guide.longest(task), bool(units)])
     said = teacher_scores.read(job.out, of, [logit_rows(unit, task.head) for unit in units], classes, note)
     if said is None:
-        said = _asked(job, guide, units, shared, mask)
+        said = _ask_teacher(job, guide, units, shared, mask)
         teacher_scores.write(job.out, said, of, classes)
     parts = dict(job.parts)
     if units:
@@ -213,27 +224,27 @@ def _taught(job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, share
         parts["train"] = EncodedSplit(part.examples, soft)
     figure = said.figures.get(task.metric)
     worth = "" if figure is None else f", {task.metric.replace('_', ' ')} {100 * figure:.2f} on dev"
-    lines = [f"taught by {guide.name}{worth}: {_told(config, job)}"]
+    lines = [f"taught by {guide.name}{worth}: {_describe_mix(config, job)}"]
     if not any(unit.answer is not None for unit in part.units):
-        lines.append("no training example has a true answer, so all is learned from the teacher")
+        lines.append("no training example has a label, so everything is learned from the teacher")
     if units:
-        lines.append(f"its scores of {len(units):,} units are kept in {teacher_scores.FILE} ({said.bytes:,} bytes)")
+        lines.append(f"its scores of {len(units):,} units are in {teacher_scores.FILE} ({said.bytes:,} bytes)")
     teacher = {"model": guide.name, "scores": said.figures, "bytes": said.bytes}
     tuner = replace(tuner, train=parts["train"])
     return replace(job, tuner=tuner, parts=parts, intro=[*job.intro, *lines], teacher=teacher)
 
 
-def _told(config: TaskDistillConfig, job: FineTuningJob) -> str:
-    """How the two answers are weighed, for people."""
+def _describe_mix(config: TaskDistillConfig, job: FineTuningJob) -> str:
+    """Describe how labels and teacher are weighted."""
     distil, regression = config.distil, job.tuner.task.regression
     ways = {"soft": f"softened at T = {distil.temperature:g}", "hard": "the likeliest", "mse": "plain scores"}
     way = "plain scores" if regression else ways[distil.kind]
     copies = f"; {distil.copies} copies of each example" if distil.copies else ""
-    return f"{distil.alpha:g} of the true answers, {1 - distil.alpha:g} of its own ({way}){copies}"
+    return f"{distil.alpha:g} of the labels, {1 - distil.alpha:g} of its scores ({way}){copies}"
 
 
-def _asked(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> Said:
-    """Ask it about the training units and the dev splits, in half precision on a GPU; then it leaves the GPU."""
+def _ask_teacher(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> Said:
+    """Compute the teacher's scores of the training units and dev splits, then move it off the GPU."""
     task, device = job.tuner.task, job.tuner.machine.device
     parts = {name: part for name, part in job.parts.items() if name != "train" or units}
     read = {name: part.units if shared else guide.units(task, part, mask) for name, part in parts.items()}
@@ -250,7 +261,7 @@ def _asked(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bo
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def measure(name: str) -> Measured:
+    def measure(name: str) -> Measurement:
         lines = task.predict(parts[name].examples, read[name], found[name])
         known = any(unit.answer is not None for unit in read[name])
         return lines, task.score(parts[name].examples, lines) if known else {}

@@ -1,6 +1,6 @@
-"""The work behind `bertree distill` on a token store: a student is pretrained with its teacher at hand.
+"""Distillation on a token store: a student is pretrained with its teacher (DistilBERT).
 
-OUT receives what `bertree pretrain` writes, and comparison.json: what the two cost and how well they predict.
+OUT receives what `bertree pretrain` writes, and comparison.json: size, speed and held-out scores of both.
 """
 
 import hashlib
@@ -12,22 +12,24 @@ from pathlib import Path
 import torch
 
 from bertree.batch import Batch
-from bertree.comparison.run import beside
+from bertree.comparison.run import compare_to_teacher
 from bertree.config.default_model import located
+from bertree.config.overrides import Override
 from bertree.console import bar
 from bertree.data.store import Store
-from bertree.distillation import text_student as students
+from bertree.distillation import text_student
 from bertree.distillation.teacher_cache import Targets
 from bertree.errors import UserError
 from bertree.files import Json, exclusive_lock
 from bertree.inference.load import Model, load
+from bertree.inference.run import Run
 from bertree.interop.weights import digest
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining
 from bertree.pretraining import build
 from bertree.pretraining.recipe import DistillRecipe
-from bertree.pretraining.run import Training, check_place, rate, run_files
+from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, run_files
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, make_folder, remove_leftovers
 from bertree.tasks.logits import inference_autocast
@@ -38,83 +40,83 @@ from bertree.train.schedule import Plan
 TEXTS = 64  # held-out examples that teacher and student are timed on
 
 
-def distill(
+def distill_on_text(
     teacher: str,
     student: str,
-    overrides: Sequence[str],
+    overrides: Sequence[str | Override],
     out: Path,
     *,
-    corpus: str | None = None,
+    store: str | None = None,
     layers: str = "",
     cache: str = "",
     epochs: float = 0.0,
     resume: bool = False,
     seconds: float = 0.0,
-) -> int:
-    """Pretrain a student, or go on with it. The exit code.
-
-    `seconds` are for timing the two at the end; 0: they are not compared."""
-    if not math.isfinite(epochs):
-        raise UserError(f"--epochs {epochs}: must be a number")
-    place = str(Path(teacher).resolve()) if Path(teacher).exists() else teacher
-    kept = str(Path(cache).resolve()) if cache else ""
-    given = {"distil.teacher": place, "data.store": corpus, "distil.layers": layers, "distil.cache": kept}
-    recipe = students.find(student, given, overrides)
+) -> Run:
+    """Pretrain a student with its teacher. `seconds` is the time for timing both at the end; 0: they are not timed."""
+    if not math.isfinite(epochs) or epochs < 0:
+        raise UserError(f"epochs: {epochs}: must be a positive number")
+    teacher_path = str(Path(teacher).resolve()) if Path(teacher).exists() else teacher
+    cache_path = str(Path(cache).resolve()) if cache else ""
+    given = {"distil.teacher": teacher_path, "data.store": store, "distil.layers": layers, "distil.cache": cache_path}
+    recipe = text_student.find_recipe(student, given, overrides)
     be_deterministic(recipe.run.deterministic)
     machine = Machine.of(recipe.run)
-    shown = students.teacher_of(teacher, machine)
+    teacher_model = text_student.load_teacher(teacher, machine)
     train, held = build.stores(recipe.data)
-    students.check(recipe, shown, train, teacher)
-    recipe = students.sized(recipe, student, epochs, train, shown.max_length)
-    check_place(recipe, out, resume)
-    training, intro = _built(recipe, machine, shown, train, held, teacher)
-    targets = _targets(training, shown) if recipe.distil.cache else None
+    text_student.check(recipe, teacher_model, train, teacher)
+    recipe = text_student.set_steps(recipe, student, epochs, train, teacher_model.max_length)
+    check_run_folder(recipe, out, resume)
+    training, intro = _build(recipe, machine, teacher_model, train, held, teacher)
+    targets = _teacher_cache(training, teacher_model) if recipe.distil.cache else None
     make_folder(out, out / CHECKPOINTS)
     with exclusive_lock(out):
         remove_leftovers(run_files(out))
         if targets is not None:
-            intro.append(_filled(targets, training, shown))
+            intro.append(_fill_cache(targets, training, teacher_model))
             training = replace(training, feed=targets)
-        code = training.run(out, resume, intro)
-        if code == 0 and seconds:
+        run = training.run(out, resume, intro)
+        if run.complete and seconds:
             _compare(training, teacher, out, seconds)
-        return code
+        return run
 
 
-def _compare(training: Training, teacher: str, out: Path, seconds: float) -> None:
-    """What both cost and how well they predict the same held-out text, for the report."""
+def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) -> None:
+    """Compare teacher and student on the same held-out text, for the report."""
     recipe, machine = training.recipe, training.machine
     stream = build.held_out(recipe, training.held, recipe.phases[-1])
-    guide = load(teacher, device=str(machine.device))
+    loaded_teacher = load(teacher, device=str(machine.device))
     found = [
         evaluate(network, training.asked, stream, recipe.run.eval_tokens, lambda: inference_autocast(machine.device))
-        for network in (guide.network, training.contents.network)
+        for network in (loaded_teacher.network, training.contents.network)
     ]
     scores = {name: [one[name] for one in found] for name in ("perplexity", "accuracy")}
-    backend, count = guide.needed_tokenizer.backend, min(stream.examples, TEXTS)
+    backend, count = loaded_teacher.needed_tokenizer.backend, min(stream.examples, TEXTS)
     examples = [stream.example(k * stream.examples // count) for k in range(count)]
     texts = [backend.decode(_unmasked(example).tolist()) for example in examples]
-    beside(teacher, out, [text for text in texts if text.strip()], scores, seconds, device=machine.device)
+    compare_to_teacher(teacher, out, [text for text in texts if text.strip()], scores, seconds, device=machine.device)
     write_run_report(out)
 
 
 def _unmasked(example: Batch) -> torch.Tensor:
-    """The ids that stood there before anything was masked."""
+    """Return the ids of an example before masking."""
     assert example.masked is not None
     assert example.targets is not None
     return example.ids.index_put((example.masked,), example.targets)
 
 
-def _built(
+def _build(
     recipe: DistillRecipe, machine: Machine, teacher: Model, train: Store, held: Store, name: str
-) -> tuple[Training, list[str]]:
-    """Everything a run is made of, and what is about to happen in a few lines."""
-    contents, start = students.first(recipe, teacher, train)
+) -> tuple[PretrainingRun, list[str]]:
+    """Build the parts of the run, and describe it in a few lines."""
+    contents, initial = text_student.build_student(recipe, teacher, train)
     a, its, wanted = contents.architecture, teacher.architecture, recipe.distil
-    learner, objective = students.asked_of(wanted, students.term_weights(recipe), contents, teacher, recipe.run.seed)
+    learner, objective = text_student.build_objective(
+        wanted, text_student.term_weights(recipe), contents, teacher, recipe.run.seed
+    )
     learner.to(machine.device)
     plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
-    rates = [rate(recipe, phase) for phase in recipe.phases]
+    rates = [mask_share(recipe, phase) for phase in recipe.phases]
     scored = 2.0 if wanted.everywhere else 2 * max(rates)  # the teacher's scores take as much room as the student's
     feed = build.feed(recipe, plan, train, machine, a, scored)
     identity: Json = {
@@ -127,16 +129,16 @@ def _built(
         shown = cost.forward_flops(its, phase.max_length) + share * cost.mask_head_flops(its)
         flops.append(cost.training_flops(a, phase.max_length, share) + (shown if objective.teacher else 0))
     intro = [
-        f"teacher: {name}, {describe_architecture(its)}; {start}",
+        f"teacher: {name}, {describe_architecture(its)}; {initial}",
         f"terms: {', '.join(f'{term} {weight:g}' for term, weight in objective.weights.items())}; "
         f"temperature {wanted.temperature:g}",
     ]
     asked = pretraining(mlm=1.0)
-    return Training(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity), intro
+    return PretrainingRun(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity), intro
 
 
-def _targets(training: Training, teacher: Model) -> Targets:
-    """Where the teacher's likeliest tokens are kept, checked to be of this run."""
+def _teacher_cache(training: PretrainingRun, teacher: Model) -> Targets:
+    """Return the cache of the teacher's likeliest tokens, checked to belong to this run."""
     recipe, feed = training.recipe, training.feed
     assert isinstance(recipe, DistillRecipe)
     reads = repr([(update.phase, update.first, update.batches) for update in feed.plan.updates])
@@ -153,8 +155,8 @@ def _targets(training: Training, teacher: Model) -> Targets:
     return Targets(Path(recipe.distil.cache), feed, recipe.distil.top_k, teacher.architecture.vocab_size, about)
 
 
-def _filled(targets: Targets, training: Training, teacher: Model) -> str:
-    """Ask the teacher what is not known yet, and let it go. A line about what is kept."""
+def _fill_cache(targets: Targets, training: PretrainingRun, teacher: Model) -> str:
+    """Compute what is missing in the cache, free the teacher, and return a line about the cache."""
     recipe, machine = training.recipe, training.machine
     assert isinstance(recipe, DistillRecipe)
     if targets.missing:
@@ -163,7 +165,7 @@ def _filled(targets: Targets, training: Training, teacher: Model) -> str:
                 teacher.network, recipe.distil.temperature, lambda: inference_autocast(machine.device), progress.advance
             )
     teacher.network.to("meta")  # it is not needed any more
-    tokens = sum(phase.steps * phase.batch_tokens * rate(recipe, phase) for phase in recipe.phases)
+    tokens = sum(phase.steps * phase.batch_tokens * mask_share(recipe, phase) for phase in recipe.phases)
     return (
         f"the teacher's {recipe.distil.top_k} likeliest tokens: {targets.bytes / 1e6:,.1f} MB in "
         f"{recipe.distil.cache}, {targets.bytes / tokens:.0f} bytes a masked token"

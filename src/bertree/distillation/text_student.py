@@ -1,4 +1,4 @@
-"""What `bertree distill` on text is built from: a recipe sized by the text, a teacher, a student, what it is asked."""
+"""The parts of distillation on text: a recipe sized by the text, the teacher, the student and its objective."""
 
 import json
 import math
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from bertree.config.overrides import Override
 from bertree.data.store import Store
 from bertree.distillation.student import chosen, ends, halved, spread, warm
 from bertree.errors import UserError, suggest
@@ -19,17 +20,17 @@ from bertree.objectives.distill_pretraining import LIVE, Distillation, Pupil, di
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import DistillRecipe, DistillSettings
-from bertree.pretraining.run import resolved
+from bertree.pretraining.run import resolve_paths
 from bertree.text.identity import tokenizer_hash
 from bertree.train.device import Machine
 
-USUAL = "distilbert"  # the recipe of a student that is named by its shape alone
-EPOCHS, WARMUP = 3.0, 0.05  # of such a student, and the share of its steps in which the rate rises
-MANY, LEAST = 4000, 4096  # steps worth having before batches grow to the paper's size, and the smallest batch
+DEFAULT_RECIPE = "distilbert"  # of a student that is named by its shape alone
+EPOCHS, WARMUP = 3.0, 0.05  # of such a student, and the share of its steps spent on warm-up
+MIN_STEPS, MIN_BATCH = 4000, 4096  # steps below which the batch is made smaller, down to this size in tokens
 
 
-def find(student: str, given: dict[str, str | None], overrides: Sequence[str]) -> DistillRecipe:
-    """The recipe of a student; `given` is what the verb's own options say."""
+def find_recipe(student: str, given: dict[str, str | None], overrides: Sequence[str | Override]) -> DistillRecipe:
+    """Return the recipe of a student; `given` holds the values of named options."""
     named = _is_shape(student)
     if not named and Path(student).is_dir():
         raise UserError(f"--student {student}: a model folder can be taught a task (--task); on text, name its shape")
@@ -38,10 +39,10 @@ def find(student: str, given: dict[str, str | None], overrides: Sequence[str]) -
         raise UserError(f"--student {student}: is neither half nor a preset nor a recipe; {known}")
     shape = [f"model.preset={json.dumps(student)}"] if named else []
     lines = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value]
-    recipe = resolved(recipes.load(USUAL if named else student, [*shape, *overrides, *lines]))
+    recipe = resolve_paths(recipes.load(DEFAULT_RECIPE if named else student, [*shape, *overrides, *lines]))
     assert isinstance(recipe, DistillRecipe)
     if not recipe.data.store:
-        raise UserError("--corpus: is not set; give the folder of a token store (see `bertree prepare`)")
+        raise UserError("--store: is not set; give the folder of a token store (see `bertree prepare`)")
     return recipe
 
 
@@ -49,19 +50,26 @@ def _is_shape(student: str) -> bool:
     return student == "half" or student in PRESETS
 
 
-def sized(recipe: DistillRecipe, student: str, epochs: float, store: Store, longest: int) -> DistillRecipe:
-    """The recipe with as many steps as its epochs ask for. What the user has set stays; of a student that is named by
-    its shape alone batches are as large as the paper's only if the text is: small steps, many of them, learn more from
-    little. `longest` is what the teacher reads."""
+def set_steps(recipe: DistillRecipe, student: str, epochs: float, store: Store, longest: int) -> DistillRecipe:
+    """Return the recipe with as many steps as its epochs need. What the user has set stays.
+
+    For a student that is named by its shape alone, the batch size is the paper's only if there is enough text: many
+    small steps learn more from little text. `longest` is the teacher's maximum length.
+    """
     told = recipe.overridden
     named, steps_told = _is_shape(student), "phases.0.steps" in told
     if epochs and (steps_told or len(recipe.phases) > 1):
         why = "phases.0.steps says the same" if steps_told else f"the recipe has {len(recipe.phases)} phases"
-        raise UserError(f"--epochs: {why}; set the steps of each phase, or leave them out")
+        raise UserError(f"epochs: {why}; set the steps of each phase, or leave them out")
     if epochs or (named and not steps_told):
         epochs, phase = epochs or EPOCHS, recipe.phases[0]
         size = phase.batch_tokens
-        while named and "phases.0.batch_tokens" not in told and size > LEAST and epochs * store.tokens / size < MANY:
+        while (
+            named
+            and "phases.0.batch_tokens" not in told
+            and size > MIN_BATCH
+            and epochs * store.tokens / size < MIN_STEPS
+        ):
             size //= 2
         length = phase.max_length if "phases.0.max_length" in told else min(phase.max_length, longest)
         steps = max(1, math.ceil(epochs * store.tokens / size))
@@ -78,11 +86,11 @@ def sized(recipe: DistillRecipe, student: str, epochs: float, store: Store, long
     return recipe
 
 
-def teacher_of(name: str, machine: Machine) -> Model:
-    """In half precision on a GPU, and never to change."""
+def load_teacher(name: str, machine: Machine) -> Model:
+    """Load the teacher, in half precision on a GPU, with its weights frozen."""
     model = load(name, device=str(machine.device), dtype="bfloat16" if machine.half else "float32")
     if not model.trained:
-        raise UserError(f"{name}: is a preset with fresh weights, which has nothing to teach; give a trained model")
+        raise UserError(f"{name}: is a preset with random weights, which has nothing to teach; give a trained model")
     if "mask" not in model.network.heads:
         raise UserError(
             f"{name}: has no MLM head, so it cannot teach on text; give the model it was fine-tuned from, or teach a "
@@ -93,7 +101,7 @@ def teacher_of(name: str, machine: Machine) -> Model:
 
 
 def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> None:
-    """Refuse what cannot be taught."""
+    """Refuse a recipe, teacher and store that do not fit together."""
     if teacher.tokenizer is not None and tokenizer_hash(teacher.tokenizer) != store.tokenizer_hash:
         raise UserError(
             f"{store.folder}: was made with another tokenizer than {name}'s, and a distribution over one vocabulary "
@@ -115,8 +123,8 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
         )
     if (build.masking(recipe.data).unit == "next") != (teacher.architecture.attention == "causal"):
         raise UserError(
-            f"{recipe.source}: data.masking: {recipe.data.masking}: a teacher with {teacher.architecture.attention} "
-            "attention was not trained to answer that; full attention goes with masks, causal with next"
+            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {teacher.architecture.attention} "
+            "attention was not trained for that; full attention goes with masks, causal attention with next"
         )
     if recipe.distil.start == "random" and recipe.distil.layers:
         raise UserError("distil.layers: has no meaning with distil.start=random; leave one of them out")
@@ -140,12 +148,12 @@ def _check_cache(recipe: DistillRecipe, vocabulary: int) -> None:
 
 
 def term_weights(recipe: DistillRecipe) -> dict[str, float]:
-    """Of all five terms."""
+    """Return the weight of each of the five loss terms."""
     return {"mlm": recipe.objective["mlm"]} | recipe.distil.weights
 
 
 def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
-    """The student's: half of the teacher's or a preset's, with its vocabulary, and what the recipe changes."""
+    """Return the student's architecture: half of the teacher, or a preset; with the recipe's changes."""
     name = str(recipe.model.get("preset") or "half")
     base = halved(teacher) if name == "half" else preset(name).architecture
     a = base.with_values({"vocab_size": teacher.vocab_size} | recipe.axes)
@@ -154,8 +162,8 @@ def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
     return a
 
 
-def first(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
-    """The student with its first weights, and a line about them."""
+def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
+    """Return the student with its initial weights, and a line about them."""
     a = _architecture(recipe, teacher.architecture)
     contents = build.untrained(a, {"mask": 0}, recipe.run.seed)
     contents.tokenizer = teacher.needed_tokenizer
@@ -174,10 +182,10 @@ def first(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents
     return build.fitted(contents, recipe, store), f"first weights: {line}"
 
 
-def asked_of(
+def build_objective(
     wanted: DistillSettings, weights: dict[str, float], contents: Contents, teacher: Model, seed: int
 ) -> tuple[Pupil, Distillation]:
-    """What learns, and what it is asked."""
+    """Build the student module and its objective."""
     a, its = contents.architecture, teacher.architecture
     given = wanted.match
     last = chosen(given, its.layers, a.layers, "distil.match") if given else ends(its.layers, a.layers)

@@ -1,6 +1,6 @@
-"""The work behind `bertree embed` and what the verbs of sentence vectors share: a model, texts, a bar, what was cut."""
+"""Embed texts: a loaded model with its options, texts of any number, and a whole file as one .npy file."""
 
-import sys
+import copy
 import time
 import warnings
 from collections import deque
@@ -11,91 +11,109 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from bertree.console import note
+from bertree.console import bar, note, showing
 from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile
 from bertree.embeddings.text_rows import Counts, Rows
 from bertree.errors import TextsCut, UserError
 from bertree.inference.embedding import WINDOW, Vectors
-from bertree.inference.load import Model, device_of, load
+from bertree.inference.load import device_of, load_or_take
+from bertree.inference.model import Model
 
 
 @dataclass(frozen=True)
-class How:
+class EmbedOptions:
     """How texts become vectors."""
 
     device: str = "auto"
     tokenizer: Path | None = None
-    prompt: str | None = None  # the name of one of the model's, or a text with a space or a colon in it
+    prompt: str | None = None  # the name of one of the model's prompts, or a text with a space or a colon in it
     max_length: int = 0
     batch_tokens: int = 0
-    normalise: bool = False
-    precision: str = "float32"  # in which vectors are computed
+    normalize: bool = False
+    precision: str = "float32"  # of the computation
 
 
 @dataclass(frozen=True)
-class Given:
-    """Where the texts are."""
+class TextSource:
+    """Where the texts are: a file, its text column, its format."""
 
     file: str
     column: str | None = None
     format: str | None = None
 
     def rows(self) -> Rows:
-        """To be read once."""
+        """Open the file, to be read once."""
         return Rows(self.file, self.column, self.format)
 
 
-class Embedder:
-    """A loaded model and how it is used: texts of any number -> vectors, checked."""
+@dataclass(frozen=True)
+class EmbeddedFile:
+    """A .npy file of vectors: its shape, and how fast it was written."""
 
-    def __init__(self, model: str, how: How, pooling: str | None = None) -> None:
-        device = device_of(how.device)
-        self.model: Model = load(model, device=device, tokenizer=how.tokenizer, dtype=how.precision)
+    path: Path
+    rows: int
+    dimension: int
+    dtype: str
+    new_rows: int  # 0: the file was complete already
+    seconds: float
+
+
+class Embedder:
+    """A loaded model with its options, which embeds any number of texts and checks the vectors."""
+
+    def __init__(self, model: str | Path | Model, options: EmbedOptions, pooling: str | None = None) -> None:
+        self.model, self.given = load_or_take(
+            model, device=device_of(options.device), tokenizer=options.tokenizer, dtype=options.precision
+        )
         if not self.model.trained:
             if self.model.tokenizer is None:
-                raise UserError(f"{model}: is a preset with untrained weights; give a model folder, or: default")
-            note(f"{model}: is a preset with untrained weights, so its vectors mean nothing")
-        self.given, self.how = model, how
+                raise UserError(f"{self.given}: is a preset with random weights; give a model folder, or: default")
+            note(f"{self.given}: is a preset with random weights, so its vectors mean nothing")
+        self.options = options
+        if isinstance(model, Model) and (pooling is not None or options.normalize):
+            self.model = copy.deepcopy(model)  # the caller's model stays as it is
         known = self.model.vector
         if pooling is not None and pooling != known.pooling:
             if known.dense:
-                note(f"{model}: its dense layers are left out, for they stand on the pooling {known.pooling}")
+                note(f"{self.given}: its dense layers are left out: they were trained on the pooling {known.pooling}")
             self.model.vector = replace(known, pooling=pooling, dense=())
-        if how.normalise:
+        if options.normalize:
             self.model.vector = replace(self.model.vector, normalise=True)
-        self.model.needed_tokenizer  # noqa: B018  # refused before texts are read
+        self.model.needed_tokenizer  # noqa: B018  # raises before texts are read
         prompts = dict(self.model.vector.prompts)
-        literal = how.prompt is not None and how.prompt not in prompts and any(sign in how.prompt for sign in " :")
-        self.before = (how.prompt or "") if literal else ""
-        self.kind = "" if literal else how.prompt
-        self.model.vector.before(self.kind)  # refused before the work, not after it
+        literal = (
+            options.prompt is not None
+            and options.prompt not in prompts
+            and any(sign in options.prompt for sign in " :")
+        )
+        self.before = (options.prompt or "") if literal else ""
+        self.kind = "" if literal else options.prompt
+        self.model.vector.before(self.kind)  # raises before the work, not after it
 
     def windows(self, texts: Iterable[str], advance: Callable[[int], None]) -> Iterator[Vectors]:
-        """Vectors, some thousand rows at a time; `advance` hears of fewer."""
+        """Yield vectors, some thousand rows at a time; `advance` is called more often, with the number of new rows."""
         given = (self.before + text for text in texts) if self.before else texts
         done = 0
         for vectors in self.model.embedded(
             given,
             prompt=self.kind,
-            max_length=self.how.max_length or None,
-            batch_tokens=self.how.batch_tokens,
+            max_length=self.options.max_length or None,
+            batch_tokens=self.options.batch_tokens,
             advance=advance,
         ):
             good = np.isfinite(vectors).all(1)
             if not good.all():
                 row = done + int(good.argmin()) + 1
                 raise UserError(
-                    f"{self.given}: the vector of row {row:,} holds NaN or infinity; are the weights whole?"
+                    f"{self.given}: the vector of row {row:,} holds NaN or infinity; are the weights damaged?"
                 )
             done += len(vectors)
             yield vectors
 
     def embed(self, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None) -> Vectors:
-        """All vectors at once."""
+        """Return all vectors as one array."""
         found = np.empty((len(texts), self.model.dimension), np.float32)
         done = 0
         for vectors in self.windows(texts, advance):
@@ -105,8 +123,8 @@ class Embedder:
 
 
 @contextmanager
-def cuts_counted(what: str) -> Iterator[None]:
-    """Texts that were cut, window after window, are said once, together."""
+def count_cuts(what: str) -> Iterator[None]:
+    """Collect the warnings about cut texts and give one note for all of them."""
     found: list[TextsCut] = []
     before = warnings.showwarning
 
@@ -128,106 +146,86 @@ def cuts_counted(what: str) -> Iterator[None]:
         note(f"{what}: {texts:,} texts cut to {found[0].limit} tokens ({tokens:,} tokens dropped)")
 
 
-@contextmanager
-def bar(total: int, what: str = "embedding", quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, where that is a terminal: how far of `total`, sentences a second, time left.
-
-    What it hands out takes how far the work has come, and how many sentences are done; where none is yet, the clock
-    begins anew, for a run that goes on.
-    """
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-    )
-    shown = sys.stderr.isatty() and not quiet
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as progress:
-        task = progress.add_task("", total=total or None, speed="")
-        started = time.monotonic()
-
-        def at(done: int, sentences: int) -> None:
-            nonlocal started
-            if not sentences:
-                started = time.monotonic()
-                progress.reset(task, total=total or None, completed=done)
-                return
-            speed = sentences / max(time.monotonic() - started, 1e-9)
-            progress.update(task, completed=done, speed=f"{speed:,.0f} sentences/s")
-
-        yield at
-
-
-def texts_and_vectors(
-    model: str, given: Given, how: How, vectors: Path | None, quiet: bool
+def read_texts_and_vectors(
+    model: str | Path | Model, source: TextSource, options: EmbedOptions, vectors: Path | None
 ) -> tuple[list[str], Vectors, Counts]:
-    """The texts of a file with their vectors: made here, or read from what `embed` has written."""
-    rows = given.rows()
+    """Return the texts of a file with their vectors: computed here, or read from a file that `embed` has written."""
+    rows = source.rows()
     texts = list(rows)
     if vectors is not None:
         return texts, npy_file.load(vectors, len(texts)), rows.counts
-    embedder = Embedder(model, how)
-    return texts, embedded(embedder, texts, rows.name, quiet), rows.counts
+    return texts, embed_texts(Embedder(model, options), texts, rows.name), rows.counts
 
 
-def embedded(embedder: Embedder, texts: Sequence[str], name: str, quiet: bool) -> Vectors:
-    """All vectors, with a bar."""
-    done = 0
-    with cuts_counted(name), bar(len(texts), quiet=quiet) as at:
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            at(done, done)
-
-        return embedder.embed(texts, advance)
+def embed_texts(embedder: Embedder, texts: Sequence[str], name: str) -> Vectors:
+    """Return the vectors of all texts, with a progress bar."""
+    with count_cuts(name), bar("embedding", len(texts), speed="texts") as progress:
+        return embedder.embed(texts, progress.advance)
 
 
-def embed(model: str, given: Given, out: Path, how: How, dtype: str) -> None:
-    """`bertree embed`: a file of any size, going on after any kind of end."""
-    rows = given.rows()
-    if out.is_dir():
-        raise UserError(f"{out}: is a folder; give the path of a file to write (vectors.npy)")
-    npy_file.check(out, dtype)  # before a model is loaded
-    embedder = Embedder(model, how)
-    job = {
-        "model": embedder.model.digest,
-        "prompt": how.prompt,
-        "max length": how.max_length or embedder.model.max_length,
-        "batch tokens": how.batch_tokens,
-        "device": embedder.model.device.type,
-        "dtype": dtype,
-        "precision": how.precision,
-        "window": WINDOW,
-    }
-    target = VectorFile(out, job, embedder.model.dimension, dtype)
-    if target.finished():
-        print(f"{out}: is complete already")
-        return
-    started = time.monotonic()
-    if out.suffix.casefold() not in ("", ".npy"):
-        note(f"{out}: will be a .npy file, whatever its name says")
+def embed_file(
+    model: str | Path | Model,
+    file: str | Path,
+    out: str | Path,
+    *,
+    text: str | None = None,
+    format: str | None = None,
+    dtype: str = "float32",
+    options: EmbedOptions | None = None,
+    progress: bool | None = None,
+) -> EmbeddedFile:
+    """Write the vector of every text of a file, of any size, as one .npy file; run again, it goes on after any stop.
+
+    `text` is the column with the text, `dtype` the number type of the file (float32 or float16).
+
+    >>> bertree.embed_file("default", "mail.txt", "vectors.npy")
+    """
+    with showing(progress):
+        out, rows, how = Path(out), TextSource(str(file), text, format).rows(), options or EmbedOptions()
+        if out.is_dir():
+            raise UserError(f"{out}: is a folder; give the path of a file to write (vectors.npy)")
+        npy_file.check(out, dtype)  # before a model is loaded
+        embedder = Embedder(model, how)
+        job = {
+            "model": embedder.model.digest,
+            "prompt": how.prompt,
+            "max length": how.max_length or embedder.model.max_length,
+            "batch tokens": how.batch_tokens,
+            "device": embedder.model.device.type,
+            "dtype": dtype,
+            "precision": how.precision,
+            "window": WINDOW,
+        }
+        target = VectorFile(out, job, embedder.model.dimension, dtype)
+        if target.finished():
+            return EmbeddedFile(out, len(npy_file.load(out)), target.dimension, dtype, 0, 0.0)
+        started = time.monotonic()
+        if out.suffix.casefold() not in ("", ".npy"):
+            note(f"{out}: will be a .npy file, whatever its name says")
+        before = _fill_file(embedder, rows, target)
+        for line in rows.counts.notes(rows.name):
+            note(line)
+        return EmbeddedFile(out, target.rows, target.dimension, dtype, target.rows - before, time.monotonic() - started)
+
+
+def _fill_file(embedder: Embedder, rows: Rows, target: VectorFile) -> int:
+    """Write the rows that are missing and finish the file; return how many rows there were before."""
     with target.writing():
         before = target.rows
         if before:
-            note(f"{out}: going on after {before:,} rows")
+            note(f"{target.out}: going on after {before:,} rows")
         try:
-            with cuts_counted(rows.name), bar(rows.total) as at:
-                _write(embedder, rows, target, lambda done, count: at(done, count - before))
+            with count_cuts(rows.name), bar("embedding", rows.total or None, speed="texts", in_bytes=True) as progress:
+                _write(embedder, rows, target, progress.move_to)
         except KeyboardInterrupt:
-            raise UserError(f"{out}: interrupted after {target.rows:,} rows; run the same command again") from None
+            done = f"interrupted after {target.rows:,} rows; run the same command again"
+            raise UserError(f"{target.out}: {done}") from None
         target.finish()
-    for line in rows.counts.notes(rows.name):
-        note(line)
-    speed = (target.rows - before) / max(time.monotonic() - started, 1e-9)
-    size = f"{target.rows:,} vectors x {target.dimension}, {dtype}"
-    print(f"{out}: {size}" + (f"; {speed:,.0f} sentences/s" if target.rows > before else ""))
+    return before
 
 
 def _write(embedder: Embedder, rows: Rows, target: VectorFile, advance: Callable[[int, int], None]) -> None:
-    """What is not yet in the file, window after window. `advance` hears how far of the input that is, and how many
-    rows."""
+    """Write what is missing, window after window. `advance` gets how far the input is read, and the number of rows."""
     source, hashed = iter(rows), Fingerprint()
     for number in range(target.rows):
         text = next(source, None)

@@ -1,124 +1,143 @@
-"""The work behind `bertree sentence evaluate`: encoders and baselines on sets of pairs, in one table."""
+"""Evaluate sentence vectors on sets of pairs with gold scores: `bertree.evaluate_embeddings`."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
-from bertree.console import note
+from bertree.console import note, showing
 from bertree.embeddings import correlation, sts
 from bertree.embeddings import glove as words
-from bertree.embeddings.correlation import KINDS, MEASURES, Figures, Judged
-from bertree.embeddings.embed import Embedder, How, embedded
-from bertree.embeddings.page import EncoderScores, evaluation_page, format_correlation
+from bertree.embeddings.correlation import MEASURES, Judged
+from bertree.embeddings.embed import Embedder, EmbedOptions, embed_texts
+from bertree.embeddings.page import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairSet
 from bertree.errors import UserError
 from bertree.files import Json, json_text, write_into_folder, write_json_lines
 from bertree.inference.embedding import Vectors
-from bertree.report.formats import end_of_path
+from bertree.inference.model import Model
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
-
-SHORT = ("cosine", "dot", "eucl", "manh")  # of MEASURES, in a table of 80 columns
-NAME = 28  # characters of a name there
-WIDE = 120  # columns where nobody is looking
 
 
 @dataclass(frozen=True)
-class Subjects:
-    """What is judged: every model in every pooling, and tables of word vectors."""
+class Encoders:
+    """What is evaluated: every model in every pooling, and tables of word vectors."""
 
-    models: Sequence[str]
+    models: Sequence[str | Path | Model]
     poolings: Sequence[str]
     glove: Sequence[Path]
 
 
 @dataclass(frozen=True)
-class Result:
-    """A row of the table and how its vectors were made."""
+class EncoderResult:
+    """One row of the table, and how its vectors were made."""
 
     row: EncoderScores
     model: str
     pooling: str
 
 
-def evaluate(
-    subjects: Subjects,
-    data: Sequence[Path],
-    named: sts.Named,
-    split: str,
-    how: How,
+@dataclass(frozen=True)
+class EmbeddingScores:
+    """The correlations of every encoder with the gold scores of every set."""
+
+    sets: Sequence[PairSet]
+    results: Sequence[EncoderResult]
+
+    @property
+    def metrics(self) -> Json:
+        """Correlations x 100, as in metrics.json."""
+        return _as_json(self.sets, self.results)
+
+
+def evaluate_embeddings(
+    models: Sequence[str | Path | Model] | str | Path | Model = (),
     *,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """`bertree sentence evaluate`."""
-    if not subjects.models and not subjects.glove:
-        raise UserError("nothing to judge: name a model, or --glove FILE")
-    _free(out)
-    sets = sts.find(data, named, split)
-    for one in sets:
-        correlation.check(one)
-        for line in one.notes:
-            note(line)
-        if one.skipped:
-            note(f"{one.name}: {one.skipped:,} pairs have no gold and are left out")
-    results = []
-    for result in _results(subjects, sets, how, as_json):
-        results.append(result)
-        for pairs, judged in zip(sets, result.row.judged, strict=True):
-            for line in correlation.undefined(pairs, judged):
-                note(f"{result.row.name}: {line}")
-    found = _as_json(sets, results)
-    if out is not None:
-        write_into_folder(out / SCORES, json_text(found, 2) + "\n")
-        write_json_lines(out / PREDICTIONS, _predictions(sets, results))
-        write_into_folder(out / REPORT, evaluation_page(out.resolve().name, sets, [result.row for result in results]))
-    if as_json:
-        print(json_text(found, 2))
-        return
-    _show(sets, [result.row for result in results])
-    if out is not None:
-        print(f"{out}: {SCORES}, {PREDICTIONS}, {REPORT}")
+    data: Sequence[str | Path] | str | Path,
+    pooling: Sequence[str] = (),
+    glove: Sequence[str | Path] = (),
+    split: str = "test",
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    options: EmbedOptions | None = None,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+) -> EmbeddingScores:
+    """Correlate the similarities of sentence vectors with the gold scores of pairs (STS12-16, STS-B, SICK, your own).
+
+    `models` are compared in each `pooling` (default: their own), `glove` files of word vectors are baselines; `data`
+    are sets of pairs or folders of sets; `text`, `pair` and `label` name your columns; `out` is a folder for
+    metrics.json, predictions.jsonl and report.html.
+
+    >>> bertree.evaluate_embeddings("default", data="STS-B").metrics["encoders"][0]["average"]
+    """
+    encoders = Encoders(
+        [models] if isinstance(models, str | Path | Model) else models, pooling, [Path(path) for path in glove]
+    )
+    paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
+    with showing(progress):
+        if not encoders.models and not encoders.glove:
+            raise UserError("nothing to evaluate: name a model, or --glove FILE")
+        folder = _check_folder(out)
+        sets = sts.find(paths, sts.Named(text, pair, label), split)
+        for one in sets:
+            correlation.check(one)
+            for line in one.notes:
+                note(line)
+            if one.skipped:
+                note(f"{one.name}: {one.skipped:,} pairs have no gold score and are left out")
+        results = []
+        for result in _evaluate_encoders(encoders, sets, options or EmbedOptions()):
+            results.append(result)
+            for pairs, judged in zip(sets, result.row.judged, strict=True):
+                for line in correlation.undefined(pairs, judged):
+                    note(f"{result.row.name}: {line}")
+        scores = EmbeddingScores(sets, results)
+        if folder is not None:
+            write_into_folder(folder / SCORES, json_text(scores.metrics, 2) + "\n")
+            write_json_lines(folder / PREDICTIONS, _predictions(sets, results))
+            rows = [result.row for result in results]
+            write_into_folder(folder / REPORT, evaluation_page(folder.resolve().name, sets, rows))
+        return scores
 
 
-def _free(out: Path | None) -> None:
-    """Refused before the work: a folder that holds something else, or an evaluation."""
+def _check_folder(out: str | Path | None) -> Path | None:
+    """Return the folder to write; refuse one that holds something, before the work."""
     if out is None:
-        return
+        return None
+    out = Path(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; give the path of a folder to write")
     if out.is_dir() and (there := sorted(path.name for path in out.iterdir())):
         raise UserError(f"{out}: exists already and holds {there[0]}; give an empty or a new folder")
+    return out
 
 
-def _results(subjects: Subjects, sets: Sequence[PairSet], how: How, quiet: bool) -> Iterator[Result]:
-    """One after the other: two models need not fit into memory together."""
+def _evaluate_encoders(encoders: Encoders, sets: Sequence[PairSet], options: EmbedOptions) -> Iterator[EncoderResult]:
+    """Evaluate one encoder after the other: two models need not fit into memory together."""
     texts = list(dict.fromkeys(text for one in sets for part in one.parts for text in (*part.first, *part.second)))
     places = {text: number for number, text in enumerate(texts)}
-    poolings: Sequence[str | None] = subjects.poolings or [None]
-    for model in subjects.models:
+    poolings: Sequence[str | None] = encoders.poolings or [None]
+    for model in encoders.models:
         for pooling in poolings:
-            embedder = Embedder(model, how, pooling)
-            vectors = embedded(embedder, texts, model, quiet)
+            embedder = Embedder(model, options, pooling)
+            vectors = embed_texts(embedder, texts, embedder.given)
             used = embedder.model.vector.pooling
-            name = f"{model}, {used}" if pooling or embedder.model.network.vector is None else model
-            yield Result(_row(name, vectors, sets, places), model, used)
-    for path in subjects.glove:
+            given = embedder.given
+            name = f"{given}, {used}" if pooling or embedder.model.network.vector is None else given
+            yield EncoderResult(_row(name, vectors, sets, places), given, used)
+    for path in encoders.glove:
         table = words.WordVectors.read(path, words.needed(texts))
         vectors = table.embed(texts)
         others = table.embed(texts, content=True)
         unknown = int((~vectors.any(1)).sum())
         if unknown:
-            note(f"{path}: {unknown:,} of {len(texts):,} texts have no known word, and with them no vector")
-        yield Result(_row(f"{path.name}, mean", vectors, sets, places), str(path), "mean")
+            note(f"{path}: {unknown:,} of {len(texts):,} texts have no known word, so their vector is zero")
+        yield EncoderResult(_row(f"{path.name}, mean", vectors, sets, places), str(path), "mean")
         name = f"{path.name}, mean of content words"
-        yield Result(_row(name, others, sets, places), str(path), "mean of content words")
+        yield EncoderResult(_row(name, others, sets, places), str(path), "mean of content words")
 
 
 def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str, int]) -> EncoderScores:
@@ -133,8 +152,8 @@ def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str,
     return EncoderScores(name, vectors.shape[1], tuple(judged), average)
 
 
-def _as_json(sets: Sequence[PairSet], results: Sequence[Result]) -> Json:
-    """Correlations x 100, rounded no further than a file needs."""
+def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
+    """Return correlations x 100 for metrics.json."""
     return {
         "unit": "correlation x 100",
         "sets": {
@@ -166,7 +185,7 @@ def _figures(judged: Judged) -> Json:
     return found
 
 
-def _predictions(sets: Sequence[PairSet], results: Sequence[Result]) -> Iterator[Json]:
+def _predictions(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Iterator[Json]:
     for result in results:
         for one, judged in zip(sets, result.row.judged, strict=True):
             for part, scores in zip(one.parts, judged.scores, strict=True):
@@ -183,42 +202,3 @@ def _predictions(sets: Sequence[PairSet], results: Sequence[Result]) -> Iterator
                         "gold": gold,
                         **dict(zip(MEASURES, values, strict=True)),
                     }
-
-
-def _show(sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
-    for number, one in enumerate(sets):
-        console.print(Text(f"{one.name}: {one.pairs:,} pairs", style="bold"))
-        table = Table(box=None, pad_edge=False, padding=(0, 1))
-        table.add_column("", no_wrap=True)
-        for kind in KINDS:
-            for measure, label in zip(MEASURES, SHORT, strict=True):
-                head = f"{kind.capitalize()}\n{label}" if measure == "cosine" else f"\n{label}"
-                table.add_column(head, justify="right", no_wrap=True)
-        for row in rows:
-            for part, figures in row.judged[number].rows:
-                several = bool(row.judged[number].parts)
-                name = (
-                    f"  {part}" if part != "all" else end_of_path(row.name, NAME) + (", all pairs" if several else "")
-                )
-                table.add_row(Text(name), *_cells(figures))
-        console.print(table)
-    if len(sets) > 1:
-        _summary(console, sets, rows)
-
-
-def _cells(figures: Figures) -> list[str]:
-    return [format_correlation(figures[kind][measure]) for kind in KINDS for measure in MEASURES]
-
-
-def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
-    console.print(Text("Spearman of the cosine, all pairs of each set", style="bold"))
-    table = Table("", *(escape(one.name) for one in sets), "average", box=None, pad_edge=False, padding=(0, 1))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        values = [judged.whole["spearman"]["cosine"] for judged in row.judged]
-        table.add_row(
-            Text(end_of_path(row.name, NAME)), *map(format_correlation, values), format_correlation(row.average)
-        )
-    console.print(table)

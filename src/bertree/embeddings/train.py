@@ -10,17 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from bertree.console import note
+from bertree.config.overrides import Override, overrides_of
+from bertree.console import note, showing
 from bertree.embeddings import config as siamese_config
 from bertree.embeddings.config import Siamese
 from bertree.embeddings.tuner import EmbeddingFineTuning
 from bertree.errors import UserError, suggest
 from bertree.finetuning import config as configs
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run
-from bertree.finetuning.run import check_place, run
+from bertree.finetuning.seeds import check_run_folder, run_seeds
 from bertree.finetuning.tuner import hold_out
-from bertree.inference.load import Model, load
+from bertree.inference.load import load_or_take
+from bertree.inference.model import Model
+from bertree.inference.run import Run
 from bertree.interop.folder import Contents
 from bertree.model.comparison import parts_of
 from bertree.model.network import Network
@@ -57,31 +61,66 @@ class Read:
     dev: Sequence[Sentences] | None
 
 
-def train(
-    model: str,
+def train_embeddings(
+    model: str | Path | Model,
+    *,
+    data: str | Path | Sequence[str | Path],
+    loss: str | None = None,
+    dev: str | Path | None = None,
+    out: str | Path = "sentences",
+    text: str | None = None,
+    pair: str | None = None,
+    negative: Sequence[str] = (),
+    label: str | None = None,
+    seeds: int = 1,
+    resume: bool = False,
+    tokenizer: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> Run:
+    """Train an encoder to make sentence vectors, or with `loss="cross"` a cross-encoder that reads both texts.
+
+    `data` are folders or files of pairs with labels or scores, or of triplets; `loss` is chosen by the data unless
+    given; `dev` is a file to evaluate on; `text`, `pair`, `negative` and `label` name your columns. Settings are
+    keywords (`epochs=1, batch=64, pooling="mean"`); `overrides` are the same as strings. Nothing is printed unless
+    `progress=True`.
+
+    >>> run = bertree.train_embeddings("my-bert", data="snli", loss="ranking", dev="sts-dev.csv", out="my-sbert")
+    >>> run.model.embed(["A text."])
+    """
+    paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
+    source = Source(paths, None if dev is None else Path(dev), Named(text, pair, label, tuple(negative)))
+    with showing(progress):
+        return _train(model, source, loss, Path(out), [*overrides, *overrides_of(settings)], seeds, resume, tokenizer)
+
+
+def _train(
+    model: str | Path | Model,
     source: Source,
     loss: str | None,
     out: Path,
-    overrides: Sequence[str],
-    *,
-    seeds: int = 1,
-    resume: bool = False,
-    tokenizer: Path | None = None,
-) -> int:
-    """Train vectors, or a model of pairs, with every seed and keep the best. The exit code."""
+    overrides: Sequence[str | Override],
+    seeds: int,
+    resume: bool,
+    tokenizer: str | Path | None,
+) -> Run:
     if loss is not None and loss not in LOSSES:
         raise UserError(f"--loss {loss}: unknown, {suggest(loss, LOSSES)}")
-    check_place(out, resume)
-    start = load(model, tokenizer=tokenizer)
+    check_run_folder(out, resume)
+    start, name = load_or_take(model, tokenizer=tokenizer)
     if loss != "cross":  # a mistake in a setting is said before anything is read
         siamese_config.load(overrides, SentenceTask("sentence"), loss or "softmax", start.vector)
     if not start.trained:
-        note(f"{model}: is a preset with fresh weights, so everything is learned from these sentences alone")
+        note(f"{name}: is a preset with random weights, so everything is learned from these sentences alone")
     given = read(source, loss)
-    known = [str(Path(model).resolve()) if Path(model).exists() else model, given.loss, repr(source.named)]
+    identity = (
+        model.digest if isinstance(model, Model) else str(Path(model).resolve()) if Path(model).exists() else str(model)
+    )
+    known = [identity, given.loss, repr(source.named)]
     if given.loss == "cross":
-        return run(_cross(model, start, given, out, overrides, known), seeds, resume)
-    return run(vectors(model, start, given, out, overrides, known), seeds, resume)
+        return run_seeds(_cross(name, start, given, out, overrides, known), seeds, resume)
+    return run_seeds(vectors(name, start, given, out, overrides, known), seeds, resume)
 
 
 def read(source: Source, loss: str | None) -> Read:
@@ -112,7 +151,7 @@ def _has(path: Path, named: Named) -> bool:
 
 
 def vectors(
-    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str], identity: Sequence[str]
+    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str | Override], identity: Sequence[str]
 ) -> FineTuningJob:
     """A run that trains vectors, prepared."""
     loss = given.loss
@@ -172,7 +211,7 @@ def _kept(job: FineTuningJob, network: Network) -> Contents:
 
 
 def _cross(
-    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str], identity: Sequence[str]
+    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str | Override], identity: Sequence[str]
 ) -> FineTuningJob:
     """A run that trains a model of pairs, prepared: what `finetune` does with them."""
     rows = [example for some in given.train for example in some]

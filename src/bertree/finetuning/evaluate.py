@@ -1,108 +1,142 @@
-"""The work behind `bertree evaluate` and `glue`: files through a head, and what its answers are worth."""
+"""Evaluate a model on a task's files: `bertree.evaluate`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from bertree.console import bar, note
+from bertree.console import bar, note, showing
 from bertree.errors import UserError
 from bertree.files import Json, json_text, read_json, write_into_folder, write_json_lines
 from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
-from bertree.inference.load import device_of, load
+from bertree.inference.load import device_of, load_or_take
+from bertree.inference.model import Model
 from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.files import TaskFiles, note_all_rows_scored
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.logits import effective_max_length, inference_autocast
+from bertree.tasks.registry import with_model_labels
+from bertree.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of a model on a task, and its predictions on each split."""
+
+    task: str
+    splits: Sequence[str]
+    metrics: Json
+    predictions: dict[str, list[Json]]
 
 
 def evaluate(
-    model: str,
-    name: str,
-    files: TaskFiles,
-    split: str | None,
+    model: str | Path | Model,
     *,
-    columns: Mapping[str, str | None] | None = None,
-    as_json: bool = False,
-    out: Path | None = None,
-    submission: Path | None = None,
+    task: str | Task[Any],
+    data: str | Path,
+    split: str | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: str | None = None,
+    out: str | Path | None = None,
+    submission: str | Path | None = None,
     max_length: int = 0,
     device: str = "auto",
-    tokenizer: Path | None = None,
-) -> None:
-    """`bertree evaluate`: the scores of a model on a task's files."""
-    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
+    tokenizer: str | Path | None = None,
+    progress: bool | None = None,
+) -> Scores:
+    """Score a fine-tuned model on a split of a task's files, as the task's own script does.
+
+    `data` is the folder with the task's files or one file; `split` is `dev` unless given; `text`, `pair` and `label`
+    name your columns. `out` is a folder for metrics.json, predictions.jsonl and report.html, `submission` one for the
+    file that the task's server takes. `max_length=0` is the length the model was fine-tuned with.
+
+    >>> bertree.evaluate("sst/model", task="sst-2", data="glue/SST-2").metrics["accuracy"]
+    """
+    with showing(progress):
+        loaded, name = load_or_take(model, device=device_of(device), tokenizer=tokenizer)
+        known = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
+        if submission is not None:
+            known.submission([], [])  # raises before the work, not after it
+        return _evaluate(loaded, name, known, Path(data), split, out, submission, max_length)
+
+
+def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:
     try:
-        task = loaded.task_named(name, **(columns or {}))
+        return (
+            model.task_named(task, **columns)
+            if isinstance(task, str)
+            else with_model_labels(task, model.classes, model.labels)
+        )
     except UserError as error:
-        raise UserError(f"{model}: {error}") from None
-    if submission is not None:
-        task.submission([], [])  # refused before the work, not after it
-    splits = files.splits(task, alone=split or "dev")
-    wanted = [name for name in splits if name == (split or "dev") or name.startswith(f"{split or 'dev'}-")]
+        raise UserError(f"{name}: {error}") from None
+
+
+def _evaluate(
+    model: Model,
+    name: str,
+    task: Task[Any],
+    data: Path,
+    split: str | None,
+    out: str | Path | None,
+    submission: str | Path | None,
+    max_length: int,
+) -> Scores:
+    splits = TaskFiles(data).splits(task, alone=split or "dev")
+    wanted = [one for one in splits if one == (split or "dev") or one.startswith(f"{split or 'dev'}-")]
     if not wanted:
-        raise UserError(f"{files.data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
-    longest = effective_max_length(
-        max_length, loaded.task.get("max_length") or task.max_length, loaded.architecture.max_positions
-    )
+        raise UserError(f"{data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
+    usual = model.task.get("max_length") or task.max_length
+    longest = effective_max_length(max_length, usual, model.architecture.max_positions)
     found: Json = {}
-    for name in wanted:
-        examples = task.read(splits[name])
-        part, cut = encode_split(task, examples, loaded, longest)
-        with bar("evaluating", len(part.units)) as progress:
+    predictions: dict[str, list[Json]] = {}
+    for one in wanted:
+        examples = task.read(splits[one])
+        part, cut = encode_split(task, examples, model, longest)
+        with bar("evaluating", len(part.units)) as shown:
             lines, scores = evaluate_split(
-                task, loaded.network, part, lambda: inference_autocast(loaded.device), progress.advance
+                task, model.network, part, lambda: inference_autocast(model.device), shown.advance
             )
-        prefix = f"{rest}_" if (rest := name.partition("-")[2]) else ""
+        predictions[one] = lines
+        prefix = f"{rest}_" if (rest := one.partition("-")[2]) else ""
         counts = {"examples": len(examples)} | ({"cut": cut.examples, "cut_tokens": cut.tokens} if cut.examples else {})
         found |= {f"{prefix}{key}": value for key, value in (scores | counts).items()}
         if cut.examples:
-            note(cut.message(name, len(examples), longest))
+            note(cut.message(one, len(examples), longest))
         if not scores and out is None and submission is None:
-            raise UserError(
-                f"{splits[name][0]}: has no gold answers to score; write what the model says with --out DIR"
-            )
+            raise UserError(f"{splits[one][0]}: has no gold answers to score; write the predictions with --out DIR")
         if scores and split is None:
-            note_all_rows_scored(files.data)
+            note_all_rows_scored(data)
         if not scores:
-            note(f"{name}: has no gold answers, so nothing is scored")
-        if out is not None:
-            write_json_lines(out / predictions_file(name), lines)
+            note(f"{one}: has no gold answers, so nothing is scored")
         if submission is not None:
             for file, text in task.submission(examples, lines).items():
-                write_into_folder(submission / file, text)
-    known = {"task": task.name, "split": wanted[0], "model": model}
+                write_into_folder(Path(submission) / file, text)
+    metrics = found | {"task": task.name, "split": wanted[0], "model": name}
     if out is not None:
-        write_into_folder(out / SCORES, json_text(found | known, 2) + "\n")
-        write_page(out, task, found | {"model": model}, {name: out / predictions_file(name) for name in wanted})
-    if as_json:
-        print(json_text(found | known, 2))
-    else:
-        print_scores(task.name, ", ".join(wanted), found)
+        _write(Path(out), task, metrics, found | {"model": name}, predictions)
+    return Scores(task.name, wanted, metrics, predictions)
 
 
-def print_scores(task: str, split: str, found: Json) -> None:
-    """Scores times 100, and counts as they are."""
-    table = Table(task, split, box=None, pad_edge=False)
-    for key, value in found.items():
-        table.add_row(escape(key.replace("_", " ")), shown(key, value))
-    Console().print(table)
+def _write(out: Path, task: Task[Any], metrics: Json, shown: Json, predictions: dict[str, list[Json]]) -> None:
+    for split, lines in predictions.items():
+        write_json_lines(out / predictions_file(split), lines)
+    write_into_folder(out / SCORES, json_text(metrics, 2) + "\n")
+    write_page(out, task, shown, {split: out / predictions_file(split) for split in predictions})
 
 
-def shown(key: str, value: Any) -> str:
-    """A score times 100; a count or a threshold as it is."""
-    if isinstance(value, float):
-        return f"{value:.3f}" if key.endswith("threshold") else f"{100 * value:.2f}"
-    return "-" if value is None else f"{value:,}"
+@dataclass(frozen=True)
+class GlueSummary:
+    """The scores of several GLUE tasks, and the averages that are called the GLUE score."""
+
+    tasks: dict[str, Json]
+    averages: dict[str, Json]  # name -> value or None, missing tasks, source
 
 
-def glue(runs: Sequence[Path]) -> None:
-    """`bertree glue`: scores of several runs in one table, and the averages people mean by "the" GLUE score."""
+def summarize_glue(runs: Sequence[Path]) -> GlueSummary:
+    """Collect the scores of several runs of `finetune` or `evaluate --out`."""
     found: dict[str, Json] = {}
     for run in runs:
         file = run / SCORES if run.is_dir() else run
@@ -110,21 +144,16 @@ def glue(runs: Sequence[Path]) -> None:
             raise UserError(f"{file}: no such file; give folders that finetune or evaluate --out has written")
         scores = read_json(file)
         if not isinstance(name := scores.get("task"), str):
-            raise UserError(f"{run}: does not say of which task its scores are; give a folder of finetune or evaluate")
+            raise UserError(f"{run}: does not name the task of its scores; give a folder of finetune or evaluate")
         if name in found:
             raise UserError(f"{run}: is a second run of {name}; name one of each task")
         found[name] = scores
-    table = Table("task", "", box=None, pad_edge=False)
-    for name, scores in found.items():
-        shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
-        figures = ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f}" for key, value in shown.items())
-        table.add_row(escape(name), escape(figures))
-    table.add_row("", "")
+    known = dict(found)
     if mnli := found.get("mnli"):
         other = mnli.get("mismatched_accuracy")
-        found |= {"mnli-mm": {"accuracy": other}} if isinstance(other, float) else {}
+        known |= {"mnli-mm": {"accuracy": other}} if isinstance(other, float) else {}
+    averages: dict[str, Json] = {}
     for average in GLUE_AVERAGES.values():
-        value, missing = average(found)
-        table.add_row(average.name, f"{100 * value:.1f}" if value is not None else f"needs {', '.join(missing)}")
-        table.add_row("", f"[dim]{average.source}[/dim]")
-    Console().print(table)
+        value, missing = average(known)
+        averages[average.name] = {"value": value, "missing": list(missing), "source": average.source}
+    return GlueSummary(found, averages)

@@ -1,6 +1,7 @@
 """Hidden states of every word of a file, written as a matrix: features for other programs."""
 
 import json
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -10,24 +11,44 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import new_folder
 from bertree.finetuning.prepare import encode_split
-from bertree.inference.load import device_of, load
+from bertree.inference.load import device_of, load_or_take
+from bertree.inference.model import Model
 from bertree.model.network import build
 from bertree.model.readout import Top
 from bertree.tasks.files import read
 from bertree.tasks.logits import effective_max_length, inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
 
-CHUNK = 1024  # lines taken at once
-
-
+CHUNK = 1024  # lines read at once
 FEATURES, WORDS = "features.npy", "words.jsonl"
 
 
-def features(
-    model: str, file: Path, out: Path, layers: str, max_length: int, device: str, tokenizer: Path | None
-) -> None:
-    """`bertree features`: the states of every word of a file."""
-    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
+@dataclass(frozen=True)
+class FeatureFiles:
+    """A folder of features: features.npy (words x width) and words.jsonl."""
+
+    folder: Path
+    words: int
+    width: int
+    texts: int
+
+
+def write_features(
+    model: str | Path | Model,
+    file: str | Path,
+    out: str | Path,
+    *,
+    layers: str = "concat-last-four",
+    max_length: int = 0,
+    device: str = "auto",
+    tokenizer: str | Path | None = None,
+) -> FeatureFiles:
+    """Write the hidden states of every word of a file as a matrix, with the words and their offsets beside it.
+
+    `layers`: last, embeddings, second-to-last, sum-last-four, concat-last-four or sum-all.
+    """
+    file, out = Path(file), Path(out)
+    loaded, _ = load_or_take(model, device=device_of(device), tokenizer=tokenizer)
     network = loaded.network
     if network.top.layers != layers or network.top.lstm:
         network = build(loaded.architecture, {}, Top(layers=layers, frozen=True))
@@ -65,7 +86,7 @@ def features(
             raise UserError(f"{file}: holds no words")
         rows.seek(0)
         rows.write(_header(words, width))
-    print(f"{out}: {FEATURES} ({words:,} words x {width}), {WORDS} ({count:,} texts)")
+    return FeatureFiles(out, words, width, count)
 
 
 def _header(words: int, width: int) -> bytes:

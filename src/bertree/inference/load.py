@@ -1,6 +1,7 @@
 """What `import bertree` gives: load a model by path or by name and use it."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -78,3 +79,17 @@ def fresh(a: Architecture, heads: dict[str, int], seed: int = 0) -> Model:
 def device_of(name: str) -> str:
     """The device asked for, or the best there is."""
     return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_or_take(model: str | Path | Model, **options: Any) -> tuple[Model, str]:
+    """Return a model that is named or given, and its name for messages. `options` are those of `load`."""
+    if isinstance(model, Model):
+        return model, model.name
+    return load(model, **options), str(model)
+
+
+def identify(model: str | Path | Model) -> str:
+    """Return what must be the same when a run that began with this model is resumed."""
+    if isinstance(model, Model):
+        return model.digest
+    return str(Path(model).resolve())

@@ -1,27 +1,28 @@
-"""The work behind `bertree pretrain` and `bertree config`: read the recipe, build the parts, run the loop.
+"""Pretrain a model from a recipe: `bertree.pretrain`.
 
-OUT/recipe.toml, environment.json     what is run, and where
-OUT/metrics.jsonl, report.html        what came of it, for programs and for people
-OUT/checkpoints/                      to go on from
+OUT/recipe.toml, environment.json     the settings, the machine and the versions
+OUT/metrics.jsonl, report.html        the log for programs, the page for people
+OUT/checkpoints/                      to resume from
 OUT/model/                            the final model
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
-from bertree.config import settings
 from bertree.config.default_model import located
+from bertree.config.overrides import overrides_of
 from bertree.config.sections import Phase
+from bertree.config.settings import as_toml, differences
+from bertree.console import showing
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.files import Json, exclusive_lock
+from bertree.inference.run import Run
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
@@ -58,26 +59,37 @@ WATCHING = {
 }
 
 
-def show_recipe(name: str, overrides: list[str]) -> None:
-    """`bertree config`: the whole recipe as it would be run."""
-    recipe = recipes.load(name, overrides)
-    sys.stdout.write(settings.as_toml(recipe))
+def pretrain(
+    recipe: str | Path,
+    *,
+    store: str | Path | None = None,
+    out: str | Path = "run",
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    progress: bool | None = None,
+    **settings: Any,
+) -> Run:
+    """Pretrain a model from a recipe: the name of a built-in one, or the path of a TOML file.
+
+    `store` is the token store to learn from. Settings are keywords (`optim={"lr": 1e-4}`, `lr=1e-4`) that change the
+    recipe; `overrides` are the same as strings (`"optim.lr=1e-4"`). With `resume=True` an interrupted run goes on from
+    its newest checkpoint and ends in the same bytes. Nothing is printed unless `progress=True`.
+
+    >>> run = bertree.pretrain("bert-base-tiny", store="my-store", out="my-run")
+    >>> run.model.fill_mask("The captain went down to the [MASK].")
+    """
+    with showing(progress):
+        given = overrides_of({"data.store": str(store)} if store is not None else {})
+        found = resolve_paths(recipes.load(str(recipe), [*given, *overrides, *overrides_of(settings)]))
+        if isinstance(found, DistillRecipe):
+            raise UserError(
+                f"{recipe}: is a recipe for a student; use it with: bertree distill TEACHER --student {recipe} ..."
+            )
+        return _pretrain(found, Path(out), resume)
 
 
-def list_recipes() -> None:
-    """`bertree config` alone: what there is."""
-    table = Table("recipe", "", box=None, pad_edge=False)
-    for name in recipes.bundled():
-        table.add_row(name, recipes.load(name).note)
-    Console().print(table)
-
-
-def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
-    """`bertree pretrain`: train, or go on training. Returns the exit code: 0 when the run is complete."""
-    recipe = resolved(recipes.load(name, overrides))
-    if isinstance(recipe, DistillRecipe):
-        raise UserError(f"{name}: is a recipe for a student; use it with: bertree distill TEACHER --student {name} ...")
-    check_place(recipe, out, resume)
+def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
+    check_run_folder(recipe, out, resume)
     make_folder(out, out / CHECKPOINTS)
     with exclusive_lock(out):
         remove_leftovers(run_files(out))
@@ -88,7 +100,7 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
         contents.network.to(machine.device)
         plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
         a, objective = contents.architecture, pretraining(**recipe.objective)
-        training = Training(
+        training = PretrainingRun(
             recipe,
             machine,
             held,
@@ -97,29 +109,29 @@ def pretrain(name: str, overrides: list[str], out: Path, resume: bool) -> int:
             contents.network,
             objective,
             objective,
-            [cost.training_flops(a, phase.max_length, rate(recipe, phase)) for phase in recipe.phases],
+            [cost.training_flops(a, phase.max_length, mask_share(recipe, phase)) for phase in recipe.phases],
             {"text in data.store": train.fingerprint, "held-out text": held.fingerprint},
         )
         return training.run(out, resume)
 
 
 @dataclass(frozen=True)
-class Training:
-    """A run over a token store, built: what learns, from what, and how it is judged."""
+class PretrainingRun:
+    """The built parts of a run over a token store."""
 
     recipe: Recipe
     machine: Machine
     held: Store
-    contents: Contents  # the model that is kept
+    contents: Contents  # the model that is written
     feed: Feed
-    learner: nn.Module  # the network of that model, alone or within something that is thrown away
-    objective: Asks  # what the learner minimises
-    asked: Objective  # what the network is asked about held-out text
+    learner: nn.Module  # the network of that model, or a module around it that is not kept
+    objective: Asks  # the loss
+    asked: Objective  # what is evaluated on held-out text
     flops: Sequence[float]  # a token, in each phase
     identity: Json  # what must be the same when the run is resumed
 
-    def run(self, out: Path, resume: bool, intro: Sequence[str] = ()) -> int:
-        """Train, or go on training, and write the model. The exit code."""
+    def run(self, out: Path, resume: bool, intro: Sequence[str] = ()) -> Run:
+        """Train, or resume training, and write the model."""
         recipe, network = self.recipe, self.contents.network
         network.encoder.stack.recompute = recipe.run.recompute
         measured = [build.held_out(recipe, self.held, phase) for phase in recipe.phases]
@@ -138,7 +150,7 @@ class Training:
         samples = Samples(measured[0]) if filled else None
         session = Session(
             out,
-            settings.as_toml(recipe),
+            as_toml(recipe),
             loop,
             self.feed,
             recipe.run,
@@ -157,13 +169,10 @@ class Training:
                 "the GPU's memory is full; compute less at once (run.micro_tokens=...) or recompute activations "
                 "(run.recompute=true)"
             ) from None
-        if signal is not None:
-            return 128 + signal
-        print(f"{out}: {MODEL}/, {REPORT}, {METRICS}, {CHECKPOINTS}/")
-        return 0
+        return Run(out, signal=signal)
 
     def _intro(self) -> list[str]:
-        """What is about to happen, in two lines."""
+        """Describe the run in two lines."""
         machine, streams = self.machine, self.feed.streams[0]
         where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}{', compiled' if machine.compiled else ''}"
         cut = f" in {len(streams)} micro-batches" if len(streams) > 1 else ""
@@ -180,32 +189,32 @@ def run_files(out: Path) -> list[Path]:
     return [out / name for name in names]
 
 
-def rate(recipe: Recipe, phase: Phase) -> float:
-    """Share of the tokens that are asked about."""
+def mask_share(recipe: Recipe, phase: Phase) -> float:
+    """Return the share of the tokens that are predicted."""
     return build.masking(recipe.data, phase.mask_rate).share
 
 
-def resolved(recipe: Recipe) -> Recipe:
-    """Paths as they are found from anywhere."""
+def resolve_paths(recipe: Recipe) -> Recipe:
+    """Make the paths of a recipe absolute."""
     store, held_out = (path and str(Path(path).resolve()) for path in (recipe.data.store, recipe.data.held_out))
     start = recipe.model.get("start")
     axes = recipe.model | ({"start": str(located(start).resolve())} if isinstance(start, str) and start else {})
     return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
 
 
-def check_place(recipe: Recipe, out: Path, resume: bool) -> None:
-    """A run is not written over, and not resumed as another one. One that never saved anything may begin anew."""
+def check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
+    """Refuse to write over a run, or to resume it with other settings. A run that saved nothing may start again."""
     if not recipe.data.store:
         raise UserError("data.store: is not set; give the folder of a token store: --store my-store")
     there, checkpoints = out / RECIPE, Checkpoints(out / CHECKPOINTS)
     begun = bool(checkpoints.steps()) or (out / MODEL).exists()
     if resume and there.is_file() and begun:
-        before = resolved(recipes.load(str(there)))
-        changed = [key for key in settings.differences(before, recipe) if key not in WATCHING]
+        before = resolve_paths(recipes.load(str(there)))
+        changed = [key for key in differences(before, recipe) if key not in WATCHING]
         if changed:
             raise UserError(
                 f"{out}: was started with another {changed[0]}; resume with the recipe in {there}, "
                 "or start a new run in another --out"
             )
     elif begun:
-        raise UserError(f"{out}: holds a run already; go on with it by --resume, or give another --out")
+        raise UserError(f"{out}: holds a run already; go on with it with --resume, or give another --out")

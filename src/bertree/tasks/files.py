@@ -22,6 +22,11 @@ class TaskFiles:
     train: Path | None = None
     dev: Path | None = None
 
+    @staticmethod
+    def of(data: str | Path | None, train: str | Path | None = None, dev: str | Path | None = None) -> "TaskFiles":
+        """Return the files that these paths name."""
+        return TaskFiles(*(None if path is None else Path(path) for path in (data, train, dev)))
+
     def splits(self, task: Task[Any], alone: str = "train") -> dict[str, tuple[Path, ...]]:
         """The files of each split; `alone` is what a single file is."""
         for path in (self.data, self.train, self.dev):
@@ -62,9 +67,9 @@ def read(path: Path) -> Iterator[str | Json]:
     if suffix_of(path) in TABLES:
         yield from (row for _, row in rows_of(path))
     else:
-        yield from (_parsed(text, f"{path}: line {number}") for number, text in read_lines(path))
+        yield from (parse_line(text, f"{path}: line {number}") for number, text in read_lines(path))
 
 
-def _parsed(text: str, where: str) -> str | Json:
-    """A line as it is; one that begins like a JSON object as that object."""
+def parse_line(text: str, where: str) -> str | Json:
+    """Return a line as it is, or as a JSON object if it begins like one."""
     return json_object(text, where) if OBJECT.match(text) else text

@@ -75,14 +75,15 @@ def task_of_model(
     task = configure_task(task, {key: value for key, value in mine.items() if key in task_options(task)})
     if hasattr(task, "crf"):
         task = replace(task, crf=crf)  # type: ignore[call-arg]
-    return _with_labels(task, heads, labels)
+    return with_model_labels(task, heads, labels)
 
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _with_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str]) -> Task[Any]:
+def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str]) -> Task[Any]:
+    """Return the task with the classes in the order of the model's head; refuse a model that does not fit."""
     if task.head not in heads:
         there = f"its heads: {', '.join(heads)}" if heads else "it has none"
         raise UserError(f"{task.name} needs a model with a '{task.head}' head, but {there}; fine-tune it first")

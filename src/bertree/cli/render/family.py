@@ -1,6 +1,5 @@
-"""`bertree info`: the family tree, and one point of the design space with what it costs."""
+"""`bertree info`: draw the family tree, or one point of the design space with its cost."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ def find(name: str, overrides: list[str]) -> Preset:
         from bertree.interop.folder import describe
 
         own = path == Path(name)
-        note = "a model folder" if own else "the trained model that comes with bertree"
+        note = "a model folder" if own else "the bundled model"
         found = Preset(name, None, describe(path), note, folder=str(path))
     else:
         found = preset(name)
@@ -59,11 +58,6 @@ def as_json(point: Preset) -> dict[str, Any]:
     }
 
 
-def print_json(value: Any) -> None:
-    """JSON on standard output, whatever the terminal's width."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def tree_json() -> list[dict[str, Any]]:
     """Every preset for machines."""
     return [as_json(point) for point in PRESETS.values()]
@@ -79,7 +73,7 @@ def print_tree(console: Console) -> None:
         "any axis turned: [/dim]bertree info albert-base layers=6"
     )
     if default_model.FOLDER.is_dir():
-        console.print(f"[dim]A trained model comes along: [/dim]bertree info {DEFAULT}")
+        console.print(f"[dim]The bundled, trained model: [/dim]bertree info {DEFAULT}")
 
 
 def _grow(tree: Tree, name: str, depth: int = 1) -> Tree:

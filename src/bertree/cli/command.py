@@ -1,0 +1,66 @@
+"""What every verb has in common: registration with `--quiet`, results as JSON, exit codes."""
+
+import functools
+import inspect
+import json
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bertree.console import showing
+from bertree.errors import BertreeWarning
+
+if TYPE_CHECKING:
+    from bertree.inference.run import Run
+
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no notes.")
+]
+
+
+def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a verb: with `--quiet`, and without progress lines on standard output under `--json`."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def run(*args: Any, quiet: bool = False, **options: Any) -> None:
+            with showing(not quiet and not options.get("as_json")), warnings.catch_warnings():
+                if quiet:
+                    warnings.simplefilter("ignore", BertreeWarning)
+                function(*args, **options)
+
+        signature = inspect.signature(function)
+        extra = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=QuietOption)
+        vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
+        run.__annotations__ = {**function.__annotations__, "quiet": QuietOption}
+        run.__doc__ = _flow(inspect.getdoc(function) or "")
+        app.command(name)(run)
+        return function
+
+    return register
+
+
+def _flow(text: str) -> str:
+    """Join the lines of each paragraph, so that help is as wide as the terminal; examples keep their lines."""
+    parts = text.split("\n\n")
+    return "\n\n".join(part if part.startswith("[dim]") else " ".join(part.split()) for part in parts)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON on standard output."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def end_run(run: "Run", as_json: bool, show: "Callable[[Run], None]") -> None:
+    """Print the result of a training run and exit with 0, with 128 and the signal that ended it, or with 1."""
+    from bertree.files import json_text
+
+    if as_json:
+        state = {"folder": str(run.folder), "complete": run.complete, "signal": run.signal, "metrics": run.metrics}
+        print(json_text(state, 2))
+    elif run.signal is None:
+        show(run)
+    if not run.complete:
+        raise typer.Exit(1 if run.signal is None else 128 + run.signal)

@@ -1,0 +1,108 @@
+"""The verbs about one model: `info`, `fill`, `convert`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertree.cli.command import print_json, verb
+from bertree.cli.options import DeviceOption, JsonOption, ModelArgument, TokenizerOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    for function in (info, fill, convert):
+        verb(app)(function)
+
+
+def info(
+    name: Annotated[
+        str | None, typer.Argument(help="A preset, a model folder, or: default; without it, the family tree.")
+    ] = None,
+    axes: Annotated[list[str] | None, typer.Argument(help="Axes to change: layers=6 sharing=none ...")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per step, for the training memory.")] = 32,
+    length: Annotated[int, typer.Option(min=1, help="Tokens per sequence, for the training memory.")] = 128,
+    card: Annotated[float, typer.Option(min=0.1, max=1e6, help="GPU memory in GB, for the largest batch.")] = 12,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw the family tree, or show one point: axes, parameters, memory, operations.
+
+    [dim]bertree info
+    bertree info albert-base
+    bertree info bert-base layers=6 segments=0 --card 24
+    bertree info path/to/model --json[/dim]
+    """
+    from rich.console import Console
+
+    from bertree.cli.render import family
+
+    if name is None:
+        print_json(family.tree_json()) if as_json else family.print_tree(Console())
+        return
+    point = family.find(name, axes or [])
+    if as_json:
+        print_json(family.as_json(point))
+    else:
+        family.print_point(Console(), point, batch, length, card)
+
+
+def fill(
+    model: ModelArgument,
+    text: Annotated[str, typer.Argument(help="A text with a mask in it: \\[MASK] or <mask>.", show_default=False)],
+    k: Annotated[int, typer.Option("-k", "--top", min=1, help="Candidates to show.")] = 5,
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fill the masks of a text: the most likely tokens and their probabilities.
+
+    [dim]bertree fill default "The capital of France is \\[MASK]."
+    bertree fill my-model "He went to \\[MASK]." -k 10[/dim]
+    """
+    from bertree.cli.render.predictions import print_candidates
+    from bertree.console import note
+    from bertree.inference.load import device_of, load
+    from bertree.inference.mask_filling import Candidate
+
+    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
+    found = loaded.fill_mask(text, k)
+    if not loaded.trained:
+        note("a preset has random weights: its candidates mean nothing")
+    masks: list[list[Candidate]] = [found] if isinstance(found[0], Candidate) else found
+    if as_json:
+        print_json([[candidate._asdict() for candidate in mask] for mask in masks])
+    else:
+        print_candidates(masks)
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Model folder to read, of either kind, or: default.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write.")],
+    to: Annotated[str, typer.Option("--to", metavar="bertree|huggingface|onnx", help="Kind of folder to write.")],
+    precision: Annotated[
+        str,
+        typer.Option(
+            "--precision", help="Of the written weights: float32, bfloat16, float16; int8 (not for huggingface)."
+        ),
+    ] = "float32",
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it holds a model already.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert a model folder to bertree's or to Hugging Face's form, or to ONNX, with its tokenizer.
+
+    A bertree folder is a Hugging Face folder plus bertree.toml wherever Hugging Face knows the architecture. An ONNX
+    file holds encoder, pooling and normalization, for other run times.
+
+    [dim]bertree convert bert-base-uncased my-bert --to bertree
+    bertree convert my-bert for-transformers --to huggingface
+    bertree convert my-bert a-quarter-of-it --to bertree --precision int8
+    bertree convert my-sentence-model for-onnx --to onnx[/dim]
+    """
+    from bertree.inference.convert import convert as convert_folder
+    from bertree.model.cost import describe_architecture
+
+    architecture = convert_folder(source, target, to, precision, force)
+    if as_json:
+        print_json({"folder": str(target), "kind": to, "precision": precision})
+    else:
+        print(f"{target}: {to} folder, {describe_architecture(architecture)}")

@@ -1,0 +1,92 @@
+"""Arguments and options that several verbs share. The same name means the same thing everywhere.
+
+--data: labelled files; --store: a token store; --texts: plain texts; --text, --pair, --label, --id: columns.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A model folder (bertree, Hugging Face, sentence-transformers), a preset, or: default, the bundled model.",
+        show_default=False,
+    ),
+]
+FileArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE",
+        help="One text per line (.txt), or .jsonl, .csv, .tsv, .parquet; also .gz .xz .zst; - is standard input.",
+        show_default=False,
+    ),
+]
+SettingsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value ...]", help="Settings: epochs=3 lr=3e-5 ...; the section may be left out."),
+]
+TASK_HELP = (
+    "cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, ax, snli, imdb, ag-news, squad, squad2, swag, hellaswag, "
+    "race, ner; for data of your own: classification, regression, tagging, choice."
+)
+TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP, show_default=False)]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Folder with the task's files (train, dev, test), or one file.")
+]
+StoreOption = Annotated[
+    Path | None, typer.Option("--store", help="Token store to learn from (see `bertree prepare`).", show_default=False)
+]
+TrainFileOption = Annotated[Path | None, typer.Option("--train", help="Training file, instead of the folder's.")]
+DevFileOption = Annotated[Path | None, typer.Option("--dev", help="File to evaluate on, instead of the folder's.")]
+TextOption = Annotated[str | None, typer.Option("--text", help="Column with the text.")]
+PairOption = Annotated[str | None, typer.Option("--pair", help="Column with the second text.")]
+LabelOption = Annotated[str | None, typer.Option("--label", help="Column with the label or score.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", help="text, jsonl, csv, tsv or parquet, where the name does not say it.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...; auto: cuda if there is one.")]
+TrainDeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ... [default: auto]", show_default=False)
+]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        "--precision", help="Compute in float32, bfloat16 or, on a CPU, int8: several times faster where it has AMX."
+    ),
+]
+TrainPrecisionOption = Annotated[
+    str | None,
+    typer.Option("--precision", help="Train in float32 or bfloat16. [default: auto]", show_default=False),
+]
+TokenizerOption = Annotated[
+    Path | None, typer.Option("--tokenizer", help="Folder with the tokenizer, if it is not the model's own.")
+]
+LengthOption = Annotated[
+    int, typer.Option("--max-length", min=0, help="Tokens per sequence; 0: the model's own maximum.")
+]
+BatchTokensOption = Annotated[
+    int, typer.Option("--batch-tokens", min=0, help="Tokens computed at once; 0: chosen for the device.")
+]
+PromptOption = Annotated[
+    str | None,
+    typer.Option("--prompt", help="One of the model's prompts by its name (query), or a text to put first."),
+]
+NormalizeOption = Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")]
+VectorsOption = Annotated[
+    Path | None, typer.Option("--vectors", help="Vectors of FILE that `bertree embed` has written; no model is run.")
+]
+TableOption = Annotated[Path | None, typer.Option("--out", help="File to write: .jsonl, .csv or .tsv.")]
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds; the best is kept.")
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def training_settings(settings: list[str] | None, device: str | None, precision: str | None) -> list[str]:
+    """Return the settings with the values of --device and --precision."""
+    given = [("run.device", device), ("run.precision", precision)]
+    return [*(settings or []), *(f"{key}={value}" for key, value in given if value is not None)]

@@ -1,0 +1,60 @@
+"""The correlations of sentence vectors with gold scores."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from bertree.embeddings.correlation import KINDS, MEASURES, Figures
+from bertree.embeddings.evaluate import EmbeddingScores
+from bertree.embeddings.page import EncoderScores, format_correlation
+from bertree.embeddings.sts import PairSet
+from bertree.report.formats import end_of_path
+
+SHORT = ("cosine", "dot", "eucl", "manh")  # of MEASURES, in a table of 80 columns
+NAME = 28  # characters of a name there
+WIDE = 120  # columns where the output is not a terminal
+
+
+def print_embedding_scores(scores: EmbeddingScores) -> None:
+    """Print the correlations of every encoder on every set."""
+    sets, rows = scores.sets, [result.row for result in scores.results]
+    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    for number, one in enumerate(sets):
+        console.print(Text(f"{one.name}: {one.pairs:,} pairs", style="bold"))
+        table = Table(box=None, pad_edge=False, padding=(0, 1))
+        table.add_column("", no_wrap=True)
+        for kind in KINDS:
+            for measure, label in zip(MEASURES, SHORT, strict=True):
+                head = f"{kind.capitalize()}\n{label}" if measure == "cosine" else f"\n{label}"
+                table.add_column(head, justify="right", no_wrap=True)
+        for row in rows:
+            for part, figures in row.judged[number].rows:
+                several = bool(row.judged[number].parts)
+                name = (
+                    f"  {part}" if part != "all" else end_of_path(row.name, NAME) + (", all pairs" if several else "")
+                )
+                table.add_row(Text(name), *_cells(figures))
+        console.print(table)
+    if len(sets) > 1:
+        _summary(console, sets, rows)
+
+
+def _cells(figures: Figures) -> list[str]:
+    return [format_correlation(figures[kind][measure]) for kind in KINDS for measure in MEASURES]
+
+
+def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderScores]) -> None:
+    console.print(Text("Spearman of the cosine, all pairs of each set", style="bold"))
+    table = Table("", *(escape(one.name) for one in sets), "average", box=None, pad_edge=False, padding=(0, 1))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        values = [judged.whole["spearman"]["cosine"] for judged in row.judged]
+        table.add_row(
+            Text(end_of_path(row.name, NAME)), *map(format_correlation, values), format_correlation(row.average)
+        )
+    console.print(table)

@@ -1,0 +1,68 @@
+"""The scores of fine-tuning, evaluation and GLUE."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from bertree.cli.render.comparison import print_comparison
+from bertree.finetuning import outcome
+from bertree.finetuning.evaluate import GlueSummary, Scores
+from bertree.inference.run import Run
+from bertree.report.comparison import read_comparison
+from bertree.run_folder import COMPARISON, MODEL, PREDICTIONS, REPORT, SCORES
+
+
+def score_text(key: str, value: Any) -> str:
+    """Return a score times 100; a count or a threshold as it is."""
+    if isinstance(value, float):
+        return f"{value:.3f}" if key.endswith("threshold") else f"{100 * value:.2f}"
+    return "-" if value is None else f"{value:,}"
+
+
+def print_scores(scores: Scores) -> None:
+    """Print the scores of a model on a task."""
+    table = Table(scores.task, ", ".join(scores.splits), box=None, pad_edge=False)
+    for key, value in scores.metrics.items():
+        if key not in ("task", "split", "model"):
+            table.add_row(escape(key.replace("_", " ")), score_text(key, value))
+    Console().print(table)
+
+
+def print_finetuning(run: Run) -> None:
+    """Print the scores of a fine-tuning run, a column for each seed; of a student, those of its teacher too."""
+    found = run.metrics
+    results, metric = found["seeds"], found["metric"]
+    keys = [key for key, value in max(results, key=len).items() if isinstance(value, float)]
+    several = len(results) > 1 and found["mean"] is not None
+    heads = [f"seed {result['seed']}" for result in results] + (["mean"] if several else [])
+    table = Table(f"{found['task']}, dev, times 100", *heads, box=None, pad_edge=False)
+    for key in keys:
+        cells = [score_text(key, result.get(key)) for result in results]
+        if several and key == metric:
+            spread = f" ± {100 * found['std']:.2f}" if found["std"] is not None else ""
+            cells.append(f"{100 * found['mean']:.2f}{spread}")
+        table.add_row(escape(key.replace("_", " ")), *cells)
+    Console().print(table)
+    if "distillation" in found:
+        print(outcome.beside_line(found["distillation"], metric))
+    written = (f"{MODEL}/", SCORES, PREDICTIONS) if run.learned else (SCORES,)
+    print(f"{run.folder}: {', '.join(written)}, {REPORT}")
+    if (run.folder / COMPARISON).is_file():
+        print_comparison(read_comparison(run.folder / COMPARISON))
+
+
+def print_glue(found: GlueSummary) -> None:
+    """Print the scores of GLUE tasks and their averages."""
+    table = Table("task", "", box=None, pad_edge=False)
+    for name, scores in found.tasks.items():
+        shown = {k: v for k, v in scores.items() if isinstance(v, float) and k not in ("mean", "std", "best")}
+        figures = ", ".join(f"{key.replace('_', ' ')} {100 * value:.1f}" for key, value in shown.items())
+        table.add_row(escape(name), escape(figures))
+    table.add_row("", "")
+    for name, average in found.averages.items():
+        value = average["value"]
+        table.add_row(name, f"{100 * value:.1f}" if value is not None else f"needs {', '.join(average['missing'])}")
+        table.add_row("", f"[dim]{average['source']}[/dim]")
+    Console().print(table)

@@ -1,0 +1,187 @@
+"""Run every seed of a fine-tuning job, keep the best model, and write its scores, predictions and report."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from bertree.console import note
+from bertree.errors import UserError
+from bertree.files import Json, exclusive_lock, json_text, read_json, write_into_folder, write_json_lines
+from bertree.finetuning import outcome
+from bertree.finetuning.page.page import write_page
+from bertree.finetuning.prepare import FineTuningJob
+from bertree.finetuning.tuner import EncodedSplit, evaluate_split
+from bertree.inference.run import Run
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model.network import Network
+from bertree.run_folder import (
+    CHECKPOINTS,
+    ENVIRONMENT,
+    METRICS,
+    MODEL,
+    PREDICTIONS,
+    RECIPE,
+    REPORT,
+    SCORES,
+    make_folder,
+    predictions_file,
+    remove_leftovers,
+)
+from bertree.tasks.task import Task
+from bertree.train.loop import Diverged
+
+
+def run_seeds(
+    job: FineTuningJob,
+    seeds: int,
+    resume: bool,
+    before: Callable[[FineTuningJob], FineTuningJob] = lambda job: job,
+    after: Callable[[FineTuningJob, Json], bool] = lambda job, best: False,
+) -> Run:
+    """Train every seed under an exclusive lock.
+
+    `before` runs once before the first seed; `after` runs once after the last, with the best result, and returns True
+    if the report must be written again.
+    """
+    make_folder(job.out)
+    with exclusive_lock(job.out):
+        check_run_folder(job.out, resume)  # again: reading the examples takes a while, and another run may have begun
+        remove_leftovers(_run_files(job.out))
+        job = before(job)
+        results: list[Json] = []
+        first = job.tuner.config.run.seed
+        wanted = set(range(first, first + seeds))
+        for seed in sorted(wanted | (_finished_seeds(job.out) if resume else set())):
+            result = _run_seed(job, seed, resume, results)
+            if isinstance(result, Interrupted):
+                return Run(job.out, signal=result.signal)
+            results.append(result)
+        metrics = _write_results(job, results)
+        if not (job.out / MODEL).is_dir():
+            return Run(job.out, learned=False)
+        if after(job, max(results, key=lambda result: outcome.rank(result, job.tuner.task.metric))):
+            _write_page(job, metrics)
+        return Run(job.out)
+
+
+class Interrupted(NamedTuple):
+    """A seed that a signal ended before its time."""
+
+    signal: int
+
+
+def _finished_seeds(out: Path) -> set[int]:
+    """Return the seeds that are finished: they compete for the best model too."""
+    names = [path.parent.name.removeprefix("seed-") for path in out.glob(f"seed-*/{SCORES}")]
+    return {int(name) for name in names if name.isdecimal()}
+
+
+def check_run_folder(out: Path, resume: bool) -> None:
+    """Refuse to write over a run."""
+    begun = (out / MODEL).exists() or any(out.glob("seed-*"))
+    if begun and not resume:
+        raise UserError(f"{out}: holds a run already; go on with it with --resume, or give another --out")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; give the path of a folder to write")
+
+
+def _run_files(out: Path) -> Iterator[Path]:
+    """Yield what a run writes, in its folder and in that of every seed."""
+    for place in (out, *out.glob("seed-*")):
+        for name in (MODEL, SCORES, PREDICTIONS, METRICS, RECIPE, ENVIRONMENT, REPORT):
+            yield place / name
+
+
+def _run_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json]) -> Json | Interrupted:
+    """Train one seed, unless it is finished, and keep its model if it is the best so far."""
+    place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
+    done = place / SCORES
+    if resume and done.is_file():
+        result: Json = read_json(done)
+        if result.get("run") != job.tuner.identity_with(seed):
+            raise UserError(f"{place}: was trained with other settings or data; put them back, or start a new run")
+        return result
+    place.mkdir(parents=True, exist_ok=True)
+    intro = [*(job.intro if not before else ()), f"seed {seed}"]
+    try:
+        signal, best, loop = job.tuner.run(place, seed, resume, intro)
+    except Diverged as error:
+        result = {"seed": seed, metric: None, "diverged": str(error)}
+    except torch.OutOfMemoryError:
+        raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
+    else:
+        if signal is not None:
+            return Interrupted(signal)
+        network, autocast = loop.network, loop.autocast
+        task, scores, lines = evaluate_dev(
+            job.tuner.task, job.parts, lambda name: evaluate_split(job.tuner.task, network, job.parts[name], autocast)
+        )
+        result = {"seed": seed, **scores, "best_step": best.step, "diverged": outcome.degenerate(lines["dev"])}
+        if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
+            _write_model(job, task, loop.network)
+            for name, some in lines.items():
+                write_json_lines(job.out / predictions_file(name), some)
+    result["run"] = job.tuner.identity_with(seed)
+    write_into_folder(done, json_text(result, 2) + "\n")
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    return result
+
+
+Measurement = tuple[list[Json], dict[str, float]]
+
+
+def evaluate_dev(
+    task: Task[Any], parts: Mapping[str, EncodedSplit[Any]], measure: Callable[[str], Measurement]
+) -> tuple[Task[Any], dict[str, float], dict[str, list[Json]]]:
+    """Score every dev split. Settings of the task that are tuned on data (a threshold) are tuned on the first."""
+    scores, lines = dict[str, float](), dict[str, list[Json]]()
+    for name in sorted(name for name in parts if name != "train"):
+        lines[name], found = measure(name)
+        if name == "dev":
+            task = task.tune(parts[name].examples, lines[name])
+            lines[name] = task.apply_tuning(lines[name])
+            found = task.score(parts[name].examples, lines[name])
+        prefix = "" if name == "dev" else f"{name.partition('-')[2]}_"
+        scores |= {f"{prefix}{key}": value for key, value in found.items()}
+    return task, scores, lines
+
+
+def _write_model(job: FineTuningJob, task: Task[Any], network: Network) -> None:
+    folder.write(job.kept(job, network) if job.kept else _model_folder(job, task, network), job.out / MODEL)
+
+
+def _model_folder(job: FineTuningJob, task: Task[Any], network: Network) -> Contents:
+    settings = {key: value for key, value in task.settings().items() if value is not None}
+    known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
+    return Contents(
+        job.tuner.architecture, network, job.start.tokenizer, list(task.labels), job.start.limit, task=known
+    )
+
+
+def _write_results(job: FineTuningJob, results: Sequence[Json]) -> Json:
+    """Write metrics.json and the report, and return the metrics."""
+    task = job.tuner.task
+    found = outcome.summary(results, task.metric) | {"task": task.name, "model": job.model}
+    found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
+    found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
+    if job.teacher:
+        found["distillation"] = outcome.beside(found, job.teacher["scores"], task.metric) | {
+            "teacher_model": job.teacher["model"],
+            "teacher_bytes": job.teacher["bytes"],
+        }
+    write_into_folder(job.out / SCORES, json_text(found, 2) + "\n")
+    _write_page(job, found)
+    for result in [result for result in results if result["diverged"]]:
+        note(f"seed {result['seed']} has diverged: {result['diverged']}")
+    if all(result["diverged"] for result in results):
+        note("no seed has learned the task; try a lower lr, a longer warmup or more epochs")
+    return found
+
+
+def _write_page(job: FineTuningJob, found: Json) -> None:
+    lines = {name: job.out / predictions_file(name) for name in job.parts if name != "train"}
+    write_page(job.out, job.tuner.task, found, lines)

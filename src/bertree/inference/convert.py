@@ -1,0 +1,36 @@
+"""Convert a model folder: to bertree's form, to Hugging Face's, or to ONNX."""
+
+from pathlib import Path
+
+from bertree.config.default_model import located
+from bertree.console import note
+from bertree.errors import UserError, suggest
+from bertree.inference.model import dtype_of
+from bertree.interop import folder, onnx
+from bertree.interop.description import LAYOUTS
+from bertree.model.architecture import Architecture
+
+ONNX = "onnx"
+
+
+def convert(source: Path, target: Path, to: str, precision: str = "float32", force: bool = False) -> Architecture:
+    """Read a model folder of either kind and write the kind asked for; return its architecture.
+
+    `to`: bertree, huggingface or onnx. `precision`: of the written weights. `force` replaces a model in `target`.
+    """
+    if to not in (*LAYOUTS, ONNX):
+        raise UserError(f"--to {to}: {suggest(to, (*LAYOUTS, ONNX))}")
+    dtype = dtype_of(precision)
+    source = located(source)
+    if not source.exists():
+        raise UserError(f"{source}: no such folder")
+    if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE)) and not force:
+        raise UserError(f"{target}: holds a model already; give another folder, or --force to replace it")
+    contents = folder.read(source)
+    if to == ONNX:
+        onnx.write(contents, target, precision)
+        if heads := [name for name in contents.network.heads if name not in ("mask", "pair")]:
+            note(f"{target}: gives vectors; the head '{heads[0]}' is left out")
+    else:
+        folder.write(contents, target, to, dtype)
+    return contents.architecture

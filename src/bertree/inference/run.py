@@ -1,0 +1,64 @@
+"""The result of a training run: its folder, and what lies in it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from bertree.errors import UserError
+from bertree.files import Json, read_json, read_json_lines
+from bertree.inference.load import load
+from bertree.inference.model import Model
+from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run in its folder.
+
+    `run.model` is the trained model, `run.metrics` its final scores, `run.history` the rows of the log, `run.report`
+    the path of the page. After Ctrl-C `run.complete` is False; call the same function with `resume=True` to go on.
+    """
+
+    folder: Path
+    signal: int | None = None  # the signal that ended it early
+    learned: bool = True  # False if no seed has learned anything, so that there is no model
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run came to its end and has a model."""
+        return self.signal is None and self.learned
+
+    @cached_property
+    def model(self) -> Model:
+        """The trained model: the best of a fine-tuning run, the last of a pretraining run."""
+        if not (self.folder / MODEL).is_dir():
+            raise UserError(f"{self.folder}: has no model yet; go on with the run (resume=True, or --resume)")
+        return load(self.folder / MODEL)
+
+    @property
+    def metrics(self) -> Json:
+        """The final scores: those on the dev split, or of the last evaluation on held-out text."""
+        if (self.folder / SCORES).is_file():
+            return read_json(self.folder / SCORES)
+        rows = [row for row in self.history if row.get("kind") == "eval"]
+        return rows[-1] if rows else {}
+
+    @property
+    def history(self) -> list[Json]:
+        """The log of the run, a row for each line; of several seeds the best one's."""
+        seed: Any = read_json(self.folder / SCORES).get("best_seed") if (self.folder / SCORES).is_file() else None
+        path = self.folder / METRICS if seed is None else self.folder / f"seed-{seed}" / METRICS
+        return list(read_json_lines(path)) if path.is_file() else []
+
+    @property
+    def report(self) -> Path:
+        """The page with curves, scores and examples."""
+        return self.folder / REPORT
+
+    def _repr_html_(self) -> str:
+        state = "complete" if self.complete else "stopped; go on with resume=True"
+        figures = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
+        rows = "".join(f"<tr><td>{escape(key)}</td><td>{value:.4g}</td></tr>" for key, value in figures.items())
+        return f"<p><b>{escape(str(self.folder))}</b>: {state}</p><table>{rows}</table>"
