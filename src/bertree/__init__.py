@@ -1,6 +1,6 @@
-"""bertree: the BERT family as one design space. See `bertree --help`.
+"""bertree: the BERT family as one design space. See `bertree --help` and docs/python.md.
 
-Importing this package loads nothing heavy; torch comes in with the first name that needs it.
+Importing this package loads nothing heavy: torch is imported with the first name that needs it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,23 +8,88 @@ from typing import TYPE_CHECKING, Any
 from bertree.version import __version__
 
 if TYPE_CHECKING:
-    from bertree.errors import UserError
-    from bertree.inference.load import Model, load
+    from bertree.comparison.run import compare
+    from bertree.data.build import prepare, train_tokenizer
+    from bertree.distillation.run import distill
+    from bertree.embeddings.embed import EmbedOptions, embed_file
+    from bertree.embeddings.evaluate import evaluate_embeddings
+    from bertree.embeddings.mine_files import cluster_texts, find_pairs
+    from bertree.embeddings.train import train_embeddings
+    from bertree.errors import BertreeWarning, UserError
+    from bertree.finetuning.evaluate import evaluate
+    from bertree.finetuning.features import write_features
+    from bertree.finetuning.run import finetune
+    from bertree.inference.convert import convert
+    from bertree.inference.load import load
+    from bertree.inference.model import Model
+    from bertree.inference.run import Run
+    from bertree.pretraining.run import pretrain
     from bertree.search.index import Index
+    from bertree.tasks.text import TextTask
+    from bertree.text.tokenizer import Tokenizer
 
-__all__ = ["Index", "Model", "UserError", "__version__", "load"]
-
+# Name -> the module it lives in.
 _HOMES = {
-    "load": "bertree.inference.load",
-    "Model": "bertree.inference.load",
-    "Index": "bertree.search.index",
-    "UserError": "bertree.errors",
+    "BertreeWarning": "errors",
+    "EmbedOptions": "embeddings.embed",
+    "Index": "search.index",
+    "Model": "inference.model",
+    "Run": "inference.run",
+    "TextTask": "tasks.text",
+    "Tokenizer": "text.tokenizer",
+    "UserError": "errors",
+    "cluster_texts": "embeddings.mine_files",
+    "compare": "comparison.run",
+    "convert": "inference.convert",
+    "distill": "distillation.run",
+    "embed_file": "embeddings.embed",
+    "evaluate": "finetuning.evaluate",
+    "evaluate_embeddings": "embeddings.evaluate",
+    "find_pairs": "embeddings.mine_files",
+    "finetune": "finetuning.run",
+    "load": "inference.load",
+    "prepare": "data.build",
+    "pretrain": "pretraining.run",
+    "train_embeddings": "embeddings.train",
+    "train_tokenizer": "data.build",
+    "write_features": "finetuning.features",
 }
+
+__all__ = [
+    "BertreeWarning",
+    "EmbedOptions",
+    "Index",
+    "Model",
+    "Run",
+    "TextTask",
+    "Tokenizer",
+    "UserError",
+    "__version__",
+    "cluster_texts",
+    "compare",
+    "convert",
+    "distill",
+    "embed_file",
+    "evaluate",
+    "evaluate_embeddings",
+    "find_pairs",
+    "finetune",
+    "load",
+    "prepare",
+    "pretrain",
+    "train_embeddings",
+    "train_tokenizer",
+    "write_features",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         from importlib import import_module
 
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(f"bertree.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'bertree' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__
