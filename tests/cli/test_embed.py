@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 
 import bertree
 from bertree.embeddings import embed, npy_file
-from bertree.embeddings.embed import Given, How
 from bertree.embeddings.npy_file import VectorFile
 from bertree.errors import UserError
 from bertree.inference.embedding import WINDOW
@@ -269,12 +268,16 @@ def test_the_bar_moves_within_a_window(tiny: Path, tmp_path: Path, monkeypatch: 
     (tmp_path / "a.txt").write_text("\n".join(lines(WINDOW + 100)) + "\n")
     said: list[tuple[int, int]] = []
 
+    class Bar:
+        def move_to(self, completed: int, items: int) -> None:
+            said.append((completed, items))
+
     @contextmanager
-    def bar(total: int) -> Iterator[Callable[[int, int], None]]:
-        yield lambda done, count: said.append((done, count))
+    def bar(what: str, total: int, **options: object) -> Iterator[Bar]:
+        yield Bar()
 
     monkeypatch.setattr(embed, "bar", bar)
-    embed.embed(str(tiny), Given(str(tmp_path / "a.txt")), tmp_path / "v.npy", How(), "float32")
+    embed.embed_file(tiny, tmp_path / "a.txt", tmp_path / "v.npy")
     assert said == sorted(said)
     assert said[0] == (0, 0)
     assert said[-1] == ((tmp_path / "a.txt").stat().st_size, WINDOW + 100)

@@ -16,7 +16,7 @@ from bertree.batch import Batch
 from bertree.data.prepare import prepare
 from bertree.data.store import Store
 from bertree.distillation import text_student as students
-from bertree.distillation.text import distill
+from bertree.distillation.run import distill
 from bertree.errors import UserError
 from bertree.files import read_toml
 from bertree.inference.load import fresh
@@ -87,8 +87,14 @@ def teacher(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "teacher.toml").write_text(TEACHER)
     given = [f"data.store={json.dumps(str(stories))}"]
     with one_thread():
-        assert pretrain(str(folder / "teacher.toml"), given, folder / "run", False) == 0
+        assert pretrain(folder / "teacher.toml", out=folder / "run", overrides=given).complete
     return folder / "run" / "model"
+
+
+def distill_tiny(teacher: Path, store: Path, overrides: list[str], out: Path, cache: str = "") -> bool:
+    """Distill the tiny recipe without timing; return whether the run is complete."""
+    run = distill(teacher, student="distilbert-tiny", store=store, out=out, cache=cache, seconds=0, overrides=overrides)
+    return run.complete
 
 
 def learned(out: Path) -> float:
@@ -106,7 +112,7 @@ def test_a_teacher_helps_and_so_does_a_warm_start(teacher: Path, stories: Path, 
     found = {}
     for name, changes in rows.items():
         given = [*QUICK, "phases.0.steps=100", "schedule.warmup=20", *changes]
-        assert distill(str(teacher), "distilbert-tiny", given, tmp_path / name, corpus=str(stories)) == 0
+        assert distill_tiny(teacher, stories, given, tmp_path / name)
         found[name] = learned(tmp_path / name)
     assert found["whole"] < found["alone"] - 0.03, "the same start, the same steps: the teacher helps"
     assert found["whole"] < found["random"] - 1.0, "and so do its layers"
@@ -118,7 +124,7 @@ def test_every_term_alone_is_learned(term: str, teacher: Path, stories: Path, tm
     given = [f"distil.{name}={weight}" for name, weight in weights.items()]
     narrow = ["model.preset=bert-tiny", "model.width=16", "model.heads=2", "model.layers=2"]
     shape = [*narrow, "distil.relation_heads=4", "objective.mlm=0", *QUICK, "phases.0.steps=40"]
-    assert distill(str(teacher), "distilbert-tiny", [*given, *shape], tmp_path / "out", corpus=str(stories)) == 0
+    assert distill_tiny(teacher, stories, [*given, *shape], tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     losses = [line[term] for line in lines if line["kind"] == "train"]
     assert sum(losses[-5:]) < 0.97 * sum(losses[:5])
@@ -132,7 +138,7 @@ def test_a_student_with_shared_layers(teacher: Path, stories: Path, tmp_path: Pa
     # A width of 36 is divided by no number of heads the teacher has: relations take fewer.
     given = ["model.preset=albert-base", "model.width=36", "model.heads=2", "model.layers=3", "phases.0.steps=3"]
     given += ["model.embedding_width=16", "distil.hidden=1", "distil.relation=1", "distil.match=1,2,4", *QUICK]
-    assert distill(str(teacher), "distilbert-tiny", given, tmp_path / "out", corpus=str(stories)) == 0
+    assert distill_tiny(teacher, stories, given, tmp_path / "out")
     assert bertree.load(tmp_path / "out" / "model").architecture.sharing == "all"
 
 
@@ -142,11 +148,7 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
     (tmp_path / "teacher.toml").write_text(
         TEACHER.replace("steps = 700", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
     )
-    store = json.dumps(str(stories))
-    assert (
-        pretrain(str(tmp_path / "teacher.toml"), [f"data.store={store}", "schedule.warmup=1"], tmp_path / "t", False)
-        == 0
-    )
+    assert pretrain(tmp_path / "teacher.toml", store=stories, out=tmp_path / "t", warmup=1).complete
     done = run_bertree(
         *(
             "distill",
@@ -277,12 +279,7 @@ def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> N
     cache = tmp_path / "cache"
 
     def run(name: str, *changes: str, kept: bool = True) -> float:
-        code = distill(
-            *(str(teacher), "distilbert-tiny", [*shape, *changes], tmp_path / name),
-            corpus=str(stories),
-            cache=str(cache) if kept else "",
-        )
-        assert code == 0
+        assert distill_tiny(teacher, stories, [*shape, *changes], tmp_path / name, str(cache) if kept else "")
         return learned(tmp_path / name)
 
     live = run("live", kept=False)
@@ -329,11 +326,7 @@ def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> N
 )
 def test_what_cannot_be_kept(changes: list[str], why: str, teacher: Path, stories: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=why):
-        distill(
-            *(str(teacher), "distilbert-tiny", [*QUICK, *changes], tmp_path / "out"),
-            corpus=str(stories),
-            cache=str(tmp_path / "cache"),
-        )
+        distill_tiny(teacher, stories, [*QUICK, *changes], tmp_path / "out", str(tmp_path / "cache"))
 
 
 def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path, small_folder: Path) -> None:

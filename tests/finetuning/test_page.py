@@ -15,7 +15,6 @@ from bertree.finetuning.page.page import finetuning_page, write_page
 from bertree.finetuning.run import finetune
 from bertree.report.cases import around, start_of
 from bertree.report.tables import Piece, clip
-from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
 from tests.support.pages import Page
@@ -279,14 +278,15 @@ def test_both_verbs_write_it(tmp_path: Path, small_folder: Path, capsys: pytest.
     table.write_text("text,label\n" + "\n".join(rows) + "\n")
     out = tmp_path / "out"
     settings = ["epochs=2", "batch=8", "device=cpu"]
-    assert finetune(str(small_folder), make_task("classification"), TaskFiles(table), out, settings, seeds=2) == 0
-    assert "report.html" in capsys.readouterr().out.splitlines()[-1]
+    run = finetune(small_folder, task="classification", data=table, out=out, seeds=2, overrides=settings)
+    assert run.report == out / "report.html"
+    assert capsys.readouterr().out == "", "nothing is printed unless asked"
     shown = Page((out / "report.html").read_text(encoding="utf-8"))
     scores = json.loads((out / "metrics.json").read_text())
     assert f"accuracy {100 * scores['accuracy']:.2f}" in shown.text
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
     again = tmp_path / "again"
-    evaluate(str(out / "model"), "classification", TaskFiles(table), None, out=again, device="cpu")
+    evaluate(out / "model", task="classification", data=table, out=again, device="cpu")
     shown = Page((again / "report.html").read_text(encoding="utf-8"))
     assert f"accuracy {100 * json.loads((again / 'metrics.json').read_text())['accuracy']:.2f}" in shown.text
     assert "24" in shown.text

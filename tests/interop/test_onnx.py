@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bertree
-from bertree.cli.convert import convert_folder
 from bertree.errors import UserError
+from bertree.inference.convert import convert
 from bertree.inference.inputs import packed
 from bertree.inference.load import Model, fresh
 from bertree.interop import folder, onnx
@@ -132,5 +132,5 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_head_that_is_left_out_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = preset("bert-base").architecture.with_values(SMALL)
     folder.write(Contents(a, build(a, {"sequence": 2})), tmp_path / "model")
-    convert_folder(tmp_path / "model", tmp_path / "o", "onnx", "float32", False)
+    convert(tmp_path / "model", tmp_path / "o", "onnx")
     assert "the head 'sequence' is left out" in capsys.readouterr().err

@@ -58,10 +58,10 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def golden_losses(folder: Path) -> dict[str, list[float]]:
-    from bertree.data.build import prepare_store, train_tokenizer
+    from bertree.data.build import prepare, train_tokenizer
 
-    train_tokenizer([str(folder / "part.txt")], folder / "tokenizer", "wordpiece", 1000)
-    prepare_store([str(folder / "part.txt")], folder / "tokenizer", folder / "store")
+    train_tokenizer(folder / "part.txt", folder / "tokenizer", vocab_size=1000)
+    prepare(folder / "part.txt", folder / "tokenizer", folder / "store", workers=1)
     found = {}
     for name in TINY:
         given = recipe.load(name, [f"data.store={json.dumps(str(folder / 'store'))}", "run.device=cpu"])

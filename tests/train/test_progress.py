@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bertree.console import showing
 from bertree.train import progress
 from bertree.train.progress import Progress
 
@@ -24,7 +25,7 @@ EVALUATION = {"kind": "eval", "step": 100, "seconds": 6.1, "loss": 5.7, "perplex
 def test_a_log_is_useful_and_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with Progress(400, 0) as shown:
+    with showing(), Progress(400, 0) as shown:
         for step in range(1, 201):
             now += 0.5
             shown.step(step)

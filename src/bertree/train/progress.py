@@ -15,6 +15,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
+from bertree.console import has_bar, is_showing
 from bertree.report.formats import digits, duration, format_metric, label, percent
 from bertree.report.history import BOOKKEEPING, KNOWN, number
 
@@ -30,9 +31,10 @@ class Progress:
     """
 
     def __init__(self, total_steps: int, first_step: int = 0, quiet: bool | None = None) -> None:
-        bar = (not quiet) if quiet is not None else sys.stderr.isatty()
+        bar = (not quiet) if quiet is not None else has_bar()
         self._total, self._first = total_steps, first_step
         self._lines = Console()
+        self._shows_lines = is_showing() or quiet is not None
         self._bar = _bar() if bar else None
         self._task = bars.TaskID(0)
         self._next = 0.0  # when the bar moves again
@@ -95,7 +97,8 @@ class Progress:
     def say(self, line: str) -> None:
         """Print a line; a bar stays below it."""
         self._flush()
-        self._lines.print(line, soft_wrap=True, highlight=False, markup=False)
+        if self._shows_lines:
+            self._lines.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _at(self, fields: Mapping[str, Any]) -> str:
         return f"step {fields.get('step', 0):,}/{self._total:,}"
