@@ -82,10 +82,10 @@ def build(
     bertree index build my-model mail.jsonl --text body --id message --out my-mail[/dim]
     """
     from bertree.config.default_model import remembered_name
-    from bertree.search.documents import size
+    from bertree.search.documents import total_size
     from bertree.search.index import Index
 
-    total = size(docs)  # raises for a wrong path before a model is loaded
+    total = total_size(docs)  # raises for a wrong path before a model is loaded
     encoder = _load(model, device, precision)
     try:
         with _watch("embedding", total) as watch:
@@ -135,12 +135,12 @@ def add(
     [dim]bertree index add my-index more/*.txt[/dim]
     """
     from bertree.search.database import DATABASE
-    from bertree.search.documents import size
+    from bertree.search.documents import total_size
     from bertree.search.index import Index
 
     if not (folder / DATABASE).is_file() and (Path(docs[0]) / DATABASE).is_file():
         model, folder, docs = str(folder), Path(docs[0]), docs[1:]  # the old order: MODEL DIR DOCS
-    total = size(docs)
+    total = total_size(docs)
     with Index.open(folder, _load(model or _model_of(folder), device, precision)) as index:
         try:
             with _watch("embedding", total) as watch:
