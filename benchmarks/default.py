@@ -51,7 +51,7 @@ from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Unit
 from bertree.tasks.text import TextTask
 from bertree.text.identity import tokenizer_hash
-from bertree.train.device import Machine, be_deterministic
+from bertree.train.device import Placement, set_deterministic
 
 FOLDERS = {"sst-2": "SST-2", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B", "cola": "CoLA", "qnli": "QNLI"}
 OWN = ("default", "fresh", "glove", "vectors")
@@ -166,10 +166,10 @@ class Bench:
             train=replace(config.train, max_length=longest),
             optim=replace(config.optim, lr=configs.learning_rate(config, start.architecture)),
         )
-        be_deterministic(config.run.deterministic)
+        set_deterministic(config.run.deterministic)
         train, dev = (self._split(data, part, start, longest) for part in ("train", "dev"))
         begin = InitialModel(start.architecture, network, ())
-        tuner = FineTuning(data.task, begin, train, dev, config, Machine.of(config.run), identity=name)
+        tuner = FineTuning(data.task, begin, train, dev, config, Placement.from_settings(config.run), identity=name)
         with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
             signal, best, loop = tuner.run(Path(place), seed, False, [])
         if signal is not None:

@@ -32,8 +32,8 @@ from bertree.inference.load import load
 from bertree.tasks.collate import batches_by_length
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Logits, Task, Unit
-from bertree.train.device import Machine, be_deterministic
-from bertree.train.feed import Work, ahead
+from bertree.train.device import Placement, set_deterministic
+from bertree.train.feed import StepBatches, prefetch
 
 # folder under the root, rate, epochs, tokens a sequence
 TASKS = {
@@ -124,7 +124,7 @@ def theirs(
     network.to(device).train()
     decayed = [p for p in network.parameters() if p.ndim >= 2]
     others = [p for p in network.parameters() if p.ndim < 2]
-    optimiser = torch.optim.AdamW(
+    optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
         lr=config.optim.lr,
         eps=config.optim.eps,
@@ -132,14 +132,14 @@ def theirs(
     )
     size, epochs = config.train.batch, int(config.train.epochs)
     epoch = steps_an_epoch(len(train.units), size)
-    schedule = transformers.get_linear_schedule_with_warmup(optimiser, int(0.1 * epoch * epochs), epoch * epochs)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.1 * epoch * epochs), epoch * epochs)
 
     def autocast() -> Any:
         return torch.autocast("cuda", torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
 
     orders = [np.random.default_rng((seed, number)).permutation(len(train.units)) for number in range(epochs)]
 
-    def prepared(step: int) -> Work:
+    def prepared(step: int) -> StepBatches:
         rows = orders[step // epoch][step % epoch * size :][:size]
         batch = padded([train.units[row] for row in rows], task.head, task.regression)
         return {key: t.pin_memory() if device == "cuda" else t for key, t in batch.items()}  # type: ignore[return-value]
@@ -147,15 +147,15 @@ def theirs(
     best = -1.0
     synchronise()
     began = time.perf_counter()
-    steps: Iterator[Any] = ahead(prepared, 0, epoch * epochs)
+    steps: Iterator[Any] = prefetch(prepared, 0, epoch * epochs)
     for step, batch in enumerate(steps, 1):
         with autocast():
             loss = network(**{key: value.to(device, non_blocking=True) for key, value in batch.items()}).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         if step % epoch == 0:
             logits = their_logits(network, dev.units, task.head, device, autocast)
             predictions = task.predict(dev.examples, dev.units, logits)
@@ -166,7 +166,7 @@ def theirs(
 
 def ours(tuner: FineTuning, seed: int) -> tuple[float, float]:
     """Best score and seconds of bertree."""
-    be_deterministic(True)
+    set_deterministic(True)
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
         synchronise()
         began = time.perf_counter()
@@ -195,7 +195,7 @@ def prepared(name: str, model: str, root: Path, device: str, limit: int, given: 
         optim=FineTuneOptimSettings(lr=rate, eps=1e-8),
         run=FineTuneRunSettings(log_every=50, device=device),
     )
-    machine = Machine.of(config.run)
+    machine = Placement.from_settings(config.run)
     return FineTuning(task, InitialModel(start.architecture, start.network, ()), train, dev, config, machine, name)
 
 

@@ -69,15 +69,15 @@ def _ridge(train: Tensor, answers: Tensor, dev: Tensor, classes: int, strength: 
 def _logistic(train: Tensor, answers: Tensor, dev: Tensor, classes: int, strength: float) -> Tensor:
     weight = torch.zeros(train.shape[1], classes, dtype=train.dtype, requires_grad=True)
     bias = torch.zeros(classes, dtype=train.dtype, requires_grad=True)
-    optimiser = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
 
     def loss() -> float:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = nn.functional.cross_entropy(train @ weight + bias, answers) + strength / 2 * weight.square().sum()
         value.backward()
         return value.item()
 
-    optimiser.step(loss)
+    optimizer.step(loss)
     return (dev @ weight + bias).detach()
 
 
@@ -89,16 +89,16 @@ def _network(
         torch.manual_seed(seed)
         layers = (nn.Linear(train.shape[1], HIDDEN), nn.ReLU(), nn.Dropout(DROPOUT), nn.Linear(HIDDEN, classes))
         network = nn.Sequential(*layers)
-        optimiser = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=decay)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=decay)
         for epoch in range(1, LOOKS[-1] + 1):
             network.train()
             for rows in torch.randperm(len(train)).split(BATCH):
                 said, wanted = network(train[rows]), answers[rows]
                 squared = nn.functional.mse_loss
                 loss = squared(said[:, 0], wanted) if classes == 1 else nn.functional.cross_entropy(said, wanted)
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
             if epoch not in LOOKS:
                 continue
             network.eval()

@@ -37,7 +37,7 @@ def peak(name: str, batch: int, length: int) -> int:
     """Peak bytes of the second step."""
     a = preset(name).architecture.with_values({"attention_dropout": 0.0})
     network = build(a, {"mask": 0}).cuda().train()
-    optimiser = torch.optim.AdamW(network.parameters(), fused=True)
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
     ids = torch.randint(5, a.vocab_size, (batch, length)).tolist()
     packed = Batch.pack(ids).to("cuda")
     masked = torch.randperm(batch * length)[: round(cost.MASK_RATE * batch * length)].cuda()
@@ -47,8 +47,8 @@ def peak(name: str, batch: int, length: int) -> int:
         with torch.autocast("cuda", torch.bfloat16):
             loss = F.cross_entropy(network.mask_logits(network(packed), masked), targets)
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         del loss
     return torch.cuda.max_memory_allocated()
 

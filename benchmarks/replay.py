@@ -16,14 +16,14 @@ from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.objectives.supervised import supervised
+from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
-from bertree.train import optim
-from bertree.train.device import be_deterministic
-from bertree.train.loop import Loop, Result
-from bertree.train.schedule import Plan
-from bertree.train.steps.cuda_graph import Replay
+from bertree.train.device import set_deterministic
+from bertree.train.loop import Loop, StepResult
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
+from bertree.train.steps.cuda_graph import CudaGraphLoop
 
 STEPS, SIZE, OPTIONS = 200, 32, 4
 CASES = {"sequence": (27, 70, 2), "token": (25, 120, 9), "span": (180, 384, 2), "choice": (60, 128, 1)}
@@ -54,27 +54,27 @@ def run(head: str, recorded: bool) -> tuple[torch.Tensor, float, int]:
     shape = {"layers": 6, "width": 384, "ffn_width": 1536, "attention_dropout": 0.0}
     torch.manual_seed(0)
     network = build(preset("bert-base").architecture.with_values(shape), {head: classes}).cuda()
-    optimiser = optim.build(network, OptimSettings(lr=1e-4), recorded=recorded)
-    kind = Replay if recorded else Loop
-    loop = kind(network, supervised(head), optimiser, clip=1.0, half=True)
-    plan = Plan([Phase(steps=STEPS)], ScheduleSettings(warmup=20), 1e-4)
+    optimizer = build_optimizer(network, OptimSettings(lr=1e-4), capturable=recorded)
+    kind = CudaGraphLoop if recorded else Loop
+    loop = kind(network, supervised_objective(head), optimizer, clip=1.0, bf16=True)
+    plan = TrainingPlan([Phase(steps=STEPS)], ScheduleSettings(warmup=20), 1e-4)
     shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, drawn(head, 50 * SIZE, mean, longest), SIZE, head, shapes=shapes)
     times: list[float] = []
 
-    def watch(result: Result) -> None:
+    def watch(result: StepResult) -> None:
         if result.step in (STEPS // 2, STEPS):
             torch.cuda.synchronize()
             times.append(time.perf_counter())
 
-    loop.run(feed.since(0), [watch])
+    loop.run(feed.steps_from(0), [watch])
     weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
     return weights, (times[1] - times[0]) / (STEPS // 2), len(getattr(loop, "_recordings", ()))
 
 
 def main() -> None:
     """All heads."""
-    be_deterministic(True)
+    set_deterministic(True)
     rows = []
     for head in CASES:
         plain, slow, _ = run(head, recorded=False)

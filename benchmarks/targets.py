@@ -17,7 +17,7 @@ from bertree.data.masking import Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.inference.load import load
-from bertree.objectives.divergences import coarse_divergence, divergence, likeliest
+from bertree.objectives.divergences import divergence, top_k_divergence, top_k_log_probabilities
 
 KEPT = (1, 4, 8, 16, 32, 64, 128, 512)
 
@@ -51,8 +51,8 @@ def main() -> None:
         (slope,) = torch.autograd.grad(full.sum(), mine)
         whole, rows, read = whole + float(full.detach().sum()), rows + len(its), read + batch.ids.numel()
         for k in KEPT:
-            kept, ids = likeliest(its, k, options.temperature)
-            coarse = coarse_divergence(mine, kept.half(), ids, options.temperature)
+            kept, ids = top_k_log_probabilities(its, k, options.temperature)
+            coarse = top_k_divergence(mine, kept.half(), ids, options.temperature)
             (other,) = torch.autograd.grad(coarse.sum(), mine)
             same = F.cosine_similarity(slope, other, -1).sum()
             sums[k] += torch.tensor([float(kept.exp().sum()), float(coarse.detach().sum()), float(same)])

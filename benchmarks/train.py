@@ -33,12 +33,12 @@ from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.objectives.pretraining import pretraining
-from bertree.train import optim
-from bertree.train.device import Machine, be_deterministic, peak_flops
-from bertree.train.feed import Feed
-from bertree.train.loop import Loop, Result, Stop
-from bertree.train.schedule import Plan
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.device import Placement, measure_peak_flops, set_deterministic
+from bertree.train.feed import StreamFeed
+from bertree.train.loop import Loop, StepResult, StopTraining
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 FILL = 0.47
@@ -97,18 +97,18 @@ class Clock:
 class Ours:
     """The loop as `bertree pretrain` runs it."""
 
-    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Machine, steps: int) -> None:
+    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Placement, steps: int) -> None:
         stream = stream_of(a, length, full, tokens, machine.compiled)
-        plan = Plan([Phase(steps, length, tokens)], ScheduleSettings("constant"), 1e-4)
-        self.feed = Feed(plan, [[stream]], fixed=machine.compiled)
+        plan = TrainingPlan([Phase(steps, length, tokens)], ScheduleSettings("constant"), 1e-4)
+        self.feed = StreamFeed(plan, [[stream]], fixed=machine.compiled)
         torch.manual_seed(0)
         network = build(a, {"mask": 0}).to(machine.device)
         self.loop = Loop(
             network,
-            pretraining(mlm=1.0),
-            optim.build(network, OptimSettings(lr=1e-4)),
+            pretraining_objective(mlm=1.0),
+            build_optimizer(network, OptimSettings(lr=1e-4)),
             clip=1.0,
-            half=machine.half,
+            bf16=machine.bf16,
             compiled=machine.compiled,
         )
 
@@ -116,20 +116,20 @@ class Ours:
         """Tokens a second after the first `warm` steps."""
         clock = Clock(warm)
 
-        def stop(result: Result) -> None:
+        def stop(result: StepResult) -> None:
             clock.count(result.step, result.tokens)
             if result.step == steps:
-                raise Stop
+                raise StopTraining
 
-        with contextlib.suppress(Stop):
-            self.loop.run(self.feed.since(0), [stop])
+        with contextlib.suppress(StopTraining):
+            self.loop.run(self.feed.steps_from(0), [stop])
         return clock.speed()
 
 
 class Theirs:
     """transformers' model with a plain loop around it."""
 
-    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Machine) -> None:
+    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Placement) -> None:
         import transformers
 
         family = family_for(a)
@@ -138,7 +138,7 @@ class Theirs:
         config._attn_implementation = "sdpa"
         torch.manual_seed(0)
         self.model = transformers.AutoModelForMaskedLM.from_config(config).to(machine.device).train()
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.compute: Callable[..., Any] = torch.compile(self.model) if machine.compiled else self.model
         self.machine = machine
         stream = stream_of(a, length, full, tokens, False)
@@ -149,12 +149,12 @@ class Theirs:
         clock = Clock(warm)
         for number in range(steps):
             given, real = self.batches[number % len(self.batches)]
-            with torch.autocast(self.machine.device.type, torch.bfloat16, enabled=self.machine.half):
+            with torch.autocast(self.machine.device.type, torch.bfloat16, enabled=self.machine.bf16):
                 loss = self.compute(**given).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimiser.step()
-            self.optimiser.zero_grad()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
             clock.count(number + 1, real)
         return clock.speed()
 
@@ -189,12 +189,12 @@ def main() -> None:
     parser.add_argument("--profile", type=Path, help="write where the time of ours goes")
     parser.add_argument("--out", type=Path, help="write the table there too, after every row")
     given = parser.parse_args()
-    machine = Machine.of(RunSettings(device=given.device))
+    machine = Placement.from_settings(RunSettings(device=given.device))
     cases = GPU_CASES if machine.device.type == "cuda" else CPU_CASES
     unknown = set(given.cases or ()) - set(cases)
     if unknown:
         parser.error(f"unknown case {unknown.pop()}; known: {', '.join(cases)}")
-    peak = peak_flops(machine.device)
+    peak = measure_peak_flops(machine.device)
     print(environment("transformers"), f"; {peak / 1e12:.0f} TFLOP/s in a large bf16 product" if peak else "")
     rows: list[list[object]] = []
     head = ["case", "ours, tokens/s", "MFU", "GB", "transformers, tokens/s", "GB", "ratio"]
@@ -215,12 +215,12 @@ def measure(
     full: bool,
     tokens: int,
     compared: bool,
-    machine: Machine,
+    machine: Placement,
     peak: float | None,
     given: argparse.Namespace,
 ) -> list[object]:
     """One row of the table."""
-    be_deterministic(not given.not_deterministic)
+    set_deterministic(not given.not_deterministic)
     a = preset(member).architecture.with_values({"attention_dropout": 0.0})
     ours = Ours(a, length, full, tokens, machine, given.steps)
     found, memory = timed(ours, given, machine)
@@ -232,12 +232,12 @@ def measure(
     del ours
     if not compared:
         return [*row, "", "", ""]
-    be_deterministic(False)  # nobody asks that of them
+    set_deterministic(False)  # nobody asks that of them
     other, their_memory = timed(Theirs(a, length, full, tokens, machine), given, machine)
     return [*row, f"{other:,.0f}", their_memory, f"{found / other:.2f}"]
 
 
-def timed(side: Ours | Theirs, given: argparse.Namespace, machine: Machine) -> tuple[float, str]:
+def timed(side: Ours | Theirs, given: argparse.Namespace, machine: Placement) -> tuple[float, str]:
     """Tokens a second, and the peak of the GPU's memory."""
     gpu = machine.device.type == "cuda"
     torch._dynamo.reset()

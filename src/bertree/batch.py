@@ -102,12 +102,12 @@ class Batch:
         return self.cu_seqlens.diff()
 
     @property
-    def owners(self) -> Tensor:
+    def sequence_ids(self) -> Tensor:
         """The sequence each token is of (t, int64)."""
         numbers = torch.arange(len(self.cu_seqlens) - 1, device=self.ids.device)
         return numbers.repeat_interleave(self.lengths, output_size=len(self.ids))
 
-    def apart(self) -> "Batch":
+    def split_pairs(self) -> "Batch":
         """Each text as a sequence of its own: two for each sequence here, the second empty where it has none.
 
         Only what an encoder reads; nothing is asked about it.
@@ -116,7 +116,7 @@ class Batch:
         bounds = self.cu_seqlens.long()
         second_s = self.second
         if second_s is None:
-            of_t = self.owners
+            of_t = self.sequence_ids
             begins_t = torch.where(self.segments != 0, place_t, bounds[1:][of_t])
             second_s = bounds[1:].scatter_reduce(0, of_t, begins_t, "amin")
         finer = torch.cat([torch.stack([bounds[:-1], second_s], 1).flatten(), bounds[-1:]])

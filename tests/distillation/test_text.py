@@ -20,9 +20,9 @@ from bertree.distillation.run import distill
 from bertree.errors import UserError
 from bertree.files import read_toml
 from bertree.inference.load import fresh
-from bertree.objectives.distill_pretraining import TERMS, distillation, pupil
+from bertree.objectives.distill_pretraining import TERMS, add_projections, distillation_objective
 from bertree.objectives.objective import IGNORED
-from bertree.objectives.pretraining import pretraining
+from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining.run import pretrain
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
@@ -200,9 +200,9 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
         model.architecture.with_values({"width": 16, "layers": 2, "dropout": 0.0}), {"mask": 0}, seed=1
     ).network
     weights = dict.fromkeys(TERMS, 1.0)
-    learner = pupil(student, 16, 64, weights, 2)
+    learner = add_projections(student, 16, 64, weights, 2)
     for everywhere in (False, True):
-        objective = distillation(weights, model.network, 2.0, everywhere, [(1, 2), (2, 4)], (2, 4, 2))
+        objective = distillation_objective(weights, model.network, 2.0, everywhere, [(1, 2), (2, 4)], (2, 4, 2))
         sequences = [[5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
         masked, targets = [[1, 3], [], [0]], [[30, 31], [], [32]]
         found = []
@@ -239,9 +239,9 @@ def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
     model = bertree.load(teacher)
     batch = part([[5, 6, 7, 8]], [[1, 3]], [[30, 31]], [0])
     student = fresh(model.architecture, {"mask": 0}, seed=1).network
-    learner = pupil(student, 64, 64, {}, 0)
-    ours = distillation({"mlm": 2.0}, model.network)(learner, batch)["mlm"].sum
-    assert torch.equal(ours, pretraining(mlm=2.0)(student, batch)["mlm"].sum)
+    learner = add_projections(student, 64, 64, {}, 0)
+    ours = distillation_objective({"mlm": 2.0}, model.network)(learner, batch)["mlm"].sum
+    assert torch.equal(ours, pretraining_objective(mlm=2.0)(student, batch)["mlm"].sum)
 
 
 def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> None:

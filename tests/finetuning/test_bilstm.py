@@ -25,7 +25,7 @@ PAIRS = (("The boat went on.", "He saw the old house by the sea."), ("Yes.", "No
 
 def parts(sequence: Encoded) -> tuple[list[int], list[int]]:
     """The two texts as the model will read them."""
-    batch = Batch.pack([sequence.ids], [sequence.segments], [sequence.second]).apart()
+    batch = Batch.pack([sequence.ids], [sequence.segments], [sequence.second]).split_pairs()
     first, second = batch.split(batch.ids)
     assert batch.positions.tolist() == [*range(len(first)), *range(len(second))]
     return first.tolist(), second.tolist()

@@ -11,7 +11,7 @@ from bertree.errors import UserError
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.readout import DEPTHS, Top
-from bertree.train import optim
+from bertree.train.optim import build_optimizer
 
 SMALL = {"vocab_size": 60, "width": 16, "heads": 2, "layers": 5, "max_positions": 32, "init_std": 0.3}
 HEADS = {"sequence": 3, "token": 4, "span": 2, "choice": 1}
@@ -106,7 +106,7 @@ def test_a_frozen_encoder_stays_as_it_is(top: Top) -> None:
     assert not made.encoder.training
     assert made.heads.training
     before = {name: value.clone() for name, value in made.state_dict().items()}
-    mover = optim.build(made, OptimSettings(lr=0.1))
+    mover = build_optimizer(made, OptimSettings(lr=0.1))
     batch = Batch.pack([[5, 6, 7], [8, 9]])
     sum(x.square().sum() for x in logits(made, batch).values()).backward()
     assert all(parameter.grad is None for parameter in made.encoder.parameters())
@@ -133,7 +133,7 @@ def test_a_crf_learns_what_may_follow() -> None:
     made = network(Top(crf=True), vocab_size=50, **none).train()
     batch = replace(Batch.pack([[5, 6, 7, 8], [9, 10]]), chosen=torch.tensor([1, 2, 3, 5]), width=3)
     cells, answers = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 1])
-    mover = optim.build(made, OptimSettings(lr=1e-2))
+    mover = build_optimizer(made, OptimSettings(lr=1e-2))
     losses = []
     for _ in range(150):
         scores = made.class_logits("token", made(batch), batch, batch.chosen)

@@ -7,7 +7,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.objectives.distill_pretraining import distillation, pupil
+from bertree.objectives.distill_pretraining import add_projections, distillation_objective
 from tests.support.parts import ScaledAttention, ScaledResidual
 
 SMALL = {"vocab_size": 50, "width": 32, "heads": 2, "layers": 2, "ffn_width": 48}
@@ -17,8 +17,8 @@ SMALL = {"vocab_size": 50, "width": 32, "heads": 2, "layers": 2, "ffn_width": 48
 @pytest.mark.parametrize("where", ["student", "teacher"])
 def test_relations_of_an_unknown_layer_are_refused(unknown: type[torch.nn.Module], where: str) -> None:
     networks = {name: build(preset("bert-base").architecture.with_values(SMALL)) for name in ("student", "teacher")}
-    objective = distillation({"relation": 1.0}, networks["teacher"], relation=(2, 2, 2))
-    learner = pupil(networks["student"], 32, 32, {"relation": 1.0}, 0)
+    objective = distillation_objective({"relation": 1.0}, networks["teacher"], relation=(2, 2, 2))
+    learner = add_projections(networks["student"], 32, 32, {"relation": 1.0}, 0)
     batch = Batch.pack([[5, 6, 7], [8, 9]])
     batch = Batch(**vars(batch) | {"masked": torch.tensor([1]), "targets": torch.tensor([6])})
     assert set(objective(learner, batch)) == {"relation"}

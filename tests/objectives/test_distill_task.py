@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
-from bertree.objectives.distill_task import KINDS, taught
-from bertree.objectives.objective import Objective
-from bertree.objectives.supervised import supervised
+from bertree.objectives.distill_task import KINDS, task_distillation_objective
+from bertree.objectives.objective import WeightedTerms
+from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import collate, logit_rows
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
@@ -68,7 +68,7 @@ def rows(*values: list[float]) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def soft_of(objective: Objective, student: list[list[float]], batch: Batch) -> float:
+def soft_of(objective: WeightedTerms, student: list[list[float]], batch: Batch) -> float:
     said = objective.terms["soft"].loss(Says(torch.tensor(student)), torch.zeros(0), batch)  # type: ignore[arg-type]
     return said.sum.item()
 
@@ -77,7 +77,7 @@ def soft_of(objective: Objective, student: list[list[float]], batch: Batch) -> f
 def test_a_class_a_sequence(kind: str) -> None:
     student, teacher = [[0.0, 0.0], [1.0, -2.0], [3.0, 4.0]], [[LN3, 0.0], [-1.0, 0.5], None]
     batch = collate([unit(1, None, None if t is None else rows(t)) for t in teacher], "sequence")
-    objective = taught("sequence", False, kind, 0.5, 2.0)
+    objective = task_distillation_objective("sequence", False, kind, 0.5, 2.0)
     assert objective.counts(batch) == {"hard": 0, "soft": 2}
     expected = WAYS[kind]([0.0, 0.0], [LN3, 0.0]) + WAYS[kind]([1.0, -2.0], [-1.0, 0.5])
     assert soft_of(objective, student, batch) == pytest.approx(expected, rel=1e-5)
@@ -86,7 +86,10 @@ def test_a_class_a_sequence(kind: str) -> None:
 def test_numbers_anyone_can_check() -> None:
     """Teacher 3 : 1, student 1 : 1."""
     batch = collate([unit(1, None, rows([LN3, 0.0]))], "sequence")
-    found = {kind: soft_of(taught("sequence", False, kind, 0.0, 1.0), [[0.0, 0.0]], batch) for kind in KINDS}
+    found = {
+        kind: soft_of(task_distillation_objective("sequence", False, kind, 0.0, 1.0), [[0.0, 0.0]], batch)
+        for kind in KINDS
+    }
     assert found["soft"] == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5), rel=1e-5)
     assert found["hard"] == pytest.approx(math.log(2), rel=1e-5)
     assert found["mse"] == pytest.approx(LN3**2 / 2, rel=1e-5)
@@ -95,7 +98,7 @@ def test_numbers_anyone_can_check() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_score_is_met_by_squares_whatever_the_kind(kind: str) -> None:
     batch = collate([unit(1, None, rows([2.0])), unit(1, None, None), unit(1, None, rows([-1.0]))], "sequence", True)
-    objective = taught("sequence", True, kind, 0.5, 2.0)
+    objective = task_distillation_objective("sequence", True, kind, 0.5, 2.0)
     assert objective.counts(batch) == {"hard": 0, "soft": 2}
     assert soft_of(objective, [[0.5], [9.0], [1.0]], batch) == pytest.approx(1.5**2 + 2.0**2)
 
@@ -104,7 +107,7 @@ def test_a_score_is_met_by_squares_whatever_the_kind(kind: str) -> None:
 def test_a_class_a_token(kind: str) -> None:
     student = [[0.0, 1.0], [2.0, 0.5], [1.0, 1.0]]
     batch = collate([unit(1, 2, rows([1.0, 0.0], [0.0, 3.0])), unit(1, 1, None)], "token")
-    objective = taught("token", False, kind, 0.5, 2.0)
+    objective = task_distillation_objective("token", False, kind, 0.5, 2.0)
     assert objective.counts(batch) == {"hard": 0, "soft": 2}
     expected = WAYS[kind](student[0], [1.0, 0.0]) + WAYS[kind](student[1], [0.0, 3.0])
     assert soft_of(objective, student, batch) == pytest.approx(expected, rel=1e-5)
@@ -117,7 +120,7 @@ def test_start_and_end_share_the_weight(kind: str) -> None:
     teacher = [[1.0, 0.0], [0.0, 2.0], [0.5, -1.0], [0.0, 1.0], [2.0, 0.0]]
     some = [unit(1, 3, rows(*teacher[:3])), unit(1, 2, rows(*teacher[3:])), unit(1, 1, None)]
     batch = collate(some, "span")
-    objective = taught("span", False, kind, 0.5, 2.0)
+    objective = task_distillation_objective("span", False, kind, 0.5, 2.0)
     assert objective.counts(batch) == {"hard": 0, "soft": 2}
     expected = 0.0
     for first, last in ((0, 3), (3, 5)):
@@ -131,7 +134,7 @@ def test_start_and_end_share_the_weight(kind: str) -> None:
 def test_options_compete(kind: str) -> None:
     student, teacher = [0.0, 1.0, 2.0, 5.0, -1.0], [1.0, 0.0, 0.5, -1.0, 2.0]
     some = [unit(3, None, rows(*[[x] for x in teacher[:3]])), unit(2, None, rows(*[[x] for x in teacher[3:]]))]
-    objective = taught("choice", False, kind, 0.5, 2.0)
+    objective = task_distillation_objective("choice", False, kind, 0.5, 2.0)
     batch = collate(some, "choice")
     assert objective.counts(batch) == {"hard": 0, "soft": 2}
     expected = WAYS[kind](student[:3], teacher[:3]) + WAYS[kind](student[3:], teacher[3:])
@@ -169,7 +172,7 @@ def test_cold_it_is_one_hot(head: str) -> None:
     lies below its highest."""
     some, student = HANDS[head]
     t = 1e-3
-    found = soft_of(taught(head, False, "soft", 0.0, t), student, collate(some, head)) / t
+    found = soft_of(task_distillation_objective(head, False, "soft", 0.0, t), student, collate(some, head)) / t
     expected = sum(weight * (max(mine) - mine[its.index(max(its))]) for mine, its, weight in softmaxes(head))
     assert found == pytest.approx(expected, rel=1e-3)
     assert expected > 0.2
@@ -181,7 +184,8 @@ def test_hot_it_is_half_the_variance(head: str) -> None:
     some, student = HANDS[head]
     expected = sum(w * np.var(np.array(mine) - np.array(its)) / 2 for mine, its, w in softmaxes(head))
     apart = [
-        abs(soft_of(taught(head, False, "soft", 0.0, t), student, collate(some, head)) - expected) for t in (3.0, 30.0)
+        abs(soft_of(task_distillation_objective(head, False, "soft", 0.0, t), student, collate(some, head)) - expected)
+        for t in (3.0, 30.0)
     ]
     assert apart[1] < 0.02 * expected
     assert apart[1] < apart[0] / 3 or apart[0] < 0.01 * expected
@@ -191,7 +195,7 @@ def test_hot_it_is_half_the_variance(head: str) -> None:
 @pytest.mark.parametrize("head", HANDS)
 def test_gradients_by_finite_differences(head: str, kind: str) -> None:
     some, student = HANDS[head]
-    batch, objective = collate(some, head), taught(head, False, kind, 0.0, 2.0)
+    batch, objective = collate(some, head), task_distillation_objective(head, False, kind, 0.0, 2.0)
     scores = torch.tensor(student, requires_grad=True)
     objective.terms["soft"].loss(Says(scores), torch.zeros(0), batch).sum.backward()  # type: ignore[arg-type]
     step = 2e-2
@@ -210,7 +214,7 @@ def test_the_gradient_keeps_its_size_when_it_is_hot() -> None:
     some, student = HANDS["sequence"]
     for t in (0.5, 1.0, 4.0):
         scores = torch.tensor(student, requires_grad=True)
-        objective = taught("sequence", False, "soft", 0.0, t)
+        objective = task_distillation_objective("sequence", False, "soft", 0.0, t)
         objective.terms["soft"].loss(Says(scores), torch.zeros(0), collate(some, "sequence")).sum.backward()  # type: ignore[arg-type]
         (its,) = some[0].soft.tolist()
         expected = [t * (q - p) for q, p in zip(softmax(student[0], t), softmax(its, t), strict=True)]
@@ -237,7 +241,7 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
     batch = collate(some, head, regression)
     filled = ShapeBuckets(head, 9, OPTIONS if head == "choice" else 1)(batch)
     assert len(filled.soft) > len(batch.soft)
-    objective = taught(head, regression, kind, 0.3, 2.0)
+    objective = task_distillation_objective(head, regression, kind, 0.3, 2.0)
     assert objective.counts(filled) == objective.counts(batch)
     both = []
     for one in (batch, filled):
@@ -257,7 +261,7 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
 def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str, regression: bool) -> None:
     some = [one._replace(soft=one.soft) for one in asked(head, regression, 12, 2) if one.soft is not None]
     batch = collate(some, head, regression)
-    objective = taught(head, regression, "soft", 0.3, 2.0)
+    objective = task_distillation_objective(head, regression, "soft", 0.3, 2.0)
     known = [one for one in some if one.answer is not None]
     assert 0 < len(known) < len(some)
     counts = objective.counts(batch)
@@ -268,29 +272,33 @@ def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str
         assert counts == {"hard": len(known), "soft": len(some)}
     assert objective.weights == {"hard": 0.3, "soft": 0.7}
     made = (regressing if regression else network)()
-    plain = supervised(head, regression)(made, replace(batch, soft=None))[head]
+    plain = supervised_objective(head, regression)(made, replace(batch, soft=None))[head]
     assert objective(made, batch)["hard"].sum.item() == pytest.approx(plain.sum.item())
 
 
 def test_a_term_without_weight_is_left_out() -> None:
-    assert list(taught("span", False, "soft", 0.0, 2.0).terms) == ["soft"]
-    assert list(taught("span", False, "soft", 1.0, 2.0).terms) == ["hard"]
+    assert list(task_distillation_objective("span", False, "soft", 0.0, 2.0).terms) == ["soft"]
+    assert list(task_distillation_objective("span", False, "soft", 1.0, 2.0).terms) == ["hard"]
 
 
 def test_how_a_step_is_cut_changes_nothing() -> None:
     """Sums are divided by the counts of the whole step, of each term its own."""
     from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
-    from bertree.train import optim
     from bertree.train.loop import Loop
-    from bertree.train.schedule import Plan
+    from bertree.train.optim import build_optimizer
+    from bertree.train.schedule import TrainingPlan
 
     some = asked("sequence", False, 12, 3)
     some = [one._replace(soft=rows([0.1, 0.2, 0.4]) if one.soft is None else one.soft) for one in some]
     norms = []
     for micro in (1, 3):
         made = network()
-        plan = Plan([Phase(steps=1)], ScheduleSettings(), 1e-3)
-        loop = Loop(made, taught("sequence", False, "soft", 0.4, 2.0), optim.build(made, OptimSettings()))
+        plan = TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3)
+        loop = Loop(
+            made,
+            task_distillation_objective("sequence", False, "soft", 0.4, 2.0),
+            build_optimizer(made, OptimSettings()),
+        )
         result = loop.step(UnitFeed(plan, some, 12, "sequence", micro=micro)[0])
         norms.append((result.norm, result.loss, result.losses["hard"], result.losses["soft"]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.objectives.divergences import (
-    angle,
-    coarse_divergence,
-    distance,
+    cosine_distance,
     divergence,
-    likeliest,
+    normalized_squared_distance,
     relation_divergence,
+    top_k_divergence,
+    top_k_log_probabilities,
 )
 
 LOG2, LOG3 = math.log(2), math.log(3)
@@ -46,7 +46,7 @@ def test_cold_the_teacher_is_one_hot() -> None:
     for temperature in (1e-2, 1e-3):
         found = float(divergence(student, teacher, temperature)) / temperature
         assert found == pytest.approx(3.0 - 1.0, rel=1e-4)
-    scores, ids = likeliest(teacher, 2, 1e-2)
+    scores, ids = top_k_log_probabilities(teacher, 2, 1e-2)
     assert scores.exp().tolist()[0] == pytest.approx([1.0, 0.0])
     assert ids.tolist() == [[0, 1]]
 
@@ -57,15 +57,15 @@ def test_hot_the_teacher_is_uniform_and_the_loss_compares_scores() -> None:
     apart = student - teacher
     wanted = 0.5 * float(apart.var(-1, unbiased=False))
     assert float(divergence(student.double(), teacher.double(), 100.0)) == pytest.approx(wanted, rel=0.02)
-    assert likeliest(teacher, 3, 1e6)[0].exp().tolist()[0] == pytest.approx([1 / 3] * 3, abs=1e-5)
+    assert top_k_log_probabilities(teacher, 3, 1e6)[0].exp().tolist()[0] == pytest.approx([1 / 3] * 3, abs=1e-5)
 
 
 def test_coarse_divergence_by_hand() -> None:
     teacher = torch.tensor([[0.5, 0.25, 0.125, 0.125]]).log()
     student = torch.tensor([[0.25, 0.25, 0.25, 0.25]]).log()
-    kept, ids = likeliest(teacher, 1, 1.0)
+    kept, ids = top_k_log_probabilities(teacher, 1, 1.0)
     wanted = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
-    assert coarse_divergence(student, kept, ids, 1.0).tolist() == pytest.approx([wanted])
+    assert top_k_divergence(student, kept, ids, 1.0).tolist() == pytest.approx([wanted])
 
 
 def test_coarse_divergence_is_a_lower_bound_that_becomes_exact() -> None:
@@ -74,19 +74,19 @@ def test_coarse_divergence_is_a_lower_bound_that_becomes_exact() -> None:
     whole = divergence(student, teacher, 2.0)
     before = torch.zeros(50)
     for k in (1, 4, 12, 19):
-        found = coarse_divergence(student, *likeliest(teacher, k, 2.0), 2.0)
+        found = top_k_divergence(student, *top_k_log_probabilities(teacher, k, 2.0), 2.0)
         assert (found <= whole + 1e-5).all()
         assert (found >= before - 1e-5).all(), "more is known, so more is seen"
         before = found
     assert torch.allclose(before, whole, atol=1e-5), "all but one are all"
-    assert coarse_divergence(teacher, *likeliest(teacher, 4, 2.0), 2.0).abs().max() < 1e-5
+    assert top_k_divergence(teacher, *top_k_log_probabilities(teacher, 4, 2.0), 2.0).abs().max() < 1e-5
 
 
 def test_coarse_divergence_survives_a_teacher_that_is_sure() -> None:
     sure = torch.tensor([[50.0, 0.0, 0.0, 0.0]])
     student = torch.tensor([[60.0, 0.0, 0.0, 0.0]], requires_grad=True)
-    kept, ids = likeliest(sure, 2, 1.0)
-    found = coarse_divergence(student, kept.half(), ids, 1.0)
+    kept, ids = top_k_log_probabilities(sure, 2, 1.0)
+    found = top_k_divergence(student, kept.half(), ids, 1.0)
     found.sum().backward()
     assert found.isfinite().all()
     assert student.grad is not None
@@ -96,13 +96,13 @@ def test_coarse_divergence_survives_a_teacher_that_is_sure() -> None:
 def test_angle_by_hand() -> None:
     student = torch.tensor([[1.0, 0.0], [2.0, 2.0], [1.0, 0.0]])
     teacher = torch.tensor([[0.0, 3.0], [1.0, 1.0], [-4.0, 0.0]])
-    assert angle(student, teacher).tolist() == pytest.approx([1.0, 0.0, 2.0], abs=1e-6)
+    assert cosine_distance(student, teacher).tolist() == pytest.approx([1.0, 0.0, 2.0], abs=1e-6)
 
 
 def test_distance_by_hand() -> None:
     # Normed, (1, 3) is (-1, 1) and (7, 3) is (1, -1), whatever their size: 4 apart in each of the two.
     student, teacher = torch.tensor([[1.0, 3.0], [1.0, 3.0]]), torch.tensor([[7.0, 3.0], [10.0, 30.0]])
-    assert distance(student, teacher).tolist() == pytest.approx([4.0, 0.0], abs=1e-4)
+    assert normalized_squared_distance(student, teacher).tolist() == pytest.approx([4.0, 0.0], abs=1e-4)
 
 
 def looks(*vectors: list[float]) -> Tensor:
@@ -155,11 +155,11 @@ def test_gradients_by_finite_differences(name: str) -> None:
         if name == "divergence":
             return divergence(x, teacher, 2.0).sum()
         if name == "coarse":
-            return coarse_divergence(x, *likeliest(teacher, 2, 2.0), 2.0).sum()
+            return top_k_divergence(x, *top_k_log_probabilities(teacher, 2, 2.0), 2.0).sum()
         if name == "relation":
             both = (y[:, None, :].expand(-1, 3, -1) for y in (x, teacher))
             return relation_divergence(*both, batch, 2).sum()
-        return (angle if name == "angle" else distance)(x, teacher).sum()
+        return (cosine_distance if name == "angle" else normalized_squared_distance)(x, teacher).sum()
 
     given = student.clone().requires_grad_()
     loss(given).backward()

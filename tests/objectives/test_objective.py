@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from bertree.model.heads import NEVER, ROUND, MaskHead
 from bertree.objectives.objective import cross_entropy
-from bertree.objectives.pretraining import pretraining
+from bertree.objectives.pretraining import pretraining_objective
 from tests.support.batches import fresh, joined, sequences
 
 LOGITS = [[0.0, math.log(3.0)], [0.0, 0.0], [math.log(9.0), 0.0], [5.0, -5.0]]
@@ -46,7 +46,7 @@ def test_half_precision_logits_are_summed_in_full() -> None:
 def test_masked_tokens_and_pairs(question: str) -> None:
     batch = joined(sequences(9))
     network = fresh().eval()
-    objective = pretraining(mlm=2.0, **{question: 0.5})
+    objective = pretraining_objective(mlm=2.0, **{question: 0.5})
     assert objective.weights == {"mlm": 2.0, question: 0.5}
     targets, pairs = batch.targets.tolist(), batch.pairs.tolist()
     assert -100 in pairs
@@ -69,9 +69,9 @@ def test_masked_tokens_and_pairs(question: str) -> None:
 
 
 def test_a_term_of_no_weight_is_not_computed() -> None:
-    assert set(pretraining(mlm=1.0).terms) == {"mlm"}
+    assert set(pretraining_objective(mlm=1.0).terms) == {"mlm"}
     network = fresh(heads=("mask",))
-    losses = pretraining(mlm=1.0)(network, joined(sequences(3)))
+    losses = pretraining_objective(mlm=1.0)(network, joined(sequences(3)))
     assert set(losses) == {"mlm"}
 
 

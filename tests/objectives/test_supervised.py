@@ -13,7 +13,7 @@ from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.readout import Top
-from bertree.objectives.supervised import supervised
+from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
@@ -87,7 +87,7 @@ CASES: dict[str, Case] = {
 
 
 def loss_of(network: Network, head: str, batch: Batch, regression: bool = False, crf: bool = False) -> Tensor:
-    objective = supervised(head, regression, crf)
+    objective = supervised_objective(head, regression, crf)
     return objective(network, batch)[head].sum / objective.counts(batch)[head]
 
 
@@ -121,7 +121,7 @@ def test_what_is_not_known_is_not_asked(
     case: str, peers: dict[str, tuple[transformers.PreTrainedModel, Contents]]
 ) -> None:
     head, _, _, regression, some, _ = CASES[case]
-    network, objective = peers[case][1].network, supervised(head, regression)
+    network, objective = peers[case][1].network, supervised_objective(head, regression)
     known, unknown = some[:1], [unit._replace(answer=None) for unit in some[1:]]
     if case == "tagging":  # also a single word of a sentence
         known = [known[0]._replace(answer=[TAGS[0][0], *[-100] * (len(TAGS[0]) - 1)])]
@@ -168,7 +168,7 @@ def test_a_crf_is_asked_for_whole_sequences() -> None:
             sums = (sums[:, None] + network.crf.transitions + row).logsumexp(0)
         total = total + (sums + network.crf.end).logsumexp(0) - given
     count = sum(map(len, TAGS))
-    assert supervised("token", crf=True).counts(batch) == {"token": count}
+    assert supervised_objective("token", crf=True).counts(batch) == {"token": count}
     assert loss_of(network, "token", batch, crf=True).item() == pytest.approx(total.item() / count, rel=1e-6)
 
 

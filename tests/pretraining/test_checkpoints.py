@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 
 from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
-from bertree.train import checkpoint, optim
-from bertree.train.checkpoint import Checkpoints, restore
+from bertree.train import checkpoint
+from bertree.train.checkpoint import CheckpointFolder, restore
+from bertree.train.optim import build_optimizer
 from tests.conftest import run_bertree
 from tests.support import runs
 
@@ -28,16 +29,16 @@ def network(seed: int = 0) -> torch.nn.Module:
 
 def trained(name: str = "adamw", steps: int = 3, seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     net = network(seed)
-    optimiser = optim.build(net, OptimSettings(name=name, lr=0.1))
+    optimizer = build_optimizer(net, OptimSettings(name=name, lr=0.1))
     for _ in range(steps):
-        step(net, optimiser)
-    return net, optimiser
+        step(net, optimizer)
+    return net, optimizer
 
 
-def step(net: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+def step(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     net(torch.arange(8.0).view(2, 4)).square().sum().backward()
-    optimiser.step()
-    optimiser.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def flip(path: Path) -> None:
@@ -67,12 +68,12 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_one_is_named_and_the_one_before_taken(damage: str, tmp_path: Path, notes: list[str]) -> None:
-    kept = Checkpoints(tmp_path, keep=3)
+    kept = CheckpointFolder(tmp_path, keep=3)
     for number in (10, 20, 30):
         kept.save(number, *trained(steps=number // 10), {"tokens": number})
     spoil, reason = DAMAGES[damage]
     spoil(kept.path(30))
-    found = kept.newest()
+    found = kept.read_newest()
     assert found is not None
     assert (found.step, found.extra) == (20, {"tokens": 20})
     assert len(notes) == 1
@@ -81,56 +82,56 @@ def test_a_damaged_one_is_named_and_the_one_before_taken(damage: str, tmp_path: 
     spoil(kept.path(20))
     spoil(kept.path(10))
     notes.clear()
-    assert kept.newest() is None
+    assert kept.read_newest() is None
     assert len(notes) == 3
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_weights_and_moments_come_back(name: str, tmp_path: Path, notes: list[str]) -> None:
-    net, optimiser = trained(name)
-    Checkpoints(tmp_path).save(3, net, optimiser)
-    found = Checkpoints(tmp_path).newest()
+    net, optimizer = trained(name)
+    CheckpointFolder(tmp_path).save(3, net, optimizer)
+    found = CheckpointFolder(tmp_path).read_newest()
     assert found is not None
     assert not notes
     again = network(seed=7)
-    other = optim.build(again, OptimSettings(name=name, lr=0.1))
+    other = build_optimizer(again, OptimSettings(name=name, lr=0.1))
     restore(found, again, other)
     for _ in range(2):
-        step(net, optimiser)
+        step(net, optimizer)
         step(again, other)
     for one, two in zip(net.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two)
     larger = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
     with pytest.raises(UserError, match="another model"):
-        restore(found, larger, optim.build(larger, OptimSettings()))
+        restore(found, larger, build_optimizer(larger, OptimSettings()))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    kept = Checkpoints(tmp_path, keep=2)
+    kept = CheckpointFolder(tmp_path, keep=2)
     for number, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
         kept.save(number, *trained())
-        kept.offer_best(number, loss, 0)
+        kept.mark_best(number, loss, 0)
     assert kept.steps() == [5, 4, 2]
     assert kept.best() == {"step": 2, "loss": 1.0, "phase": 0}
-    kept.offer_best(5, float("nan"), 0)
+    kept.mark_best(5, float("nan"), 0)
     assert kept.best() == {"step": 2, "loss": 1.0, "phase": 0}
-    kept.offer_best(4, 2.5, 1)
+    kept.mark_best(4, 2.5, 1)
     assert kept.best() == {"step": 4, "loss": 2.5, "phase": 1}, "losses of different phases do not compare"
-    kept.offer_best(5, 0.5, 0)
+    kept.mark_best(5, 0.5, 0)
     assert kept.steps() == [5, 4]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.json", "step-00000004", "step-00000005"]
 
 
 def test_a_damaged_one_does_not_push_out_good_ones(tmp_path: Path, notes: list[str]) -> None:
-    kept = Checkpoints(tmp_path, keep=1)
+    kept = CheckpointFolder(tmp_path, keep=1)
     kept.save(10, *trained())
-    kept.offer_best(10, 1.0, 0)
+    kept.mark_best(10, 1.0, 0)
     kept.save(20, *trained())
     flip(kept.path(20) / "state.safetensors")
-    kept.newest()
+    kept.read_newest()
     notes.clear()
     kept.save(15, *trained())  # as a run that went on from step 10 does
-    found = kept.newest()
+    found = kept.read_newest()
     assert found is not None
     assert found.step == 15
     assert not notes
@@ -138,9 +139,9 @@ def test_a_damaged_one_does_not_push_out_good_ones(tmp_path: Path, notes: list[s
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("No space left on device")])
 def test_a_full_disk_loses_nothing(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Checkpoints(tmp_path, keep=1)
-    net, optimiser = trained()
-    kept.save(1, net, optimiser)
+    kept = CheckpointFolder(tmp_path, keep=1)
+    net, optimizer = trained()
+    kept.save(1, net, optimizer)
 
     def fail(tensors: object, path: Path) -> None:
         path.write_bytes(b"half")
@@ -148,9 +149,9 @@ def test_a_full_disk_loses_nothing(error: Exception, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(checkpoint, "save_file", fail)
     with pytest.raises(UserError, match=r"No space left on device.*step 1 is intact.*--resume"):
-        kept.save(2, net, optimiser)
+        kept.save(2, net, optimizer)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-    assert kept.newest() is not None
+    assert kept.read_newest() is not None
 
 
 # The command.
@@ -168,7 +169,7 @@ def small(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_a_run_with_damaged_checkpoints(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     given, whole = small
     out, said = tmp_path / "out", tmp_path / "said"
-    steps = Checkpoints(whole / "checkpoints").steps()
+    steps = CheckpointFolder(whole / "checkpoints").steps()
     for damaged in (1, len(steps)):  # the newest; then all of them
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(whole, out)
@@ -213,7 +214,7 @@ def test_a_signal_saves_and_stops(number: int, small: tuple[tuple[str, ...], Pat
     process.join(60)
     assert process.exitcode == 128 + number, said.read_text()
     assert "and saved; go on with --resume" in said.read_text()
-    assert len(Checkpoints(out / "checkpoints").steps()) == 1
+    assert len(CheckpointFolder(out / "checkpoints").steps()) == 1
     assert not (out / "model").exists()
     assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0
     assert runs.results(out) == runs.results(whole)

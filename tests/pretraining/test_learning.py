@@ -17,15 +17,15 @@ from benchmarks.learning import baselines
 from bertree.data.store import Store
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.objectives.pretraining import pretraining
+from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
 from bertree.pretraining.recipe import Recipe
-from bertree.train import optim
-from bertree.train.device import Machine
-from bertree.train.held_out import evaluate
+from bertree.train.device import Placement
+from bertree.train.held_out import evaluate_held_out
 from bertree.train.loop import Loop
-from bertree.train.schedule import Plan
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny.json"
 STEPS = 20
@@ -36,12 +36,12 @@ TINY = ("bert-base-tiny", "roberta-base-tiny", "albert-base-tiny")
 def learn(given: Recipe, train: Store, steps: int) -> tuple[Loop, list[float]]:
     """The first steps of a recipe, and the loss of each."""
     contents = assembly.model(given, train)
-    plan = Plan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.feed(given, plan, train, Machine.of(given.run), contents.architecture)
+    plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
+    feed = assembly.feed(given, plan, train, Placement.from_settings(given.run), contents.architecture)
     loop = Loop(
         contents.network,
-        pretraining(**given.objective),
-        optim.build(contents.network, given.optim),
+        pretraining_objective(**given.objective),
+        build_optimizer(contents.network, given.optim),
         clip=given.optim.clip,
         seed=given.run.seed,
     )
@@ -111,14 +111,14 @@ def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *
     a = preset(given.model["preset"]).architecture.with_values(axes | {"vocab_size": 210})
     torch.manual_seed(0)
     network = build(a, {"mask": 0, "pair": 0} if given.objective["nsp"] or given.objective["sop"] else {"mask": 0})
-    plan = Plan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.feed(given, plan, train, Machine.of(given.run), a)
-    objective = pretraining(**given.objective)
-    loop = Loop(network, objective, optim.build(network, given.optim), clip=1.0)
-    loop.run(feed.since(0))
+    plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
+    feed = assembly.feed(given, plan, train, Placement.from_settings(given.run), a)
+    objective = pretraining_objective(**given.objective)
+    loop = Loop(network, objective, build_optimizer(network, given.optim), clip=1.0)
+    loop.run(feed.steps_from(0))
     stream = assembly.held_out(given, held, given.phases[0])
     unigram, bigram = baselines(train, stream)
-    return evaluate(network, objective, stream, 10**6, loop.autocast) | {"unigram": unigram, "bigram": bigram}
+    return evaluate_held_out(network, objective, stream, 10**6, loop.autocast) | {"unigram": unigram, "bigram": bigram}
 
 
 def test_context_beats_counting() -> None:

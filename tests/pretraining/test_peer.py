@@ -15,11 +15,11 @@ from bertree.interop import folder
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.objectives.pretraining import pretraining
-from bertree.train import optim
-from bertree.train.feed import Work
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
-from bertree.train.schedule import Plan
+from bertree.train.optim import Lamb, build_optimizer
+from bertree.train.schedule import TrainingPlan
 
 STEPS = 50
 MEMBERS = {
@@ -47,7 +47,7 @@ def architecture(family: str, store: Store, **axes: object) -> Architecture:
     return preset(f"{family}-base").architecture.with_values(small | plain | axes)
 
 
-def theirs(model: transformers.PreTrainedModel, work: Work, weights: dict[str, float]) -> torch.Tensor:
+def theirs(model: transformers.PreTrainedModel, work: StepBatches, weights: dict[str, float]) -> torch.Tensor:
     """The loss of a step as Hugging Face computes it: padded batches, logits everywhere, labels of -100."""
     (batch,) = work.batches
     rows = batch.split(batch.ids)
@@ -70,7 +70,7 @@ def theirs(model: transformers.PreTrainedModel, work: Work, weights: dict[str, f
 @pytest.mark.parametrize(
     ("family", "optimiser"), [("bert", "adamw"), ("roberta", "adamw"), ("albert", "adamw"), ("albert", "lamb")]
 )
-def test_the_first_fifty_losses(family: str, optimiser: str, token_store: Path, tmp_path: Path) -> None:
+def test_the_first_fifty_losses(family: str, optimizer: str, token_store: Path, tmp_path: Path) -> None:
     kind, format_, masking, weights, axes = MEMBERS[family]
     store = Store.open(token_store)
     a = architecture(family, store, **axes)
@@ -85,16 +85,16 @@ def test_the_first_fifty_losses(family: str, optimiser: str, token_store: Path, 
     rest = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
     # In theirs queries, keys and values are three tensors, so LAMB needs to know of nothing.
-    made = {"adamw": torch.optim.AdamW, "lamb": optim.Lamb}[optimiser]
-    rate = {"adamw": 2e-3, "lamb": 0.1}[optimiser]
+    made = {"adamw": torch.optim.AdamW, "lamb": Lamb}[optimizer]
+    rate = {"adamw": 2e-3, "lamb": 0.1}[optimizer]
     peer = made(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6)
-    settings = OptimSettings(name=optimiser, lr=rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
-    loop = Loop(network, pretraining(**weights), optim.build(network, settings), clip=1.0)
-    plan = Plan([Phase(STEPS)], ScheduleSettings(warmup=10), rate)
+    settings = OptimSettings(name=optimizer, lr=rate, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
+    loop = Loop(network, pretraining_objective(**weights), build_optimizer(network, settings), clip=1.0)
+    plan = TrainingPlan([Phase(STEPS)], ScheduleSettings(warmup=10), rate)
     stream = Stream(store, format=format_, masking=masking, batch_tokens=512, max_length=48)
     differences, losses = [], []
     for update in plan.updates:
-        work = Work(update, [stream[update.number]], 0.0)
+        work = StepBatches(update, [stream[update.number]], 0.0)
         if family == "roberta":
             work.batches[0].ids[work.batches[0].ids == 1] = 6
         loss = theirs(model, work, weights)
@@ -106,6 +106,6 @@ def test_the_first_fifty_losses(family: str, optimiser: str, token_store: Path, 
         peer.zero_grad()
         losses.append(loop.step(work).loss)
         differences.append(abs(losses[-1] - float(loss.detach())))
-    print(f"{family}, {optimiser}: largest difference {max(differences):.1e}")
+    print(f"{family}, {optimizer}: largest difference {max(differences):.1e}")
     assert max(differences) < 1e-3
     assert losses[-1] < losses[0] - 0.3, "and both learn"

@@ -7,8 +7,8 @@ import torch
 from bertree.batch import Batch
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.train.feed import Work
-from bertree.train.schedule import Update
+from bertree.train.feed import StepBatches
+from bertree.train.schedule import PlannedStep
 
 VOCAB = 50
 
@@ -64,6 +64,6 @@ def joined(batches: list[Batch]) -> Batch:
     )
 
 
-def work(*batches: Batch, number: int = 0, lr: float = 1e-3) -> Work:
+def work(*batches: Batch, number: int = 0, lr: float = 1e-3) -> StepBatches:
     """A step over them."""
-    return Work(Update(number, 0, number, 1, lr), batches, 0.0)
+    return StepBatches(PlannedStep(number, 0, number, 1, lr), batches, 0.0)

@@ -190,7 +190,7 @@ def _plant(stage: str, count: str) -> None:
         whole(tensors, path)
         die(lambda: os.truncate(path, path.stat().st_size // 2))
 
-    class Doomed(checkpoint.Checkpoints):
+    class Doomed(checkpoint.CheckpointFolder):
         def _tidy(self) -> None:
             die()
             super()._tidy()
@@ -205,7 +205,7 @@ def _plant(stage: str, count: str) -> None:
     elif stage == "tidy":
         import bertree.train.session
 
-        bertree.train.session.Checkpoints = Doomed
+        bertree.train.session.CheckpointFolder = Doomed
     else:
         name, before = {
             "tensors written": ("save_file", False),

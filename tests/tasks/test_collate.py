@@ -12,13 +12,13 @@ from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.objectives.supervised import grid, supervised
+from bertree.objectives.supervised import scatter_to_grid, supervised_objective
 from bertree.tasks.collate import batches_by_length, collate
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
-from bertree.train import optim
 from bertree.train.loop import Loop
-from bertree.train.schedule import Plan
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
 
 HEADS = {"sequence": 3, "token": 4, "span": 2, "choice": 1}
 KINDS = [("sequence", False), ("sequence", True), ("token", False), ("span", False), ("choice", False)]
@@ -89,7 +89,7 @@ def test_everything_stands_where_it_belongs(head: str, regression: bool, seed: i
         names = batch.ids[batch.chosen].float()[:, None]
         assert names[:, 0].tolist() == [unit.sequences[0].ids[at] for unit in some for at in unit.chosen]
         rows = [[unit.sequences[0].ids[at] for at in unit.chosen] for unit in some]
-    laid = grid(names, batch, len(some))[..., 0]
+    laid = scatter_to_grid(names, batch, len(some))[..., 0]
     for number, (unit, row) in enumerate(zip(some, rows, strict=True)):
         first = sum(len(unit.sequences) for unit in some[:number]) if head == "choice" else 0
         assert laid[number, : len(row)].tolist() == [first + x for x in row]
@@ -103,7 +103,7 @@ def test_everything_stands_where_it_belongs(head: str, regression: bool, seed: i
 
 
 def weighed(made: Network, batch: Batch, head: str, regression: bool) -> tuple[float, int, list[torch.Tensor]]:
-    objective = supervised(head, regression)
+    objective = supervised_objective(head, regression)
     made.zero_grad()
     loss = objective(made, batch)[head].sum
     loss.backward()
@@ -163,7 +163,7 @@ def test_few_shapes_and_little_filling(head: str, regression: bool) -> None:
 
 
 def feed(some: list[Unit], size: int, steps: int, head: str = "sequence", **options: object) -> UnitFeed:
-    return UnitFeed(Plan([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options)  # type: ignore[arg-type]
+    return UnitFeed(TrainingPlan([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options)  # type: ignore[arg-type]
 
 
 def read(batches: list[Batch]) -> list[tuple[int, ...]]:
@@ -182,7 +182,7 @@ def test_every_unit_once_an_epoch_in_an_order_of_its_own() -> None:
     assert made[17].epoch == pytest.approx(3.0)
     backwards = {step: read(feed(some, 4, 18)[step].batches) for step in reversed(range(18))}
     assert all(backwards[step] == read(made[step].batches) for step in range(18))
-    assert [read(work.batches) for work in made.since(13)] == [backwards[step] for step in range(13, 18)]
+    assert [read(work.batches) for work in made.steps_from(13)] == [backwards[step] for step in range(13, 18)]
     assert [read(feed(some, 4, 18, seed=1)[step].batches) for step in range(6)] != [backwards[s] for s in range(6)]
 
 
@@ -194,7 +194,7 @@ def test_micro_batches_add_up(head: str, regression: bool) -> None:
         work = feed(some, 12, 1, head, regression=regression, micro=micro)[0]
         assert len(work.batches) == micro
         made = (regressing if regression else network)().train()
-        loop = Loop(made, supervised(head, regression), optim.build(made, OptimSettings()))
+        loop = Loop(made, supervised_objective(head, regression), build_optimizer(made, OptimSettings()))
         sums, counts = loop.gradients(work)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in made.parameters()]
         found.append((sums[head].item(), counts, gradients))

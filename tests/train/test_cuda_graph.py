@@ -8,13 +8,13 @@ import torch
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import Network
-from bertree.objectives.supervised import supervised
-from bertree.train import optim
-from bertree.train.device import be_deterministic
-from bertree.train.feed import Work
+from bertree.objectives.supervised import supervised_objective
+from bertree.train.device import set_deterministic
+from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
-from bertree.train.schedule import Plan
-from bertree.train.steps.cuda_graph import Replay
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
+from bertree.train.steps.cuda_graph import CudaGraphLoop
 from tests.tasks.test_collate import KINDS, OPTIONS, network, regressing, units
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -22,8 +22,8 @@ STEPS, SIZE = 30, 8
 DROPOUT = {"dropout": 0.1, "classifier_dropout": 0.1}
 
 
-def works(head: str, regression: bool) -> list[Work]:
-    plan = Plan([Phase(steps=STEPS)], ScheduleSettings(warmup=5), 1e-3)
+def works(head: str, regression: bool) -> list[StepBatches]:
+    plan = TrainingPlan([Phase(steps=STEPS)], ScheduleSettings(warmup=5), 1e-3)
     some = [unit for unit in units(head, 60, 0, regression) if unit.answer is not None]
     shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, some, SIZE, head, regression=regression, shapes=shapes)
@@ -35,12 +35,12 @@ def works(head: str, regression: bool) -> list[Work]:
 
 def made(kind: type[Loop], head: str, regression: bool, half: bool) -> Loop:
     net: Network = (regressing if regression else network)(**DROPOUT).to("cuda")
-    mover = optim.build(net, OptimSettings(lr=1e-3), recorded=True)
-    return kind(net, supervised(head, regression), mover, clip=1.0, seed=3, half=half)
+    mover = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
+    return kind(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half)
 
 
 def state(loop: Loop) -> list[torch.Tensor]:
-    moments = [value for p in loop.learning for value in loop.optimiser.state[p].values()]
+    moments = [value for p in loop.learning for value in loop.optimizer.state[p].values()]
     return [p.detach().cpu() for p in loop.network.parameters()] + [value.cpu() for value in moments]
 
 
@@ -48,9 +48,9 @@ def state(loop: Loop) -> list[torch.Tensor]:
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("head", "regression"), KINDS)
 def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool) -> None:
-    be_deterministic(True)
+    set_deterministic(True)
     steps = works(head, regression)
-    one, other = made(Loop, head, regression, half), made(Replay, head, regression, half)
+    one, other = made(Loop, head, regression, half), made(CudaGraphLoop, head, regression, half)
     losses: list[list[float]] = [[], []]
     for loop, seen in zip((one, other), losses, strict=True):
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
@@ -61,8 +61,8 @@ def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool)
 
 @cuda
 def test_a_bad_step_moves_nothing_and_recording_moves_nothing() -> None:
-    be_deterministic(True)
-    loop = made(Replay, "sequence", False, False)
+    set_deterministic(True)
+    loop = made(CudaGraphLoop, "sequence", False, False)
     steps = works("sequence", False)
     loop.step(steps[0])
     before = state(loop)

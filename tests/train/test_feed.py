@@ -13,12 +13,12 @@ from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from bertree.objectives.pretraining import pretraining
+from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build, recipe
-from bertree.train import optim
-from bertree.train.feed import Feed, Fixed
-from bertree.train.loop import Loop, Result, Stop
-from bertree.train.schedule import Plan
+from bertree.train.feed import FixedShape, StreamFeed
+from bertree.train.loop import Loop, StepResult, StopTraining
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
 from tests.support.batches import fresh, work
 from tests.support.corpora import same
 
@@ -44,13 +44,13 @@ def feeding() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def feed(token_store: Path) -> Feed:
-    plan = Plan([Phase(6, 32), Phase(5, 64)], ScheduleSettings(growth=4), 1.0)
-    return Feed(plan, [streams(token_store), streams(token_store, 64, seed=1)])
+def feed(token_store: Path) -> StreamFeed:
+    plan = TrainingPlan([Phase(6, 32), Phase(5, 64)], ScheduleSettings(growth=4), 1.0)
+    return StreamFeed(plan, [streams(token_store), streams(token_store, 64, seed=1)])
 
 
-def test_the_steps_are_the_plans(feed: Feed) -> None:
-    made = list(feed.since(0))
+def test_the_steps_are_the_plans(feed: StreamFeed) -> None:
+    made = list(feed.steps_from(0))
     assert [work.update for work in made] == feed.plan.updates
     assert not feeding()
     for step in made:
@@ -61,27 +61,27 @@ def test_the_steps_are_the_plans(feed: Feed) -> None:
     assert any(step.update.batches > 1 for step in made)
     assert all(a.epoch < b.epoch for a, b in pairwise(made))
     for first in (1, len(feed.plan) - 1, len(feed.plan)):
-        again = list(feed.since(first))
+        again = list(feed.steps_from(first))
         assert len(again) == len(made) - first
         for one, other in zip(again, made[first:], strict=True):
             assert (one.update, one.epoch) == (other.update, other.epoch)
             assert all(same(a, b) for a, b in zip(one.batches, other.batches, strict=True))
 
 
-def test_the_thread_ends_when_the_loop_does(feed: Feed, token_store: Path) -> None:
+def test_the_thread_ends_when_the_loop_does(feed: StreamFeed, token_store: Path) -> None:
     network = fresh(vocab_size=Store.open(token_store).vocab_size, max_positions=64)
-    loop = Loop(network, pretraining(mlm=1.0, nsp=1.0), optim.build(network, OptimSettings()))
+    loop = Loop(network, pretraining_objective(mlm=1.0, nsp=1.0), build_optimizer(network, OptimSettings()))
 
-    def stop(result: Result) -> None:
+    def stop(result: StepResult) -> None:
         assert feeding()
-        raise Stop
+        raise StopTraining
 
-    with pytest.raises(Stop):
-        loop.run(feed.since(0), [stop])
+    with pytest.raises(StopTraining):
+        loop.run(feed.steps_from(0), [stop])
     assert not feeding()
 
 
-def test_what_goes_wrong_there_is_said_here(feed: Feed) -> None:
+def test_what_goes_wrong_there_is_said_here(feed: StreamFeed) -> None:
     class Torn(Stream):
         def __getitem__(self, step: int) -> Batch:
             if step == 2:
@@ -89,7 +89,7 @@ def test_what_goes_wrong_there_is_said_here(feed: Feed) -> None:
             return super().__getitem__(step)
 
     feed.streams[0][1].__class__ = Torn
-    steps = feed.since(0)
+    steps = feed.steps_from(0)
     assert [next(steps).update.number, next(steps).update.number] == [0, 1]
     with pytest.raises(UserError, match="cannot be read"):
         next(steps)
@@ -98,7 +98,7 @@ def test_what_goes_wrong_there_is_said_here(feed: Feed) -> None:
 
 def gradients(store: Store, *batches: Batch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     network = fresh(vocab_size=store.vocab_size)
-    loop = Loop(network, pretraining(mlm=1.0, nsp=1.0), optim.build(network, OptimSettings()))
+    loop = Loop(network, pretraining_objective(mlm=1.0, nsp=1.0), build_optimizer(network, OptimSettings()))
     sums, counts = loop.gradients(work(*batches))
     losses = {name: float(total) / counts[name] for name, total in sums.items()}
     return losses, {name: p.grad for name, p in network.named_parameters()}
@@ -106,7 +106,7 @@ def gradients(store: Store, *batches: Batch) -> tuple[dict[str, float], dict[str
 
 def test_room_to_spare_changes_nothing(token_store: Path) -> None:
     reading = streams(token_store, fixed=True)
-    shape = Fixed(reading[0], reading[0].batch_tokens // 2)
+    shape = FixedShape(reading[0], reading[0].batch_tokens // 2)
     plain = [stream[3] for stream in reading]
     filled = [shape(batch) for batch in plain]
     assert all(f.masked.numel() > p.masked.numel() for f, p in zip(filled, plain, strict=True))
@@ -124,12 +124,12 @@ def shape_of(batch: Batch) -> list[object]:
 
 def test_the_shape_follows_from_the_batch_alone(token_store: Path) -> None:
     reading = streams(token_store, fixed=True)
-    shape = Fixed(reading[0], reading[0].batch_tokens // 2)
+    shape = FixedShape(reading[0], reading[0].batch_tokens // 2)
     raw = [stream[place] for place in range(30) for stream in reading]
     assert len({str(shape_of(batch)) for batch in raw}) > 10
     made = [shape(batch) for batch in raw]
     assert len({str(shape_of(batch)) for batch in made}) == 1
-    again = Fixed(reading[1], reading[1].batch_tokens // 2)
+    again = FixedShape(reading[1], reading[1].batch_tokens // 2)
     assert same(again(raw[17]), made[17]), "whatever came before"
     for batch in made:
         assert batch.masked.unique().numel() == batch.masked.numel(), "no place is read twice"
@@ -143,10 +143,10 @@ def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
 
     torch._dynamo.reset()
     reading = streams(token_store, fixed=True)
-    shape = Fixed(reading[0], reading[0].batch_tokens // 2)
+    shape = FixedShape(reading[0], reading[0].batch_tokens // 2)
     network = fresh(vocab_size=reading[0].store.vocab_size)
-    objective = pretraining(mlm=1.0, nsp=1.0)
-    loop = Loop(network, objective, optim.build(network, OptimSettings(lr=0.0)))
+    objective = pretraining_objective(mlm=1.0, nsp=1.0)
+    loop = Loop(network, objective, build_optimizer(network, OptimSettings(lr=0.0)))
     counter = CompileCounterWithBackend("aot_eager")
     batches = [shape(stream[place]) for place in range(3) for stream in reading]
     plain = [loop.step(work(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
@@ -162,7 +162,7 @@ def test_where_every_token_predicts_the_next_a_fixed_batch_reads_them_all(token_
     stream = Stream(
         Store.open(token_store), format="stream", masking="next", batch_tokens=512, max_length=32, fixed=True
     )
-    shape = Fixed(stream, 512)
+    shape = FixedShape(stream, 512)
     for step in range(5):
         batch, filled = stream[step], shape(stream[step])
         assert filled.masked.sort().values.tolist() == list(range(512))

@@ -19,12 +19,12 @@ from bertree.tasks.similarity.read import Sentences
 from bertree.tasks.similarity.task import SentenceTask
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
-from bertree.train import optim
-from bertree.train.device import be_deterministic
+from bertree.train.device import set_deterministic
 from bertree.train.loop import Loop
-from bertree.train.schedule import Plan
-from bertree.train.steps.cuda_graph import Replay
-from bertree.train.steps.grad_cache import AsksTogether, Cached
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
+from bertree.train.steps.cuda_graph import CudaGraphLoop
+from bertree.train.steps.grad_cache import GradCacheLoop, WholeStepObjective
 from tests.support.batches import VOCAB, tiny
 from tests.support.learnable import one_thread
 
@@ -65,20 +65,20 @@ def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
 
 
 def feed(some: Sequence[Unit], micro: int, shapes: ShapeBuckets | None = None) -> UnitFeed:
-    plan = Plan([Phase(steps=6)], ScheduleSettings(warmup=2), 1e-3)
+    plan = TrainingPlan([Phase(steps=6)], ScheduleSettings(warmup=2), 1e-3)
     return UnitFeed(plan, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, micro=micro)
 
 
 def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tensor], dict[str, int]]:
     sums, counts = loop.gradients(works[step])
     found = [parameter.grad.clone() for parameter in loop.learning if parameter.grad is not None]
-    loop.optimiser.zero_grad()
+    loop.optimizer.zero_grad()
     return sums["ranking"], found, counts
 
 
 def loop_of(kind: type[Loop], **axes: object) -> Loop:
     net = network(**axes)
-    return kind(net, siamese("ranking", symmetric=True), optim.build(net, OptimSettings(lr=1e-3)), clip=1.0, seed=3)
+    return kind(net, siamese("ranking", symmetric=True), build_optimizer(net, OptimSettings(lr=1e-3)), clip=1.0, seed=3)
 
 
 @pytest.mark.parametrize("micro", [2, 3, 8, SIZE])
@@ -86,7 +86,7 @@ def test_pieces_change_nothing(micro: int) -> None:
     some = units("ranking")
     with one_thread():
         whole = gradients(loop_of(Loop), 0, feed(some, 1))
-        parts = gradients(loop_of(Cached), 0, feed(some, micro))
+        parts = gradients(loop_of(GradCacheLoop), 0, feed(some, micro))
     assert len(feed(some, micro)[0].batches) == micro
     assert whole[2] == parts[2] == {"ranking": SIZE}
     assert parts[0].item() == pytest.approx(whole[0].item(), rel=1e-5)
@@ -104,8 +104,8 @@ def test_dropout_is_the_same_both_times() -> None:
     """Each text's vector must be the same when its slope is found and when it is used."""
     seen: list[list[Tensor]] = [[], []]
 
-    class Watching(Cached):
-        def _part(self, objective: AsksTogether, *rest: object) -> Tensor:  # type: ignore[override]
+    class Watching(GradCacheLoop):
+        def _part(self, objective: WholeStepObjective, *rest: object) -> Tensor:  # type: ignore[override]
             found = super()._part(objective, *rest)  # type: ignore[arg-type]
             seen[1 if torch.is_grad_enabled() else 0].append(found.detach().clone())
             return found
@@ -146,9 +146,9 @@ def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) 
     net = start.network
     task = SentenceTask("sentence-ranking", loss="ranking")
     some, _ = task.units([Sentences(row) for row in rows], start.needed_tokenizer, 64)
-    loop = Cached(net, siamese("ranking"), optim.build(net, OptimSettings(lr=1e-3)), seed=0)
+    loop = GradCacheLoop(net, siamese("ranking"), build_optimizer(net, OptimSettings(lr=1e-3)), seed=0)
     loop.network.train = lambda: None  # no dropout, as there
-    works = UnitFeed(Plan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", micro=3)
+    works = UnitFeed(TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", micro=3)
     sums, counts = loop.gradients(works[0])
     assert sums["ranking"].item() / counts["ranking"] == pytest.approx(loss.item(), rel=1e-5)
     ours = net.encoder.embeddings.tokens.weight.grad
@@ -185,19 +185,24 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 @pytest.mark.parametrize("loss", ["softmax", "cosine", "triplet", "ranking"])
 def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: bool) -> None:
-    be_deterministic(True)
+    set_deterministic(True)
     some, size = units(loss, 60), 8
-    plan = Plan([Phase(steps=20)], ScheduleSettings(warmup=5), 1e-3)
+    plan = TrainingPlan([Phase(steps=20)], ScheduleSettings(warmup=5), 1e-3)
     shapes = ShapeBuckets("vector", size, 2 if loss in ("softmax", "cosine") else 4)
     feed = UnitFeed(plan, some, size, "vector", regression=loss == "cosine", shapes=shapes)
     rates = [torch.tensor(update.lr).item() for update in plan.updates]  # which fp32 can hold
     steps = [replace(feed[n], update=replace(feed[n].update, lr=rate)) for n, rate in enumerate(rates)]
     losses: list[list[float]] = [[], []]
     ends = []
-    for kind, seen in zip((Loop, Replay), losses, strict=True):
+    for kind, seen in zip((Loop, CudaGraphLoop), losses, strict=True):
         net = network(pooling, dropout=0.1).to("cuda")
         loop = kind(
-            net, siamese(loss), optim.build(net, OptimSettings(lr=1e-3), recorded=True), clip=1.0, seed=3, half=half
+            net,
+            siamese(loss),
+            build_optimizer(net, OptimSettings(lr=1e-3), capturable=True),
+            clip=1.0,
+            seed=3,
+            bf16=half,
         )
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
         ends.append([parameter.detach().cpu() for parameter in net.parameters()])

@@ -12,11 +12,11 @@ from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.errors import BertreeWarning, UserError
 from bertree.interop import folder
-from bertree.objectives.pretraining import pretraining
+from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
-from bertree.train.held_out import Samples, evaluate
-from bertree.train.metrics_log import Record
+from bertree.train.held_out import MaskSamples, evaluate_held_out
+from bertree.train.metrics_log import MetricsLog
 from tests.support import runs
 from tests.support.batches import fresh
 
@@ -28,9 +28,9 @@ def held(token_store: Path) -> Stream:
 
 def test_figures_by_hand(held: Stream) -> None:
     network = fresh(vocab_size=held.store.vocab_size, dropout=0.2).train()
-    objective = pretraining(mlm=2.0, sop=0.5)
-    found = evaluate(network, objective, held, 900, nullcontext)
-    assert evaluate(network, objective, held, 900, nullcontext) == found
+    objective = pretraining_objective(mlm=2.0, sop=0.5)
+    found = evaluate_held_out(network, objective, held, 900, nullcontext)
+    assert evaluate_held_out(network, objective, held, 900, nullcontext) == found
     assert network.training, "as it was before"
     network.eval()
     words, pairs, read = [], [], 0
@@ -64,7 +64,7 @@ def test_figures_by_hand(held: Stream) -> None:
 
 def test_samples_are_the_same_texts_every_time(held: Stream) -> None:
     network = fresh(vocab_size=held.store.vocab_size, max_positions=64)
-    one, other = Samples(held)(network), Samples(held)(network)
+    one, other = MaskSamples(held)(network), MaskSamples(held)(network)
     assert one == other
     assert len(one) == 4
     for sample in one:
@@ -73,7 +73,7 @@ def test_samples_are_the_same_texts_every_time(held: Stream) -> None:
 
 
 def test_the_true_words_stand_in_a_sample(held: Stream) -> None:
-    samples = Samples(held)
+    samples = MaskSamples(held)
     for example, shown in zip(samples.examples, samples(fresh(vocab_size=held.store.vocab_size)), strict=True):
         hidden = [mask["gold"] for mask in shown["masks"]]
         assert len(hidden) == int((example.ids == held.store.special["mask"]).sum())
@@ -118,7 +118,7 @@ def test_going_on_keeps_the_weights(started: tuple[Path, Path], token_store: Pat
         )[0]
         for rank in range(2)
     ]
-    objective = pretraining(mlm=1.0, nsp=1.0)
+    objective = pretraining_objective(mlm=1.0, nsp=1.0)
     with torch.no_grad():
         losses = [objective(before.network.eval(), batch) for batch in micro]
     expected = sum(
@@ -221,14 +221,14 @@ def test_tensorboard_without_the_package(token_store: Path, tmp_path: Path) -> N
 
 
 def test_a_record_goes_on(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = MetricsLog(tmp_path)
     for step in (1, 2, 3):
         record.write("train", step, {"loss": math.inf if step == 2 else 1 / 3})
     record.write("end", 3, {})
     record.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # killed while writing
-    record = Record(tmp_path, 2)
+    record = MetricsLog(tmp_path, 2)
     record.write("train", 3, {"loss": 0.5})
     record.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -10,19 +10,19 @@ from bertree.batch import Batch
 from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
 from bertree.model.network import Network
-from bertree.objectives.objective import Loss, Objective
-from bertree.objectives.pretraining import pretraining
-from bertree.train import optim
-from bertree.train.feed import Work
-from bertree.train.hooks import Tally
-from bertree.train.loop import Loop, Result
-from bertree.train.metrics_log import Record
+from bertree.objectives.objective import Loss, WeightedTerms
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.feed import StepBatches
+from bertree.train.hooks import Totals
+from bertree.train.loop import Loop, StepResult
+from bertree.train.metrics_log import MetricsLog
+from bertree.train.optim import build_optimizer
 from tests.support.batches import fresh, joined, sequences, work
 
 
 def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:
     network = fresh().to(dtype)
-    loop = Loop(network, pretraining(mlm=1.0, nsp=0.7), optim.build(network, OptimSettings()))
+    loop = Loop(network, pretraining_objective(mlm=1.0, nsp=0.7), build_optimizer(network, OptimSettings()))
     loop.gradients(work(*batches))
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
@@ -43,9 +43,9 @@ def test_accumulation_changes_nothing(dtype: torch.dtype, bar: float) -> None:
 
 def test_reported_losses_are_means_over_the_step() -> None:
     rows = sequences(12)
-    objective = pretraining(mlm=1.0, nsp=0.5)
+    objective = pretraining_objective(mlm=1.0, nsp=0.5)
     network = fresh()
-    loop = Loop(network, objective, optim.build(network, OptimSettings(lr=0.0)))
+    loop = Loop(network, objective, build_optimizer(network, OptimSettings(lr=0.0)))
     one = loop.step(work(joined(rows), lr=0.0))
     many = loop.step(work(*(joined(rows[i : i + 3]) for i in range(0, 12, 3)), lr=0.0))
     assert one.losses == pytest.approx(many.losses, rel=1e-6)
@@ -56,7 +56,9 @@ def test_reported_losses_are_means_over_the_step() -> None:
 
 def test_clipping_and_rate() -> None:
     network = fresh()
-    loop = Loop(network, pretraining(mlm=1.0), torch.optim.SGD(network.parameters(), lr=9.0, fused=True), clip=0.01)
+    loop = Loop(
+        network, pretraining_objective(mlm=1.0), torch.optim.SGD(network.parameters(), lr=9.0, fused=True), clip=0.01
+    )
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
     result = loop.step(work(joined(sequences(8)), lr=0.5))
     assert result.norm > 0.01
@@ -80,7 +82,7 @@ class Poisoned:
 
 def state(loop: Loop) -> list[torch.Tensor]:
     found = [p.detach().clone() for p in loop.network.parameters()]
-    for moments in loop.optimiser.state.values():
+    for moments in loop.optimizer.state.values():
         found += [value.clone() for value in moments.values()]
     return found
 
@@ -91,13 +93,16 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tm
     network = fresh()
     term = Poisoned({2, 4, 5, 7}, value)
     loop = Loop(
-        network, Objective({"x": term}, {"x": 1.0}), optim.build(network, OptimSettings(name=name)), bad_steps=3
+        network,
+        WeightedTerms({"x": term}, {"x": 1.0}),
+        build_optimizer(network, OptimSettings(name=name)),
+        bad_steps=3,
     )
     batch = joined(sequences(3))
     before: list[torch.Tensor] = []
     skipped = []
 
-    def watch(result: Result) -> None:
+    def watch(result: StepResult) -> None:
         nonlocal before
         after = state(loop)
         unchanged = len(before) == len(after) and all(map(torch.equal, before, after))
@@ -105,7 +110,7 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tm
         skipped.extend([result.step] * result.skipped)
         before = after
 
-    tally = Tally(Record(tmp_path), {"skipped": 10})
+    tally = Totals(MetricsLog(tmp_path), {"skipped": 10})
     loop.run((work(batch, number=n) for n in range(8)), [tally, watch])
     assert tally.skipped == 14
     assert skipped == [2, 4, 5, 7], "and two in a row, or four in all, are not three in a row"
@@ -115,7 +120,7 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tm
 def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
     network = fresh()
     term = Poisoned({3, 4, 5}, float("nan"))
-    loop = Loop(network, Objective({"x": term}, {"x": 1.0}), optim.build(network, OptimSettings()), bad_steps=3)
+    loop = Loop(network, WeightedTerms({"x": term}, {"x": 1.0}), build_optimizer(network, OptimSettings()), bad_steps=3)
     done: list[int] = []
     with pytest.raises(UserError, match=r"^step 5: the gradient was not finite for 3 steps in a row; [^\n]*$"):
         loop.run((work(joined(sequences(3)), number=n) for n in range(9)), [lambda result: done.append(result.step)])
@@ -124,9 +129,14 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
 
 def run(seed: int, first: int = 0) -> list[torch.Tensor]:
     network = fresh(dropout=0.3)
-    loop = Loop(network, pretraining(mlm=1.0, nsp=1.0), optim.build(network, OptimSettings(name="lamb")), seed=seed)
+    loop = Loop(
+        network,
+        pretraining_objective(mlm=1.0, nsp=1.0),
+        build_optimizer(network, OptimSettings(name="lamb")),
+        seed=seed,
+    )
 
-    def steps() -> Iterator[Work]:
+    def steps() -> Iterator[StepBatches]:
         for number in range(first, first + 3):
             torch.rand(number + 1)  # whatever else draws random numbers
             yield work(joined(sequences(4, number)), joined(sequences(4, number + 50)), number=number)
@@ -151,7 +161,7 @@ def test_micro_batches_have_dropout_of_their_own() -> None:
             seen.append(float(hidden_th.detach().square().sum()))
             return super().loss(network, hidden_th, batch)
 
-    loop = Loop(network, Objective({"x": Spy(set(), 1.0)}, {"x": 1.0}), optim.build(network, OptimSettings()))
+    loop = Loop(network, WeightedTerms({"x": Spy(set(), 1.0)}, {"x": 1.0}), build_optimizer(network, OptimSettings()))
     batch = joined(sequences(3))
     loop.gradients(work(batch, batch, number=0))
     loop.gradients(work(batch, number=1))
@@ -165,7 +175,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
     for recompute in (False, True):
         network = fresh(dropout=0.1)
         network.encoder.stack.recompute = recompute
-        loop = Loop(network, pretraining(mlm=1.0), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
+        loop = Loop(network, pretraining_objective(mlm=1.0), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
         loop.gradients(work(joined(sequences(6))))
         found.append([p.grad for p in network.parameters() if p.grad is not None])
     assert all(map(torch.equal, *found))

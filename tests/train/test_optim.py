@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bertree.config.sections import OptimSettings
-from bertree.objectives.pretraining import pretraining
-from bertree.train import optim
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.optim import Lamb, build_optimizer
 from tests.support.batches import fresh, joined, sequences
 
 
@@ -46,15 +46,15 @@ def test_lamb_is_the_papers() -> None:
     named = dict(network.named_parameters())
     with torch.no_grad():
         network.heads["mask"].bias.zero_()  # norm 0: its ratio is 1 in the first step
-    optimiser = optim.build(network, OptimSettings(name="lamb", lr=0.02, eps=1e-6, weight_decay=0.1))
+    optimizer = build_optimizer(network, OptimSettings(name="lamb", lr=0.02, eps=1e-6, weight_decay=0.1))
     before = thirds({name: p.detach().clone() for name, p in named.items()})
     history = []
     for number in range(5):
-        losses = pretraining(mlm=1.0, nsp=1.0)(network, joined(sequences(6, number)))
+        losses = pretraining_objective(mlm=1.0, nsp=1.0)(network, joined(sequences(6, number)))
         sum(loss.sum for loss in losses.values()).backward()
         history.append(thirds({name: p.grad.clone() for name, p in named.items()}))
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     expected = reference(before, history, 0.02, 1e-6, 0.1)
     for name, tensor in thirds({name: p.detach() for name, p in named.items()}).items():
         moved = float((expected[name] - before[name]).norm())
@@ -65,9 +65,9 @@ def test_lamb_is_the_papers() -> None:
 
 def test_where_a_norm_is_zero_the_ratio_is_one() -> None:
     zero, still = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(3))
-    optimiser = optim.Lamb([zero, still], lr=0.1)
+    optimizer = Lamb([zero, still], lr=0.1)
     zero.grad, still.grad = torch.tensor([2.0, -2.0, 4.0]), torch.zeros(3)
-    optimiser.step()
+    optimizer.step()
     assert zero.tolist() == pytest.approx([-0.1, 0.1, -0.1], rel=1e-5), "Adam's step"
     assert still.tolist() == [1.0, 1.0, 1.0]
 
@@ -75,8 +75,8 @@ def test_where_a_norm_is_zero_the_ratio_is_one() -> None:
 @pytest.mark.parametrize("name", ["adamw", "lamb"])
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     network = fresh()
-    optimiser = optim.build(network, OptimSettings(name=name, weight_decay=0.3))
-    decay = {id(p): group["weight_decay"] for group in optimiser.param_groups for p in group["params"]}
+    optimizer = build_optimizer(network, OptimSettings(name=name, weight_decay=0.3))
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(network.parameters())), "every parameter is moved, once"
     for path, parameter in network.named_parameters():
         plain = path.endswith("bias") or ".norm." in path
@@ -85,5 +85,5 @@ def test_norms_and_biases_do_not_decay(name: str) -> None:
 
 def test_adamw_has_the_recipes_settings() -> None:
     settings = OptimSettings(lr=0.25, betas=(0.8, 0.98), eps=1e-5)
-    for group in optim.build(fresh(), settings).param_groups:
+    for group in build_optimizer(fresh(), settings).param_groups:
         assert (group["lr"], group["betas"], group["eps"]) == (0.25, (0.8, 0.98), 1e-5)

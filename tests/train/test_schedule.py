@@ -7,11 +7,11 @@ import pytest
 
 from bertree.config.sections import Phase, ScheduleSettings
 from bertree.pretraining import recipe
-from bertree.train.schedule import Plan
+from bertree.train.schedule import TrainingPlan
 
 
 def rates(steps: int, lr: float = 1.0, **schedule: object) -> list[float]:
-    return [update.lr for update in Plan([Phase(steps)], ScheduleSettings(**schedule), lr).updates]
+    return [update.lr for update in TrainingPlan([Phase(steps)], ScheduleSettings(**schedule), lr).updates]
 
 
 def test_the_warm_up_rises_to_the_rate() -> None:
@@ -44,8 +44,8 @@ def test_all_warm_up() -> None:
 @pytest.mark.parametrize("growth", [2, 4, 16])
 def test_growth(shape: str, growth: int) -> None:
     phases = [Phase(70, 32), Phase(531, 64)]
-    plan = Plan(phases, ScheduleSettings(shape=shape, warmup=11, growth=growth), 0.3)
-    plain = Plan(phases, ScheduleSettings(shape=shape, warmup=11), 0.3)
+    plan = TrainingPlan(phases, ScheduleSettings(shape=shape, warmup=11, growth=growth), 0.3)
+    plain = TrainingPlan(phases, ScheduleSettings(shape=shape, warmup=11), 0.3)
     at = {(u.phase, u.first): u.lr for u in plain.updates}
     read = [(u.phase, place) for u in plan.updates for place in range(u.first, u.first + u.batches)]
     assert read == [(phase, place) for phase, steps in enumerate((70, 531)) for place in range(steps)]
@@ -70,7 +70,7 @@ def test_growth(shape: str, growth: int) -> None:
 def test_berts_phases() -> None:
     bert = recipe.load("bert-base")
     scaled = [Phase(p.steps // 1000, p.max_length, p.batch_tokens) for p in bert.phases]
-    plan = Plan(scaled, ScheduleSettings(warmup=10), 1e-4)
+    plan = TrainingPlan(scaled, ScheduleSettings(warmup=10), 1e-4)
     assert len(plan) == 1000
     assert [u.phase for u in plan.updates] == [0] * 900 + [1] * 100
     assert plan.updates[900].first == 0

@@ -32,7 +32,7 @@ from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.network import TOKEN_HEADS
 from bertree.model.presets import PRESETS, preset
-from bertree.objectives.distill_task import taught
+from bertree.objectives.distill_task import task_distillation_objective
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length, inference_autocast
@@ -40,7 +40,7 @@ from bertree.tasks.options import configure_task
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
 from bertree.text.tokenizer import Tokenizer
-from bertree.train.device import Machine, be_deterministic
+from bertree.train.device import Placement, set_deterministic
 
 HALF = "half"
 
@@ -64,8 +64,8 @@ def distill_on_task(
     task = configure_task(task, config.task)
     config, task = configs.with_crf(config, task)
     _check_settings(config, task)
-    be_deterministic(config.run.deterministic)
-    machine = Machine.of(config.run)
+    set_deterministic(config.run.deterministic)
+    machine = Placement.from_settings(config.run)
     splits = training_splits(files, task)
     check_run_folder(out, resume)
     guide = Teacher.of(teacher, task)
@@ -81,7 +81,9 @@ def distill_on_task(
     examples, mask = _add_copies(examples, config.distil, reader)
     distil, head = config.distil, examples.task.head
     identity = [str(Path(student).resolve()) if Path(student).exists() else student, layers, guide.digest]
-    objective = taught(head, examples.task.regression, distil.kind, distil.alpha, distil.temperature)
+    objective = task_distillation_objective(
+        head, examples.task.regression, distil.kind, distil.alpha, distil.temperature
+    )
     unanswered = distil.alpha < 1
     job = prepare_run(
         start, student, examples, out, config, machine, objective, unanswered=unanswered, identity=identity

@@ -24,17 +24,17 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
 from bertree.model.network import Network
-from bertree.objectives.divergences import likeliest
-from bertree.train.feed import Feed, Work, ahead
+from bertree.objectives.divergences import top_k_log_probabilities
+from bertree.train.feed import StepBatches, StreamFeed, prefetch
 
 CHUNK = 64  # steps a file
 HEADER = "targets.json"
 
 
-class Targets(Feed):
+class Targets(StreamFeed):
     """A feed whose batches carry what the teacher said about them."""
 
-    def __init__(self, folder: Path, feed: Feed, k: int, vocabulary: int, identity: Json) -> None:
+    def __init__(self, folder: Path, feed: StreamFeed, k: int, vocabulary: int, identity: Json) -> None:
         self.plan, self.streams = feed.plan, feed.streams
         self._folder, self._feed, self._k, self._vocabulary = folder, feed, k, vocabulary
         self._identity = identity
@@ -82,14 +82,14 @@ class Targets(Feed):
         for first in self.missing:
             last = min(first + CHUNK, len(self.plan))
             scores, ids, rows = [], [], []
-            for work in ahead(self._feed.__getitem__, first, last):
+            for work in prefetch(self._feed.__getitem__, first, last):
                 for batch in work.batches:
                     assert batch.masked is not None
                     moved = batch.to(device)
                     assert moved.masked is not None
                     with autocast():
                         logits_mv = teacher.mask_logits(teacher(moved), moved.masked)
-                    values, places = likeliest(logits_mv, self._k, temperature)
+                    values, places = top_k_log_probabilities(logits_mv, self._k, temperature)
                     scores.append(values.half().cpu().numpy())
                     ids.append(places.cpu().numpy().astype(kind))
                     rows.append(len(values))
@@ -97,7 +97,7 @@ class Targets(Feed):
             tensors = {"scores": np.concatenate(scores), "ids": np.concatenate(ids), "rows": np.array(rows, np.int64)}
             write_atomically(self._path(first), save(tensors))
 
-    def __getitem__(self, number: int) -> Work:
+    def __getitem__(self, number: int) -> StepBatches:
         """What a step reads, and what the teacher says about it."""
         work = self._feed[number]
         first = number // CHUNK * CHUNK
@@ -110,9 +110,9 @@ class Targets(Feed):
         made = [self._with(batch, *one, first) for batch, one in zip(work.batches, kept, strict=True)]
         return replace(work, batches=made)
 
-    def since(self, first: int) -> Iterator[Work]:
+    def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Steps from `first` on, made ahead."""
-        return ahead(self.__getitem__, first, len(self.plan))
+        return prefetch(self.__getitem__, first, len(self.plan))
 
     def _batches(self, number: int) -> int:
         update = self.plan.updates[number]

@@ -26,16 +26,16 @@ from bertree.inference.run import Run
 from bertree.interop.weights import digest
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
-from bertree.objectives.pretraining import pretraining
+from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, run_files
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, make_folder, remove_leftovers
 from bertree.tasks.logits import inference_autocast
-from bertree.train.device import Machine, be_deterministic
-from bertree.train.held_out import evaluate
-from bertree.train.schedule import Plan
+from bertree.train.device import Placement, set_deterministic
+from bertree.train.held_out import evaluate_held_out
+from bertree.train.schedule import TrainingPlan
 
 TEXTS = 64  # held-out examples that teacher and student are timed on
 
@@ -60,8 +60,8 @@ def distill_on_text(
     cache_path = str(Path(cache).resolve()) if cache else ""
     given = {"distil.teacher": teacher_path, "data.store": store, "distil.layers": layers, "distil.cache": cache_path}
     recipe = text_student.find_recipe(student, given, overrides)
-    be_deterministic(recipe.run.deterministic)
-    machine = Machine.of(recipe.run)
+    set_deterministic(recipe.run.deterministic)
+    machine = Placement.from_settings(recipe.run)
     teacher_model = text_student.load_teacher(teacher, machine)
     train, held = build.stores(recipe.data)
     text_student.check(recipe, teacher_model, train, teacher)
@@ -87,7 +87,9 @@ def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) 
     stream = build.held_out(recipe, training.held, recipe.phases[-1])
     loaded_teacher = load(teacher, device=str(machine.device))
     found = [
-        evaluate(network, training.asked, stream, recipe.run.eval_tokens, lambda: inference_autocast(machine.device))
+        evaluate_held_out(
+            network, training.asked, stream, recipe.run.eval_tokens, lambda: inference_autocast(machine.device)
+        )
         for network in (loaded_teacher.network, training.contents.network)
     ]
     scores = {name: [one[name] for one in found] for name in ("perplexity", "accuracy")}
@@ -106,7 +108,7 @@ def _unmasked(example: Batch) -> torch.Tensor:
 
 
 def _build(
-    recipe: DistillRecipe, machine: Machine, teacher: Model, train: Store, held: Store, name: str
+    recipe: DistillRecipe, machine: Placement, teacher: Model, train: Store, held: Store, name: str
 ) -> tuple[PretrainingRun, list[str]]:
     """Build the parts of the run, and describe it in a few lines."""
     contents, initial = text_student.build_student(recipe, teacher, train)
@@ -115,7 +117,7 @@ def _build(
         wanted, text_student.term_weights(recipe), contents, teacher, recipe.run.seed
     )
     learner.to(machine.device)
-    plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
+    plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
     rates = [mask_share(recipe, phase) for phase in recipe.phases]
     scored = 2.0 if wanted.everywhere else 2 * max(rates)  # the teacher's scores take as much room as the student's
     feed = build.feed(recipe, plan, train, machine, a, scored)
@@ -133,7 +135,7 @@ def _build(
         f"terms: {', '.join(f'{term} {weight:g}' for term, weight in objective.weights.items())}; "
         f"temperature {wanted.temperature:g}",
     ]
-    asked = pretraining(mlm=1.0)
+    asked = pretraining_objective(mlm=1.0)
     return PretrainingRun(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity), intro
 
 

@@ -16,13 +16,19 @@ from bertree.inference.load import Model, load
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.presets import PRESETS, preset
-from bertree.objectives.distill_pretraining import LIVE, Distillation, Pupil, distillation, pupil
+from bertree.objectives.distill_pretraining import (
+    TEACHER_STATE_TERMS,
+    PretrainingDistillation,
+    StudentWithProjections,
+    add_projections,
+    distillation_objective,
+)
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import DistillRecipe, DistillSettings
 from bertree.pretraining.run import resolve_paths
 from bertree.text.identity import tokenizer_hash
-from bertree.train.device import Machine
+from bertree.train.device import Placement
 
 DEFAULT_RECIPE = "distilbert"  # of a student that is named by its shape alone
 EPOCHS, WARMUP = 3.0, 0.05  # of such a student, and the share of its steps spent on warm-up
@@ -86,9 +92,9 @@ def set_steps(recipe: DistillRecipe, student: str, epochs: float, store: Store, 
     return recipe
 
 
-def load_teacher(name: str, machine: Machine) -> Model:
+def load_teacher(name: str, machine: Placement) -> Model:
     """Load the teacher, in half precision on a GPU, with its weights frozen."""
-    model = load(name, device=str(machine.device), dtype="bfloat16" if machine.half else "float32")
+    model = load(name, device=str(machine.device), dtype="bfloat16" if machine.bf16 else "float32")
     if not model.trained:
         raise UserError(f"{name}: is a preset with random weights, which has nothing to teach; give a trained model")
     if "mask" not in model.network.heads:
@@ -139,7 +145,7 @@ def _check_cache(recipe: DistillRecipe, vocabulary: int) -> None:
     weights = term_weights(recipe)
     if not weights["ce"]:
         raise UserError("distil.cache: with distil.ce=0 nothing would be read of it; leave one of them out")
-    live = [f"distil.{term}=0" for term in LIVE if weights[term]]
+    live = [f"distil.{term}=0" for term in TEACHER_STATE_TERMS if weights[term]]
     live += ["distil.everywhere=false"] if recipe.distil.everywhere else []
     if live:
         raise UserError(
@@ -184,7 +190,7 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
 
 def build_objective(
     wanted: DistillSettings, weights: dict[str, float], contents: Contents, teacher: Model, seed: int
-) -> tuple[Pupil, Distillation]:
+) -> tuple[StudentWithProjections, PretrainingDistillation]:
     """Build the student module and its objective."""
     a, its = contents.architecture, teacher.architecture
     given = wanted.match
@@ -203,9 +209,9 @@ def build_objective(
             raise UserError(f"distil.relation_layer: {layer} is more than the teacher's {its.layers} layers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        learner = pupil(contents.network, a.width, its.width, weights, len(pairs))
+        learner = add_projections(contents.network, a.width, its.width, weights, len(pairs))
     needed = any(weight for term, weight in weights.items() if term != "mlm") and not wanted.cache
-    objective = distillation(
+    objective = distillation_objective(
         weights,
         teacher.network if needed else None,
         wanted.temperature,

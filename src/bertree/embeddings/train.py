@@ -37,7 +37,7 @@ from bertree.tasks.similarity.read import KINDS, Named, Sentences
 from bertree.tasks.similarity.task import SentenceTask
 from bertree.tasks.task import Splits
 from bertree.tasks.text import TextTask
-from bertree.train.device import Machine, be_deterministic
+from bertree.train.device import Placement, set_deterministic
 
 WANTS = {"softmax": "label", "cosine": "score"}  # how a column that could be either is read
 
@@ -158,8 +158,8 @@ def vectors(
     before = start.vector.before(None)
     task = SentenceTask(f"sentence-{loss}", loss=loss, regression=loss == "cosine", before=before)
     config = siamese_config.load(overrides, task, loss, start.vector)
-    be_deterministic(config.run.deterministic)
-    machine = Machine.of(config.run)
+    set_deterministic(config.run.deterministic)
+    machine = Placement.from_settings(config.run)
     train = [example for rows in given.train for example in shaped(rows, loss)]
     task = task.with_labels(task.labels_in(train))
     task.check_training(train)
@@ -220,8 +220,8 @@ def _cross(
     with_options = configure_task(task, config.task)
     assert isinstance(with_options, TextTask)
     task = with_options
-    be_deterministic(config.run.deterministic)
-    machine = Machine.of(config.run)
+    set_deterministic(config.run.deterministic)
+    machine = Placement.from_settings(config.run)
     task = task.with_labels(task.labels_in(train))
     task.check_training(train)
     if given.dev is not None:

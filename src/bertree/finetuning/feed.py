@@ -15,8 +15,8 @@ from bertree.data import counter_random
 from bertree.objectives.objective import IGNORED
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
-from bertree.train.feed import Work, ahead
-from bertree.train.schedule import Plan
+from bertree.train.feed import StepBatches, prefetch
+from bertree.train.schedule import TrainingPlan
 
 LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
 
@@ -91,7 +91,7 @@ class UnitFeed:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TrainingPlan,
         units: Sequence[Unit],
         size: int,
         head: str,
@@ -108,7 +108,7 @@ class UnitFeed:
         self.steps_an_epoch = steps_an_epoch(len(units), size)
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
 
-    def __getitem__(self, number: int) -> Work:
+    def __getitem__(self, number: int) -> StepBatches:
         """What a step reads."""
         update = self.plan.updates[number]
         epoch, place = divmod(number, self.steps_an_epoch)
@@ -121,11 +121,11 @@ class UnitFeed:
         if self._shapes is not None:
             batches = [self._shapes(batch) for batch in batches]
         filling = sum(batch.ids.numel() for batch in batches) - asked
-        return Work(update, batches, (number + 1) / self.steps_an_epoch, filling)
+        return StepBatches(update, batches, (number + 1) / self.steps_an_epoch, filling)
 
-    def since(self, first: int) -> Iterator[Work]:
+    def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Steps from `first` on, made ahead."""
-        return ahead(self.__getitem__, first, len(self.plan))
+        return prefetch(self.__getitem__, first, len(self.plan))
 
 
 def steps_an_epoch(units: int, size: int) -> int:

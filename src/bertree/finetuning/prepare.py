@@ -15,11 +15,11 @@ from bertree.inference.load import Model
 from bertree.interop.folder import Contents
 from bertree.model.cost import describe_architecture
 from bertree.model.network import Network
-from bertree.objectives.objective import Asks
+from bertree.objectives.objective import Objective
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Task, Truncation
-from bertree.train.device import Machine
+from bertree.train.device import Placement
 
 Labels = Callable[[Task[Any], Sequence[Any]], Sequence[str]]
 
@@ -80,8 +80,8 @@ def prepare_run(
     given: TaskExamples,
     out: Path,
     config: FineTuneConfig,
-    machine: Machine,
-    objective: Asks | None = None,
+    machine: Placement,
+    objective: Objective | None = None,
     *,
     identity: Sequence[str],
     unanswered: bool = False,
@@ -126,7 +126,7 @@ def _intro(tuner: FineTuning, held: int) -> list[str]:
     labels = f": {', '.join(task.labels[:8])}{', ...' if len(task.labels) > 8 else ''}" if task.labels else ""
     kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
     dev = f"{len(tuner.dev.examples):,} held out of them" if held else f"{len(tuner.dev.examples):,} dev"
-    where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}"
+    where = f"{machine.device}, {'bf16' if machine.bf16 else 'fp32'}"
     top = f"; encoder frozen, reading {config.top.layers}" if config.top.frozen else ""
     steps = max(1, math.ceil(tuner.steps_an_epoch * config.train.epochs))
     return [

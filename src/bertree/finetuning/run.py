@@ -23,7 +23,7 @@ from bertree.tasks.files import TaskFiles
 from bertree.tasks.options import configure_task
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
-from bertree.train.device import Machine, be_deterministic
+from bertree.train.device import Placement, set_deterministic
 
 
 def finetune(
@@ -62,8 +62,8 @@ def finetune(
         config = configs.load([*overrides, *overrides_of(settings)], known, top)
         known = configure_task(known, config.task)
         config, known = configs.with_crf(config, known)
-        be_deterministic(config.run.deterministic)
-        machine = Machine.of(config.run)
+        set_deterministic(config.run.deterministic)
+        machine = Placement.from_settings(config.run)
         splits = training_splits(TaskFiles.of(data, train, dev), known)
         check_run_folder(out, resume)
         start, name = load_or_take(model, tokenizer=tokenizer)

@@ -20,16 +20,16 @@ from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_an_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.objectives.objective import Asks
-from bertree.objectives.supervised import supervised
+from bertree.objectives.objective import Objective
+from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.logits import logits
 from bertree.tasks.task import Example, Task, Unit
-from bertree.train import optim
-from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Machine
+from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Placement
 from bertree.train.loop import Loop
-from bertree.train.schedule import Plan
-from bertree.train.steps.cuda_graph import Replay
-from bertree.train.steps.grad_cache import AsksTogether, Cached
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
+from bertree.train.steps.cuda_graph import CudaGraphLoop
+from bertree.train.steps.grad_cache import GradCacheLoop, WholeStepObjective
 from bertree.train.tuning import Best, Tuning
 
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
@@ -65,9 +65,9 @@ class FineTuning:
     train: EncodedSplit[Any]
     dev: EncodedSplit[Any]
     config: FineTuneConfig
-    machine: Machine
+    machine: Placement
     identity: str  # of model and data
-    objective: Asks | None = None  # where it is not the head's own
+    objective: Objective | None = None  # where it is not the head's own
 
     @property
     def architecture(self) -> Architecture:
@@ -123,10 +123,10 @@ class FineTuning:
         """Steps in which every unit is read once."""
         return steps_an_epoch(len(self.train.units), self.config.train.batch)
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> TrainingPlan:
         steps = max(1, math.ceil(self.steps_an_epoch * self.config.train.epochs))
         schedule = ScheduleSettings(shape=self.config.train.shape, warmup=math.ceil(self.config.train.warmup * steps))
-        return Plan([Phase(steps=steps)], schedule, self.config.optim.lr)
+        return TrainingPlan([Phase(steps=steps)], schedule, self.config.optim.lr)
 
     def _parts(self, seed: int) -> tuple[Loop, UnitFeed]:
         task, config, size = self.task, self.config, self.config.train.batch
@@ -139,15 +139,15 @@ class FineTuning:
         lstm = config.top.lstm > 0 or self.architecture.body == "bilstm"
         on_host = crf or lstm or config.optim.name != "adamw"  # they ask for numbers on the way
         replayed = gpu and self.machine.compiled and micro == 1 and not on_host
-        whole = micro > 1 and isinstance(self.objective, AsksTogether)  # its pieces must come together
-        kind = Replay if replayed else Cached if whole else Loop
+        whole = micro > 1 and isinstance(self.objective, WholeStepObjective)  # its pieces must come together
+        kind = CudaGraphLoop if replayed else GradCacheLoop if whole else Loop
         loop = kind(
             network,
-            self.objective or supervised(task.head, task.regression, crf),
-            optim.build(network, config.optim, recorded=replayed),
+            self.objective or supervised_objective(task.head, task.regression, crf),
+            build_optimizer(network, config.optim, capturable=replayed),
             clip=config.optim.clip,
             seed=seed,
-            half=self.machine.half,
+            bf16=self.machine.bf16,
             bad_steps=config.run.bad_steps,
         )
         shapes = ShapeBuckets(task.head, size, options) if replayed else None

@@ -89,11 +89,11 @@ class LstmEncoder(Encoder):
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
         """What the first layer reads (t x e), and what each layer says (t x h)."""
-        return super().states(batch.apart() if self.compares else batch)
+        return super().states(batch.split_pairs() if self.compares else batch)
 
     def forward(self, batch: Batch) -> Tensor:
         """What was read up to each token, from the left and from the right (t x h)."""
-        return super().forward(batch.apart() if self.compares else batch)
+        return super().forward(batch.split_pairs() if self.compares else batch)
 
     def whole(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """What stands for each sequence (s x h, or s x 4h where pairs are compared)."""
@@ -101,7 +101,7 @@ class LstmEncoder(Encoder):
         assert isinstance(last, BiLstm)
         if not self.compares:
             return last.ends(hidden_th, batch)
-        texts = batch.apart()
+        texts = batch.split_pairs()
         ends_nh = last.ends(hidden_th, texts).masked_fill((texts.lengths == 0)[:, None], 0.0)
         u_sh, v_sh = ends_nh.unflatten(0, (-1, 2)).unbind(1)
         return torch.cat([u_sh, v_sh, u_sh * v_sh, (u_sh - v_sh).abs()], -1)

@@ -39,7 +39,7 @@ def _last(states_tw: Tensor, batch: Batch) -> Tensor:
 
 def _sum(states_tw: Tensor, batch: Batch) -> Tensor:
     empty = states_tw.new_zeros(len(batch.cu_seqlens) - 1, states_tw.shape[1], dtype=torch.float32)
-    return empty.index_add(0, batch.owners, states_tw.float())
+    return empty.index_add(0, batch.sequence_ids, states_tw.float())
 
 
 def _counts(batch: Batch) -> Tensor:
@@ -62,7 +62,7 @@ def _weighted(states_tw: Tensor, batch: Batch) -> Tensor:
 
 def _max(states_tw: Tensor, batch: Batch) -> Tensor:
     empty = states_tw.new_zeros(len(batch.cu_seqlens) - 1, states_tw.shape[1], dtype=torch.float32)
-    places = batch.owners[:, None].expand(-1, states_tw.shape[1])
+    places = batch.sequence_ids[:, None].expand(-1, states_tw.shape[1])
     return empty.scatter_reduce(0, places, states_tw.float(), "amax", include_self=False)
 
 

@@ -23,17 +23,23 @@ from bertree.errors import UserError
 from bertree.model.attention import Attention
 from bertree.model.network import Network
 from bertree.model.residual import Joined, PostNorm, PreNorm
-from bertree.objectives.divergences import angle, coarse_divergence, distance, divergence, relation_divergence
+from bertree.objectives.divergences import (
+    cosine_distance,
+    divergence,
+    normalized_squared_distance,
+    relation_divergence,
+    top_k_divergence,
+)
 from bertree.objectives.objective import IGNORED, Loss, cross_entropy
 
 TERMS = ("ce", "mlm", "cos", "hidden", "relation")
-LIVE = ("cos", "hidden", "relation")  # terms that read the teacher's states, not only its scores
+TEACHER_STATE_TERMS = ("cos", "hidden", "relation")  # terms that read the teacher's states, not only its scores
 
 
 LAST = -1
 
 
-class Pupil(nn.Module):
+class StudentWithProjections(nn.Module):
     """A student and what helps it to be compared with its teacher. Both learn; only the student is kept."""
 
     def __init__(self, student: Network, bridges: Mapping[str, nn.Module]) -> None:
@@ -41,22 +47,24 @@ class Pupil(nn.Module):
         self.student = student
         self.bridges = nn.ModuleDict(bridges)
 
-    def across(self, name: str, states_th: Tensor) -> Tensor:
+    def project(self, name: str, states_th: Tensor) -> Tensor:
         """The student's states as the teacher's are: through a bridge, where there is one."""
         return self.bridges[name](states_th) if name in self.bridges else states_th
 
 
-def pupil(student: Network, width: int, teacher_width: int, weights: Mapping[str, float], matched: int) -> Pupil:
+def add_projections(
+    student: Network, width: int, teacher_width: int, weights: Mapping[str, float], matched: int
+) -> StudentWithProjections:
     """A student with the bridges its terms need; `matched`: how many of its layers are compared."""
     names = [*(["cos"] if weights.get("cos") else []), *(f"hidden-{n}" for n in range(matched))]
     bridges = {name: nn.Linear(width, teacher_width, bias=False) for name in names} if width != teacher_width else {}
     for bridge in bridges.values():
         nn.init.normal_(bridge.weight, std=width**-0.5)
-    return Pupil(student, bridges)
+    return StudentWithProjections(student, bridges)
 
 
 @dataclass(frozen=True)
-class Distillation:
+class PretrainingDistillation:
     """A weighted sum of `TERMS`; one that has no weight is not computed."""
 
     weights: Mapping[str, float]
@@ -78,7 +86,7 @@ class Distillation:
 
     def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
         """Every term's loss on a batch."""
-        assert isinstance(network, Pupil)
+        assert isinstance(network, StudentWithProjections)
         assert batch.masked is not None, "the stream must mask"
         assert batch.targets is not None
         student, teacher = network.student, self.teacher
@@ -91,16 +99,19 @@ class Distillation:
         if "ce" in self.weights or "mlm" in self.weights:
             found |= self._scores(student, mine[LAST], its, batch)
         if "cos" in self.weights:
-            found["cos"] = _sum(angle(network.across("cos", mine[LAST]), its[LAST]))
+            found["cos"] = _sum(cosine_distance(network.project("cos", mine[LAST]), its[LAST]))
         if "hidden" in self.weights:
-            apart = [distance(network.across(f"hidden-{n}", mine[s]), its[t]) for n, (s, t) in enumerate(self.pairs)]
+            apart = [
+                normalized_squared_distance(network.project(f"hidden-{n}", mine[s]), its[t])
+                for n, (s, t) in enumerate(self.pairs)
+            ]
             found["hidden"] = _sum(torch.stack(apart).mean(0))
         if "relation" in self.weights:
             assert teacher is not None
             s, t, heads = self.relation
             with torch.no_grad():
-                shown = _looks(teacher, its, t)
-            found["relation"] = _sum(relation_divergence(_looks(student, mine, s), shown, batch, heads))
+                shown = _layer_qkv(teacher, its, t)
+            found["relation"] = _sum(relation_divergence(_layer_qkv(student, mine, s), shown, batch, heads))
         return {name: found[name] for name in self.weights}
 
     def _scores(self, student: Network, mine_th: Tensor, its: Mapping[int, Tensor], batch: Batch) -> dict[str, Loss]:
@@ -115,7 +126,7 @@ class Distillation:
             if self.teacher is None:
                 assert batch.soft is not None
                 assert batch.soft_ids is not None
-                apart_m = coarse_divergence(scores_mv, batch.soft, batch.soft_ids.long(), self.temperature)
+                apart_m = top_k_divergence(scores_mv, batch.soft, batch.soft_ids.long(), self.temperature)
             else:
                 with torch.no_grad():
                     shown_mv = self.teacher.mask_logits(its[LAST], asked_m, rounded=True)
@@ -141,7 +152,7 @@ def _sum(rows: Tensor) -> Loss:
     return Loss(rows.sum(), None)
 
 
-def _looks(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor:
+def _layer_qkv(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor:
     """Queries, keys and values of a layer (t x 3 x h), from what it reads."""
     stack = network.encoder.stack
     block = stack.attention[stack.plan[layer - 1][0]]
@@ -154,15 +165,15 @@ def _looks(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor
     return qkv_t3h
 
 
-def distillation(
+def distillation_objective(
     weights: Mapping[str, float],
     teacher: Network | None,
     temperature: float = 2.0,
     everywhere: bool = False,
     pairs: Sequence[tuple[int, int]] = (),
     relation: tuple[int, int, int] = (0, 0, 1),
-) -> Distillation:
+) -> PretrainingDistillation:
     """The sum of the terms whose weight is not 0."""
     used = {name: weights[name] for name in TERMS if weights.get(name)}
-    assert teacher is not None or not set(used) & set(LIVE), "states cannot be kept on disk"
-    return Distillation(used, teacher, temperature, everywhere, tuple(pairs), relation)
+    assert teacher is not None or not set(used) & set(TEACHER_STATE_TERMS), "states cannot be kept on disk"
+    return PretrainingDistillation(used, teacher, temperature, everywhere, tuple(pairs), relation)

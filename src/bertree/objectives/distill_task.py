@@ -17,19 +17,21 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.model.network import Network
 from bertree.objectives.divergences import divergence
-from bertree.objectives.objective import Loss, Objective, Term
-from bertree.objectives.supervised import NEVER, TERMS, Regress, grid
+from bertree.objectives.objective import Loss, Term, WeightedTerms
+from bertree.objectives.supervised import NO_PROBABILITY, TERMS, SequenceRegression, scatter_to_grid
 
 KINDS = ("soft", "hard", "mse")
-Apart = Callable[[Tensor, Tensor], Tensor]  # scores of student and teacher (... x classes) -> a number for each row
+Divergence = Callable[
+    [Tensor, Tensor], Tensor
+]  # scores of student and teacher (... x classes) -> a number for each row
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowDistillation:
     """The teacher's scores of a sequence, or of each chosen token."""
 
     head: str
-    apart: Apart
+    apart: Divergence
 
     def count(self, batch: Batch) -> int:
         """Rows about which the teacher was asked."""
@@ -45,12 +47,12 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Grids:
+class GridDistillation:
     """The teacher's scores of the options of a question, or of the tokens of a passage: start and end apart, which
     share the weight."""
 
     head: str
-    apart: Apart
+    apart: Divergence
 
     def count(self, batch: Batch) -> int:
         """Questions that the teacher was asked."""
@@ -64,35 +66,41 @@ class Grids:
         assert batch.answers is not None
         scores_mc = network.class_logits(self.head, hidden_th, batch, batch.chosen)
         questions = len(batch.answers)
-        student_cqw = grid(scores_mc, batch, questions).movedim(-1, 0)
-        teacher_cqw = grid(batch.soft.nan_to_num(nan=NEVER), batch, questions).movedim(-1, 0)
-        asked_q = teacher_cqw[0].amax(-1) > NEVER / 2
+        student_cqw = scatter_to_grid(scores_mc, batch, questions).movedim(-1, 0)
+        teacher_cqw = scatter_to_grid(batch.soft.nan_to_num(nan=NO_PROBABILITY), batch, questions).movedim(-1, 0)
+        asked_q = teacher_cqw[0].amax(-1) > NO_PROBABILITY / 2
         apart_q = self.apart(student_cqw, teacher_cqw).mean(0)
         return Loss(torch.where(asked_q, apart_q, 0.0).sum(), None)
 
 
-def hard(student: Tensor, teacher: Tensor) -> Tensor:
+def hard_label_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Cross-entropy with the class the teacher finds likeliest."""
     likeliest = teacher.argmax(-1, keepdim=True)
     return -F.log_softmax(student.float(), -1).gather(-1, likeliest).squeeze(-1)
 
 
-def squares(student: Tensor, teacher: Tensor) -> Tensor:
+def squared_difference(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean squared difference of the scores, over those that are there (Tang et al. 2019)."""
-    there = teacher > NEVER / 2
+    there = teacher > NO_PROBABILITY / 2
     return torch.where(there, student - teacher, 0.0).square().sum(-1) / there.sum(-1).clamp(min=1)
 
 
-def taught(head: str, regression: bool, kind: str, alpha: float, temperature: float) -> Objective:
+def task_distillation_objective(
+    head: str, regression: bool, kind: str, alpha: float, temperature: float
+) -> WeightedTerms:
     """`alpha` of the truth and the rest of what the teacher said; either is left out where it has no weight.
 
     Of a score there is one way to be wrong: whatever the kind, a regression is taught by squared errors."""
     assert kind in KINDS
     assert 0 <= alpha <= 1
-    ways: dict[str, Apart] = {"soft": lambda s, t: divergence(s, t, temperature), "hard": hard, "mse": squares}
-    way = squares if regression else ways[kind]
-    true: Term = Regress() if regression else TERMS[head]()
-    said: Term = Grids(head, way) if head in ("span", "choice") else Rows(head, way)
+    ways: dict[str, Divergence] = {
+        "soft": lambda s, t: divergence(s, t, temperature),
+        "hard": hard_label_loss,
+        "mse": squared_difference,
+    }
+    way = squared_difference if regression else ways[kind]
+    true: Term = SequenceRegression() if regression else TERMS[head]()
+    said: Term = GridDistillation(head, way) if head in ("span", "choice") else RowDistillation(head, way)
     terms, weights = {"hard": true, "soft": said}, {"hard": alpha, "soft": 1 - alpha}
     kept = [name for name in terms if weights[name] > 0]
-    return Objective({name: terms[name] for name in kept}, {name: weights[name] for name in kept})
+    return WeightedTerms({name: terms[name] for name in kept}, {name: weights[name] for name in kept})

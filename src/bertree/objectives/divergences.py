@@ -27,13 +27,13 @@ def divergence(student_mc: Tensor, teacher_mc: Tensor, temperature: float) -> Te
     return temperature**2 * (teacher_mc.exp() * (teacher_mc - student_mc)).sum(-1)
 
 
-def likeliest(teacher_mc: Tensor, k: int, temperature: float) -> tuple[Tensor, Tensor]:
+def top_k_log_probabilities(teacher_mc: Tensor, k: int, temperature: float) -> tuple[Tensor, Tensor]:
     """What is kept of a teacher's scores: log-probabilities of its k likeliest classes, and which they are (m x k)."""
     top = F.log_softmax(teacher_mc.float() / temperature, -1).topk(k, -1)
     return top.values, top.indices
 
 
-def coarse_divergence(student_mc: Tensor, kept_mk: Tensor, ids_mk: Tensor, temperature: float) -> Tensor:
+def top_k_divergence(student_mc: Tensor, kept_mk: Tensor, ids_mk: Tensor, temperature: float) -> Tensor:
     """`divergence` where only the teacher's k likeliest classes are known (m): all others count as one class.
 
     Never more than the whole divergence, and 0 where the student agrees; how the teacher spreads what is left is lost.
@@ -42,21 +42,21 @@ def coarse_divergence(student_mc: Tensor, kept_mk: Tensor, ids_mk: Tensor, tempe
     student_mk = student_mc.gather(-1, ids_mk)
     kept_mk = kept_mk.float()
     known_m = (kept_mk.exp() * (kept_mk - student_mk)).sum(-1)
-    teacher_m, rest_m = _rest(kept_mk), _rest(student_mk)
+    teacher_m, rest_m = _log_remainder(kept_mk), _log_remainder(student_mk)
     return temperature**2 * (known_m + teacher_m.exp() * (teacher_m - rest_m))
 
 
-def _rest(kept_mk: Tensor) -> Tensor:
+def _log_remainder(kept_mk: Tensor) -> Tensor:
     """Log of the probability that is left; what rounding has made of nothing is very little."""
     return torch.log1p(-kept_mk.exp().sum(-1).clamp(max=1 - 1e-6))
 
 
-def angle(student_th: Tensor, teacher_th: Tensor) -> Tensor:
+def cosine_distance(student_th: Tensor, teacher_th: Tensor) -> Tensor:
     """1 - cosine of the two states of each token (t)."""
     return 1 - F.cosine_similarity(student_th.float(), teacher_th.float(), -1)
 
 
-def distance(student_th: Tensor, teacher_th: Tensor) -> Tensor:
+def normalized_squared_distance(student_th: Tensor, teacher_th: Tensor) -> Tensor:
     """Mean squared difference of the two states of each token (t), both brought to mean 0 and variance 1.
 
     How large a state is differs by depth, and in pre-norm encoders by a lot; what is read of it is its normed form.

@@ -38,7 +38,7 @@ class Term(Protocol):
         """The sum of the losses over them."""
 
 
-class Asks(Protocol):
+class Objective(Protocol):
     """What the loop minimises: a weighted sum of terms."""
 
     @property
@@ -53,7 +53,7 @@ class Asks(Protocol):
 
 
 @dataclass(frozen=True)
-class Objective:
+class WeightedTerms:
     """A weighted sum of terms that share one pass through the encoder."""
 
     terms: Mapping[str, Term]

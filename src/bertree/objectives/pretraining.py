@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.model.network import Network
-from bertree.objectives.objective import IGNORED, Loss, Objective, Term, cross_entropy
+from bertree.objectives.objective import IGNORED, Loss, Term, WeightedTerms, cross_entropy
 
 
 class PretrainingTerm(Term, Protocol):
@@ -87,7 +87,7 @@ LABELS = {name: term.label for name, term in TERMS.items()} | {
 }
 
 
-def pretraining(**weights: float) -> Objective:
+def pretraining_objective(**weights: float) -> WeightedTerms:
     """Return the weighted sum of terms; one that is left out, or has weight 0, is not computed."""
     used = {name: weight for name, weight in weights.items() if weight}
-    return Objective({name: TERMS[name] for name in used}, used)
+    return WeightedTerms({name: TERMS[name] for name in used}, used)

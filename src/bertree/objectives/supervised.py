@@ -13,17 +13,17 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.model.network import Network
-from bertree.objectives.objective import IGNORED, Loss, Objective, Term, cross_entropy
+from bertree.objectives.objective import IGNORED, Loss, Term, WeightedTerms, cross_entropy
 
-NEVER = -1e9  # a score in fp32 that has no probability
+NO_PROBABILITY = -1e9  # a score in fp32 that has no probability
 
 
-class Classify:
+class SequenceClassification:
     """One class a sequence."""
 
     def count(self, batch: Batch) -> int:
         """Sequences that have an answer."""
-        return _known(batch)
+        return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy."""
@@ -31,7 +31,7 @@ class Classify:
         return cross_entropy(network.class_logits("sequence", hidden_th, batch), batch.answers)
 
 
-class Regress:
+class SequenceRegression:
     """One score a sequence; one that is not a number is not asked for."""
 
     def count(self, batch: Batch) -> int:
@@ -47,12 +47,12 @@ class Regress:
         return Loss(errors_s.square().sum(), None)
 
 
-class Tag:
+class TokenClassification:
     """One class for each chosen token."""
 
     def count(self, batch: Batch) -> int:
         """Tokens that have an answer."""
-        return _known(batch)
+        return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy."""
@@ -60,8 +60,8 @@ class Tag:
         return cross_entropy(network.class_logits("token", hidden_th, batch, batch.chosen), batch.answers)
 
 
-class TagSequence(Tag):
-    """One class for each chosen token, by a CRF that scores them together. Counted by token, as `Tag` is."""
+class CrfTagging(TokenClassification):
+    """One class per chosen token, scored together by a CRF; counted by token."""
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Negative log-likelihood of the whole sequences."""
@@ -72,7 +72,7 @@ class TagSequence(Tag):
         return Loss(network.crf.loss(scores_mc, batch.cells, batch.width, batch.answers), None)
 
 
-class Span:
+class SpanSelection:
     """Where an answer begins and ends among the chosen tokens: two softmaxes, which share the weight."""
 
     def count(self, batch: Batch) -> int:
@@ -85,42 +85,47 @@ class Span:
         assert batch.answers is not None
         logits_m2 = network.class_logits("span", hidden_th, batch, batch.chosen)
         questions = len(batch.answers)
-        both_qw2 = grid(logits_m2, batch, questions)
+        both_qw2 = scatter_to_grid(logits_m2, batch, questions)
         targets = batch.answers.T.flatten()
         scores = torch.cat([both_qw2[..., 0], both_qw2[..., 1]])
         return Loss(F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum") / 2, None)
 
 
-class Choose:
+class MultipleChoice:
     """One option of several."""
 
     def count(self, batch: Batch) -> int:
         """Questions that have an answer."""
-        return _known(batch)
+        return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over the options."""
         assert batch.answers is not None
         logits_s1 = network.class_logits("choice", hidden_th, batch)
-        return cross_entropy(grid(logits_s1, batch, len(batch.answers))[..., 0], batch.answers)
+        return cross_entropy(scatter_to_grid(logits_s1, batch, len(batch.answers))[..., 0], batch.answers)
 
 
-def grid(scores_mc: Tensor, batch: Batch, questions: int) -> Tensor:
+def scatter_to_grid(scores_mc: Tensor, batch: Batch, questions: int) -> Tensor:
     """Scores in their cells (q x w x c), in fp32; a cell nobody fills has no probability."""
     assert batch.cells is not None
-    empty = scores_mc.new_full((questions * batch.width, scores_mc.shape[1]), NEVER, dtype=torch.float32)
+    empty = scores_mc.new_full((questions * batch.width, scores_mc.shape[1]), NO_PROBABILITY, dtype=torch.float32)
     return empty.index_put((batch.cells,), scores_mc.float()).unflatten(0, (questions, batch.width))
 
 
-def _known(batch: Batch) -> int:
+def _count_labels(batch: Batch) -> int:
     assert batch.answers is not None
     return int((batch.answers != IGNORED).sum())
 
 
-TERMS: dict[str, type[Term]] = {"sequence": Classify, "token": Tag, "span": Span, "choice": Choose}
+TERMS: dict[str, type[Term]] = {
+    "sequence": SequenceClassification,
+    "token": TokenClassification,
+    "span": SpanSelection,
+    "choice": MultipleChoice,
+}
 
 
-def supervised(head: str, regression: bool = False, crf: bool = False) -> Objective:
+def supervised_objective(head: str, regression: bool = False, crf: bool = False) -> WeightedTerms:
     """The objective that trains a head."""
-    term: Term = Regress() if regression else TagSequence() if crf else TERMS[head]()
-    return Objective({head: term}, {head: 1.0})
+    term: Term = SequenceRegression() if regression else CrfTagging() if crf else TERMS[head]()
+    return WeightedTerms({head: term}, {head: 1.0})

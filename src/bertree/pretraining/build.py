@@ -21,9 +21,9 @@ from bertree.objectives.pretraining import TERMS
 from bertree.pretraining.recipe import DataSettings, Recipe
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
-from bertree.train.device import Machine, micro_batches
-from bertree.train.feed import Feed
-from bertree.train.schedule import Plan
+from bertree.train.device import Placement, micro_batch_count
+from bertree.train.feed import StreamFeed
+from bertree.train.schedule import TrainingPlan
 
 EVALUATION_TOKENS = 16384  # in a batch
 ALLOWED = ("dropout", "attention_dropout", "classifier_dropout")  # axes that may change in a trained model
@@ -111,7 +111,9 @@ def masking(data: DataSettings, rate: float = 0.0) -> Masking:
     return replace(found, rate=rate or data.mask_rate)
 
 
-def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architecture, scored: float = 0.0) -> Feed:
+def feed(
+    recipe: Recipe, plan: TrainingPlan, store: Store, machine: Placement, a: Architecture, scored: float = 0.0
+) -> StreamFeed:
     """The batches of every phase, cut into micro-batches that fit the machine; `scored` is the share of tokens whose
     scores over the vocabulary take memory, where it is not that of the masked ones."""
     streams = []
@@ -122,7 +124,7 @@ def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architec
                 f"{a.max_positions} positions"
             )
         asked = masking(recipe.data, phase.mask_rate)
-        count = micro_batches(phase, recipe.run, machine, a, scored or asked.share)
+        count = micro_batch_count(phase, recipe.run, machine, a, scored or asked.share)
         streams.append(
             [
                 Stream(
@@ -139,7 +141,7 @@ def feed(recipe: Recipe, plan: Plan, store: Store, machine: Machine, a: Architec
                 for rank in range(count)
             ]
         )
-    return Feed(plan, streams, fixed=machine.compiled)
+    return StreamFeed(plan, streams, fixed=machine.compiled)
 
 
 def held_out(recipe: Recipe, store: Store, phase: Phase) -> Stream:

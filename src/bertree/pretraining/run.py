@@ -27,8 +27,8 @@ from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
-from bertree.objectives.objective import Asks, Objective
-from bertree.objectives.pretraining import pretraining
+from bertree.objectives.objective import Objective, WeightedTerms
+from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import DistillRecipe, Recipe
@@ -43,13 +43,13 @@ from bertree.run_folder import (
     make_folder,
     remove_leftovers,
 )
-from bertree.train import optim
-from bertree.train.checkpoint import BEST, Checkpoints
-from bertree.train.device import Machine, be_deterministic
-from bertree.train.feed import Feed
-from bertree.train.held_out import Samples, evaluate
+from bertree.train.checkpoint import BEST, CheckpointFolder
+from bertree.train.device import Placement, set_deterministic
+from bertree.train.feed import StreamFeed
+from bertree.train.held_out import MaskSamples, evaluate_held_out
 from bertree.train.loop import Loop
-from bertree.train.schedule import Plan
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
 from bertree.train.session import Session
 
 # What a resumed run may change: how it is watched, not what is learned.
@@ -93,13 +93,13 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
     make_folder(out, out / CHECKPOINTS)
     with exclusive_lock(out):
         remove_leftovers(run_files(out))
-        be_deterministic(recipe.run.deterministic)
-        machine = Machine.of(recipe.run)
+        set_deterministic(recipe.run.deterministic)
+        machine = Placement.from_settings(recipe.run)
         train, held = build.stores(recipe.data)
         contents = build.model(recipe, train)
         contents.network.to(machine.device)
-        plan = Plan(recipe.phases, recipe.schedule, recipe.optim.lr)
-        a, objective = contents.architecture, pretraining(**recipe.objective)
+        plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
+        a, objective = contents.architecture, pretraining_objective(**recipe.objective)
         training = PretrainingRun(
             recipe,
             machine,
@@ -120,13 +120,13 @@ class PretrainingRun:
     """The built parts of a run over a token store."""
 
     recipe: Recipe
-    machine: Machine
+    machine: Placement
     held: Store
     contents: Contents  # the model that is written
-    feed: Feed
+    feed: StreamFeed
     learner: nn.Module  # the network of that model, or a module around it that is not kept
-    objective: Asks  # the loss
-    asked: Objective  # what is evaluated on held-out text
+    objective: Objective  # the loss
+    asked: WeightedTerms  # what is evaluated on held-out text
     flops: Sequence[float]  # a token, in each phase
     identity: Json  # what must be the same when the run is resumed
 
@@ -138,23 +138,23 @@ class PretrainingRun:
         loop = Loop(
             self.learner,
             self.objective,
-            optim.build(self.learner, recipe.optim),
+            build_optimizer(self.learner, recipe.optim),
             clip=recipe.optim.clip,
             seed=recipe.run.seed,
-            half=self.machine.half,
+            bf16=self.machine.bf16,
             compiled=self.machine.compiled,
             bad_steps=recipe.run.bad_steps,
         )
         # Samples show masks being filled; there are none where every token predicts the next.
         filled = "mlm" in self.asked.terms and build.masking(recipe.data).unit != "next"
-        samples = Samples(measured[0]) if filled else None
+        samples = MaskSamples(measured[0]) if filled else None
         session = Session(
             out,
             as_toml(recipe),
             loop,
             self.feed,
             recipe.run,
-            measure=lambda step: evaluate(
+            measure=lambda step: evaluate_held_out(
                 network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast
             ),
             samples=lambda: samples(network) if samples else [],
@@ -174,7 +174,7 @@ class PretrainingRun:
     def _intro(self) -> list[str]:
         """Describe the run in two lines."""
         machine, streams = self.machine, self.feed.streams[0]
-        where = f"{machine.device}, {'bf16' if machine.half else 'fp32'}{', compiled' if machine.compiled else ''}"
+        where = f"{machine.device}, {'bf16' if machine.bf16 else 'fp32'}{', compiled' if machine.compiled else ''}"
         cut = f" in {len(streams)} micro-batches" if len(streams) > 1 else ""
         return [
             f"{describe_architecture(self.contents.architecture)} on {where}",
@@ -206,7 +206,7 @@ def check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Refuse to write over a run, or to resume it with other settings. A run that saved nothing may start again."""
     if not recipe.data.store:
         raise UserError("data.store: is not set; give the folder of a token store: --store my-store")
-    there, checkpoints = out / RECIPE, Checkpoints(out / CHECKPOINTS)
+    there, checkpoints = out / RECIPE, CheckpointFolder(out / CHECKPOINTS)
     begun = bool(checkpoints.steps()) or (out / MODEL).exists()
     if resume and there.is_file() and begun:
         before = resolve_paths(recipes.load(str(there)))

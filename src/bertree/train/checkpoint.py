@@ -41,7 +41,7 @@ class Checkpoint:
     extra: Json  # what the run wants to remember beside the numbers
 
 
-class Checkpoints:
+class CheckpointFolder:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -61,7 +61,7 @@ class Checkpoints:
         self,
         step: int,
         network: nn.Module,
-        optimiser: Optimizer,
+        optimizer: Optimizer,
         extra: Json | None = None,
         beside: Mapping[str, Tensor] | None = None,
     ) -> Path:
@@ -71,7 +71,7 @@ class Checkpoints:
         target = self.path(step)
         try:
             with new_folder(target, (STATE, HEADER)) as work:
-                save_file(_state(network, optimiser, beside or {}), work / STATE)
+                save_file(_state(network, optimizer, beside or {}), work / STATE)
                 header = {"format": FORMAT, "version": VERSION, "step": step, "sha256": file_hash(work / STATE)}
                 write_text(work / HEADER, json.dumps(header | {"extra": extra or {}}) + "\n")
         except (UserError, SafetensorError) as error:
@@ -93,7 +93,7 @@ class Checkpoints:
         good = type(found.get("step")) is int and isinstance(found.get("loss"), float)
         return found if good and self.path(found["step"]).is_dir() else None
 
-    def offer_best(self, step: int, loss: float, phase: int) -> None:
+    def mark_best(self, step: int, loss: float, phase: int) -> None:
         """Remember the checkpoint if its held-out loss is the lowest of its phase; phases do not compare."""
         best = self.best()
         if loss < (best["loss"] if best and best.get("phase") == phase else math.inf):
@@ -112,7 +112,7 @@ class Checkpoints:
         os.replace(self.path(step), doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def newest(self) -> Checkpoint | None:
+    def read_newest(self) -> Checkpoint | None:
         """Read the newest good checkpoint; damaged ones are passed over with a note."""
         for leftover in self.folder.glob(".step-*"):  # of a run that was killed
             shutil.rmtree(leftover, ignore_errors=True)
@@ -135,7 +135,7 @@ class Checkpoints:
         return Checkpoint(step, load_file(folder / STATE), extra if isinstance(extra, dict) else {})
 
 
-def restore(checkpoint: Checkpoint, network: nn.Module, optimiser: Optimizer) -> None:
+def restore(checkpoint: Checkpoint, network: nn.Module, optimizer: Optimizer) -> None:
     """Put weights and moments back in their places."""
     weights = {n.removeprefix("weights/"): t for n, t in checkpoint.tensors.items() if n.startswith("weights/")}
     named = dict(network.named_parameters())
@@ -148,20 +148,20 @@ def restore(checkpoint: Checkpoint, network: nn.Module, optimiser: Optimizer) ->
         kind, key, parameter_name = (*name.split("/", 2), "")[:3]
         if kind == "moments":
             parameter = named[parameter_name]
-            place: dict[str, Any] = optimiser.state[parameter]
+            place: dict[str, Any] = optimizer.state[parameter]
             # A count is kept where the optimiser keeps it: fused AdamW beside the weights, LAMB on the host.
-            host = key == "step" and not _fused(optimiser)
+            host = key == "step" and not _fused(optimizer)
             place[key] = tensor.to("cpu" if host else parameter.device).clone()
 
 
-def _fused(optimiser: Optimizer) -> bool:
-    return bool(optimiser.defaults.get("fused"))
+def _fused(optimizer: Optimizer) -> bool:
+    return bool(optimizer.defaults.get("fused"))
 
 
-def _state(network: nn.Module, optimiser: Optimizer, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _state(network: nn.Module, optimizer: Optimizer, beside: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tensors = dict(beside)
     for name, parameter in network.named_parameters():
         tensors[f"weights/{name}"] = parameter.detach()
-        for key, value in optimiser.state.get(parameter, {}).items():
+        for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"moments/{key}/{name}"] = value
     return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}

@@ -16,15 +16,15 @@ FILL = 0.8  # of a GPU's memory
 
 
 @dataclass(frozen=True)
-class Machine:
+class Placement:
     """The answers to everything a recipe leaves to `auto`."""
 
     device: torch.device
-    half: bool
+    bf16: bool
     compiled: bool
 
     @classmethod
-    def of(cls, run: RunSettings) -> "Machine":
+    def from_settings(cls, run: RunSettings) -> "Placement":
         """What a recipe asks for, or what is best here."""
         name = run.device if run.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
@@ -33,12 +33,12 @@ class Machine:
         except (RuntimeError, AssertionError) as error:
             raise UserError(f"run.device '{name}': cannot be used here ({str(error).splitlines()[0]})") from None
         gpu = device.type == "cuda"
-        half = run.precision == "bf16" or (run.precision == "auto" and gpu and torch.cuda.is_bf16_supported())
+        bf16 = run.precision == "bf16" or (run.precision == "auto" and gpu and torch.cuda.is_bf16_supported())
         compiled = run.compile == "yes" or (run.compile == "auto" and gpu)
-        return cls(device, half, compiled)
+        return cls(device, bf16, compiled)
 
 
-def be_deterministic(wanted: bool) -> None:
+def set_deterministic(wanted: bool) -> None:
     """The same bytes every time, where PyTorch can: must come before the first product on a GPU."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -46,7 +46,7 @@ def be_deterministic(wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def micro_batches(phase: Phase, run: RunSettings, machine: Machine, a: Architecture, rate: float) -> int:
+def micro_batch_count(phase: Phase, run: RunSettings, machine: Placement, a: Architecture, rate: float) -> int:
     """Into how many micro-batches a batch is cut: as few as the memory allows; `rate` is the share predicted."""
     limit = run.micro_tokens or (_room(phase, a, run.recompute, rate) if machine.device.type == "cuda" else CPU_TOKENS)
     tokens, least = phase.batch_tokens, phase.max_length * (1 if machine.compiled else 2)
@@ -67,7 +67,7 @@ def _room(phase: Phase, a: Architecture, recompute: bool, rate: float) -> int:
     return tokens
 
 
-def peak_flops(device: torch.device) -> float | None:
+def measure_peak_flops(device: torch.device) -> float | None:
     """Operations a second of a large half-precision product: what MFU is a share of. None on a CPU."""
     if device.type != "cuda":
         return None

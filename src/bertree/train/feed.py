@@ -10,32 +10,32 @@ import torch
 from bertree.batch import Batch
 from bertree.data.stream import Stream
 from bertree.objectives.objective import IGNORED
-from bertree.train.schedule import Plan, Update
+from bertree.train.schedule import PlannedStep, TrainingPlan
 
 AHEAD = 3  # steps: their batches are small beside the model, and making one is much quicker than using it
 ROUND = 64  # sizes that must not vary in a compiled step are rounded up to a multiple of this
 
 
 @dataclass(frozen=True)
-class Work:
+class StepBatches:
     """A step and the micro-batches it is computed from."""
 
-    update: Update
+    update: PlannedStep
     batches: Sequence[Batch]
     epoch: float
-    filling: int = 0  # tokens among them that are there for the shape alone
+    padding: int = 0  # tokens among them that are there for the shape alone
 
 
-class Feed:
+class StreamFeed:
     """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream a micro-batch."""
 
-    def __init__(self, plan: Plan, streams: Sequence[Sequence[Stream]], fixed: bool = False) -> None:
+    def __init__(self, plan: TrainingPlan, streams: Sequence[Sequence[Stream]], fixed: bool = False) -> None:
         self.plan, self.streams = plan, streams
         self._shapes = [
-            Fixed(stream[0], stream[0].batch_tokens // len(stream)) if fixed else _as_it_is for stream in streams
+            FixedShape(stream[0], stream[0].batch_tokens // len(stream)) if fixed else _as_it_is for stream in streams
         ]
 
-    def __getitem__(self, number: int) -> Work:
+    def __getitem__(self, number: int) -> StepBatches:
         """What a step reads: a pure function of the seed and the step."""
         update = self.plan.updates[number]
         streams = self.streams[update.phase]
@@ -46,16 +46,16 @@ class Feed:
             streams[0].epoch_at(phase.steps)
             for streams, phase in zip(self.streams[: update.phase], self.plan.phases, strict=False)
         )
-        return Work(update, made, earlier + streams[0].epoch_at(update.first + update.batches))
+        return StepBatches(update, made, earlier + streams[0].epoch_at(update.first + update.batches))
 
-    def since(self, first: int) -> Iterator[Work]:
+    def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Steps from `first` on, made ahead."""
-        return ahead(self.__getitem__, first, len(self.plan))
+        return prefetch(self.__getitem__, first, len(self.plan))
 
 
-def ahead(make: Callable[[int], Work], first: int, last: int) -> Iterator[Work]:
+def prefetch(make: Callable[[int], StepBatches], first: int, last: int) -> Iterator[StepBatches]:
     """Steps `first` up to `last`, made a few ahead by a thread that ends with the iterator."""
-    ready: queue.Queue[Work | BaseException] = queue.Queue(AHEAD)
+    ready: queue.Queue[StepBatches | BaseException] = queue.Queue(AHEAD)
     stopped = threading.Event()
 
     def work() -> None:
@@ -80,7 +80,9 @@ def ahead(make: Callable[[int], Work], first: int, last: int) -> Iterator[Work]:
         thread.join()
 
 
-def _put(ready: "queue.Queue[Work | BaseException]", item: Work | BaseException, stopped: threading.Event) -> None:
+def _put(
+    ready: "queue.Queue[StepBatches | BaseException]", item: StepBatches | BaseException, stopped: threading.Event
+) -> None:
     while not stopped.is_set():
         try:
             return ready.put(item, timeout=0.1)
@@ -93,7 +95,7 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-class Fixed:
+class FixedShape:
     """Gives the batches of a stream one shape, so that a compiled step is compiled once.
 
     Sequences of no tokens and questions that are ignored fill up what varies. The room follows from the stream's

@@ -10,15 +10,15 @@ from bertree.batch import Batch
 from bertree.data.preview import names_of
 from bertree.data.stream import Stream
 from bertree.model.network import Network
-from bertree.objectives.objective import Objective
+from bertree.objectives.objective import WeightedTerms
 from bertree.objectives.pretraining import TERMS
 
 SAMPLES, SHORT, LONG = 4, 12, 48  # texts shown, and how long they may be
 
 
-def evaluate(
+def evaluate_held_out(
     network: Network,
-    objective: Objective,
+    objective: WeightedTerms,
     stream: Stream,
     tokens: int,
     autocast: Callable[[], AbstractContextManager[object]],
@@ -52,7 +52,7 @@ def evaluate(
     return found
 
 
-class Samples:
+class MaskSamples:
     """A few short held-out texts with masks, to watch the model learn to fill them."""
 
     def __init__(self, stream: Stream) -> None:

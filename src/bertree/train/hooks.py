@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from bertree.files import Json
-from bertree.train.loop import Result, Stop
-from bertree.train.metrics_log import Record
+from bertree.train.loop import StepResult, StopTraining
+from bertree.train.metrics_log import MetricsLog
 from bertree.train.progress import Progress
 
-Measure = Callable[[Result], dict[str, float]]
+EvaluateStep = Callable[[StepResult], dict[str, float]]
 
 
-class Tally:
+class Totals:
     """Running totals of a run, across resumes."""
 
-    def __init__(self, record: Record, before: Json | None = None) -> None:
+    def __init__(self, record: MetricsLog, before: Json | None = None) -> None:
         before = before or {}
         self.tokens = int(before.get("tokens", 0))
         self.waited = float(before.get("waited", 0.0))  # for batches
@@ -28,7 +28,7 @@ class Tally:
         self._earlier = float(before.get("seconds", 0.0))
         self._began = time.perf_counter()
         self._record = record
-        self._unread: list[Result] = []
+        self._unread: list[StepResult] = []
 
     @property
     def seconds(self) -> float:
@@ -45,7 +45,7 @@ class Tally:
         self._unread = []
         return self._skipped
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: StepResult) -> None:
         """Count a step."""
         self.tokens += result.tokens
         self.waited += result.waited
@@ -56,27 +56,27 @@ class Tally:
         return {"seconds": self.seconds, "tokens": self.tokens, "skipped": self.skipped, "waited": self.waited}
 
 
-class Log:
+class StepLogger:
     """A line of metrics every so many steps: means since the last one. Skipped steps and new phases are told."""
 
     def __init__(
         self,
         every: int,
         last: int,
-        record: Record,
+        record: MetricsLog,
         progress: Progress,
-        tally: Tally,
+        tally: Totals,
         flops: Sequence[float],
         peak: float | None,
     ) -> None:
         self._last = last
         self._every, self._record, self._progress, self._tally = every, record, progress, tally
         self._flops, self._peak = flops, peak
-        self._results: list[Result] = []
+        self._results: list[StepResult] = []
         self._since = time.perf_counter()
         self._phase: int | None = None
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: StepResult) -> None:
         """Collect, and write when it is time."""
         self._progress.step(result.step)
         if self._phase not in (None, result.phase):
@@ -86,7 +86,7 @@ class Log:
         if result.step % self._every == 0 or result.step in (1, self._last):
             self._write(result)
 
-    def _write(self, result: Result) -> None:
+    def _write(self, result: StepResult) -> None:
         finite = [r for r in self._results if not r.skipped] or self._results
         tokens = sum(r.tokens for r in self._results)
         seconds = time.perf_counter() - self._since
@@ -115,25 +115,25 @@ class Log:
         self._since += seconds
 
 
-class Evaluate:
+class Evaluator:
     """Held-out text every so many steps, and at the end."""
 
     def __init__(
         self,
         every: int,
         last: int,
-        measure: Measure,
+        measure: EvaluateStep,
         samples: Callable[[], list[dict[str, Any]]],
-        record: Record,
+        record: MetricsLog,
         progress: Progress,
-        tally: Tally,
-        log: Log,
+        tally: Totals,
+        log: StepLogger,
     ) -> None:
         self._every, self._last, self._measure, self._samples = every, last, measure, samples
         self._record, self._progress, self._tally, self._log = record, progress, tally, log
         self.newest: tuple[int, float] | None = None  # step and loss
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: StepResult) -> None:
         """Measure when it is time."""
         if result.step % self._every and result.step != self._last:
             return
@@ -147,19 +147,19 @@ class Evaluate:
         self._log.pause(time.perf_counter() - began)
 
 
-class Save:
+class CheckpointSaver:
     """A checkpoint every so many steps, and at the end. What it costs is time, so it is left out of the speed."""
 
-    def __init__(self, every: int, last: int, save: Callable[[Result], None], log: Log) -> None:
+    def __init__(self, every: int, last: int, save: Callable[[StepResult], None], log: StepLogger) -> None:
         self._every, self._last, self._save, self._log = every, last, save, log
         self.step: int | None = None  # of the newest checkpoint
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: StepResult) -> None:
         """Save when it is time."""
         if result.step % self._every == 0 or result.step == self._last:
             self.now(result)
 
-    def now(self, result: Result) -> None:
+    def now(self, result: StepResult) -> None:
         """Save, unless this step is saved."""
         if self.step == result.step:
             return
@@ -169,18 +169,18 @@ class Save:
         self._log.pause(time.perf_counter() - began)
 
 
-class Interrupts:
+class SignalHandler:
     """SIGINT and SIGTERM: the step at hand is finished and saved, then the run ends. A second one ends it at once."""
 
-    def __init__(self, save: Save) -> None:
+    def __init__(self, save: CheckpointSaver) -> None:
         self._save = save
         self.caught: int | None = None
 
-    def __call__(self, result: Result) -> None:
+    def __call__(self, result: StepResult) -> None:
         """Stop if someone asked for it."""
         if self.caught is not None:
             self._save.now(result)
-            raise Stop
+            raise StopTraining
 
     @contextmanager
     def listening(self) -> Iterator[None]:

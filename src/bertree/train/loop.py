@@ -20,24 +20,26 @@ from torch.optim import Optimizer
 from bertree.batch import Batch
 from bertree.data import counter_random
 from bertree.errors import UserError
-from bertree.objectives.objective import Asks, Loss
-from bertree.train.feed import Work
+from bertree.objectives.objective import Loss, Objective
+from bertree.train.feed import StepBatches
 
 Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
 
 
-class Result:
+class StepResult:
     """What a step was and, as soon as someone asks, what came of it.
 
     The numbers are copied to the host behind the step's own work. Who asks for them waits for that step;
     who does not lets the host go on and keep the GPU busy.
     """
 
-    def __init__(self, work: Work, counts: Mapping[str, int], weights: Mapping[str, float], numbers: Tensor) -> None:
+    def __init__(
+        self, work: StepBatches, counts: Mapping[str, int], weights: Mapping[str, float], numbers: Tensor
+    ) -> None:
         """`numbers` holds the norm of the gradient and the sum of each term, in the order of `counts`."""
         self.step = work.update.number + 1  # steps done, this one counted
         self.phase, self.lr, self.epoch = work.update.phase, work.update.lr, work.epoch
-        self.tokens = sum(batch.ids.numel() for batch in work.batches) - work.filling
+        self.tokens = sum(batch.ids.numel() for batch in work.batches) - work.padding
         self.waited = 0.0  # seconds the loop stood still for its batches
         self._counts, self._weights = counts, weights
         self._numbers = numbers.to("cpu", non_blocking=True)
@@ -73,14 +75,14 @@ class Result:
         return sum(self._weights[name] * loss for name, loss in self.losses.items())
 
 
-Hook = Callable[[Result], None]
+Hook = Callable[[StepResult], None]
 
 
 class Diverged(UserError):
     """The gradient was not finite for too long."""
 
 
-class Stop(Exception):
+class StopTraining(Exception):
     """Raised by a hook to end the run after the step at hand."""
 
 
@@ -90,31 +92,31 @@ class Loop:
     def __init__(
         self,
         network: nn.Module,
-        objective: Asks,
-        optimiser: Optimizer,
+        objective: Objective,
+        optimizer: Optimizer,
         *,
         clip: float = 0.0,
         seed: int = 0,
-        half: bool = False,
+        bf16: bool = False,
         compiled: bool = False,
         bad_steps: int = 20,
     ) -> None:
         self.network: Any = network  # whatever the objective computes
-        self.objective, self.optimiser = objective, optimiser
+        self.objective, self.optimizer = objective, optimizer
         self.device = next(network.parameters()).device
         self.learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._limit = clip or math.inf  # of the gradient's norm
-        self._seed, self._half, self._bad_steps = seed, half, bad_steps
+        self._seed, self._bf16, self._bad_steps = seed, bf16, bad_steps
         self.compute: Compute = _compiled(objective) if compiled else objective
         self.bad = 0  # steps in a row without a finite gradient
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision in which the network is computed."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self._half else nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
-    def run(self, steps: Iterable[Work], hooks: Sequence[Hook] = ()) -> None:
+    def run(self, steps: Iterable[StepBatches], hooks: Sequence[Hook] = ()) -> None:
         """Take the steps, one after the other. The host stays one step ahead of the device, no more."""
-        before: Result | None = None
+        before: StepResult | None = None
         began = time.perf_counter()
         for work in steps:
             waited = time.perf_counter() - began
@@ -128,19 +130,19 @@ class Loop:
         if before is not None:
             self._watch(before)
 
-    def step(self, work: Work) -> Result:
+    def step(self, work: StepBatches) -> StepResult:
         """One step of descent."""
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = work.update.lr
         sums, counts = self.gradients(work)
         norm = torch.nn.utils.clip_grad_norm_(self.learning, self._limit)
         # Both optimisers leave everything as it is where this is 1; AdamW without the host having to know.
-        self.optimiser.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-        return Result(work, counts, self.objective.weights, torch.stack([norm, *(sums[name] for name in counts)]))
+        self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return StepResult(work, counts, self.objective.weights, torch.stack([norm, *(sums[name] for name in counts)]))
 
-    def gradients(self, work: Work) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def gradients(self, work: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Backward passes of all micro-batches: the sum of each term, and how much it was divided by."""
         self.network.train()
         counts = dict.fromkeys(self.objective.weights, 0)
@@ -158,7 +160,7 @@ class Loop:
                 sums[name] = sums.get(name, 0.0) + loss.sum.detach()
         return sums, counts
 
-    def _watch(self, result: Result) -> None:
+    def _watch(self, result: StepResult) -> None:
         """Count steps whose gradient was not finite; too many in a row end the run."""
         self.bad = self.bad + 1 if result.skipped else 0
         if self.bad >= self._bad_steps:
@@ -168,7 +170,7 @@ class Loop:
             )
 
 
-def _compiled(objective: Asks) -> Compute:
+def _compiled(objective: Objective) -> Compute:
     import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # PyTorch's dropout kernel draws four numbers at a time, Triton's one

@@ -25,7 +25,7 @@ from bertree.version import __version__
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
 
 
-class Record:
+class MetricsLog:
     """The log of one run, from a step on."""
 
     def __init__(self, out: Path, step: int = 0, tensorboard: bool = False) -> None:

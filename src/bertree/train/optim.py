@@ -11,8 +11,8 @@ from torch.optim import AdamW, Optimizer
 from bertree.config.sections import OptimSettings
 
 
-def build(network: nn.Module, settings: OptimSettings, recorded: bool = False) -> Optimizer:
-    """The optimiser of a recipe over all parameters of a network that learn; `recorded`: its steps can be replayed."""
+def build_optimizer(network: nn.Module, settings: OptimSettings, capturable: bool = False) -> Optimizer:
+    """Return the optimizer over all trainable parameters; `capturable`: for CUDA graphs."""
     named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -20,7 +20,7 @@ def build(network: nn.Module, settings: OptimSettings, recorded: bool = False) -
     ]
     groups = [group for group in groups if group["params"]]
     if settings.name == "adamw":
-        return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True, capturable=recorded)
+        return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True, capturable=capturable)
     # Queries, keys and values are one tensor here and three in the paper's model: three trust ratios.
     thirds = {id(p) for name, p in named if ".qkv." in name}
     return Lamb(groups, settings.lr, settings.betas, settings.eps, lambda p: 3 if id(p) in thirds else 1)

@@ -15,7 +15,7 @@ from bertree.config.sections import Phase, ScheduleSettings
 
 
 @dataclass(frozen=True)
-class Update:
+class PlannedStep:
     """One step: batches `first` up to `first + batches` of its phase."""
 
     number: int
@@ -25,21 +25,21 @@ class Update:
     lr: float
 
 
-class Plan:
+class TrainingPlan:
     """All steps of a run."""
 
     def __init__(self, phases: Sequence[Phase], schedule: ScheduleSettings, lr: float) -> None:
         self.phases = tuple(phases)
         self._schedule, self._lr = schedule, lr
         self.batches = sum(phase.steps for phase in phases)
-        self.updates: list[Update] = []
+        self.updates: list[PlannedStep] = []
         before = 0
         for number, phase in enumerate(phases):
             first = 0
             while first < phase.steps:
                 size = min(self._growth(before + first), phase.steps - first)
                 rate = lr * self._shape(before + first) * size
-                self.updates.append(Update(len(self.updates), number, first, size, rate))
+                self.updates.append(PlannedStep(len(self.updates), number, first, size, rate))
                 first += size
             before += phase.steps
 

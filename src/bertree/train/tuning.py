@@ -19,13 +19,13 @@ from bertree.errors import UserError
 from bertree.files import Json
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS
-from bertree.train.checkpoint import Checkpoint, Checkpoints, restore
-from bertree.train.feed import Work
-from bertree.train.hooks import Interrupts, Log, Save, Tally
-from bertree.train.loop import Loop, Result, Stop
-from bertree.train.metrics_log import Record
+from bertree.train.checkpoint import Checkpoint, CheckpointFolder, restore
+from bertree.train.feed import StepBatches
+from bertree.train.hooks import CheckpointSaver, SignalHandler, StepLogger, Totals
+from bertree.train.loop import Loop, StepResult, StopTraining
+from bertree.train.metrics_log import MetricsLog
 from bertree.train.progress import Progress
-from bertree.train.schedule import Plan
+from bertree.train.schedule import TrainingPlan
 from bertree.train.session import begin
 
 BEST = "best/"  # what the names of the best weights begin with in a checkpoint
@@ -35,9 +35,9 @@ PAUSE = 60.0  # seconds between two checkpoints, at least
 class Feed(Protocol):
     """Where the steps come from."""
 
-    plan: Plan
+    plan: TrainingPlan
 
-    def since(self, first: int) -> Iterator[Work]:
+    def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Steps from `first` on."""
 
 
@@ -70,7 +70,7 @@ class Tuning:
         """Take the steps that are left and put the best weights back.
 
         Return the signal that ended the run early, if any, and the best evaluation."""
-        checkpoints = Checkpoints(self.out / CHECKPOINTS, 1)
+        checkpoints = CheckpointFolder(self.out / CHECKPOINTS, 1)
         found = self._restored(checkpoints) if resume else None
         first = found.step if found else 0
         record, tally = begin(self.out, self.recipe, self.loop.device, self.settings, found)
@@ -87,40 +87,46 @@ class Tuning:
         return caught, best
 
     def _train(
-        self, first: int, best: Best, checkpoints: Checkpoints, record: Record, tally: Tally, intro: Sequence[str]
+        self,
+        first: int,
+        best: Best,
+        checkpoints: CheckpointFolder,
+        record: MetricsLog,
+        tally: Totals,
+        intro: Sequence[str],
     ) -> int | None:
         last = len(self.feed.plan)
         with Progress(last, first) as progress:
             for line in intro:
                 progress.say(line)
-            log = Log(self.settings.log_every, last, record, progress, tally, [0.0], None)
+            log = StepLogger(self.settings.log_every, last, record, progress, tally, [0.0], None)
             saved = time.monotonic()
 
-            def write(result: Result) -> None:
+            def write(result: StepResult) -> None:
                 nonlocal saved
                 extra = tally.as_dict() | {"identity": self.identity}
                 extra |= {"best": {"step": best.step, "score": best.score, "waited": best.waited}}
                 kept = {BEST + name: tensor for name, tensor in best.weights.items()}
-                checkpoints.save(result.step, self.loop.network, self.loop.optimiser, extra, kept)
+                checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, kept)
                 saved = time.monotonic()
 
-            def evaluate(result: Result) -> None:
+            def evaluate(result: StepResult) -> None:
                 if result.step in due:
                     self._evaluate(result, best, record, progress, tally, log)
 
-            save = Save(0, last, write, log)
+            save = CheckpointSaver(0, last, write, log)
 
-            def now_and_then(result: Result) -> None:
+            def now_and_then(result: StepResult) -> None:
                 if result.step % self.settings.save_every == 0 and time.monotonic() - saved > PAUSE:
                     save.now(result)
 
             due = set(self.evaluations)
-            interrupts = Interrupts(save)
+            interrupts = SignalHandler(save)
             try:
                 with interrupts.listening():
                     hooks = (tally, log, evaluate, now_and_then, interrupts)
                     self.loop.run(self._steps(first, best), hooks)
-            except Stop:
+            except StopTraining:
                 progress.say(f"stopped at step {save.step:,} of {last:,} and saved; go on with --resume")
             if interrupts.caught is None and self.patience and best.waited >= self.patience:
                 text = f"stopped early: no better {self.metric} in {best.waited} evaluations"
@@ -128,13 +134,15 @@ class Tuning:
                 record.write("event", last, {"text": text})
         return interrupts.caught
 
-    def _steps(self, first: int, best: Best) -> Iterator[Work]:
-        for work in self.feed.since(first):
+    def _steps(self, first: int, best: Best) -> Iterator[StepBatches]:
+        for work in self.feed.steps_from(first):
             if self.patience and best.waited >= self.patience:
                 return
             yield work
 
-    def _evaluate(self, result: Result, best: Best, record: Record, progress: Progress, tally: Tally, log: Log) -> None:
+    def _evaluate(
+        self, result: StepResult, best: Best, record: MetricsLog, progress: Progress, tally: Totals, log: StepLogger
+    ) -> None:
         began = time.perf_counter()
         scores = self.measure()
         record.write("eval", result.step, scores | {"seconds": tally.seconds, "tokens": tally.tokens})
@@ -163,11 +171,11 @@ class Tuning:
         weights = {n.removeprefix(BEST): t.to(device) for n, t in found.tensors.items() if n.startswith(BEST)}
         return Best(int(before["step"]), float(before["score"]), int(before["waited"]), weights)
 
-    def _restored(self, checkpoints: Checkpoints) -> Checkpoint | None:
-        found = checkpoints.newest()
+    def _restored(self, checkpoints: CheckpointFolder) -> Checkpoint | None:
+        found = checkpoints.read_newest()
         if found is None:
             return None
         if found.extra.get("identity") != self.identity:
             raise UserError(f"{self.out}: was started with other data or settings; put them back, or start a new run")
-        restore(found, self.loop.network, self.loop.optimiser)
+        restore(found, self.loop.network, self.loop.optimizer)
         return found

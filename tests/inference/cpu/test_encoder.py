@@ -135,9 +135,9 @@ def test_changed_weights_are_seen() -> None:
     made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
     first = served.of(made)
     assert served.of(made) is first
-    optimiser = torch.optim.SGD(made.parameters(), 0.1)
+    optimizer = torch.optim.SGD(made.parameters(), 0.1)
     made(given).sum().backward()
-    optimiser.step()
+    optimizer.step()
     with torch.no_grad():
         torch.testing.assert_close(served.of(made)(given), made(given), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(first(given), made(given), atol=1e-3)

@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from bertree.batch import Batch
 from bertree.data import counter_random
 from bertree.model.network import Network
-from bertree.objectives.objective import Asks
-from bertree.train.feed import Work
-from bertree.train.loop import Loop, Result
+from bertree.objectives.objective import Objective
+from bertree.train.feed import StepBatches
+from bertree.train.loop import Loop, StepResult
 
 
 @dataclass
@@ -29,19 +29,19 @@ class _Recording:
     numbers: Tensor  # where it writes: norm of the gradient, sum of each term
 
 
-class Replay(Loop):
+class CudaGraphLoop(Loop):
     """A loop on a GPU whose steps have one micro-batch each."""
 
-    def __init__(self, network: Network, objective: Asks, optimiser: Optimizer, **options: Any) -> None:
-        super().__init__(network, objective, optimiser, **options)
+    def __init__(self, network: Network, objective: Objective, optimizer: Optimizer, **options: Any) -> None:
+        super().__init__(network, objective, optimizer, **options)
         self._recordings: dict[tuple[Any, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self.device)
         self._rate = torch.zeros((), device=self.device)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = self._rate
 
-    def step(self, work: Work) -> Result:
+    def step(self, work: StepBatches) -> StepResult:
         """One step of descent."""
         (batch,) = work.batches
         shape = tuple(value.shape if isinstance(value, Tensor) else value for _, value in _parts(batch))
@@ -55,7 +55,7 @@ class Replay(Loop):
         recording.scales.copy_(torch.tensor(scales).pin_memory(), non_blocking=True)
         self._rate.fill_(work.update.lr)
         recording.graph.replay()
-        return Result(work, counts, self.objective.weights, recording.numbers)
+        return StepResult(work, counts, self.objective.weights, recording.numbers)
 
     def _record(self, batch: Batch) -> _Recording:
         self.network.train()
@@ -66,12 +66,12 @@ class Replay(Loop):
         with torch.cuda.stream(self._stream):
             # Once without recording: kernels are loaded, the optimiser makes its moments, nothing moves.
             self._whole_step(place, scales, stand_still=True)
-            self.optimiser.zero_grad()
+            self.optimizer.zero_grad()
             torch.cuda.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             numbers = self._whole_step(place, scales)
             graph.capture_end()
-            self.optimiser.zero_grad()  # the next recording may use their memory
+            self.optimizer.zero_grad()  # the next recording may use their memory
         torch.cuda.current_stream().wait_stream(self._stream)
         return _Recording(graph, place, scales, numbers)
 
@@ -82,8 +82,8 @@ class Replay(Loop):
         (sums * scales).sum().backward()
         norm = torch.nn.utils.clip_grad_norm_(self.learning, self._limit)
         bad = torch.ones_like(norm) if stand_still else (~norm.isfinite()).float()
-        self.optimiser.found_inf = bad  # type: ignore[attr-defined]
-        self.optimiser.step()
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self.optimizer.step()
         return torch.cat([norm[None], sums.detach()])
 
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.data import counter_random
-from bertree.objectives.objective import Asks, Loss
-from bertree.train.feed import Work
+from bertree.objectives.objective import Loss, Objective
+from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
 
 
 @runtime_checkable
-class AsksTogether(Asks, Protocol):
+class WholeStepObjective(Objective, Protocol):
     """An objective that sees a step only as a whole, through what it makes of each batch."""
 
     def part(self, network: nn.Module, batch: Batch) -> Tensor:
@@ -30,15 +30,15 @@ class AsksTogether(Asks, Protocol):
         """Every term's loss on a whole step."""
 
 
-class Cached(Loop):
+class GradCacheLoop(Loop):
     """A loop whose steps are one question, however many micro-batches they are computed in."""
 
-    def gradients(self, work: Work) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def gradients(self, work: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Backward passes of all micro-batches: the sum of each term, and how much it was divided by."""
         if len(work.batches) == 1:
             return super().gradients(work)
         objective = self.objective
-        assert isinstance(objective, AsksTogether)
+        assert isinstance(objective, WholeStepObjective)
         self.network.train()
         counts = dict.fromkeys(objective.weights, 0)
         for batch in work.batches:
@@ -57,7 +57,7 @@ class Cached(Loop):
             part.backward(leaf.grad)
         return {name: loss.sum.detach() for name, loss in losses.items()}, counts
 
-    def _part(self, objective: AsksTogether, work: Work, number: int, batch: Batch) -> Tensor:
+    def _part(self, objective: WholeStepObjective, work: StepBatches, number: int, batch: Batch) -> Tensor:
         """The same dropout both times."""
         torch.manual_seed(int(counter_random.key(self._seed, work.update.number, number, "dropout")) >> 1)
         with self.autocast():
