@@ -166,11 +166,11 @@ def test_models_take_turns_and_medians_are_theirs(words: Tokenizer) -> None:
         longest <= timing.MOST_TOKENS["cpu"] // 1024 + 1 + timing.TURN + timing.WARM
     )  # nobody has all its turns at once
     for figures, milliseconds in zip(found.models, (10.0, 2.0), strict=True):
-        timed = figures.speed("cpu")
-        assert timed.latency_ms == pytest.approx(milliseconds)
-        assert timed.text_latency_p90_ms == pytest.approx(milliseconds)
-        assert timed.timed_texts >= 4
-        assert timed.threads == 1
+        measure_speeds = figures.speed("cpu")
+        assert measure_speeds.latency_ms == pytest.approx(milliseconds)
+        assert measure_speeds.text_latency_p90_ms == pytest.approx(milliseconds)
+        assert measure_speeds.timed_texts >= 4
+        assert measure_speeds.threads == 1
     assert found.times_faster("cpu") == pytest.approx(5.0)
     assert found.times_more_texts("cpu") == pytest.approx(5.0)
 

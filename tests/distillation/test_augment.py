@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from bertree.data import counter_random
-from bertree.distillation import augment
-from bertree.distillation.augment import augmented, word_class
+from bertree.distillation import augment as augment_module
+from bertree.distillation.augment import augment, word_class
 from bertree.errors import UserError
 
 NOUNS = [f"{a}{b}" for a in ("bar", "lem", "tok", "gul", "rov", "pim") for b in ("ak", "et", "op", "um", "ib", "az")]
@@ -24,7 +24,7 @@ def numbered(count: int, length: int) -> list[tuple[str, ...]]:
 
 def test_each_word_is_masked_or_replaced_as_often_as_asked() -> None:
     texts = [(" ".join(NOUNS[(7 * text + word) % 36] for word in range(40)) + f" t{text}",) for text in range(300)]
-    made = augmented(texts, 10, 0, mask=M, masking=0.15, replacing=0.3, ngram=0.0)
+    made = augment(texts, 10, 0, mask=M, masking=0.15, replacing=0.3, ngram=0.0)
     assert len(made) == 3000, "with forty words no two are the same"
     masked = changed = total = 0
     for number, (text,) in enumerate(made):
@@ -39,12 +39,12 @@ def test_each_word_is_masked_or_replaced_as_often_as_asked() -> None:
 
 def test_replacements_are_drawn_by_frequency_within_their_class() -> None:
     texts = [("tokum bought three gulab",), *[("rovet",)] * 30, *[("pimak",)] * 60, *[("lemop sang",)] * 60]
-    made = augmented(texts, 2000, 1, mask=M, masking=0.0, replacing=1.0, ngram=0.0)
+    made = augment(texts, 2000, 1, mask=M, masking=0.0, replacing=1.0, ngram=0.0)
     assert made, "something changes"
-    vocabulary = augment._read(texts, M)[1]
+    vocabulary = augment_module._read(texts, M)[1]
     names = {word: number for number, word in enumerate(vocabulary.written[::2])}
     words = np.full(30_000, names["rovet"])
-    drawn = vocabulary.replaced(words, counter_random.bits(counter_random.key(5), np.arange(30_000)))
+    drawn = vocabulary.replace(words, counter_random.bits(counter_random.key(5), np.arange(30_000)))
     shares = Counter(vocabulary.written[2 * drawn].tolist())
     # 30 rovet, 60 pimak, 60 lemop, 60 sang: alike in form and frequency. The rare ones are of another class.
     assert set(shares) == {"rovet", "pimak", "lemop", "sang"}
@@ -57,11 +57,11 @@ def test_a_word_is_replaced_within_its_class() -> None:
         (f"The {noun} was {doing} in a {other}, and {number} of them would not go quickly to Paris.",)
         for noun, doing, other, number in zip(NOUNS, DOING, NOUNS[5:] + NOUNS[:5], range(100, 136), strict=True)
     ]
-    made = augmented(texts, 20, 3, mask=M, masking=0.0, replacing=0.5, ngram=0.0)
+    made = augment(texts, 20, 3, mask=M, masking=0.0, replacing=0.5, ngram=0.0)
     assert len(made) > 600
-    shapes = {tuple(map(word_class, augment._WORD.sub(r" \2", text[0]).split())) for text in texts}
+    shapes = {tuple(map(word_class, augment_module._WORD.sub(r" \2", text[0]).split())) for text in texts}
     assert len(shapes) == 1
-    assert {tuple(map(word_class, augment._WORD.sub(r" \2", text[0]).split())) for text in made} == shapes
+    assert {tuple(map(word_class, augment_module._WORD.sub(r" \2", text[0]).split())) for text in made} == shapes
     seen = {word for (text,) in made for word in text.replace(",", " ,").replace(".", " .").split()}
     assert seen <= {word for (text,) in texts for word in text.replace(",", " ,").replace(".", " .").split()}
 
@@ -92,7 +92,7 @@ def test_classes(alike: tuple[str, str], other: str) -> None:
 
 def test_pieces_are_one_to_five_words_in_a_row() -> None:
     texts = numbered(2000, 12)
-    made = augmented(texts, 4, 0, mask=M, masking=0.0, replacing=0.0, ngram=0.5)
+    made = augment(texts, 4, 0, mask=M, masking=0.0, replacing=0.0, ngram=0.5)
     whole = {text for (text,) in texts}
     lengths: Counter[int] = Counter()
     for (piece,) in made:
@@ -112,7 +112,7 @@ def test_pieces_are_one_to_five_words_in_a_row() -> None:
 def test_pairs_are_spoiled_on_one_side_the_other_and_both_in_turn() -> None:
     firsts, seconds = numbered(50, 30), [(text.replace("w", "v"),) for (text,) in numbered(50, 30)]
     pairs = [(one, two) for (one,), (two,) in zip(firsts, seconds, strict=True)]
-    made = augmented(pairs, 6, 0, mask=M, masking=0.5, replacing=0.0, ngram=0.0)
+    made = augment(pairs, 6, 0, mask=M, masking=0.5, replacing=0.0, ngram=0.0)
     assert len(made) == 300
     for number, (one, two) in enumerate(made):
         before = pairs[number // 6]
@@ -124,46 +124,46 @@ def test_pairs_are_spoiled_on_one_side_the_other_and_both_in_turn() -> None:
 
 def test_it_is_a_function_of_seed_and_index(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [(" ".join(NOUNS[(5 * text + word) % 36] for word in range(9)) + f" t{text}",) for text in range(200)]
-    made = augmented(texts, 7, 5, mask=M)
-    assert made == augmented(texts, 7, 5, mask=M)
-    assert made != augmented(texts, 7, 6, mask=M)
-    monkeypatch.setattr(augment, "TOGETHER", 100)
-    assert made == augmented(texts, 7, 5, mask=M), "however much is done at once"
-    fewer = set(augmented(texts, 3, 5, mask=M))
+    made = augment(texts, 7, 5, mask=M)
+    assert made == augment(texts, 7, 5, mask=M)
+    assert made != augment(texts, 7, 6, mask=M)
+    monkeypatch.setattr(augment_module, "TOGETHER", 100)
+    assert made == augment(texts, 7, 5, mask=M), "however much is done at once"
+    fewer = set(augment(texts, 3, 5, mask=M))
     assert fewer < set(made), "more copies leave the first ones as they were"
     # Without replacements other texts change nothing: what is made of the first ones stays.
     settings = {"mask": M, "replacing": 0.0}
-    alone = augmented(texts[:50], 7, 5, **settings)
-    assert augmented(texts, 7, 5, **settings)[: len(alone)] == alone
+    alone = augment(texts[:50], 7, 5, **settings)
+    assert augment(texts, 7, 5, **settings)[: len(alone)] == alone
 
 
 def test_nothing_is_there_twice() -> None:
     texts = [("a  boat\tcame .",), ("a boat came .",), ("boat",), ("boat",), ("a boat", "boat"), ("boat", "a boat")]
-    made = augmented(texts, 200, 0, mask=M)
+    made = augment(texts, 200, 0, mask=M)
     assert len(made) == len(set(made))
     assert not set(made) & set(texts)
     assert ("a boat came .",) not in made
-    assert augmented(texts, 50, 0, mask=M, **NEVER) == []
+    assert augment(texts, 50, 0, mask=M, **NEVER) == []
     assert {len(item) for item in made} == {1, 2}
 
 
 def test_empty_texts_and_single_words() -> None:
-    assert augmented([], 5, 0, mask=M) == []
-    assert augmented([("",), ("  ",), ("", "")], 5, 0, mask=M, masking=1.0, replacing=0.0) == []
-    assert augmented([("boat",)], 50, 0, mask=M) == [(M,)]
-    assert augmented([("boat",)], 0, 0, mask=M) == []
-    assert augmented([("", "boat")], 30, 0, mask=M) == [("", M)]
-    assert augmented([("boat", "")], 30, 0, mask="<mask>") == [("<mask>", "")]
+    assert augment([], 5, 0, mask=M) == []
+    assert augment([("",), ("  ",), ("", "")], 5, 0, mask=M, masking=1.0, replacing=0.0) == []
+    assert augment([("boat",)], 50, 0, mask=M) == [(M,)]
+    assert augment([("boat",)], 0, 0, mask=M) == []
+    assert augment([("", "boat")], 30, 0, mask=M) == [("", M)]
+    assert augment([("boat", "")], 30, 0, mask="<mask>") == [("<mask>", "")]
 
 
 def test_spaces_stay_where_they_were() -> None:
     text = "“Well,” she said (twice), “it's 3.5 o'clock—isn't it?”"
-    vocabulary = augment._read([(text,)], M)
-    assert augmented([(text,)], 20, 0, mask=M, **NEVER) == []
+    vocabulary = augment_module._read([(text,)], M)
+    assert augment([(text,)], 20, 0, mask=M, **NEVER) == []
     (side,), words = vocabulary
     lengths = side.starts[1:] - side.starts[:-1]
-    assert augment._written(side.words, side.spaced, lengths, words) == [text]
-    (masked,) = augmented([(text,)], 1, 0, mask=M, masking=1.0, replacing=0.0, ngram=0.0)
+    assert augment_module._join_words(side.words, side.spaced, lengths, words) == [text]
+    (masked,) = augment([(text,)], 1, 0, mask=M, masking=1.0, replacing=0.0, ngram=0.0)
     assert masked[0].replace(M, "") == "   " + " " * (masked[0].count(" ") - 3)
 
 
@@ -177,9 +177,9 @@ def test_spaces_stay_where_they_were() -> None:
 )
 def test_settings_that_cannot_be(wrong: dict[str, float], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        augmented([("a boat",)], 2, 0, mask=M, **wrong)
+        augment([("a boat",)], 2, 0, mask=M, **wrong)
     with pytest.raises(UserError, match="copies: must not be negative"):
-        augmented([("a boat",)], -1, 0, mask=M)
+        augment([("a boat",)], -1, 0, mask=M)
 
 
 def test_it_is_fast() -> None:
@@ -188,6 +188,6 @@ def test_it_is_fast() -> None:
         (" ".join(NOUNS[(11 * text + 3 * word) % 36] for word in range(20)) + f" t{text}",) for text in range(5000)
     ]
     began = time.process_time()
-    made = augmented(texts, 20, 0, mask=M)
+    made = augment(texts, 20, 0, mask=M)
     assert len(made) > 80_000
     assert time.process_time() - began < 6

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bertree.batch import Batch
-from bertree.distillation.student import chosen, ends, halved, spread, warm
+from bertree.distillation.student import copy_weights, halve, last_layers, parse_layers, spread_evenly
 from bertree.errors import UserError
 from bertree.inference.load import fresh
 from bertree.model.architecture import Architecture
@@ -18,37 +18,37 @@ def point(name: str, **axes: object) -> Architecture:
 
 
 def test_half_of_bert_is_distilbert() -> None:
-    assert halved(preset("bert-base").architecture).differences(preset("distilbert-base").architecture) == {
+    assert halve(preset("bert-base").architecture).differences(preset("distilbert-base").architecture) == {
         "classifier_dropout": (0.2, 0.1)
     }
 
 
 def test_half_of_others_keeps_what_they_are() -> None:
-    assert halved(preset("roberta-base").architecture) == preset("distilroberta").architecture
-    albert = halved(preset("albert-base").architecture)
+    assert halve(preset("roberta-base").architecture) == preset("distilroberta").architecture
+    albert = halve(preset("albert-base").architecture)
     assert (albert.layers, albert.sharing, albert.segments) == (6, "all", 2)
     with pytest.raises(UserError, match="one layer only"):
-        halved(point("bert-base", layers=1))
+        halve(point("bert-base", layers=1))
 
 
 def test_layers_are_spread_evenly() -> None:
-    assert spread(12, 6) == [1, 3, 5, 7, 9, 11]
-    assert spread(12, 4) == [1, 4, 7, 10]
-    assert spread(4, 4) == [1, 2, 3, 4]
-    assert spread(2, 3) == [1, 1, 2]
-    assert ends(12, 6) == [2, 4, 6, 8, 10, 12]
-    assert ends(12, 4) == [3, 6, 9, 12]
-    assert ends(2, 4) == [1, 1, 1, 2]
-    assert chosen("4,2", 4, 2, "layers") == [4, 2]
-    for given, why in (("1,2,3", "2 are wanted"), ("0,1", "not one of"), ("1,5", "not one of"), ("a,b", "numbers")):
+    assert spread_evenly(12, 6) == [1, 3, 5, 7, 9, 11]
+    assert spread_evenly(12, 4) == [1, 4, 7, 10]
+    assert spread_evenly(4, 4) == [1, 2, 3, 4]
+    assert spread_evenly(2, 3) == [1, 1, 2]
+    assert last_layers(12, 6) == [2, 4, 6, 8, 10, 12]
+    assert last_layers(12, 4) == [3, 6, 9, 12]
+    assert last_layers(2, 4) == [1, 1, 1, 2]
+    assert parse_layers("4,2", 4, 2, "layers") == [4, 2]
+    for given, why in (("1,2,3", "give 2 numbers"), ("0,1", "not one of"), ("1,5", "not one of"), ("a,b", "numbers")):
         with pytest.raises(UserError, match=why):
-            chosen(given, 4, 2, "layers")
+            parse_layers(given, 4, 2, "layers")
 
 
 def test_warm_start_takes_the_layers_named() -> None:
     teacher = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
-    student = fresh(halved(point("bert-base", layers=4)), {"mask": 0}, seed=2).network
-    assert warm(student, teacher, [4, 2]) == (len(student.state_dict()), 2, "")
+    student = fresh(halve(point("bert-base", layers=4)), {"mask": 0}, seed=2).network
+    assert copy_weights(student, teacher, [4, 2]) == (len(student.state_dict()), 2, "")
     for mine, its in ((0, 3), (1, 1)):
         for part in ("attention", "ffn"):
             one, other = getattr(student.encoder.stack, part)[mine], getattr(teacher.encoder.stack, part)[its]
@@ -61,7 +61,7 @@ def test_without_segments_the_first_one_is_not_lost() -> None:
     student = fresh(
         point("bert-base", layers=2, segments=0, pooler=False, sequence_head="relu"), {"mask": 0}, seed=2
     ).network.eval()
-    warm(student, teacher, [1, 2])
+    copy_weights(student, teacher, [1, 2])
     batch = Batch.pack([[1, 2, 3], [4, 5]])
     with torch.no_grad():
         assert torch.allclose(student(batch), teacher(batch), atol=1e-5), "all layers are there, so it is the teacher"
@@ -70,10 +70,10 @@ def test_without_segments_the_first_one_is_not_lost() -> None:
 def test_shared_layers_are_given_once() -> None:
     a = point("albert-base", layers=4, embedding_width=16)
     teacher, student = (fresh(a.with_values({"layers": n}), {"mask": 0}, seed=n).network for n in (4, 2))
-    assert warm(student, teacher, [1, 3]) == (len(student.state_dict()), 2, "")
+    assert copy_weights(student, teacher, [1, 3]) == (len(student.state_dict()), 2, "")
     unshared = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
     shared = fresh(point("bert-base", layers=4, sharing="all"), {"mask": 0}, seed=2).network
-    warm(shared, unshared, [2, 3, 4, 1])
+    copy_weights(shared, unshared, [2, 3, 4, 1])
     first = unshared.encoder.stack.attention[1]
     assert torch.equal(shared.encoder.stack.attention[0].part.qkv.weight, first.part.qkv.weight)
 
@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_left_alone() -> None:
     teacher = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
     other = fresh(point("bert-base", layers=2, width=16), {"mask": 0}, seed=2)
     before = {name: tensor.clone() for name, tensor in other.network.state_dict().items()}
-    copied = warm(other.network, teacher, [1, 3])
+    copied = copy_weights(other.network, teacher, [1, 3])
     changed = [name for name, tensor in other.network.state_dict().items() if not torch.equal(tensor, before[name])]
     assert (copied.tensors, copied.layers) == (0, 0)
     assert "width" in copied.misfit
@@ -90,19 +90,19 @@ def test_what_does_not_fit_is_left_alone() -> None:
     # Layers that join the residual in another way are of no use, embeddings are.
     pre = fresh(point("bert-base", layers=2, residual="pre-norm"), {"mask": 0}, seed=2).network
     layers = pre.encoder.stack.attention[0].part.qkv.weight.clone()
-    assert warm(pre, teacher, [1, 3]).layers == 0
+    assert copy_weights(pre, teacher, [1, 3]).layers == 0
     assert torch.equal(pre.encoder.embeddings.tokens.weight, teacher.encoder.embeddings.tokens.weight)
     assert torch.equal(pre.encoder.stack.attention[0].part.qkv.weight, layers)
     # Layers of other heads have the same shapes and another meaning.
     heads = fresh(point("bert-base", layers=2, heads=4), {"mask": 0}, seed=2).network
-    assert "heads" in warm(heads, teacher, [1, 3]).misfit
+    assert "heads" in copy_weights(heads, teacher, [1, 3]).misfit
 
 
 def test_fewer_positions_are_the_first_ones() -> None:
     teacher = fresh(point("bert-base", layers=2), {"mask": 0}, seed=1).network.eval()
     short = point("bert-base", layers=2, segments=0, pooler=False, sequence_head="relu", max_positions=8)
     student = fresh(short, {"mask": 0}, seed=2).network.eval()
-    assert warm(student, teacher, [1, 2]).tensors == len(student.state_dict())
+    assert copy_weights(student, teacher, [1, 2]).tensors == len(student.state_dict())
     batch = Batch.pack([[1, 2, 3], [4, 5]])
     with torch.no_grad():
         assert torch.allclose(student(batch), teacher(batch), atol=1e-5)

@@ -123,7 +123,7 @@ def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path:
 def test_scores_of_something_else_are_not_taken(tmp_path: Path) -> None:
     rows = [np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)]
     notes: list[str] = []
-    teacher_scores.write(tmp_path, teacher_scores.Said(rows, {"accuracy": 0.5}), "this", 3)
+    teacher_scores.write(tmp_path, teacher_scores.TeacherScores(rows, {"accuracy": 0.5}), "this", 3)
     found = teacher_scores.read(tmp_path, "this", [2, 1], 3, notes.append)
     assert found is not None
     assert [one.tolist() for one in found.rows] == [one.tolist() for one in rows]

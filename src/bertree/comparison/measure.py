@@ -1,8 +1,8 @@
-"""What a smaller model costs against a larger one: parameters, bytes, latency, throughput, what of the score is kept.
+"""Measure the cost of models beside each other: parameters, bytes, latency, throughput, share of the score.
 
-Answers are made as the rest of bertree makes them: `Model.hidden` for an encoder alone, `tasks.answering.logits` for a
-task, in float32 on a CPU and in half precision on a GPU. Parameters are counted in the network itself, and only those
-that an answer needs: a student's figure is not to be spoiled, nor helped, by a head that is never asked.
+Models are run as everywhere else: `Model.hidden` for an encoder alone, `tasks.logits.logits` for a task, in float32 on
+a CPU and in half precision on a GPU. Only the parameters that a prediction needs are counted: heads that are not run do
+not change a model's size.
 """
 
 import random
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from bertree.comparison.samples import SENTENCES
-from bertree.comparison.timing import Clock, Runner, TimedModel, timed
+from bertree.comparison.timing import Clock, Runner, TimedModel, measure_speeds
 from bertree.inference.load import Model
 from bertree.interop import weights
 from bertree.model.heads import ClassHead
@@ -24,7 +24,7 @@ from bertree.model.network import Network
 from bertree.report.comparison import Comparison, ModelCosts, Speed
 from bertree.tasks.task import Task
 
-MOST_TEXTS = 1000  # that are drawn from those given
+MOST_TEXTS = 1000  # drawn from those given
 SHARE = {"cpu": 3, "cuda": 1}  # of the time; a GPU is quick to measure
 
 
@@ -40,10 +40,11 @@ def compare(
     devices: Sequence[str] | None = None,
     measured_on: str = "",
 ) -> Comparison:
-    """A student beside its teacher; `texts` are texts, pairs, or with a task its examples.
+    """Compare a student with its teacher; `texts` are texts, pairs, or with a task its examples.
 
-    `folders` hold their weights, to be weighed there; `scores` are the teacher's and the student's by name; `devices`
-    are all there are, unless told."""
+    `folders` hold their weights files; `scores` are the teacher's and the student's by name; `devices` are all there
+    are unless given.
+    """
     subjects = [
         given if isinstance(given, TimedModel) else TimedModel(name, given, folder, task)
         for name, given, folder in (("teacher", teacher, folders[0]), ("student", student, folders[1]))
@@ -61,10 +62,10 @@ def compare_all(
     measured_on: str = "",
     clock: Clock = time.perf_counter,
 ) -> Comparison:
-    """Two models or more, each against the first."""
+    """Compare two models or more, each against the first."""
     assert len(subjects) >= 2, "there is nothing to compare"
     assert texts or all(subject.task is None for subject in subjects), "a task reads its own examples"
-    measured_on = measured_on or (f"{len(texts):,} texts" if texts else f"{len(SENTENCES)} sentences of bertree's own")
+    measured_on = measured_on or (f"{len(texts):,} texts" if texts else f"{len(SENTENCES)} built-in sentences")
     models = measure(subjects, texts or SENTENCES, seconds, devices or available_devices(), clock)
     known = {
         name: tuple(None if value is None or not np.isfinite(value) else float(value) for value in values)
@@ -75,14 +76,14 @@ def compare_all(
 
 
 def available_devices() -> tuple[str, ...]:
-    """The devices of this machine."""
+    """Return the kinds of devices of this machine."""
     return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def measure(
     subjects: Sequence[TimedModel], texts: Sequence[Any], seconds: float, devices: Sequence[str], clock: Clock
 ) -> list[ModelCosts]:
-    """The figures of each model, all of them timed in turns on the same texts."""
+    """Measure each model, all of them timed in turns on the same texts."""
     some = random.Random(0).sample(list(texts), min(len(texts), MOST_TEXTS))
     kinds = [torch.device(device).type for device in devices]
     speeds: list[list[Speed]] = [[] for _ in subjects]
@@ -92,7 +93,7 @@ def measure(
         for device, kind in zip(devices, kinds, strict=True):
             runners = [Runner(subject, some, torch.device(device), clock) for subject in subjects]
             budget = seconds * SHARE[kind] / sum(SHARE[kind] for kind in kinds)
-            for place, speed in enumerate(timed(runners, budget, clock)):
+            for place, speed in enumerate(measure_speeds(runners, budget, clock)):
                 speeds[place].append(speed)
             tokens = [float(np.mean(runner.lengths)) for runner in runners]
             del runners  # their copies on the device
@@ -115,7 +116,7 @@ def measure(
 
 
 def counts(network: Network, head: str | None = None) -> tuple[int, int, int, int]:
-    """Parameters: all that an answer of that head needs (None: of the encoder alone), and of them those in the
+    """Count the parameters that a prediction of that head needs (None: the encoder alone), and of them those in the
     embeddings, in the layers, and above the layers."""
     encoder = network.encoder
     tables = _size(getattr(encoder, "embeddings", None))
@@ -134,7 +135,7 @@ def _size(module: nn.Module | None) -> int:
 
 
 def weight_bytes(subject: TimedModel) -> tuple[int, bool]:
-    """Bytes of the files that hold a model's weights; of its tensors, where there are no files."""
+    """Return the bytes of a model's weight files, or of its tensors if there are no files."""
     if subject.folder is not None and subject.folder.is_dir():
         single = subject.folder / weights.SINGLE
         files = [single] if single.is_file() else sorted(subject.folder.glob("*.safetensors"))

@@ -1,9 +1,9 @@
-"""How long models take for one text and for many, measured in turns.
+"""Measure the latency of single texts and the throughput of many, for several models in turns.
 
-Timings are noisy, and noise comes in waves: another process, a warmer chip. So the models take turns (A, B, A, B
-...) on the same texts, and what is told are medians; all of them meet the same waves. A turn holds several texts and
-begins with a short one that is not counted, so that a model that fits the caches finds itself there, as it would
-where it works alone. The price is that few texts are timed where models are slow: the time allowed is shared by all.
+Timings are noisy, and the noise changes slowly: another process, a warmer chip. So the models take turns (A, B, A, B
+...) on the same texts, all of them see the same noise, and medians are reported. A turn holds several texts and begins
+with a short one that is not counted, so that the model's weights are in the caches as if it ran alone. The cost: few
+texts are timed if the models are slow, because the time is shared.
 """
 
 import copy
@@ -25,17 +25,17 @@ from bertree.tasks.logits import effective_max_length, logits
 from bertree.tasks.task import Task
 
 Clock = Callable[[], float]
-WARM = 3  # answers before the first that counts
-TURN, TURN_SECONDS = 8, 0.1  # a turn ends after so many texts, or about so long: the next model meets the same noise
+WARM = 3  # texts before the first that counts
+TURN, TURN_SECONDS = 8, 0.1  # texts and seconds of a turn: the next model sees the same noise
 ANSWERS, LEAST_ROUNDS = 320, 4  # of each model
 PASSES, LEAST_PASSES = 15, 5  # over many texts
-PROBE = {"cpu": 512, "cuda": 16384}  # tokens that say how many fit into the time
+PROBE = {"cpu": 512, "cuda": 16384}  # tokens timed first, to find how many fit into the time
 MOST_TOKENS = {"cpu": 16384, "cuda": 524288}  # of a pass
 
 
 @dataclass(frozen=True)
 class TimedModel:
-    """A model to be measured: its folder if it has one, and the task whose head is asked, if one is."""
+    """A model to be measured, its folder if it has one, and the task whose head is run, if any."""
 
     name: str
     model: Model
@@ -44,7 +44,7 @@ class TimedModel:
 
 
 class Runner:
-    """A model on a device, with texts to answer; it shares the weights of the model given where they lie right."""
+    """A model on a device with the texts to run; shares the given weights if device and precision are right."""
 
     def __init__(
         self, subject: TimedModel, texts: Sequence[Any], device: torch.device, clock: Clock = time.perf_counter
@@ -52,23 +52,23 @@ class Runner:
         model, task = subject.model, subject.task
         self.name, self._task, self._texts, self._clock = subject.name, task, texts, clock
         self.device, self.precision = device, _precision(device)
-        network = _placed(model.network, device, self.precision)
+        network = _place(model.network, device, self.precision)
         self._model = Model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
         self._tokenizer = model.needed_tokenizer
         most = model.architecture.max_positions
         usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
         self._longest = effective_max_length(0, usual, most)
-        self._read = self._apart(self._encoded(texts), len(texts))
+        self._read = self._group_by_text(self._encode(texts), len(texts))
         self.lengths = [sum(map(_tokens, units)) for units in self._read]
 
-    def _encoded(self, texts: Sequence[Any]) -> list[Any]:
-        """What the network reads: units of a task, or texts as ids."""
+    def _encode(self, texts: Sequence[Any]) -> list[Any]:
+        """Encode texts as units of a task, or as ids."""
         if self._task is not None:
             return list(self._task.units(texts, self._tokenizer, self._longest)[0])
         return list(self._tokenizer.encode(texts, self._longest))
 
-    def _apart(self, units: Sequence[Any], count: int) -> list[list[Any]]:
-        """By text: a task may read one as several units."""
+    def _group_by_text(self, units: Sequence[Any], count: int) -> list[list[Any]]:
+        """Group units by text: a task may split one text into several units."""
         if self._task is None:
             return [[unit] for unit in units]
         found: list[list[Any]] = [[] for _ in range(count)]
@@ -76,7 +76,7 @@ class Runner:
             found[unit.example].append(unit)
         return found
 
-    def _answer(self, units: Sequence[Any]) -> None:
+    def _run(self, units: Sequence[Any]) -> None:
         if self._task is not None:
             logits(self._model.network, self._task.head, units)
         else:
@@ -84,20 +84,20 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def one(self, row: int) -> tuple[float, float]:
-        """Answer one text alone: seconds from its ids, and seconds from the text."""
+    def run_one(self, row: int) -> tuple[float, float]:
+        """Run one text; return the seconds from its ids, and from the text."""
         began = self._clock()
-        units = self._encoded([self._texts[row]])
+        units = self._encode([self._texts[row]])
         ready = self._clock()
-        self._answer(units)
+        self._run(units)
         done = self._clock()
         return done - ready, done - began
 
-    def many(self, rows: Sequence[int]) -> float:
-        """Answer many at once, packed and sorted by length: seconds."""
+    def run_many(self, rows: Sequence[int]) -> float:
+        """Run many texts at once, packed and sorted by length; return the seconds."""
         units = [unit for row in rows for unit in self._read[row]]
         began = self._clock()
-        self._answer(units)
+        self._run(units)
         return self._clock() - began
 
 
@@ -111,15 +111,15 @@ def _precision(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
 
 
-def _placed(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
-    """The network itself where it lies right already, else a copy: the one given stays as it is."""
+def _place(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
+    """Return the network itself if device and precision are right, else a copy."""
     first = next(network.parameters())
     right = first.device.type == device.type and first.dtype == dtype and device.index in (None, first.device.index)
     return network if right else copy.deepcopy(network).to(device=device, dtype=dtype)
 
 
-def timed(runners: Sequence[Runner], seconds: float, clock: Clock = time.perf_counter) -> list[Speed]:
-    """How fast each is: half of the time goes to single texts, half to many."""
+def measure_speeds(runners: Sequence[Runner], seconds: float, clock: Clock = time.perf_counter) -> list[Speed]:
+    """Measure the speed of each model: half of the time goes to single texts, half to many."""
     waits, rates = _latencies(runners, seconds / 2, clock), _rates(runners, seconds / 2)
     device = runners[0].device
     found = []
@@ -146,10 +146,10 @@ def timed(runners: Sequence[Runner], seconds: float, clock: Clock = time.perf_co
 
 
 def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[list[tuple[float, float]]]:
-    """What each model took for each text, alone; (from ids, from the text)."""
+    """Return the seconds of each model for each single text: (from ids, from the text)."""
     count = len(runners[0].lengths)
     began = clock()
-    expected = [max([runner.one(row % count)[1] for row in range(WARM)][-1], 1e-9) for runner in runners]
+    expected = [max([runner.run_one(row % count)[1] for row in range(WARM)][-1], 1e-9) for runner in runners]
     fits = min(TURN_SECONDS / min(expected), seconds / (LEAST_ROUNDS * sum(expected)) - 1)
     turn = max(1, min(TURN, int(fits)))
     shortest = int(np.argmin(runners[0].lengths))
@@ -157,28 +157,28 @@ def _latencies(runners: Sequence[Runner], seconds: float, clock: Clock) -> list[
     for number in range(1, ANSWERS // turn + 1):
         start = (number - 1) * turn
         for runner, found in zip(runners, taken, strict=True):
-            runner.one(shortest)  # its weights back into the caches: not counted
-            found += [runner.one(row % count) for row in range(start, start + turn)]
+            runner.run_one(shortest)  # brings its weights back into the caches; not counted
+            found += [runner.run_one(row % count) for row in range(start, start + turn)]
         if number >= LEAST_ROUNDS and (clock() - began) * (number + 1) / number > seconds:
             break
     return taken
 
 
 def _rates(runners: Sequence[Runner], seconds: float) -> list[tuple[float, float, int]]:
-    """Texts and tokens a second of each model, and over how many passes that is a median."""
+    """Return texts and tokens per second of each model, and the number of passes of the median."""
     kind = runners[0].device.type
     probe = _rows(runners[0].lengths, PROBE[kind])
-    spent = sum(runner.many(probe) for runner in runners)
+    spent = sum(runner.run_many(probe) for runner in runners)
     size = sum(runners[0].lengths[row] for row in probe)
     fitting_in = int(seconds * size / max(LEAST_PASSES * spent, 1e-9)) - size
     rows = _rows(runners[0].lengths, max(PROBE[kind] // 4, min(MOST_TOKENS[kind], fitting_in)))
     if kind == "cuda":
         for runner in runners:
-            runner.many(rows)  # its memory is asked for once
+            runner.run_many(rows)  # allocates its memory once
     taken: list[list[float]] = [[] for _ in runners]
     for _ in range(PASSES):
         for runner, found in zip(runners, taken, strict=True):
-            found.append(runner.many(rows))
+            found.append(runner.run_many(rows))
         passes = len(taken[0])
         if passes >= LEAST_PASSES and sum(map(sum, taken)) * (passes + 1) / passes > seconds:
             break
@@ -190,7 +190,7 @@ def _rates(runners: Sequence[Runner], seconds: float) -> list[tuple[float, float
 
 
 def _rows(lengths: Sequence[int], tokens: int) -> list[int]:
-    """Texts, again and again from the first, of that many tokens or a few more."""
+    """Return rows of texts, repeated from the first, with at least that many tokens."""
     rows: list[int] = []
     while tokens > 0 or not rows:
         rows.append(len(rows) % len(lengths))
@@ -199,7 +199,7 @@ def _rows(lengths: Sequence[int], tokens: int) -> list[int]:
 
 
 def processor(device: torch.device) -> str:
-    """What a device is called."""
+    """Return the name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:

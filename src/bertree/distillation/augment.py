@@ -1,9 +1,9 @@
 """More texts for a teacher to label, made from the training texts by rules, after Tang et al. 2019.
 
 A student as small as a BiLSTM learns little from a few thousand examples, and unlabelled text of the right kind is
-seldom at hand. So each text is spoiled many times over: words are masked, words are replaced, and sometimes a short
-piece of it stands for the whole. The results are often nonsense, which does not matter: the teacher says what it makes
-of them. That is also the price: every one of them costs a run of the teacher.
+rare. So each text is altered many times: words are masked, words are replaced, and sometimes a short piece is kept.
+The results are often nonsense, which does not matter, since the teacher labels them. The cost: one forward pass of the
+teacher for each of them.
 
 The paper replaces a word by another of the same part of speech, drawn by its frequency. There is no tagger here, so
 the class of a word is guessed: short lists for the closed classes (a preposition is replaced by a preposition),
@@ -23,10 +23,10 @@ from bertree.data import counter_random
 from bertree.data.counter_random import Ints
 from bertree.errors import UserError
 
-LONGEST = 5  # words of a piece that stands for its text
+LONGEST = 5  # words of a piece that is kept in place of its text
 BAND = 4  # words whose frequencies differ by less than about 2 ** BAND are alike
-SIDES = ((0,), (1,), (0, 1))  # of a pair the first text is spoiled, or the second, or both, in turn
-TOGETHER = 1 << 22  # words spoiled at once
+SIDES = ((0,), (1,), (0, 1))  # of a pair the first text is altered, or the second, or both, in turn
+TOGETHER = 1 << 22  # words altered at once
 _WORD = re.compile(r"(\s*)(['’]?\w+(?:['’-]\w+)*|[^\w\s])")
 _CLOSED = {
     "determiner": "a an the this that these those each every some any no another such all both either neither",
@@ -59,7 +59,7 @@ _BY_ENDING = sorted(((end, kind) for kind, ends in ENDINGS.items() for end in en
 
 
 def word_class(word: str) -> str:
-    """A guess at what could stand in a word's place: its part of speech, and how it is written."""
+    """Guess the class of words that could replace a word: its part of speech, and how it is written."""
     if not any(character.isalnum() for character in word):
         return "mark"
     if word.replace("-", "").replace("'", "").isdecimal():
@@ -76,7 +76,7 @@ def word_class(word: str) -> str:
 
 
 class _Vocabulary:
-    """All words of some texts, and for each what may replace it."""
+    """All words of some texts, and the words that may replace each."""
 
     def __init__(self, words: Sequence[str], counts: Ints, mask: str) -> None:
         self.mask = len(words)
@@ -97,8 +97,8 @@ class _Vocabulary:
         closed = kind.partition(" ")[0] in _CLOSED or kind == "mark"
         return kind, 0 if closed else count.bit_length() // BAND
 
-    def replaced(self, words: Ints, random: counter_random.Bits) -> Ints:
-        """Another word of the same class for each, as likely as it is frequent."""
+    def replace(self, words: Ints, random: counter_random.Bits) -> Ints:
+        """Draw another word of the same class for each, by frequency."""
         drawn = self._first[words] + counter_random.uniform_below(random, self._places[words])
         return self._order[np.searchsorted(self._ends, drawn, "right")]
 
@@ -117,7 +117,7 @@ class _Rates(NamedTuple):
     ngram: float
 
 
-def augmented(
+def augment(
     texts: Sequence[tuple[str, ...]],
     copies: int,
     seed: int,
@@ -127,8 +127,7 @@ def augmented(
     replacing: float = 0.1,
     ngram: float = 0.25,
 ) -> list[tuple[str, ...]]:
-    """New texts, or new pairs where pairs are given: up to `copies` of each, in their order, none of them twice and
-    none that is there already.
+    """Make new texts, or new pairs from pairs: up to `copies` of each, in order, without duplicates or originals.
 
     Each word is masked (`mask`, as the tokenizer writes it) with probability `masking`, else replaced by one of its
     class with probability `replacing`; then, with probability `ngram`, one to five words in a row are all that is kept.
@@ -144,19 +143,19 @@ def augmented(
     assert all(1 <= len(text) <= 2 for text in texts), "an item is a text or a pair"
     sides, vocabulary = _read(texts, mask)
     rates = _Rates(masking, replacing, ngram)
-    plain = [_written(side.words, side.spaced, np.diff(side.starts), vocabulary) for side in sides]
+    plain = [_join_words(side.words, side.spaced, np.diff(side.starts), vocabulary) for side in sides]
     seen = set(texts) | {tuple(parts[: len(text)]) for text, *parts in zip(texts, *plain, strict=True)}
     found: list[tuple[str, ...]] = []
     for begin, end in _portions(sides, copies):
         among = range(len(sides))
-        spoiled = [_spoiled(sides[n], n, vocabulary, begin, end, copies, seed, rates) for n in among]
+        altered = [_alter(sides[n], n, vocabulary, begin, end, copies, seed, rates) for n in among]
         for row in range((end - begin) * copies):
             text, copy = divmod(row, copies)
             if len(texts[begin + text]) == 1:
-                new: tuple[str, ...] = (spoiled[0][row],)
+                new: tuple[str, ...] = (altered[0][row],)
             else:
                 changed = SIDES[copy % 3]
-                new = tuple(spoiled[side][row] if side in changed else plain[side][begin + text] for side in (0, 1))
+                new = tuple(altered[side][row] if side in changed else plain[side][begin + text] for side in (0, 1))
             if new not in seen:
                 seen.add(new)
                 found.append(new)
@@ -164,7 +163,7 @@ def augmented(
 
 
 def _read(texts: Sequence[tuple[str, ...]], mask: str) -> tuple[list[_Side], _Vocabulary]:
-    """The words of all texts, as numbers."""
+    """Return the words of all texts as numbers."""
     numbers: defaultdict[str, int] = defaultdict(lambda: len(numbers))
     sides = []
     for number in range(max(map(len, texts), default=1)):
@@ -182,7 +181,7 @@ def _read(texts: Sequence[tuple[str, ...]], mask: str) -> tuple[list[_Side], _Vo
 
 
 def _portions(sides: Sequence[_Side], copies: int) -> Iterator[tuple[int, int]]:
-    """Texts that are spoiled together: as many as keep the arrays small."""
+    """Yield ranges of texts that are altered together: as many as keep the arrays small."""
     sizes = np.sum([side.starts for side in sides], 0) * copies
     count, begin = len(sizes) - 1, 0
     while copies and begin < count:
@@ -191,16 +190,16 @@ def _portions(sides: Sequence[_Side], copies: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-def _written(words: Ints, spaced: Ints, lengths: Ints, vocabulary: _Vocabulary) -> list[str]:
-    """Texts of these lengths, with single spaces."""
+def _join_words(words: Ints, spaced: Ints, lengths: Ints, vocabulary: _Vocabulary) -> list[str]:
+    """Join words to texts of these lengths, with single spaces."""
     pieces = vocabulary.written[2 * words + spaced].tolist()
     return ["".join(pieces[a:b]).lstrip() for a, b in pairwise(counter_random.cumulative_offsets(lengths).tolist())]
 
 
-def _spoiled(
+def _alter(
     side: _Side, number: int, vocabulary: _Vocabulary, begin: int, end: int, copies: int, seed: int, rates: _Rates
 ) -> list[str]:
-    """Every copy of the texts from `begin` to `end`, the copies of one text one after the other."""
+    """Return every copy of the texts from `begin` to `end`, the copies of one text one after the other."""
 
     def random(counters: Ints, what: str) -> counter_random.Bits:
         return counter_random.bits(counter_random.key(seed, "augment", number, what), counters)
@@ -217,6 +216,6 @@ def _spoiled(
     drawn = random(counters, "word")
     masked = drawn < counter_random.threshold(rates.masking)
     other = np.flatnonzero(~masked & (drawn < counter_random.threshold(rates.masking + rates.replacing)))
-    words[other] = vocabulary.replaced(words[other], random(counters[other], "other"))
+    words[other] = vocabulary.replace(words[other], random(counters[other], "other"))
     words[masked] = vocabulary.mask
-    return _written(words, side.spaced[at], kept, vocabulary)
+    return _join_words(words, side.spaced[at], kept, vocabulary)

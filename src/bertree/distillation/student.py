@@ -1,6 +1,6 @@
-"""A student's shape and its first weights: some of its teacher's layers.
+"""The architecture of a student and its initial weights, copied from some of the teacher's layers.
 
-Layers count from 1, the one above the embeddings, as the states they give do.
+Layers count from 1, the first above the embeddings.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,12 @@ from bertree.model.network import Network
 from bertree.model.stack import Stack
 
 
-def halved(a: Architecture, bare: bool = True) -> Architecture:
-    """Half the layers. `bare`: BERT also loses its segments and its pooler, as DistilBERT did (where layers are shared
-    Hugging Face knows no such model); a student of a task keeps them, for its teacher's head reads the pooler."""
+def halve(a: Architecture, bare: bool = True) -> Architecture:
+    """Return an architecture with half the layers.
+
+    `bare`: BERT also loses its segments and its pooler, as in DistilBERT (not if layers are shared: Hugging Face has no
+    such model). A student of a task keeps them, because its teacher's head reads the pooler.
+    """
     if a.layers < 2:
         raise UserError("--student half: the teacher has one layer only; name a smaller preset instead")
     layers = a.layers // 2
@@ -28,43 +31,43 @@ def halved(a: Architecture, bare: bool = True) -> Architecture:
     return a.with_values({"layers": layers, "segments": 0, "pooler": False, "sequence_head": "relu"})
 
 
-def spread(teacher_layers: int, student_layers: int) -> list[int]:
-    """The teacher's layers that a student begins with: evenly spread from the first on; of 12 for 6: 1, 3, ... 11."""
+def spread_evenly(teacher_layers: int, student_layers: int) -> list[int]:
+    """Return the teacher's layers to start from, evenly spread from the first on; of 12 for 6: 1, 3, ... 11."""
     return [depth * teacher_layers // student_layers + 1 for depth in range(student_layers)]
 
 
-def ends(teacher_layers: int, student_layers: int) -> list[int]:
-    """The teacher's layers whose states the student's are to resemble: evenly spread up to the last: 2, 4, ... 12."""
+def last_layers(teacher_layers: int, student_layers: int) -> list[int]:
+    """Return the teacher's layers whose states the student matches, evenly spread up to the last: 2, 4, ... 12."""
     return [max(1, depth * teacher_layers // student_layers) for depth in range(1, student_layers + 1)]
 
 
-def chosen(given: str, teacher_layers: int, student_layers: int, name: str) -> list[int]:
-    """Layers of a teacher, written as 1,3,5: one for each of the student's."""
+def parse_layers(given: str, teacher_layers: int, student_layers: int, name: str) -> list[int]:
+    """Parse the teacher's layers from `1,3,5`: one for each layer of the student."""
     try:
         layers = [int(part) for part in given.split(",")]
     except ValueError:
         raise UserError(f"{name} '{given}': must be numbers of the teacher's layers, for example 1,3,5") from None
     if len(layers) != student_layers:
-        raise UserError(f"{name} '{given}': the student has {student_layers} layers, so {student_layers} are wanted")
+        raise UserError(f"{name} '{given}': the student has {student_layers} layers, so give {student_layers} numbers")
     for layer in layers:
         if not 1 <= layer <= teacher_layers:
             raise UserError(f"{name} '{given}': {layer} is not one of the teacher's layers 1 to {teacher_layers}")
     return layers
 
 
-class Copied(NamedTuple):
-    """What a student was given."""
+class CopiedWeights(NamedTuple):
+    """What a student has copied from its teacher."""
 
     tensors: int
-    layers: int  # of its own that are whole
-    misfit: str = ""  # why not all of them
+    layers: int  # of the student that are complete copies
+    misfit: str = ""  # why not all of them are
 
 
 @torch.no_grad()
-def warm(student: Network, teacher: Network, layers: Sequence[int]) -> Copied:
-    """Give a student the teacher's embeddings, heads and these of its layers, wherever shapes agree.
+def copy_weights(student: Network, teacher: Network, layers: Sequence[int]) -> CopiedWeights:
+    """Copy the teacher's embeddings, heads and the given layers to a student, wherever the shapes are equal.
 
-    What a teacher adds for the first segment is added to the positions where the student has no segments.
+    If the student has no segments, the teacher's embedding of the first segment is added to the positions.
     """
     mine, its = student.encoder, teacher.encoder
     copied = 0
@@ -83,11 +86,11 @@ def warm(student: Network, teacher: Network, layers: Sequence[int]) -> Copied:
     copied += _copy(mine.norm, its.norm) + _copy(mine.pooler, its.pooler)
     for name, head in student.heads.items():
         copied += _copy(head, dict(teacher.heads.items()).get(name))
-    return Copied(copied, 0 if misfit else len(mine.stack.plan), misfit)
+    return CopiedWeights(copied, 0 if misfit else len(mine.stack.plan), misfit)
 
 
 def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
-    """As many positions as the student has, where the teacher knows them."""
+    """Copy the positions if the teacher has as many as the student; return the number of tensors."""
     if ours.positions is None or theirs.positions is None or ours.position_offset != theirs.position_offset:
         return 0
     mine, its = ours.positions.weight, theirs.positions.weight
@@ -100,12 +103,12 @@ def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
 
 
 def _misfit(mine: Stack, its: Stack) -> str:
-    """Why no layer of the one can be one of the other; nothing if they can."""
+    """Return why no layer of one stack can be copied to the other; empty if it can."""
     if isinstance(mine, LstmStack) or isinstance(its, LstmStack):
         return "no layer fits: one of the two is an LSTM"
     one, other = mine.attention[0], its.attention[0]
     if type(one) is not type(other):
-        return "no layer fits: the two join their residuals differently (model.residual)"
+        return "no layer fits: the two differ in their residual connections (model.residual)"
     shapes = [[p.shape for part in (s.attention[0], s.ffn[0]) for p in part.parameters()] for s in (mine, its)]
     if shapes[0] != shapes[1]:
         return "no layer fits: the two differ in width or feed-forward width"
@@ -115,7 +118,7 @@ def _misfit(mine: Stack, its: Stack) -> str:
 
 
 def _copy(target: nn.Module | None, source: nn.Module | None) -> int:
-    """Copy a module, if both are there and of one shape."""
+    """Copy a module if both exist and have the same shapes; return the number of tensors."""
     if target is None or source is None:
         return 0
     there, here = source.state_dict(), target.state_dict()

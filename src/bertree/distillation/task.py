@@ -15,9 +15,9 @@ from bertree.comparison.run import compare_to_teacher
 from bertree.config.overrides import Override
 from bertree.console import bar, note
 from bertree.distillation import teacher_scores
-from bertree.distillation.student import chosen, halved, spread, warm
+from bertree.distillation.student import copy_weights, halve, parse_layers, spread_evenly
 from bertree.distillation.teacher import Teacher
-from bertree.distillation.teacher_scores import Said
+from bertree.distillation.teacher_scores import TeacherScores
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.finetuning import config as configs
@@ -123,7 +123,7 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
     if name == HALF:
         if tokenizer is not None:
             raise UserError("--tokenizer: half of a teacher reads with its tokenizer; name a preset to choose another")
-        return _warm(halved(its.architecture, bare=False), guide, task, layers)
+        return _warm(halve(its.architecture, bare=False), guide, task, layers)
     if name not in PRESETS or Path(name).exists():
         if layers:
             raise UserError(f"--layers: {name} has weights of its own; layers are for half and for presets")
@@ -152,9 +152,9 @@ def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Mode
             f"with {its.architecture.heads}, so no layer fits; leave it out"
         )
     depths = its.architecture.layers
-    picked = chosen(layers, depths, a.layers, "--layers") if layers else spread(depths, a.layers)
+    picked = parse_layers(layers, depths, a.layers, "--layers") if layers else spread_evenly(depths, a.layers)
     made = fresh(a, {task.head: its.classes[task.head]}).network
-    copied = warm(made, its.network, picked)
+    copied = copy_weights(made, its.network, picked)
     if copied.misfit:
         raise UserError(f"--layers, --student half: {copied.misfit}; leave out --layers to start with random weights")
     mine, theirs = made.heads[task.head].state_dict(), its.network.heads[task.head].state_dict()
@@ -190,7 +190,7 @@ def _add_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokeni
     """Return the examples with altered copies of the training texts, and the mask token used in the copies."""
     if not distil.copies:
         return given, ""
-    from bertree.distillation.augment import augmented
+    from bertree.distillation.augment import augment
 
     mask = reader.special.get("mask") or reader.special.get("unk")
     if mask is None:
@@ -199,7 +199,7 @@ def _add_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokeni
     texts = [(e.text,) if e.pair is None else (e.text, e.pair) for e in own]
     rates = {"masking": distil.masking, "replacing": distil.replacing, "ngram": distil.ngram}
     # One set of copies for all seeds: the teacher is asked about them once.
-    made = augmented(texts, distil.copies, 0, mask=mask, **rates)
+    made = augment(texts, distil.copies, 0, mask=mask, **rates)
     empty = own[0]._replace(gold=None)
     more = [empty._replace(id=f"copy {number}", text=t[0], pair=(*t, None)[1]) for number, t in enumerate(made)]
     return replace(given, examples={**given.examples, "train": [*own, *more]}), mask
@@ -215,11 +215,11 @@ def _with_teacher_scores(
     distil = config.distil
     made = (distil.copies, distil.masking, distil.replacing, distil.ngram)
     known = (tuner.identity, task.labels, config.task, tuner.config.train.max_length, config.train.held_out, made)
-    of = teacher_scores.identity([*known, shared, guide.longest(task), bool(units)])
-    said = teacher_scores.read(job.out, of, [logit_rows(unit, task.head) for unit in units], classes, note)
+    identity = teacher_scores.identity_of([*known, shared, guide.longest(task), bool(units)])
+    said = teacher_scores.read(job.out, identity, [logit_rows(unit, task.head) for unit in units], classes)
     if said is None:
         said = _ask_teacher(job, guide, units, shared, mask)
-        teacher_scores.write(job.out, said, of, classes)
+        teacher_scores.write(job.out, said, identity, classes)
     parts = dict(job.parts)
     if units:
         soft = [unit._replace(soft=rows) for unit, rows in zip(units, said.rows, strict=True)]
@@ -245,7 +245,7 @@ def _describe_mix(config: TaskDistillConfig, job: FineTuningJob) -> str:
     return f"{distil.alpha:g} of the labels, {1 - distil.alpha:g} of its scores ({way}){copies}"
 
 
-def _ask_teacher(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> Said:
+def _ask_teacher(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> TeacherScores:
     """Compute the teacher's scores of the training units and dev splits, then move it off the GPU."""
     task, device = job.tuner.task, job.tuner.machine.device
     parts = {name: part for name, part in job.parts.items() if name != "train" or units}
@@ -255,7 +255,7 @@ def _ask_teacher(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shar
         guide.model.to(device)
         with bar("asking the teacher", sum(map(len, read.values()))) as progress:
             for name, some in read.items():
-                found[name] = guide.says(task, some, lambda: inference_autocast(device), progress.advance)
+                found[name] = guide.logits_of(task, some, lambda: inference_autocast(device), progress.advance)
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory is full; ask the teacher on the CPU (device=cpu)") from None
     finally:
@@ -268,4 +268,4 @@ def _ask_teacher(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shar
         known = any(unit.answer is not None for unit in read[name])
         return lines, task.score(parts[name].examples, lines) if known else {}
 
-    return Said(found.get("train", []), evaluate_dev(task, parts, measure)[1])
+    return TeacherScores(found.get("train", []), evaluate_dev(task, parts, measure)[1])

@@ -1,7 +1,7 @@
-"""A fine-tuned model that teaches its task: whether it can, in which order it names the classes, what it says.
+"""A fine-tuned teacher of a task: whether it fits the task, the order of its classes, its scores.
 
-Teacher and student need not read alike. Where a head answers about whole texts (sequence, choice) each reads its own
-tokens, and their scores meet by example; where it answers about tokens both must read the same ones.
+Teacher and student may have different tokenizers if the head scores whole texts (sequence, choice): each reads its own
+tokens, and the scores are matched by example. If the head scores tokens, both must read the same tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from bertree.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Teacher:
-    """A model that was fine-tuned for a task, and its classes by the names it gives them."""
+    """A model that was fine-tuned for a task, with the names of its classes."""
 
     name: str
     model: Model
@@ -36,7 +36,7 @@ class Teacher:
 
     @classmethod
     def of(cls, name: str, task: Task[Any]) -> "Teacher":
-        """Load it; refused where it was not fine-tuned for such a task."""
+        """Load a teacher; refuse a model that was not fine-tuned for such a task."""
         if not located(name).is_dir():
             raise UserError(f"{name}: no such folder; a teacher is the model/ folder that bertree finetune has written")
         model = load(name)
@@ -56,10 +56,10 @@ class Teacher:
             raise UserError(f"{name}: {error}; {do}") from None
 
     def labels_for(self, task: Task[Any], examples: Sequence[Any]) -> Sequence[str]:
-        """The task's labels: those of the training examples or, where they do not have all of them, the teacher's."""
+        """Return the task's labels: those of the training examples or, if some are missing there, the teacher's."""
         try:
             found = task.labels_in(examples)
-        except UserError:  # no gold answer, or always the same: what there is to tell apart the teacher knows
+        except UserError:  # no labels, or only one: the teacher knows the classes
             return task.labels or self.labels
         if task.regression or not found or self._nameless(found) or set(found) == set(self.labels):
             return found
@@ -73,11 +73,11 @@ class Teacher:
         )
 
     def _nameless(self, labels: Sequence[str]) -> bool:
-        """Whether its classes have numbers for names, and are as many as these."""
+        """Return whether its classes are as many as these and have only numbers for names."""
         return len(labels) == len(self.labels) and all(map(NAMELESS.fullmatch, self.labels))
 
     def order(self, task: Task[Any]) -> list[int] | None:
-        """Where its class is that the task names first, second ...; None: just there."""
+        """Return the teacher's column for each class of the task; None if the order is the same."""
         if set(task.labels) != set(self.labels):
             return None
         found = [self.labels.index(label) for label in task.labels]
@@ -85,40 +85,40 @@ class Teacher:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What it reads with."""
+        """The teacher's tokenizer."""
         return self.model.needed_tokenizer
 
     @cached_property
     def digest(self) -> str:
-        """What tells its weights from others."""
+        """SHA-256 of its weight files."""
         return digest(Path(self.name))
 
     def longest(self, task: Task[Any]) -> int:
-        """Tokens it reads of a text: as many as it was fine-tuned with."""
+        """Return the maximum length it was fine-tuned with."""
         usual = self.model.task.get("max_length") or task.max_length
         return effective_max_length(0, usual, self.model.architecture.max_positions)
 
     def check(self, task: Task[Any], student: str, tokenizer: Tokenizer, max_length: int) -> bool:
-        """Whether it can read the student's very units. Refused where it must and cannot."""
+        """Return whether it can read the student's units; refuse two models that must share units and cannot."""
         same = tokenizer is self.tokenizer or tokenizer_hash(tokenizer) == tokenizer_hash(self.tokenizer)
         if task.head not in TOKEN_HEADS:
             return same and max_length == self.longest(task)
         most = self.model.architecture.max_positions
         if not same:
             raise UserError(
-                f"{student}: reads with another tokenizer than {self.name}, and {task.name} asks about single tokens, "
-                "so their scores do not meet; name a student with the teacher's tokenizer (half, or a preset)"
+                f"{student}: reads with another tokenizer than {self.name}, and {task.name} scores single tokens, "
+                "so their scores cannot be matched; name a student with the teacher's tokenizer (half, or a preset)"
             )
         if max_length > most:
             raise UserError(
-                f"max_length {max_length}: the teacher has only {most} positions, and {task.name} asks about single "
+                f"max_length {max_length}: the teacher has only {most} positions, and {task.name} scores single "
                 f"tokens, so both must read the same windows; set max_length={most}"
             )
         return True
 
     def units(self, task: Task[Any], part: EncodedSplit[Any], mask: str) -> list[Unit]:
-        """What it reads of a split in its own tokens, in the order of the student's units. `mask` is how masks are
-        spelled in the examples."""
+        """Encode a split with its own tokenizer, in the order of the student's units. `mask` is the mask token in the
+        examples."""
         assert task.head not in TOKEN_HEADS
         own = self.tokenizer.special.get("mask") or self.tokenizer.special.get("unk") or ""
         examples = part.examples
@@ -129,10 +129,10 @@ class Teacher:
         by_example = {unit.example: unit for unit in found}
         return [by_example[unit.example] for unit in part.units]
 
-    def says(
+    def logits_of(
         self, task: Task[Any], units: Sequence[Unit], autocast: Autocast, advance: Callable[[int], None]
     ) -> list[Logits]:
-        """Its scores, the classes in the task's order."""
+        """Return its logits, with the classes in the task's order."""
         found = logits(self.model.network, task.head, units, autocast, advance)
         order = self.order(task)
         if order is not None:

@@ -1,10 +1,10 @@
-"""A teacher's likeliest tokens for every step of a run, kept on disk: it is asked once for any number of students.
+"""A cache on disk of a teacher's most likely tokens for every step of a run: computed once for any number of students.
 
-A run's batches and masks follow from its seed, so what the teacher says about step k is the same every time. Kept are
-the log-probabilities (half precision) and ids of the k likeliest tokens at each masked one: 4 bytes a token kept, for
-vocabularies of up to 65,536. The rest of the distribution is lost but for its sum (see `coarse_divergence`).
+Batches and masks follow from the seed, so the teacher's output for step k is always the same. Stored are the
+log-probabilities (half precision) and ids of the k most likely tokens at each masked position: 4 bytes per stored token
+for vocabularies of up to 65,536. Of the rest of the distribution only the sum is known (see `coarse_divergence`).
 
-FOLDER/targets.json             what they belong to: teacher, text, masks, seed, temperature
+FOLDER/targets.json             identity: teacher, text, masks, seed, temperature
 FOLDER/steps-0000064.safetensors   steps 64 up to 127: `scores`, `ids` (rows x k), `rows` of each batch
 """
 
@@ -27,12 +27,12 @@ from bertree.model.network import Network
 from bertree.objectives.divergences import top_k_log_probabilities
 from bertree.train.feed import StepBatches, StreamFeed, prefetch
 
-CHUNK = 64  # steps a file
+CHUNK = 64  # steps per file
 HEADER = "targets.json"
 
 
-class Targets(StreamFeed):
-    """A feed whose batches carry what the teacher said about them."""
+class TeacherCache(StreamFeed):
+    """A feed whose batches carry the teacher's most likely tokens."""
 
     def __init__(self, folder: Path, feed: StreamFeed, k: int, vocabulary: int, identity: Json) -> None:
         self.plan, self.streams = feed.plan, feed.streams
@@ -50,17 +50,17 @@ class Targets(StreamFeed):
 
     @property
     def missing(self) -> list[int]:
-        """The first steps of the files that are yet to be made."""
+        """The first steps of the files that are missing."""
         return [first for first in range(0, len(self.plan), CHUNK) if not self._path(first).exists()]
 
     @property
     def steps_missing(self) -> int:
-        """Steps the teacher is yet to be asked about."""
+        """Number of steps that are missing."""
         return sum(min(CHUNK, len(self.plan) - first) for first in self.missing)
 
     @property
     def bytes(self) -> int:
-        """On disk."""
+        """Size on disk."""
         return sum(self._path(first).stat().st_size for first in range(0, len(self.plan), CHUNK))
 
     @torch.no_grad()
@@ -71,7 +71,7 @@ class Targets(StreamFeed):
         autocast: Callable[[], AbstractContextManager[object]],
         advance: Callable[[int], None],
     ) -> None:
-        """Ask the teacher about every step that is missing. `advance` hears how many steps are done."""
+        """Compute every missing step. `advance` is called with the number of new steps."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -98,7 +98,7 @@ class Targets(StreamFeed):
             write_atomically(self._path(first), save(tensors))
 
     def __getitem__(self, number: int) -> StepBatches:
-        """What a step reads, and what the teacher says about it."""
+        """Return the batches of a step with the teacher's tokens."""
         work = self._feed[number]
         first = number // CHUNK * CHUNK
         if self._loaded[0] != first:
@@ -110,8 +110,8 @@ class Targets(StreamFeed):
         made = [self._with(batch, *one, first) for batch, one in zip(work.batches, kept, strict=True)]
         return replace(work, batches=made)
 
-    def steps_from(self, first: int) -> Iterator[StepBatches]:
-        """Steps from `first` on, made ahead."""
+    def since(self, first: int) -> Iterator[StepBatches]:
+        """Yield the steps from `first` on, prepared in the background."""
         return prefetch(self.__getitem__, first, len(self.plan))
 
     def _batches(self, number: int) -> int:
@@ -129,11 +129,11 @@ class Targets(StreamFeed):
 
     def _broken(self, first: int) -> UserError:
         return UserError(
-            f"{self._path(first)}: does not belong to this run or is broken; remove it, and it is made again"
+            f"{self._path(first)}: does not belong to this run or is damaged; remove it, and it is computed again"
         )
 
     def _load(self, first: int) -> list[tuple[Tensor, Tensor]]:
-        """The batches of a file, checked."""
+        """Read and validate the batches of a file."""
         try:
             tensors = load_file(self._path(first))
             scores, ids, rows = tensors["scores"], tensors["ids"], tensors["rows"]

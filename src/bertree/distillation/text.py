@@ -18,7 +18,7 @@ from bertree.config.overrides import Override
 from bertree.console import bar
 from bertree.data.store import Store
 from bertree.distillation import text_student
-from bertree.distillation.teacher_cache import Targets
+from bertree.distillation.teacher_cache import TeacherCache
 from bertree.errors import UserError
 from bertree.files import Json, exclusive_lock
 from bertree.inference.load import Model, load
@@ -139,7 +139,7 @@ def _build(
     return PretrainingRun(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity), intro
 
 
-def _teacher_cache(training: PretrainingRun, teacher: Model) -> Targets:
+def _teacher_cache(training: PretrainingRun, teacher: Model) -> TeacherCache:
     """Return the cache of the teacher's likeliest tokens, checked to belong to this run."""
     recipe, feed = training.recipe, training.feed
     assert isinstance(recipe, DistillRecipe)
@@ -154,10 +154,10 @@ def _teacher_cache(training: PretrainingRun, teacher: Model) -> Targets:
         "number of micro-batches (run.micro_tokens)": [len(streams) for streams in feed.streams],
         "compilation (run.compile)": training.machine.compiled,
     }
-    return Targets(Path(recipe.distil.cache), feed, recipe.distil.top_k, teacher.architecture.vocab_size, about)
+    return TeacherCache(Path(recipe.distil.cache), feed, recipe.distil.top_k, teacher.architecture.vocab_size, about)
 
 
-def _fill_cache(targets: Targets, training: PretrainingRun, teacher: Model) -> str:
+def _fill_cache(targets: TeacherCache, training: PretrainingRun, teacher: Model) -> str:
     """Compute what is missing in the cache, free the teacher, and return a line about the cache."""
     recipe, machine = training.recipe, training.machine
     assert isinstance(recipe, DistillRecipe)

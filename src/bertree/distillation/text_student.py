@@ -10,7 +10,7 @@ import torch
 
 from bertree.config.overrides import Override
 from bertree.data.store import Store
-from bertree.distillation.student import chosen, ends, halved, spread, warm
+from bertree.distillation.student import copy_weights, halve, last_layers, parse_layers, spread_evenly
 from bertree.errors import UserError, suggest
 from bertree.inference.load import Model, load
 from bertree.interop.folder import Contents
@@ -161,7 +161,7 @@ def term_weights(recipe: DistillRecipe) -> dict[str, float]:
 def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
     """Return the student's architecture: half of the teacher, or a preset; with the recipe's changes."""
     name = str(recipe.model.get("preset") or "half")
-    base = halved(teacher) if name == "half" else preset(name).architecture
+    base = halve(teacher) if name == "half" else preset(name).architecture
     a = base.with_values({"vocab_size": teacher.vocab_size} | recipe.axes)
     if a.attention != teacher.attention:
         raise UserError(f"{recipe.source}: model.attention: {a.attention}: must be the teacher's, {teacher.attention}")
@@ -176,8 +176,8 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
     line = "random"
     if recipe.distil.start == "teacher":
         depth, given = teacher.architecture.layers, recipe.distil.layers
-        layers = chosen(given, depth, a.layers, "distil.layers") if given else spread(depth, a.layers)
-        copied = warm(contents.network, teacher.network, layers)
+        layers = parse_layers(given, depth, a.layers, "distil.layers") if given else spread_evenly(depth, a.layers)
+        copied = copy_weights(contents.network, teacher.network, layers)
         if given and copied.layers < a.layers:
             raise UserError(f"distil.layers: {copied.misfit}; leave it out, or give the student the teacher's shape")
         total = len(contents.network.state_dict())
@@ -194,7 +194,7 @@ def build_objective(
     """Build the student module and its objective."""
     a, its = contents.architecture, teacher.architecture
     given = wanted.match
-    last = chosen(given, its.layers, a.layers, "distil.match") if given else ends(its.layers, a.layers)
+    last = parse_layers(given, its.layers, a.layers, "distil.match") if given else last_layers(its.layers, a.layers)
     pairs = list(enumerate(last, 1)) if weights["hidden"] else []
     both = math.gcd(a.width, its.width)
     fitting = max(number for number in range(1, its.heads + 1) if both % number == 0)
