@@ -3,8 +3,10 @@
 A write goes to a temporary name beside its target, is flushed to the disk, and is renamed into place.
 """
 
+import contextlib
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
@@ -14,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bertree.errors import UserError
 
@@ -103,29 +105,75 @@ def _toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
+class AtomicFile:
+    """A file that is written under a temporary name and renamed when it is complete and on the disk.
+
+    As a context manager it yields the open file, commits it at the end of the block, and discards it after an error.
+    `partial`: a fixed temporary name, for a folder with one writer, where the next run replaces what a kill has left.
+    """
+
+    def __init__(self, path: Path, partial: Path | None = None) -> None:
+        self.path = path
+        if partial is None:
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            os.fchmod(handle, 0o644)
+            self.partial, self.file = Path(name), os.fdopen(handle, "wb")
+        else:
+            self.partial, self.file = partial, partial.open("wb")
+
+    def commit(self) -> None:
+        """Sync the file and give it its name."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self.partial, self.path)
+        sync(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(OSError):  # of what is still to be flushed to a full disk
+            self.file.close()
+        self.partial.unlink(missing_ok=True)
+
+    def __enter__(self) -> BinaryIO:
+        return self.file
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.discard()
+
+
 def write_text(path: Path, text: str | bytes) -> None:
     """Write a file and flush it to the disk."""
     with path.open("wb") as file:
-        file.write(text.encode(errors="backslashreplace") if isinstance(text, str) else text)
+        file.write(_encode(text))
         file.flush()
         os.fsync(file.fileno())
 
 
+def _encode(text: str | bytes) -> bytes:
+    return text.encode(errors="backslashreplace") if isinstance(text, str) else text
+
+
 def write_atomically(path: Path, text: str | bytes) -> None:
-    """Replace a file by another that is whole from the start."""
-    work = None
+    """Replace a file, completely or not at all."""
     try:
-        handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(handle)
-        write_text(Path(work), text)
-        os.chmod(work, 0o644)
-        os.replace(work, path)
-        sync(path.parent)
+        with AtomicFile(path) as file:
+            file.write(_encode(text))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
-    finally:
-        if work is not None:
-            Path(work).unlink(missing_ok=True)
+
+
+def npy_header(rows: int, columns: int, dtype: str) -> bytes:
+    """Return the header of a .npy file of a matrix. It has 128 bytes for any size, so that it can be written last."""
+    from numpy.lib import format
+
+    header = io.BytesIO()
+    format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": (rows, columns)})
+    return header.getvalue()
 
 
 def file_hash(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:

@@ -159,7 +159,7 @@ def test_going_on_changes_no_byte(
             run(corpus, tokenizers["wordpiece"], out, advance=stop if runs < 4 else lambda c, t: None)
             break
         except Stop:
-            with pytest.raises(UserError, match="is not finished"):
+            with pytest.raises(UserError, match=r"is not finished|is not a token store"):
                 Store.open(out)
     assert runs > 1
     assert files(out) == whole
@@ -313,7 +313,18 @@ def test_two_at_once_are_refused(corpus: Path, tokenizers: dict[str, Path], tmp_
             refused.append(str(caught.value))
 
     run(corpus, tokenizers["wordpiece"], out, advance=second)
-    assert "another preparation is writing here" in refused[0]
+    assert "another run is writing here" in refused[0]
+
+
+def test_a_failure_before_the_first_shard_leaves_nothing(tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    """Whatever went wrong: a new folder is removed, an empty one that was there stays empty."""
+    (tmp_path / "a.jsonl").write_text('{"body": "no field called text"}\n')
+    (tmp_path / "mine").mkdir()
+    for out in (tmp_path / "store", tmp_path / "mine"):
+        with pytest.raises(UserError, match="has no field 'text'"):
+            run(tmp_path / "a.jsonl", tokenizers["wordpiece"], out)
+    assert not (tmp_path / "store").exists()
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 @pytest.mark.parametrize("text", ["", "\n\n \n", "\x07\x00\n\n\u200b"])

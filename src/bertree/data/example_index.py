@@ -7,28 +7,24 @@ another store is built again; a store that is read-only is used without a cache.
 
 import contextlib
 import json
-import os
-import tempfile
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import track
 from safetensors.numpy import save
 
+from bertree.console import bar
 from bertree.data.counter_random import Ints, cumulative_offsets
 from bertree.data.formats import Examples, Format, cut_shard
-from bertree.data.store import Shard, Store
+from bertree.data.store import Store
 from bertree.errors import UserError
+from bertree.files import AtomicFile
 
 VERSION = 1
 CHUNK_TOKENS = 1 << 20
-LONG = 200_000_000  # tokens that take some seconds to index
 FOLDER = "index"
 TYPES = {"I64": np.int64, "U32": np.uint32, "U16": np.uint16}
 
@@ -95,21 +91,16 @@ def _build(store: Store, format: Format, max_length: int, seed: int) -> Examples
     pieces: list[Examples] = []
     documents: list[int] = []
     tokens = 0
-    for shard in _watched(store):
-        held = "sentence_starts" in vars(shard)
-        pieces.append(cut_shard(format, max_length, seed, shard, tokens))
-        tokens += shard.tokens.size
-        documents.append(len(shard.document_starts) - 1)
-        if not held:  # decoded only for this; released, so that memory does not grow with the corpus
-            vars(shard).pop("sentence_starts", None)
+    with bar("indexing examples", len(store.shards)) as progress:
+        for shard in store.shards:
+            held = "sentence_starts" in vars(shard)
+            pieces.append(cut_shard(format, max_length, seed, shard, tokens))
+            tokens += shard.tokens.size
+            documents.append(len(shard.document_starts) - 1)
+            if not held:  # decoded only for this; released, so that memory does not grow with the corpus
+                vars(shard).pop("sentence_starts", None)
+            progress.advance()
     return Examples.join(pieces, documents, max_length)
-
-
-def _watched(store: Store) -> Iterable[Shard]:
-    """The shards, with a progress bar where there are enough of them for a person to wait."""
-    if store.tokens < LONG or not (console := Console(stderr=True)).is_terminal:
-        return store.shards
-    return track(store.shards, "indexing examples", console=console, transient=True)
 
 
 def _cache_name(store: Store, format: Format, max_length: int, seed: int) -> str:
@@ -126,17 +117,8 @@ def _write(path: Path, examples: Examples) -> None:
     arrays = examples.arrays()
     data = save(arrays, metadata={"checksum": str(_checksum(arrays))})
     path.parent.mkdir(exist_ok=True)
-    handle, work = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(work, 0o644)
-        os.replace(work, path)
-    except BaseException:
-        Path(work).unlink(missing_ok=True)
-        raise
+    with AtomicFile(path) as file:
+        file.write(data)
 
 
 def _read(path: Path, store: Store) -> Examples | None:

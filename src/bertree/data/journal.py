@@ -5,10 +5,8 @@ and the counts at that position. It also describes the job, because resuming wit
 store that cannot be reproduced.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from bertree.files import Json, read_json, sync
 from bertree.text.cleaning import DIGEST
 from bertree.text.corpus import Position
 
-SEEN, LOCK, VERSION = "seen.bin", ".lock", 1
+SEEN, VERSION = "seen.bin", 1
 
 
 @dataclass
@@ -33,18 +31,18 @@ class PrepareProgress:
     seen: int = 0  # digests in seen.bin
 
 
-def load(folder: Path, job: Json) -> PrepareProgress | None:
-    """Return the progress of an earlier run of the same job, or None if there was none."""
+def load(folder: Path, job: Json) -> PrepareProgress:
+    """Return the progress of an earlier run of the same job."""
     path = folder / JOURNAL
     if not path.is_file():
-        return None
+        return PrepareProgress()
     journal = read_json(path)
     earlier = journal.get("job")
     if not isinstance(earlier, dict) or journal.get("version") != VERSION:
         raise UserError(f"{path}: is not a journal of this version; remove {folder} and start again")
+    if journal.get("shards") == []:
+        return PrepareProgress()
     if earlier != job:
-        if journal.get("shards") == []:
-            return None  # no shard was finished: start again with the new settings
         differ = next((key for key in job if earlier.get(key) != job[key]), "version")
         raise UserError(
             f"{folder}: was started with other settings ({differ}); use the same settings, or remove it and start again"
@@ -108,20 +106,6 @@ def read_seen(folder: Path, count: int) -> Iterator[bytes]:
 
 def clear(folder: Path) -> None:
     """Remove what only an unfinished store needs; the journal last."""
-    for name in (SEEN, LOCK, JOURNAL):
+    for name in (SEEN, JOURNAL):
         (folder / name).unlink(missing_ok=True)
     sync(folder)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Only one preparation at a time writes to a folder; the lock ends with the process, however it ends."""
-    handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another preparation is writing here; wait for it or choose another") from None
-        yield
-    finally:
-        os.close(handle)

@@ -7,6 +7,7 @@ finished shards and resumes the corpus after them. Memory holds only a few chunk
 
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from bertree.data.store import HEADER, JOURNAL, SPECIAL, TOKENIZER, Store
 from bertree.data.tokenizing import TokenizedDocuments, tokenize
 from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
 from bertree.errors import UserError
-from bertree.files import Json, sync
+from bertree.files import Json, exclusive_lock, sync
 from bertree.text.corpus import Corpus, Position, describe_counts
 from bertree.text.identity import tokenizer_hash, word_starts
 from bertree.text.tokenizer import Tokenizer
@@ -88,29 +89,30 @@ def prepare(
         raise UserError(f"{out}: is a file; give the path of a folder to write")
     if out.is_dir():
         _check_folder(out)
+    created = not out.exists()
     with disk_errors(out, KEPT):
         out.mkdir(parents=True, exist_ok=True)
-        with journal.locked(out):
+        with exclusive_lock(out):
             _check_folder(out)  # again: another run may have finished in between
             progress = journal.load(out, job)
             if not (out / HEADER).is_file():  # otherwise only the clean-up was interrupted
-                progress = _start_or_resume(out, job, progress, corpus, tokenizer)
-                stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
-                _write(stream, _ShardedWriter(out, job, progress, advance))
-                summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
-                if not progress.shards:
-                    _remove_output(out)
-                    reasons = "; ".join(describe_counts(summary)) or "it is empty"
-                    raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
-                write_header(
-                    out,
-                    progress.shards,
-                    vocab_size=tokenizer.size,
-                    special=special,
-                    word_start=word_starts(tokenizer),
-                    tokenizer_hash=job["tokenizer"],
-                    summary=summary,
-                )
+                with _removed_if_empty(out, progress, created):
+                    _start_or_resume(out, job, progress, corpus, tokenizer)
+                    stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
+                    _write(stream, _ShardedWriter(out, job, progress, advance))
+                    summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
+                    if not progress.shards:
+                        reasons = "; ".join(describe_counts(summary)) or "it is empty"
+                        raise UserError(f"{corpus.sources[0].path}: no text to store in this corpus ({reasons})")
+                    write_header(
+                        out,
+                        progress.shards,
+                        vocab_size=tokenizer.size,
+                        special=special,
+                        word_start=word_starts(tokenizer),
+                        tokenizer_hash=job["tokenizer"],
+                        summary=summary,
+                    )
             journal.clear(out)
     return Store.open(out)
 
@@ -180,18 +182,15 @@ def _check_folder(out: Path) -> None:
 
 def _is_leftover(path: Path) -> bool:
     """Whether a preparation that was killed before its journal was written may have left this file."""
-    return path.name.endswith(PARTIAL) or path.name in (journal.LOCK, journal.SEEN, TOKENIZER)
+    return path.name.endswith(PARTIAL) or path.name in (journal.SEEN, TOKENIZER)
 
 
-def _start_or_resume(
-    out: Path, job: Json, progress: PrepareProgress | None, corpus: Corpus, tokenizer: Tokenizer
-) -> PrepareProgress:
+def _start_or_resume(out: Path, job: Json, progress: PrepareProgress, corpus: Corpus, tokenizer: Tokenizer) -> None:
     """Resume the corpus from the progress of an earlier run, or start a journal."""
-    if progress is None:
-        progress = PrepareProgress()
+    if not progress.shards:
         shutil.rmtree(out / TOKENIZER, ignore_errors=True)  # of a run that finished no shard
         journal.save(out, job, progress)
-    elif progress.counts:
+    else:
         corpus.resume(progress.position, progress.counts, journal.read_seen(out, progress.seen))
     for leftover in out.glob(f"*{PARTIAL}"):
         leftover.unlink()
@@ -200,11 +199,17 @@ def _start_or_resume(
     tokenizer.save(folder)
     for file in (*folder.iterdir(), folder):
         sync(file)
-    return progress
 
 
-def _remove_output(out: Path) -> None:
-    """Remove the folder if nothing was written."""
-    shutil.rmtree(out / TOKENIZER)
-    journal.clear(out)
-    out.rmdir()
+@contextmanager
+def _removed_if_empty(out: Path, progress: PrepareProgress, created: bool) -> Iterator[None]:
+    """After an error, remove everything from the folder if no shard is finished, and the folder if it is new."""
+    try:
+        yield
+    except BaseException:
+        if not progress.shards:
+            shutil.rmtree(out / TOKENIZER, ignore_errors=True)
+            journal.clear(out)
+            if created:
+                out.rmdir()
+        raise

@@ -7,7 +7,6 @@ all shards are there. A killed run leaves either complete shards or `.part` file
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from bertree.data import varint
 from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, ShardFile, dtype_for, header_hash, shard_file_name
 from bertree.errors import UserError
-from bertree.files import Json, sync
+from bertree.files import AtomicFile, Json
 
 PARTIAL = ".part"
 
@@ -36,20 +35,15 @@ def disk_errors(folder: Path, advice: str = "") -> Iterator[None]:
         raise UserError(f"{folder}: {what}{advice}") from None
 
 
-def write_whole(path: Path, data: bytes | bytearray) -> None:
-    """A file that is there whole or not at all."""
-    partial = path.with_name(path.name + PARTIAL)
-    with partial.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    sync(path.parent)
+def atomic_file(path: Path) -> AtomicFile:
+    """Return a file of a store, with the temporary name that the next run removes."""
+    return AtomicFile(path, path.with_name(path.name + PARTIAL))
 
 
 def write_json(path: Path, value: Json) -> None:
-    """JSON in one fixed spelling, written whole."""
-    write_whole(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    """Write JSON in one fixed form, completely or not at all."""
+    with atomic_file(path) as file:
+        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 class ShardWriter:
@@ -63,8 +57,7 @@ class ShardWriter:
         self._counts = {"sentences": 0, "documents": 0}
         self._digest = hashlib.sha256()
         self._size = 0
-        self._path = folder / shard_file_name("tokens", number)
-        self._file = self._path.with_name(self._path.name + PARTIAL).open("wb")
+        self._out = atomic_file(folder / shard_file_name("tokens", number))
 
     def add(self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any]) -> None:
         """Add whole documents: ids, tokens in each sentence, sentences in each document."""
@@ -73,7 +66,7 @@ class ShardWriter:
         assert int(sentences.min(initial=1)) > 0, "empty sentences are never stored"
         assert int(documents.min(initial=1)) > 0, "empty documents are never stored"
         data = np.ascontiguousarray(tokens, dtype=self.dtype).tobytes()
-        self._file.write(data)
+        self._out.file.write(data)
         self._digest.update(data)
         self._size += len(data)
         self.tokens += tokens.size
@@ -83,20 +76,17 @@ class ShardWriter:
 
     def close(self) -> dict[str, ShardFile]:
         """Put the shard in place and return the description of its files."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
         parts = {"tokens": ShardFile(self.tokens, self._size, self._digest.hexdigest())}
         for part, data in self._lengths.items():
-            write_whole(self.folder / shard_file_name(part, self.number), data)
+            with atomic_file(self.folder / shard_file_name(part, self.number)) as file:
+                file.write(data)
             parts[part] = ShardFile(self._counts[part], len(data), hashlib.sha256(data).hexdigest())
-        self._path.with_name(self._path.name + PARTIAL).rename(self._path)
-        sync(self.folder)
+        self._out.commit()
         return parts
 
     def abandon(self) -> None:
-        """Close the file and leave it to the next run."""
-        self._file.close()
+        """Remove the unfinished shard."""
+        self._out.discard()
 
 
 def shard_entry(parts: Mapping[str, ShardFile]) -> Json:
@@ -117,7 +107,8 @@ def write_header(
     """Write the word table, then the header: from here on the folder is a store."""
     words = word_start.astype(np.uint8).tobytes()
     assert len(words) == vocab_size, "one entry a token"
-    write_whole(folder / WORDS, words)
+    with atomic_file(folder / WORDS) as file:
+        file.write(words)
     header: Json = {
         "format": FORMAT,
         "version": VERSION,

@@ -19,19 +19,13 @@ from typing import IO, Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import Json, read_json, sync, write_atomically
+from bertree.files import Json, npy_header, read_json, sync, write_atomically
 from bertree.inference.embedding import Vectors
 
-HEADER = 128  # bytes, whatever the numbers: rows are written before they are counted
+HEADER = 128  # bytes
 VERSION = 1
 EXISTS = "{}: exists already; remove it, or give another --out"
 DTYPES = {"float32": "<f4", "float16": "<f2"}
-
-
-def header(rows: int, width: int, dtype: str) -> bytes:
-    """The beginning of a .npy file, of one length."""
-    description = f"{{'descr': '{DTYPES[dtype]}', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
-    return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + description.ljust(HEADER - 11).encode() + b"\n"
 
 
 def check(out: Path, dtype: str) -> None:
@@ -131,7 +125,7 @@ class VectorFile:
             raise UserError(f"{self.part}: is cut off; remove it and {self.journal}, and begin again")
         if not self.rows:
             self._file.truncate(0)
-            self._file.write(header(0, self.dimension, self.dtype))
+            self._file.write(npy_header(0, self.dimension, DTYPES[self.dtype]))
         self._file.truncate(HEADER + self.rows * self._width)  # what a killed run wrote after its last entry
         self._file.seek(0, os.SEEK_END)
 
@@ -154,7 +148,7 @@ class VectorFile:
         """Give the file its name; nothing is left beside it."""
         assert self._file is not None
         self._file.seek(0)
-        self._file.write(header(self.rows, self.dimension, self.dtype))
+        self._file.write(npy_header(self.rows, self.dimension, DTYPES[self.dtype]))
         self._file.flush()
         os.fsync(self._file.fileno())
         os.replace(self.part, self.out)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import new_folder
+from bertree.files import new_folder, npy_header
 from bertree.finetuning.prepare import encode_split
 from bertree.inference.load import device_of, load_or_take
 from bertree.inference.model import Model
@@ -66,7 +66,7 @@ def write_features(
         (work / FEATURES).open("w+b") as rows,
         (work / WORDS).open("w", encoding="utf-8") as index,
     ):
-        rows.write(_header(0, 0))
+        rows.write(npy_header(0, 0, "<f4"))
         width = 0
         while some := list(islice(rest, CHUNK)):
             examples = [task.parse(record) for record in some]
@@ -85,11 +85,5 @@ def write_features(
         if not words:
             raise UserError(f"{file}: holds no words")
         rows.seek(0)
-        rows.write(_header(words, width))
+        rows.write(npy_header(words, width, "<f4"))
     return FeatureFiles(out, words, width, count)
-
-
-def _header(words: int, width: int) -> bytes:
-    """The beginning of a .npy file, of one length whatever the numbers: rows are written before they are counted."""
-    description = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({words}, {width}), }}"
-    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + description.ljust(117).encode() + b"\n"
