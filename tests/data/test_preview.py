@@ -9,15 +9,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bertree.cli import data
-from bertree.data.preview import show
+from bertree.cli.render.example import print_example
+from bertree.data.preview import preview_example
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import corpus
 
 app = typer.Typer()
-app.add_typer(data.tokenizer, name="tokenizer")
-app.add_typer(data.store, name="store")
-app.command("prepare")(data.prepare)
+data.register(app)
 
 TEXT = "the unbelievable river ran on . it never stopped .\n\na dog barked at nothing . then it slept .\n\n"
 
@@ -31,7 +30,8 @@ def call(*words: str | Path) -> str:
 def test_every_mask_is_shown() -> None:
     made = corpus([[3, 4], [2, 4], [1, 5]])
     console = Console(width=200, record=True, file=StringIO())
-    show(made.store, 0, format="segment-pair+sop", masking="token", max_length=16, seed=3, console=console)
+    example = preview_example(made.store, 0, format="segment-pair+sop", masking="token", max_length=16, seed=3)
+    print_example(example, console)
     text = console.export_text()
     assert text.startswith("example 0 of 3 · segment-pair+sop · 10 of 16 tokens · ")
     assert "SOP label" in text
@@ -42,7 +42,7 @@ def test_every_mask_is_shown() -> None:
         assert f"{{<{target}>}}" in text
         assert f"{place} " in text
     with pytest.raises(UserError, match="example 3: the store has 3"):
-        show(made.store, 3, format="segment-pair+sop", max_length=16)
+        preview_example(made.store, 3, format="segment-pair+sop", max_length=16)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
@@ -60,7 +60,7 @@ def test_a_person_can_read_it(kind: str, tmp_path: Path) -> None:
     pair = ["--format", "segment-pair+nsp", "--masking", "word", "--at", "1", "--max-length", "128", "--seed", "1"]
     said = call("store", "show", tmp_path / "s", *pair, "--epoch", "2")
     assert "NSP label" in said
-    assert "it must say" in said
+    assert "it must predict" in said
     assert said == call("store", "show", tmp_path / "s", *pair, "--epoch", "2")
     assert said != call("store", "show", tmp_path / "s", *pair, "--epoch", "3")
     with pytest.raises(UserError, match="example 9: the store has 1"):

@@ -207,15 +207,12 @@ def show_example(
 
     [dim]bertree store show my-store --at 100 --format segment-pair+nsp --masking word[/dim]
     """
-    from bertree.data.preview import show
+    from bertree.cli.render.example import print_example
+    from bertree.data.preview import preview_example
     from bertree.data.store import Store
 
-    show(
-        Store.open(folder),
-        at,
-        format=format,
-        masking=masking,
-        max_length=max_length,
-        seed=seed,
-        epoch=epoch,
+    print_example(
+        preview_example(
+            Store.open(folder), at, format=format, masking=masking, max_length=max_length, seed=seed, epoch=epoch
+        )
     )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from bertree.batch import Batch
-from bertree.data.preview import names_of
+from bertree.data.preview import token_names
 from bertree.data.stream import Stream
 from bertree.model.network import Network
 from bertree.objectives.objective import WeightedTerms
@@ -56,7 +56,7 @@ class MaskSamples:
     """A few short held-out texts with masks, to watch the model learn to fill them."""
 
     def __init__(self, stream: Stream) -> None:
-        self._name = names_of(stream.store)
+        self._name = token_names(stream.store)
         self._stream = stream
         self._mask = stream.store.special["mask"]
         self.examples = list(self._find())
