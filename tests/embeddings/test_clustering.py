@@ -78,7 +78,7 @@ def test_communities_find_what_is_there_and_leave_the_rest(monkeypatch: pytest.M
     assert (found.labels[small] == clustering.ALONE).all()
     assert same(found.labels[~small], which[~small])
     assert [len(cluster.rows) for cluster in found.clusters] == [30, 12, 3]
-    assert len(communities(vectors, 0.75, smallest=4).clusters) == 2
+    assert len(communities(vectors, 0.75, min_size=4).clusters) == 2
 
 
 def test_the_rows_of_a_community_are_near_one_of_them() -> None:
@@ -110,9 +110,9 @@ def test_few_rows_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     around = clustering._around
 
-    def watched(units: Any, centres: Any, labels: Any, least: float) -> Any:
+    def watched(units: Any, centres: Any, labels: Any, min_similarity: float) -> Any:
         asked.append(len(centres))
-        return around(units, centres, labels, least)
+        return around(units, centres, labels, min_similarity)
 
     monkeypatch.setattr(clustering, "_around", watched)
     monkeypatch.setattr(clustering, "NEAR", 40)

@@ -9,16 +9,16 @@ from scipy.stats import pearsonr, spearmanr
 
 from bertree.embeddings import correlation
 from bertree.embeddings.correlation import MEASURES
-from bertree.embeddings.glove import WordVectors, needed
+from bertree.embeddings.glove import WordVectors, words_of
 from bertree.embeddings.page import EncoderScores, evaluation_page
-from bertree.embeddings.sts import PairSet, Part
+from bertree.embeddings.sts import PairPart, PairSet
 from bertree.errors import UserError
 from tests.support.pages import Page
 
 
-def part(name: str, gold: list[float]) -> Part:
+def part(name: str, gold: list[float]) -> PairPart:
     texts = tuple(f"{name} {n}" for n in range(len(gold)))
-    return Part(name, f"{name}.txt", texts, texts, np.array(gold), tuple(range(1, len(gold) + 1)))
+    return PairPart(name, f"{name}.txt", texts, texts, np.array(gold), tuple(range(1, len(gold) + 1)))
 
 
 def vectors(rows: int, seed: int) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_more_alike_is_more_for_every_measure() -> None:
 def test_the_three_ways_to_sum_up_parts() -> None:
     pairs = PairSet("set", (part("a", [1, 2, 3, 4, 5]), part("b", [5, 1, 4])))
     sides = [(vectors(5, 1), vectors(5, 2)), (vectors(3, 3), vectors(3, 4))]
-    found = correlation.judge(pairs, sides)
+    found = correlation.score_set(pairs, sides)
     each = [found.parts[name]["spearman"]["dot"] for name in ("a", "b")]
     assert found.mean is not None
     assert found.weighted is not None
@@ -67,14 +67,14 @@ def test_the_three_ways_to_sum_up_parts() -> None:
 
 
 def test_one_part_has_one_figure() -> None:
-    found = correlation.judge(PairSet("set", (part("a", [1, 2, 3]),)), [(vectors(3, 1), vectors(3, 2))])
+    found = correlation.score_set(PairSet("set", (part("a", [1, 2, 3]),)), [(vectors(3, 1), vectors(3, 2))])
     assert [name for name, _ in found.rows] == ["all"]
 
 
 def test_where_all_is_the_same_there_is_no_correlation_and_that_is_said() -> None:
     pairs = PairSet("set", (part("a", [1, 2, 3]), part("b", [2, 2, 2])))
     same = np.ones((3, 7), np.float32)
-    found = correlation.judge(pairs, [(same, same), (vectors(3, 1), vectors(3, 2))])
+    found = correlation.score_set(pairs, [(same, same), (vectors(3, 1), vectors(3, 2))])
     assert found.parts["a"]["spearman"]["cosine"] is None
     assert found.mean is not None
     assert found.mean["pearson"]["dot"] is None
@@ -96,7 +96,7 @@ def test_one_pair_is_too_few() -> None:
 
 def test_the_page_says_what_came_out() -> None:
     pairs = PairSet("my set", (part("p", [float(n % 6) for n in range(60)]),))
-    found = correlation.judge(pairs, [(vectors(60, 1), vectors(60, 2))])
+    found = correlation.score_set(pairs, [(vectors(60, 1), vectors(60, 2))])
     value = found.whole["spearman"]["cosine"]
     page = Page(evaluation_page("run", [pairs], [EncoderScores("an encoder", 7, (found,), value)]))
     assert page.seen.count("circle") == 60
@@ -122,12 +122,12 @@ def test_the_mean_of_words(tmp_path: Path) -> None:
 
 def test_only_the_words_that_are_needed_are_read(tmp_path: Path) -> None:
     path = glove(tmp_path / "g.txt", ["dog 1 0", "broken here", "run 0 1", ". . . 1 2", "well 3 3"])
-    table = WordVectors.read(path, needed(["A dog.", "well-done"]))
+    table = WordVectors.read(path, words_of(["A dog.", "well-done"]))
     assert set(table.rows) == {"dog", "well"}
     with pytest.raises(UserError, match="line 2: is not a word and its numbers"):
         WordVectors.read(path)
     with pytest.raises(UserError, match="none of the words"):
-        WordVectors.read(path, needed(["unheard"]))
+        WordVectors.read(path, words_of(["unheard"]))
 
 
 def test_the_most_frequent_words_can_be_left_out(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertree.embeddings import mining
-from bertree.embeddings.mining import closest_pairs, distinct, nearest
+from bertree.embeddings.mining import closest_pairs, find_distinct, nearest
 
 
 def drawn(rows: int, seed: int = 0, width: int = 12) -> np.ndarray:
@@ -12,29 +12,29 @@ def drawn(rows: int, seed: int = 0, width: int = 12) -> np.ndarray:
 
 
 def cosines(vectors: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
-    def unit(rows: np.ndarray) -> np.ndarray:
+    def normalize_rows(rows: np.ndarray) -> np.ndarray:
         wide = rows.astype(np.float64)
         return wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-12)
 
-    return unit(vectors) @ unit(vectors if others is None else others).T
+    return normalize_rows(vectors) @ normalize_rows(vectors if others is None else others).T
 
 
-def expected(vectors: np.ndarray, k: int, least: float) -> list[tuple[int, int]]:
+def expected(vectors: np.ndarray, k: int, min_similarity: float) -> list[tuple[int, int]]:
     every = cosines(vectors)
     i, j = np.triu_indices(len(vectors), 1)
     order = np.argsort(-every[i, j], kind="stable")
-    return [(int(i[n]), int(j[n])) for n in order[:k] if every[i[n], j[n]] >= least]
+    return [(int(i[n]), int(j[n])) for n in order[:k] if every[i[n], j[n]] >= min_similarity]
 
 
 @pytest.mark.parametrize("k", [1, 7, 300, 100_000])
 @pytest.mark.parametrize("least", [-1.0, 0.5, 0.99])
-def test_pairs_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch, k: int, least: float) -> None:
+def test_pairs_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch, k: int, min_similarity: float) -> None:
     monkeypatch.setattr(mining, "ROWS", 16)
     monkeypatch.setattr(mining, "COLUMNS", 32)
     vectors = drawn(150)
-    found = closest_pairs(vectors, k, least)
+    found = closest_pairs(vectors, k, min_similarity)
     # As a set, because float32 may order two pairs otherwise that differ in the eighth digit.
-    assert {(pair.first, pair.second) for pair in found} == set(expected(vectors, k, least))
+    assert {(pair.first, pair.second) for pair in found} == set(expected(vectors, k, min_similarity))
     values = [pair.cosine for pair in found]
     assert values == sorted(values, reverse=True)
     every = cosines(vectors)
@@ -87,7 +87,7 @@ def test_the_nearest_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_texts_that_are_the_same() -> None:
-    found = distinct(["a", "b", " a ", "", "b", "a", " "])
+    found = find_distinct(["a", "b", " a ", "", "b", "a", " "])
     assert found.first.tolist() == [0, 1]
     assert found.groups == [[0, 2, 5], [1, 4]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bertree.embeddings.sts import Named, find
+from bertree.embeddings.sts import PairColumns, find
 from bertree.errors import UserError
 
 INPUTS = "a boat is on the lake\tthe boat floats\nbread is baked\tshe sings\nhe reads\the is reading a book\n"
@@ -129,12 +129,12 @@ def test_tables_of_ones_own(tmp_path: Path, kind: str) -> None:
         else:
             text = "".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) + "\n" for row in cells)
         path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
-    (found,) = find([path], Named("left", "right", "points"))
+    (found,) = find([path], PairColumns("left", "right", "points"))
     assert found.name == "mine"
     assert (found.parts[0].first, found.parts[0].second) == (("one, two", "b"), ('say "so"', "c"))
     assert found.parts[0].gold.tolist() == [3.5, 1.0]
     with pytest.raises(UserError, match="has no column 'center'"):
-        find([path], Named("center", "right", "points"))
+        find([path], PairColumns("center", "right", "points"))
 
 
 @pytest.mark.parametrize(

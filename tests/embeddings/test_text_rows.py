@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bertree.embeddings import text_rows as module
-from bertree.embeddings.text_rows import LONGEST, Rows
+from bertree.embeddings.text_rows import LONGEST, TextRows
 from bertree.errors import UserError
 
 TEXTS = ["one", "", "two, three", 'say "so"', "  four ", "fünf"]
@@ -33,7 +33,7 @@ def written(path: Path, texts: list[str] = TEXTS) -> Path:
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.tsv", "a.txt.gz", "a.csv.xz", "a.jsonl.gz"])
 def test_rows_of_every_kind(tmp_path: Path, name: str) -> None:
-    rows = Rows(str(written(tmp_path / name)))
+    rows = TextRows(str(written(tmp_path / name)))
     assert list(rows) == TEXTS
     assert (rows.counts.rows, rows.counts.empty, rows.counts.cut) == (6, 1, 0)
     assert rows.counts.notes("x") == ["x: 1 of 6 rows are empty and have the vector of the empty text"]
@@ -45,7 +45,7 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
 
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(arrow.table({"id": range(3), "body": ["a", None, "c"]}), path)
-    rows = Rows(str(path))
+    rows = TextRows(str(path))
     assert list(rows) == ["a", "", "c"]
     assert (rows.total, rows.done) == (3, 3)
 
@@ -53,9 +53,9 @@ def test_rows_of_parquet(tmp_path: Path) -> None:
 def test_ends_of_lines_and_marks_at_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\x85still two\nthree")
-    assert list(Rows(str(path))) == ["one", "two\ufffdstill two", "three"]
+    assert list(TextRows(str(path))) == ["one", "two\ufffdstill two", "three"]
     path.write_bytes(b"one\n\n")
-    assert list(Rows(str(path))) == ["one", ""]
+    assert list(TextRows(str(path))) == ["one", ""]
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\U0001f600"])
@@ -64,7 +64,7 @@ def test_a_line_too_long_is_cut_and_counted(tmp_path: Path, letter: str, monkeyp
     path = tmp_path / "a.txt"
     for more in (0, 1, 500, 100_000):
         path.write_text(f"before\n{letter * (64 + more)}\nafter\n", encoding="utf-8")
-        rows = Rows(str(path))
+        rows = TextRows(str(path))
         assert list(rows) == ["before", letter * 64, "after"]
         assert (rows.counts.cut, rows.counts.invalid) == (int(more > 0), 0)
 
@@ -72,7 +72,7 @@ def test_a_line_too_long_is_cut_and_counted(tmp_path: Path, letter: str, monkeyp
 def test_a_line_too_long_of_bytes_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONGEST", 4)
     (tmp_path / "a.txt").write_bytes(b"ab\xff\xfe" * 50 + b"\n" + b"\x80" * 300)
-    rows = Rows(str(tmp_path / "a.txt"))
+    rows = TextRows(str(tmp_path / "a.txt"))
     assert list(rows) == ["ab\ufffd\ufffd", "\ufffd" * 4]
     assert (rows.counts.cut, rows.counts.invalid, rows.counts.empty) == (2, 2, 0)
 
@@ -80,16 +80,16 @@ def test_a_line_too_long_of_bytes_that_are_no_text(tmp_path: Path, monkeypatch: 
 def test_ten_megabytes_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"word " * 2_000_000 + b"\nafter\n")
-    rows = Rows(str(path))
+    rows = TextRows(str(path))
     found = list(rows)
     assert (len(found[0]), found[1], rows.counts.cut) == (LONGEST, "after", 1)
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
-    assert list(Rows("-")) == ["one", "two"]
+    assert list(TextRows("-")) == ["one", "two"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "one"}\n"two"\n')))
-    assert list(Rows("-", format="jsonl")) == ["one", "two"]
+    assert list(TextRows("-", format="jsonl")) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, column: str | None, says: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=says) as found:
-        list(Rows(str(tmp_path / name), column))
+        list(TextRows(str(tmp_path / name), column))
     assert "\n" not in str(found.value)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
-        Rows(str(tmp_path / "nothing.txt"))
+        TextRows(str(tmp_path / "nothing.txt"))
     (tmp_path / "a.txt").write_text("a")
     with pytest.raises(UserError, match="is not one file"):
-        Rows(str(tmp_path))
+        TextRows(str(tmp_path))

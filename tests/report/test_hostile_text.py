@@ -22,7 +22,7 @@ import pytest
 import bertree
 from bertree.embeddings import correlation
 from bertree.embeddings.page import EncoderScores, evaluation_page
-from bertree.embeddings.sts import PairSet, Part
+from bertree.embeddings.sts import PairPart, PairSet
 from bertree.files import Json
 from bertree.finetuning.page.page import finetuning_page
 from bertree.report.comparison import Comparison, ModelCosts, Speed
@@ -113,7 +113,7 @@ def comparison_of_three(text: str, place: Path) -> str:
 def evaluation(text: str, place: Path) -> str:
     draw = np.random.default_rng(0)
     texts = (text,) * 20
-    parts = tuple(Part(f"{text}{n}", text, texts, texts, draw.random(20), tuple(range(20))) for n in range(2))
+    parts = tuple(PairPart(f"{text}{n}", text, texts, texts, draw.random(20), tuple(range(20))) for n in range(2))
     sets = [PairSet(text, parts), PairSet(f"{text}.", parts[:1])]
 
     def sides(pairs: PairSet) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Sentences in groups: into a given number of them, or by how alike they must be.
+"""Cluster vectors: into a given number of clusters, or by a smallest similarity.
 
 Both go by cosine. k-means on the sphere (Dhillon and Modha 2001) with k-means++ seeds is run several times and the
 best kept, as one run often ends in a poor place. Communities need no number: the row with the most neighbours takes
-them, then the next, and rows without any stay alone; greedy, so that a hundred thousand rows take two passes over
-their cosines in blocks, where linkage trees would need all of them at once.
+them, then the next, and rows without any belong to no group. Greedy: a hundred thousand rows take two passes over their
+cosines in blocks, where linkage trees would need all of them at once.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertree.embeddings.mining import COLUMNS, ROUNDING, ROWS, unit
+from bertree.embeddings.mining import COLUMNS, ROUNDING, ROWS, normalize_rows
 from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
 
@@ -26,7 +26,7 @@ Rows = NDArray[np.int64]
 
 
 class Cluster(NamedTuple):
-    """One group."""
+    """One cluster."""
 
     rows: list[int]  # the most central first
     central: int
@@ -34,7 +34,7 @@ class Cluster(NamedTuple):
 
 
 class Clusters(NamedTuple):
-    """Groups, the largest first; `labels` has the number of each row's, -1: of none."""
+    """Clusters, the largest first; `labels` has the cluster of each row, -1 for none."""
 
     labels: Rows
     clusters: list[Cluster]
@@ -44,10 +44,10 @@ class Clusters(NamedTuple):
 def k_means(
     vectors: Vectors, count: int, seed: int, restarts: int = RESTARTS, advance: Advance = lambda n: None
 ) -> Clusters:
-    """`count` groups around unit centres, the best of several runs."""
+    """Return `count` clusters around unit centres, the best of several runs."""
     if not 1 <= count <= len(vectors):
         raise UserError(f"--clusters {count}: there are {len(vectors)} sentences; ask for at most as many clusters")
-    units = unit(vectors)
+    units = normalize_rows(vectors)
     generator = torch.Generator().manual_seed(seed)
     best, labels = -np.inf, torch.zeros(len(units), dtype=torch.int64)
     for _ in range(restarts):
@@ -55,11 +55,11 @@ def k_means(
         if value > best:
             best, labels = value, found
         advance(1)
-    return _grouped(units, labels.numpy())
+    return _group(units, labels.numpy())
 
 
 def _seeds(units: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Rows to start from: each drawn by its distance from those before it (k-means++)."""
+    """Draw the starting rows, each by its distance from those before it (k-means++)."""
     first = int(torch.randint(len(units), (1,), generator=generator))
     chosen = [first]
     far = (1 - units @ units[first]).clamp_(min=0).double()
@@ -79,11 +79,11 @@ def _seeds(units: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _run(units: Tensor, centres: Tensor) -> tuple[Tensor, float]:
-    """Labels after which nothing changes, and the mean cosine of rows with their centre."""
+    """Iterate until nothing changes; return labels and the mean cosine of rows with their centre."""
     labels = torch.full((len(units),), -1)
     for _ in range(ROUNDS):
-        near, cosines = _assigned(units, centres)
-        near = _filled(near, cosines, len(centres))
+        near, cosines = _assign(units, centres)
+        near = _fill_empty(near, cosines, len(centres))
         if torch.equal(near, labels):
             break
         labels = near
@@ -93,14 +93,14 @@ def _run(units: Tensor, centres: Tensor) -> tuple[Tensor, float]:
     return labels, float((units * centres[labels]).sum(1).double().mean())
 
 
-def _assigned(units: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest centre of each row, a block at a time."""
+def _assign(units: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nearest centre of each row, a block at a time."""
     found = [(rows @ centres.T).max(1) for rows in units.split(max(1, (1 << 23) // len(centres)))]
     return torch.cat([part.indices for part in found]), torch.cat([part.values for part in found])
 
 
-def _filled(near: Tensor, cosines: Tensor, count: int) -> Tensor:
-    """No cluster without a row: an empty one gets the row that fits its own least, from a cluster that can spare it."""
+def _fill_empty(near: Tensor, cosines: Tensor, count: int) -> Tensor:
+    """Give each empty cluster the row that fits its own cluster least, from a cluster with more than one row."""
     sizes = torch.bincount(near, minlength=count)
     empty = (sizes == 0).nonzero()[:, 0].tolist()
     if not empty:
@@ -116,13 +116,15 @@ def _filled(near: Tensor, cosines: Tensor, count: int) -> Tensor:
 
 
 @torch.no_grad()
-def communities(vectors: Vectors, least: float, smallest: int = 2, advance: Advance = lambda rows: None) -> Clusters:
-    """Groups whose rows all have a cosine of `least` with one row of theirs."""
-    units, least = unit(vectors), least - ROUNDING
-    count = _neighbours(units, least, advance)
+def communities(
+    vectors: Vectors, min_similarity: float, min_size: int = 2, advance: Advance = lambda rows: None
+) -> Clusters:
+    """Return groups whose rows all have at least this cosine with one row of the group."""
+    units, min_similarity = normalize_rows(vectors), min_similarity - ROUNDING
+    count = _neighbours(units, min_similarity, advance)
     labels = np.full(len(units), ALONE, np.int64)
     order = np.argsort(-count, kind="stable")
-    order = order[count[order] >= smallest]
+    order = order[count[order] >= min_size]
     number = start = 0
     while start < len(order):
         free = order[start:]
@@ -131,16 +133,16 @@ def communities(vectors: Vectors, least: float, smallest: int = 2, advance: Adva
             break
         centres = centres[: 1 + int(np.searchsorted(count[centres].cumsum(), NEAR))]
         start = int(np.flatnonzero(order == centres[-1])[0]) + 1
-        for centre, near in zip(centres.tolist(), _around(units, centres, labels, least), strict=True):
+        for centre, near in zip(centres.tolist(), _around(units, centres, labels, min_similarity), strict=True):
             members = near[labels[near] == ALONE]
-            if labels[centre] == ALONE and len(members) >= smallest:
+            if labels[centre] == ALONE and len(members) >= min_size:
                 labels[members] = number
                 number += 1
-    return _grouped(units, labels)
+    return _group(units, labels)
 
 
-def _neighbours(units: Tensor, least: float, advance: Advance) -> Rows:
-    """How many rows are as alike as that to each row, itself among them."""
+def _neighbours(units: Tensor, min_similarity: float, advance: Advance) -> Rows:
+    """Count the rows that are similar enough to each row, itself included."""
     count = torch.ones(len(units), dtype=torch.int64)
     for top in range(0, len(units), ROWS):
         rows = units[top : top + ROWS]
@@ -148,9 +150,9 @@ def _neighbours(units: Tensor, least: float, advance: Advance) -> Rows:
             block = rows @ units[left : left + COLUMNS].T
             if left == top:
                 block.masked_fill_(torch.ones_like(block, dtype=torch.bool).tril_(), -2.0)
-            lines = (block.amax(1) >= least).nonzero()[:, 0]
+            lines = (block.amax(1) >= min_similarity).nonzero()[:, 0]
             if len(lines):
-                hits = (block[lines] >= least).nonzero()
+                hits = (block[lines] >= min_similarity).nonzero()
                 count += torch.bincount(lines[hits[:, 0]] + top, minlength=len(units))
                 count += torch.bincount(hits[:, 1] + left, minlength=len(units))
         advance(len(rows))
@@ -158,23 +160,23 @@ def _neighbours(units: Tensor, least: float, advance: Advance) -> Rows:
 
 
 def _around(
-    units: Tensor, centres: NDArray[np.int64], labels: NDArray[np.int64], least: float
+    units: Tensor, centres: NDArray[np.int64], labels: NDArray[np.int64], min_similarity: float
 ) -> list[NDArray[np.int64]]:
-    """The rows near each centre that were free when it was asked."""
+    """Yield the rows near each centre that belong to no group yet."""
     free = np.flatnonzero(labels == ALONE)
     targets = units[torch.from_numpy(free)]
     rows = units[torch.from_numpy(centres)]
     found: list[list[Rows]] = [[] for _ in centres]
     for left in range(0, len(free), COLUMNS):
-        near = (rows @ targets[left : left + COLUMNS].T >= least).numpy()
+        near = (rows @ targets[left : left + COLUMNS].T >= min_similarity).numpy()
         for number in np.flatnonzero(near.any(1)).tolist():
             found[number].append(free[left + np.flatnonzero(near[number])])
     own = [np.array([centre]) for centre in centres.tolist()]  # rounding may take a row from itself
     return [np.unique(np.concatenate([mine, *parts])) for mine, parts in zip(own, found, strict=True)]
 
 
-def _grouped(units: Tensor, labels: Rows) -> Clusters:
-    """Groups numbered by size, then by their first row; the rows of each by how central they are."""
+def _group(units: Tensor, labels: Rows) -> Clusters:
+    """Number clusters by size, then by their first row; order the rows of each by how central they are."""
     found = []
     for number in np.unique(labels[labels != ALONE]).tolist():
         rows = np.flatnonzero(labels == number)

@@ -1,8 +1,8 @@
-"""How well vectors say what people say about pairs of sentences: correlations of four measures with gold.
+"""Correlate four similarity measures of sentence vectors with the gold scores of pairs.
 
 Spearman counts the order alone, Pearson the distances too. A set of several parts has no single score: papers give
 the one over all pairs together, the mean over the parts or the mean weighted by their sizes, and these differ by
-several points, so all three are there under their names. A measure that says the same of every pair has no
+several points, so all three are given by name. A measure that is the same for every pair has no
 correlation: that is None here, not 0 and not NaN.
 """
 
@@ -25,7 +25,7 @@ Figures = dict[str, dict[str, float | None]]  # kind, measure: correlation x 100
 
 
 def measures(first_nd: Vectors, second_nd: Vectors) -> dict[str, Floats]:
-    """Four likenesses of each pair; distances with a minus, so that more alike is more."""
+    """Return four similarities of each pair; distances are negated, so that larger means more similar."""
     a_nd, b_nd = first_nd.astype(np.float64), second_nd.astype(np.float64)
     dot = (a_nd * b_nd).sum(1)
     lengths = np.linalg.norm(a_nd, axis=1) * np.linalg.norm(b_nd, axis=1)
@@ -39,7 +39,7 @@ def measures(first_nd: Vectors, second_nd: Vectors) -> dict[str, Floats]:
 
 
 def correlations(gold: Floats, scores: Scores) -> Figures:
-    """Spearman and Pearson x 100 of every measure."""
+    """Return Spearman and Pearson x 100 for every measure."""
     return {
         "spearman": {name: _defined(spearman, gold, values) for name, values in scores.items()},
         "pearson": {name: _defined(pearson, gold, values) for name, values in scores.items()},
@@ -54,13 +54,13 @@ def _defined(correlation: object, gold: Floats, values: Floats) -> float | None:
 
 
 def _constant(values: Floats) -> bool:
-    """Whether values differ by no more than what rounding makes of one value."""
+    """Return whether values are equal up to rounding."""
     return bool(np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())))
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What one encoder scores on one set."""
+class SetScores:
+    """The correlations of one encoder on one set."""
 
     whole: Figures  # over all pairs together
     mean: Figures | None  # over the parts, where there are several
@@ -70,28 +70,28 @@ class Judged:
 
     @property
     def rows(self) -> list[tuple[str, Figures]]:
-        """Every figure with its name, the one over all pairs first."""
+        """Every correlation with its name, the one over all pairs first."""
         means = [("mean", self.mean), ("weighted mean", self.weighted)]
         return [("all", self.whole), *((name, found) for name, found in means if found), *self.parts.items()]
 
 
-def judge(pairs: PairSet, vectors: Sequence[tuple[Vectors, Vectors]]) -> Judged:
-    """The figures of a set; `vectors` has both sides of every part."""
+def score_set(pairs: PairSet, vectors: Sequence[tuple[Vectors, Vectors]]) -> SetScores:
+    """Score a set; `vectors` has both sides of every part."""
     scores = tuple(measures(*sides) for sides in vectors)
     gold = [part.gold for part in pairs.parts]
     whole = correlations(
         np.concatenate(gold), {name: np.concatenate([part[name] for part in scores]) for name in MEASURES}
     )
     if len(pairs.parts) == 1:
-        return Judged(whole, None, None, {}, scores)
+        return SetScores(whole, None, None, {}, scores)
     parts = {part.name: correlations(part.gold, found) for part, found in zip(pairs.parts, scores, strict=True)}
     sizes = [len(values) for values in gold]
     several = list(parts.values())
-    return Judged(whole, average(several), average(several, sizes), parts, scores)
+    return SetScores(whole, average(several), average(several, sizes), parts, scores)
 
 
 def average(figures: Sequence[Figures], weights: Sequence[int] | None = None) -> Figures:
-    """The mean of each figure; None where one of them is undefined."""
+    """Return the mean of each correlation; None if one of them is undefined."""
     return {kind: {name: _mean([one[kind][name] for one in figures], weights) for name in MEASURES} for kind in KINDS}
 
 
@@ -100,8 +100,8 @@ def _mean(values: Sequence[float | None], weights: Sequence[int] | None) -> floa
     return float(np.average(known, weights=weights)) if len(known) == len(values) else None
 
 
-def undefined(pairs: PairSet, found: Judged) -> list[str]:
-    """Where there is no correlation, and why: one line each."""
+def undefined(pairs: PairSet, found: SetScores) -> list[str]:
+    """Return a line for each correlation that is undefined, and why."""
     golds = {"all": np.concatenate([part.gold for part in pairs.parts])} | {
         part.name: part.gold for part in pairs.parts
     }
@@ -116,6 +116,6 @@ def undefined(pairs: PairSet, found: Judged) -> list[str]:
 
 
 def check(pairs: PairSet) -> None:
-    """A set that can be scored."""
+    """Refuse a set that cannot be scored."""
     if pairs.pairs < 2:
         raise UserError(f"{pairs.parts[0].file}: has {pairs.pairs} pair with gold; a correlation needs two")

@@ -15,7 +15,7 @@ import numpy as np
 from bertree.console import bar, note, showing
 from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile
-from bertree.embeddings.text_rows import Counts, Rows
+from bertree.embeddings.text_rows import RowCounts, TextRows
 from bertree.errors import TextsCut, UserError
 from bertree.inference.embedding import WINDOW, Vectors
 from bertree.inference.load import device_of, load_or_take
@@ -43,9 +43,9 @@ class TextSource:
     column: str | None = None
     format: str | None = None
 
-    def rows(self) -> Rows:
+    def rows(self) -> TextRows:
         """Open the file, to be read once."""
-        return Rows(self.file, self.column, self.format)
+        return TextRows(self.file, self.column, self.format)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def count_cuts(what: str) -> Iterator[None]:
 
 def read_texts_and_vectors(
     model: str | Path | Model, source: TextSource, options: EmbedOptions, vectors: Path | None
-) -> tuple[list[str], Vectors, Counts]:
+) -> tuple[list[str], Vectors, RowCounts]:
     """Return the texts of a file with their vectors: computed here, or read from a file that `embed` has written."""
     rows = source.rows()
     texts = list(rows)
@@ -208,7 +208,7 @@ def embed_file(
         return EmbeddedFile(out, target.rows, target.dimension, dtype, target.rows - before, time.monotonic() - started)
 
 
-def _fill_file(embedder: Embedder, rows: Rows, target: VectorFile) -> int:
+def _fill_file(embedder: Embedder, rows: TextRows, target: VectorFile) -> int:
     """Write the rows that are missing and finish the file; return how many rows there were before."""
     with target.writing():
         before = target.rows
@@ -224,7 +224,7 @@ def _fill_file(embedder: Embedder, rows: Rows, target: VectorFile) -> int:
     return before
 
 
-def _write(embedder: Embedder, rows: Rows, target: VectorFile, advance: Callable[[int, int], None]) -> None:
+def _write(embedder: Embedder, rows: TextRows, target: VectorFile, advance: Callable[[int, int], None]) -> None:
     """Write what is missing, window after window. `advance` gets how far the input is read, and the number of rows."""
     source, hashed = iter(rows), Fingerprint()
     for number in range(target.rows):

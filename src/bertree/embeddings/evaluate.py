@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from bertree.console import note, showing
-from bertree.embeddings import correlation, sts
-from bertree.embeddings import glove as words
-from bertree.embeddings.correlation import MEASURES, Judged
+from bertree.embeddings import correlation, glove, sts
+from bertree.embeddings.correlation import MEASURES, SetScores
 from bertree.embeddings.embed import Embedder, EmbedOptions, embed_texts
 from bertree.embeddings.page import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairSet
@@ -81,7 +80,7 @@ def evaluate_embeddings(
         if not encoders.models and not encoders.glove:
             raise UserError("nothing to evaluate: name a model, or --glove FILE")
         folder = _check_folder(out)
-        sets = sts.find(paths, sts.Named(text, pair, label), split)
+        sets = sts.find(paths, sts.PairColumns(text, pair, label), split)
         for one in sets:
             correlation.check(one)
             for line in one.notes:
@@ -129,7 +128,7 @@ def _evaluate_encoders(encoders: Encoders, sets: Sequence[PairSet], options: Emb
             name = f"{given}, {used}" if pooling or embedder.model.network.vector is None else given
             yield EncoderResult(_row(name, vectors, sets, places), given, used)
     for path in encoders.glove:
-        table = words.WordVectors.read(path, words.needed(texts))
+        table = glove.WordVectors.read(path, glove.words_of(texts))
         vectors = table.embed(texts)
         others = table.embed(texts, content=True)
         unknown = int((~vectors.any(1)).sum())
@@ -147,7 +146,7 @@ def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str,
             (vectors[[places[text] for text in part.first]], vectors[[places[text] for text in part.second]])
             for part in one.parts
         ]
-        judged.append(correlation.judge(one, sides))
+        judged.append(correlation.score_set(one, sides))
     average = correlation.average([found.whole for found in judged])["spearman"]["cosine"]
     return EncoderScores(name, vectors.shape[1], tuple(judged), average)
 
@@ -178,7 +177,7 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
     }
 
 
-def _figures(judged: Judged) -> Json:
+def _figures(judged: SetScores) -> Json:
     found: Json = {"all": judged.whole}
     if judged.parts:
         found |= {"mean": judged.mean, "weighted_mean": judged.weighted, "parts": judged.parts}

@@ -1,10 +1,10 @@
-"""Vectors of words, as GloVe's files have them, and of texts as their mean: what a text is worth without an encoder.
+"""Word vectors from GloVe files, and the mean of them as a baseline for texts.
 
 The plain mean is mostly that of "the" and "of"; without the most frequent words it is a far better baseline
-(STS-B, 50 numbers: 53 in place of 38), so both are there.
+(STS-B, 50 numbers: 53 in place of 38), so both are given.
 
 The files are large beside the texts they are asked about (840B tokens: 5 GB), so only the words that are needed are
-read into numbers: `needed(texts)` says which, and every other line is passed over.
+parsed: `needed(texts)` says which, and every other line is passed over.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ WORDS = re.compile(r"n't|'\w+|\d+(?:[.,:]\d+)*|\w+(?:-\w+)*|[^\w\s]")
 FREQUENT = 100  # the files are in the order of frequency: these are "the", "of" and their like
 
 
-def split(text: str) -> list[str]:
-    """The words of a text, in the form these files have them: small letters, marks apart."""
+def split_words(text: str) -> list[str]:
+    """Split a text into words as these files have them: lower case, punctuation separate."""
     return WORDS.findall(CLITICS.sub(r" \1", text.lower().replace("’", "'")))
 
 
-def needed(texts: Iterable[str]) -> set[str]:
-    """The words that may be looked up for these texts."""
-    found = {word for text in texts for word in split(text)}
+def words_of(texts: Iterable[str]) -> set[str]:
+    """Return the words that may be looked up for these texts."""
+    found = {word for text in texts for word in split_words(text)}
     return found | {part for word in found if "-" in word for part in word.split("-")}
 
 
@@ -47,7 +47,7 @@ class WordVectors:
 
     @classmethod
     def read(cls, path: Path, only: Collection[str] | None = None) -> "WordVectors":
-        """A file with a word and its numbers a line, plain or compressed; `only`: no other words are wanted."""
+        """Read a file with one word and its numbers per line, plain or compressed; `only`: skip all other words."""
         rows: dict[str, int] = {}
         frequent: set[str] = set()
         found: list[NDArray[np.float32]] = []
@@ -84,19 +84,19 @@ class WordVectors:
 
     @property
     def dimension(self) -> int:
-        """Numbers of a vector."""
+        """Width of the vectors."""
         return self.table.shape[1]
 
     @cached_property
     def digest(self) -> str:
-        """Tells tables apart."""
+        """Hash of words and vectors."""
         found = hashlib.sha256("\n".join(self.rows).encode())
         found.update(self.table.tobytes())
         return found.hexdigest()
 
     def mean(self, text: str, content: bool = False) -> NDArray[np.float32]:
-        """Of the words that have one; zeros if none has. `content`: marks and the most frequent words are left out,
-        unless there are no others."""
+        """Return the mean vector of the known words; zeros if there is none. `content`: leave out punctuation and the
+        most frequent words, unless there are no others."""
         words = [word for word in self._words(text) if word in self.rows]
         if content:
             words = [word for word in words if word not in self.frequent and word[-1].isalnum()] or words
@@ -104,11 +104,11 @@ class WordVectors:
         return self.table[known].mean(0) if known else np.zeros(self.dimension, np.float32)
 
     def embed(self, texts: Iterable[str], content: bool = False) -> NDArray[np.float32]:
-        """n texts -> n x d."""
+        """Return the mean vectors of n texts (n x d)."""
         return np.array([self.mean(text, content) for text in texts], np.float32).reshape(-1, self.dimension)
 
     def _words(self, text: str) -> Iterator[str]:
-        for word in split(text):
+        for word in split_words(text):
             if word in self.rows or "-" not in word:
                 yield word
             else:

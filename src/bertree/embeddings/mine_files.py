@@ -12,7 +12,7 @@ from bertree.console import bar, note, showing
 from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
 from bertree.embeddings.embed import Embedder, EmbedOptions, TextSource, embed_texts, read_texts_and_vectors
-from bertree.embeddings.text_rows import Rows
+from bertree.embeddings.text_rows import TextRows
 from bertree.errors import UserError
 from bertree.files import Json, json_text, write_into_folder
 from bertree.inference.embedding import Vectors
@@ -87,7 +87,7 @@ def _read_side(name: str, column: str | None, format: str | None, called: str) -
         if not name.strip():
             note(f"{called} is empty")
         return Side([name], called, False)
-    rows = Rows(name, column, format)
+    rows = TextRows(name, column, format)
     texts = list(rows)
     for line in rows.counts.notes(rows.name):
         note(line)
@@ -120,7 +120,7 @@ def find_pairs(
         source = TextSource(str(file), text, format)
         saved = None if vectors is None else Path(vectors)
         texts, rows_nd, counts = read_texts_and_vectors(model, source, options or EmbedOptions(), saved)
-        distinct = mining.distinct(texts)
+        distinct = mining.find_distinct(texts)
         if len(texts) < 2:
             raise UserError(f"{file}: has {len(texts)} text; pairs need two")
         with bar("comparing", len(distinct.first), speed="texts") as shown:

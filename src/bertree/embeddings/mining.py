@@ -1,4 +1,4 @@
-"""The most similar pairs of a set of vectors, and the nearest of one set to each of another, by exact search.
+"""Exact search for the most similar pairs in a set of vectors, and for the nearest of one set to each of another.
 
 All n x n cosines are computed, in blocks of a bounded size, and never kept: a block is compared with the least
 cosine that can still be among the k best, which rises as better ones are found, so that after a few blocks hardly
@@ -21,8 +21,8 @@ ROUNDING = 1e-6  # of a cosine: a vector's with itself may be as much less than 
 Advance = Callable[[int], None]
 
 
-def unit(vectors: Vectors) -> Tensor:
-    """Vectors of length one; a zero stays zero, and is like nothing."""
+def normalize_rows(vectors: Vectors) -> Tensor:
+    """Scale vectors to length one; a zero vector stays zero."""
     found = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
     return found / found.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
@@ -36,10 +36,10 @@ class Pair(NamedTuple):
 
 
 class _Best:
-    """The k best pairs so far, and the cosine a further one must have."""
+    """The k best pairs so far, and the smallest cosine that can still enter."""
 
-    def __init__(self, k: int, least: float) -> None:
-        self._k, self.least = k, least
+    def __init__(self, k: int, min_similarity: float) -> None:
+        self._k, self.min_similarity = k, min_similarity
         self._waiting: list[tuple[Tensor, Tensor, Tensor]] = []
         self._count = 0
 
@@ -57,7 +57,7 @@ class _Best:
         self._waiting = [(cosines[rows], first[rows], second[rows])]
         self._count = len(rows)
         if self._count == self._k:
-            self.least = max(self.least, float(cosines[rows[-1]]))
+            self.min_similarity = max(self.min_similarity, float(cosines[rows[-1]]))
 
     def pairs(self) -> list[Pair]:
         if not self._waiting:
@@ -68,11 +68,11 @@ class _Best:
 
 
 @torch.no_grad()
-def closest_pairs(vectors: Vectors, k: int, least: float, advance: Advance = lambda rows: None) -> list[Pair]:
+def closest_pairs(vectors: Vectors, k: int, min_similarity: float, advance: Advance = lambda rows: None) -> list[Pair]:
     """The k pairs of different rows with the largest cosine, `least` at least, the best first."""
     assert k >= 1
-    units = unit(vectors)
-    best = _Best(k, least - ROUNDING)
+    units = normalize_rows(vectors)
+    best = _Best(k, min_similarity - ROUNDING)
     for top in range(0, len(units), ROWS):
         rows = units[top : top + ROWS]
         for left in range(top, len(units), COLUMNS):
@@ -85,25 +85,25 @@ def closest_pairs(vectors: Vectors, k: int, least: float, advance: Advance = lam
 
 
 def _gather(block: Tensor, top: int, left: int, best: _Best, k: int) -> None:
-    """What of a block may be among the best."""
+    """Add the pairs of a block that may be among the best."""
     peaks = block.amax(1)
-    lines = (peaks >= best.least).nonzero()[:, 0]
+    lines = (peaks >= best.min_similarity).nonzero()[:, 0]
     if not len(lines):
         return
     some = block if len(lines) == len(block) else block[lines]
     most = k + 4096
-    if int((some >= best.least).sum()) > most:  # near copies everywhere: only the block's own best can count
+    if int((some >= best.min_similarity).sum()) > most:  # near copies everywhere: only the block's own best can count
         cut = float(some.flatten().kthvalue(some.numel() - k + 1).values) if k < some.numel() else -2.0
-        best.least = max(best.least, cut)
-    hits = (some >= best.least).nonzero()
+        best.min_similarity = max(best.min_similarity, cut)
+    hits = (some >= best.min_similarity).nonzero()
     best.add(some[hits[:, 0], hits[:, 1]], lines[hits[:, 0]] + top, hits[:, 1] + left)
 
 
 @torch.no_grad()
 def nearest(queries: Vectors, among: Vectors, k: int) -> Iterator[list[tuple[int, float]]]:
-    """For each query its k nearest rows and their cosines, the nearest first."""
-    targets = unit(among)
-    wanted = unit(queries)
+    """Yield for each query its k nearest rows and their cosines, nearest first."""
+    targets = normalize_rows(among)
+    wanted = normalize_rows(queries)
     k = min(k, len(targets))
     for top in range(0, len(wanted), ROWS):
         rows = wanted[top : top + ROWS]
@@ -118,24 +118,24 @@ def nearest(queries: Vectors, among: Vectors, k: int) -> Iterator[list[tuple[int
 
 
 def cosines(first: Vectors, second: Vectors) -> list[float]:
-    """Of the first with the first, the second with the second."""
-    found: list[float] = (unit(first) * unit(second)).sum(1).clamp(-1.0, 1.0).tolist()
+    """Return the cosine of each row of one with the same row of the other."""
+    found: list[float] = (normalize_rows(first) * normalize_rows(second)).sum(1).clamp(-1.0, 1.0).tolist()
     return found
 
 
-class Distinct(NamedTuple):
-    """Texts without repetition."""
+class DistinctTexts(NamedTuple):
+    """The rows of texts without repetition, and the groups of equal texts."""
 
     first: NDArray[np.int64]  # the row each distinct text was first seen in
     groups: list[list[int]]  # rows that hold the same text, where there are several
 
 
-def distinct(texts: Sequence[str]) -> Distinct:
-    """Which texts repeat others, white space at their ends aside; empty ones are none."""
+def find_distinct(texts: Sequence[str]) -> DistinctTexts:
+    """Find texts that repeat others, apart from white space at the ends; empty texts are left out."""
     rows: dict[str, list[int]] = {}
     for number, text in enumerate(texts):
         if bare := text.strip():
             rows.setdefault(bare, []).append(number)
-    return Distinct(
+    return DistinctTexts(
         np.array([group[0] for group in rows.values()], np.int64), [group for group in rows.values() if len(group) > 1]
     )

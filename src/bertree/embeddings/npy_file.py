@@ -1,9 +1,9 @@
-"""Vectors on disk as a .npy file that grows while it is written, and goes on after any kind of end.
+"""A .npy file of vectors that grows while it is written, and can be resumed after any kind of stop.
 
 Rows go to OUT.part; after each window of them they are flushed to the disk and OUT.journal says how many there are
 and what was embedded. Windows hold a fixed number of rows, and what goes into one batch is chosen within a window, so
 that a run that was killed and one that was not ask the model for the same batches and end in the same bytes. The
-texts are known by a running hash, not by the file's date: they are read again up to where the work goes on, which
+texts are identified by a running hash, not by the file's date: they are read again up to the point of resuming, which
 costs little beside a model, works for a pipe too, and cannot mistake a changed file for the old one.
 """
 
@@ -29,7 +29,7 @@ DTYPES = {"float32": "<f4", "float16": "<f2"}
 
 
 def check(out: Path, dtype: str) -> None:
-    """Refuse what cannot come to anything."""
+    """Refuse a target that cannot be written."""
     if dtype not in DTYPES:
         raise UserError(f"--dtype {dtype}: unknown; known: {', '.join(DTYPES)}")
     if out.exists() and not _journal(out).exists():
@@ -41,13 +41,13 @@ def _journal(out: Path) -> Path:
 
 
 class Fingerprint:
-    """A hash of texts as they go by, of which each state can be written down."""
+    """A running hash of texts whose every state can be saved."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, text: str) -> None:
-        """Take one more."""
+        """Add a text."""
         data = text.encode("utf-8")
         self._hash.update(len(data).to_bytes(8, "little") + data)
 
@@ -56,7 +56,7 @@ class Fingerprint:
 
 
 class VectorFile:
-    """A .npy file being written. `job` is what must not change between two runs that make one file."""
+    """A .npy file being written. `job` holds what must not change between two runs that write one file."""
 
     def __init__(self, out: Path, job: Json, dimension: int, dtype: str) -> None:
         check(out, dtype)
@@ -71,7 +71,7 @@ class VectorFile:
         return self.dimension * np.dtype(DTYPES[self.dtype]).itemsize
 
     def finished(self) -> bool:
-        """Whether an earlier run came to its end: the file is there, and this job made it. Cleans up after a kill."""
+        """Return whether an earlier run finished the file for this job. Cleans up after a kill."""
         if not self.out.exists():
             return False
         if self.journal.is_file() and not self.part.exists() and read_json(self.journal).get("job") == self.job:
@@ -81,7 +81,7 @@ class VectorFile:
 
     @contextmanager
     def writing(self) -> Iterator["VectorFile"]:
-        """Open what there is, or begin."""
+        """Open the unfinished file, or start one."""
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
@@ -119,7 +119,7 @@ class VectorFile:
                 raise UserError(
                     f"{self.part}: was begun with another {differ}; run it with that, or remove it and {self.journal}"
                 )
-            self.rows, self.texts = _whole(known.get("rows"), self.journal), str(known.get("texts"))
+            self.rows, self.texts = _row_count(known.get("rows"), self.journal), str(known.get("texts"))
         size = os.fstat(self._file.fileno()).st_size
         if size < HEADER + self.rows * self._width and self.rows:
             raise UserError(f"{self.part}: is cut off; remove it and {self.journal}, and begin again")
@@ -130,7 +130,7 @@ class VectorFile:
         self._file.seek(0, os.SEEK_END)
 
     def add(self, vectors: Vectors, texts: str) -> None:
-        """Settle a window; `texts` is the fingerprint of everything embedded up to here."""
+        """Append and sync a window; `texts` is the fingerprint of all texts up to here."""
         assert self._file is not None
         assert vectors.shape[1] == self.dimension
         self._file.write(np.ascontiguousarray(vectors, DTYPES[self.dtype]).tobytes())
@@ -145,7 +145,7 @@ class VectorFile:
         write_atomically(self.journal, json.dumps(state, indent=1) + "\n")
 
     def finish(self) -> None:
-        """Give the file its name; nothing is left beside it."""
+        """Write the header, give the file its name and remove the journal."""
         assert self._file is not None
         self._file.seek(0)
         self._file.write(npy_header(self.rows, self.dimension, DTYPES[self.dtype]))
@@ -156,14 +156,14 @@ class VectorFile:
         self.journal.unlink(missing_ok=True)
 
 
-def _whole(value: Any, path: Path) -> int:
+def _row_count(value: Any, path: Path) -> int:
     if type(value) is not int or value < 0:
         raise UserError(f"{path}: is damaged; remove it and begin again")
     return value
 
 
 def load(path: Path, rows: int | None = None) -> Vectors:
-    """The vectors of a .npy file, checked."""
+    """Read and check the vectors of a .npy file."""
     try:
         found = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertree.embeddings.correlation import MEASURES, Floats, Judged
+from bertree.embeddings.correlation import MEASURES, Floats, SetScores
 from bertree.embeddings.sts import PairSet
 from bertree.report.cases import start_of
 from bertree.report.formats import end_of_path
@@ -25,7 +25,7 @@ class EncoderScores:
 
     name: str
     dimension: int
-    judged: tuple[Judged, ...]
+    judged: tuple[SetScores, ...]
     average: float | None
 
 
@@ -73,7 +73,7 @@ def _best(values: Sequence[float | None]) -> int | None:
     return -max(known)[1] if known else None
 
 
-def _spearman(judged: Judged) -> float | None:
+def _spearman(judged: SetScores) -> float | None:
     return judged.whole["spearman"]["cosine"]
 
 
@@ -100,7 +100,7 @@ def _averages(encoders: Sequence[EncoderScores]) -> Table:
     return bars("Encoders", rows, "mean over the sets; the full width is 100", head=("", "Spearman"))
 
 
-def _set(pairs: PairSet, found: Sequence[tuple[str, Judged]]) -> _SetPart:
+def _set(pairs: PairSet, found: Sequence[tuple[str, SetScores]]) -> _SetPart:
     gold = np.concatenate([part.gold for part in pairs.parts])
     cosines = [np.concatenate([scores["cosine"] for scores in judged.scores]) for _, judged in found]
     charts = []
@@ -113,7 +113,7 @@ def _set(pairs: PairSet, found: Sequence[tuple[str, Judged]]) -> _SetPart:
     return _SetPart(f"{pairs.name}: {pairs.pairs:,} pairs", charts, _measures(found), cases)
 
 
-def _measures(found: Sequence[tuple[str, Judged]]) -> Table:
+def _measures(found: Sequence[tuple[str, SetScores]]) -> Table:
     """Return every correlation on a set and on its parts."""
     kinds = [(kind, measure) for kind in ("spearman", "pearson") for measure in MEASURES]
     rows = [

@@ -1,7 +1,7 @@
-"""Sets of sentence pairs with a gold similarity, in the layouts people have them.
+"""Read sets of sentence pairs with gold similarities, in the layouts of their releases.
 
 STS12 to STS16 are folders of parts, `STS.input.PART.txt` beside `STS.gs.PART.txt`, whose blank lines are pairs
-nobody judged. The STS benchmark is a table of tabs without a header, named .csv; GLUE's copy of it has a header and
+without a gold score. The STS benchmark is a tab-separated table without a header, named .csv; GLUE's copy has a header and
 no gold in its test file; SICK has a header and, in one release, all splits in one file. Everything else is a table
 whose columns are named. A set may be found in a folder of several, so a name never depends on where it was found
 unless two share it.
@@ -38,8 +38,8 @@ FORM = HeaderlessLayout(7, 9, text=5, pair=6, label=4)  # genre, file, year, num
 
 
 @dataclass(frozen=True)
-class Part:
-    """Pairs that were gathered together."""
+class PairPart:
+    """One part of a set: pairs from one source."""
 
     name: str
     file: str
@@ -55,24 +55,24 @@ class PairSet:
     """One set, of one part or several."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[PairPart, ...]
     folder: str = ""  # tells two sets of one name apart
     notes: tuple[str, ...] = ()
 
     @property
     def pairs(self) -> int:
-        """How many are scored."""
+        """Number of pairs with a gold score."""
         return sum(len(part.gold) for part in self.parts)
 
     @property
     def skipped(self) -> int:
-        """How many have no gold."""
+        """Number of pairs without a gold score."""
         return sum(part.skipped for part in self.parts)
 
 
 @dataclass(frozen=True)
-class Named:
-    """Columns the user has named; None: by the names people use."""
+class PairColumns:
+    """The names of columns; None: the usual names."""
 
     text: str | None = None
     pair: str | None = None
@@ -80,11 +80,11 @@ class Named:
 
     @property
     def given(self) -> bool:
-        """Whether any is."""
+        """Whether any column is named."""
         return any((self.text, self.pair, self.label))
 
     def columns(self, known: bool) -> Columns:
-        """How a file is read; `known`: it is one of the released ones, where a quote is a character."""
+        """Return how a file is read; `known`: it is a released file, in which a quote is a character."""
         return Columns(
             text=(self.text,) if self.text else TEXTS,
             pair=(self.pair,) if self.pair else PAIRS,
@@ -95,24 +95,24 @@ class Named:
         )
 
 
-def find(paths: Sequence[Path], named: Named = Named(), split: str = "test") -> list[PairSet]:  # noqa: B008
-    """Every set behind the paths, in the order given, below a folder by name."""
+def find(paths: Sequence[Path], named: PairColumns = PairColumns(), split: str = "test") -> list[PairSet]:  # noqa: B008
+    """Find every set behind the paths, in the order given, below a folder by name."""
     if split not in SPLITS:
         raise UserError(f"split '{split}': unknown, {suggest(split, SPLITS)}")
     found: list[PairSet] = []
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: no such file or folder")
-        sets = list(_below(path, named, split)) if path.is_dir() else [_file(path, named, split)]
+        sets = list(_find_below(path, named, split)) if path.is_dir() else [_read_file(path, named, split)]
         if not sets:
             known = "STS.input.*.txt, sts-test.csv, dev.tsv, SICK*.txt; for tables of your own, --text, --pair, --label"
             raise UserError(f"{path}: holds no set of pairs that is known ({known})")
         found += sets
-    return _distinct(found)
+    return _make_names_unique(found)
 
 
-def _distinct(sets: Sequence[PairSet]) -> list[PairSet]:
-    """Names made unique: by the folder, then by number."""
+def _make_names_unique(sets: Sequence[PairSet]) -> list[PairSet]:
+    """Make names unique: by the folder, then by number."""
     count = Counter(found.name for found in sets)
     named = [replace(s, name=f"{s.name} ({s.folder})") if count[s.name] > 1 else s for s in sets]
     seen: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def _distinct(sets: Sequence[PairSet]) -> list[PairSet]:
     return result
 
 
-def _below(folder: Path, named: Named, split: str) -> Iterator[PairSet]:
+def _find_below(folder: Path, named: PairColumns, split: str) -> Iterator[PairSet]:
     def unreadable(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror})")
 
@@ -133,15 +133,15 @@ def _below(folder: Path, named: Named, split: str) -> Iterator[PairSet]:
         if named.given:
             for name in names:
                 if format_of(name) in ("csv", "tsv", "jsonl", "parquet") or suffix_of(Path(name)) == ".json":
-                    yield _table(here / name, named, name)
+                    yield _read_table(here / name, named, name)
         elif any(name.startswith(INPUT) for name in names):
-            yield _parts(here)
+            yield _read_parts(here)
         else:
-            yield from _released(here, names, split)
+            yield from _find_released(here, names, split)
 
 
-def _released(folder: Path, names: Sequence[str], split: str) -> Iterator[PairSet]:
-    """The files of a benchmark that belong to the split; where that has no gold, to dev, and that is said."""
+def _find_released(folder: Path, names: Sequence[str], split: str) -> Iterator[PairSet]:
+    """Find the files of a benchmark that belong to the split; if that has no gold scores, use dev and note it."""
     by_split: dict[str, list[Path]] = {}
     for name in names:
         if (match := BENCHMARK.fullmatch(name)) or ((match := GLUE.fullmatch(name)) and _has_gold(folder / name)):
@@ -153,39 +153,39 @@ def _released(folder: Path, names: Sequence[str], split: str) -> Iterator[PairSe
     for kind in wanted:
         for path in by_split.get(kind, []):
             note = [] if split in ("all", kind) else [f"{folder}: has no gold for {split}, so {kind} is scored"]
-            made = _sick(path, split) if SICK.fullmatch(path.name) else _benchmark(path)
+            made = _read_sick(path, split) if SICK.fullmatch(path.name) else _read_benchmark(path)
             yield replace(made, notes=(*made.notes, *note))
 
 
 def _has_gold(path: Path) -> bool:
-    """Whether a file that is named like GLUE's holds pairs with scores: every task of GLUE has a dev.tsv."""
+    """Return whether a file holds pairs with scores: every task of GLUE has a dev.tsv."""
     header = next((text.split("\t") for _, text in read_lines(path)), [])
     return {"sentence1", "sentence2", "score"} <= set(header)
 
 
-def _file(path: Path, named: Named, split: str) -> PairSet:
-    """One file the user has named, by its own name."""
+def _read_file(path: Path, named: PairColumns, split: str) -> PairSet:
+    """Read one file that was given by its path."""
     name = path.name
     if named.given:
-        return _table(path, named, name)
+        return _read_table(path, named, name)
     if name.startswith(INPUT):
-        return PairSet(name.removeprefix(INPUT).split(".txt")[0], (_part(path),), path.parent.name)
+        return PairSet(name.removeprefix(INPUT).split(".txt")[0], (_read_part(path),), path.parent.name)
     if BENCHMARK.fullmatch(name) or GLUE.fullmatch(name):
-        return _benchmark(path)
+        return _read_benchmark(path)
     if SICK.fullmatch(name):
-        return _sick(path, split)
-    return _table(path, named, name)
+        return _read_sick(path, split)
+    return _read_table(path, named, name)
 
 
-def _benchmark(path: Path) -> PairSet:
-    found = _table(path, Named(), path.name, known=True)
+def _read_benchmark(path: Path) -> PairSet:
+    found = _read_table(path, PairColumns(), path.name, known=True)
     match = re.search("train|dev|test", path.name.lower())
     return replace(found, name=f"STS-B {match[0]}" if match else "STS-B")
 
 
-def _sick(path: Path, split: str) -> PairSet:
-    """SICK; `split` is which rows of the file that has all of them."""
-    found = _table(path, Named(), path.name, known=True)
+def _read_sick(path: Path, split: str) -> PairSet:
+    """Read SICK; `split` selects rows of the file that has all splits."""
+    found = _read_table(path, PairColumns(), path.name, known=True)
     table = read_table(path, quoting="none")
     match = SICK.fullmatch(path.name)
     kind = (match[1] or split).lower() if match else split
@@ -207,12 +207,12 @@ def _sick(path: Path, split: str) -> PairSet:
     return replace(found, name=name, parts=(chosen,))
 
 
-def _table(path: Path, named: Named, name: str, known: bool = False) -> PairSet:
+def _read_table(path: Path, named: PairColumns, name: str, known: bool = False) -> PairSet:
     rows, skipped = named.columns(known).read(path)
     judged = [row for row in rows if row.label not in (None, "")]
     if not judged:
         raise UserError(f"{path}: has no gold score; name its column with --label")
-    part = Part(
+    part = PairPart(
         name=name,
         file=str(path),
         first=tuple(row.text for row in judged),
@@ -238,13 +238,13 @@ def _number(text: str, where: str) -> float:
     return found
 
 
-def _parts(folder: Path) -> PairSet:
-    """A folder of STS12 to STS16."""
+def _read_parts(folder: Path) -> PairSet:
+    """Read a folder of STS12 to STS16."""
     inputs = sorted(path for path in folder.iterdir() if path.name.startswith(INPUT))
     inputs = [path for path in inputs if ".ALL." not in path.name or len(inputs) == 1]  # the others once more
-    notes = [f"{path}: has no {_judged(path).name} beside it, and is left out" for path in inputs]
-    missing = [note for path, note in zip(inputs, notes, strict=True) if not _judged(path).is_file()]
-    parts = tuple(_part(path) for path in inputs if _judged(path).is_file())
+    notes = [f"{path}: has no {_gold_file(path).name} beside it, and is left out" for path in inputs]
+    missing = [note for path, note in zip(inputs, notes, strict=True) if not _gold_file(path).is_file()]
+    parts = tuple(_read_part(path) for path in inputs if _gold_file(path).is_file())
     if not parts:
         raise UserError(f"{folder}: has {INPUT}*.txt but no {GOLD}*.txt with their scores")
     alone = [
@@ -258,12 +258,12 @@ def _parts(folder: Path) -> PairSet:
     return PairSet(name, parts, folder.resolve().parent.name, (*missing, *alone))
 
 
-def _judged(path: Path) -> Path:
+def _gold_file(path: Path) -> Path:
     return path.with_name(path.name.replace(INPUT, GOLD, 1))
 
 
-def _part(path: Path) -> Part:
-    gold = _judged(path)
+def _read_part(path: Path) -> PairPart:
+    gold = _gold_file(path)
     if not gold.is_file():
         raise UserError(f"{gold}: no such file; the scores of {path.name} are expected there")
     texts, scores = list(read_lines(path)), list(read_lines(gold))
@@ -285,6 +285,6 @@ def _part(path: Path) -> Part:
     if not values:
         raise UserError(f"{gold}: has no score at all")
     name = path.name.removeprefix(INPUT).split(".txt")[0]
-    return Part(
+    return PairPart(
         name, str(path), tuple(first), tuple(second), np.array(values), tuple(numbers), len(texts) - len(values)
     )

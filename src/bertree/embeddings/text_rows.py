@@ -1,7 +1,7 @@
-"""A file as texts, one a row, of any size: what `embed`, `pairs`, `cluster` and `similar` read.
+"""Read a file of any size as texts, one per row, for `embed`, `pairs`, `cluster` and `similar`.
 
 Row n of the result must be row n of the file, so nothing is dropped or split: an empty line is the empty text, a
-line that no model could read whole is cut, bytes that are no UTF-8 are replaced, and each is counted. A record that
+very long line is cut, bytes that are not UTF-8 are replaced, and each is counted. A record that
 cannot be understood stops the work, because a row without its text would move all that follow.
 """
 
@@ -22,8 +22,8 @@ COLUMNS = ("text", "sentence", "content", "body", "sentence1")
 
 
 @dataclass
-class Counts:
-    """What was found on the way."""
+class RowCounts:
+    """Counts of rows that need a note."""
 
     rows: int = 0
     empty: int = 0
@@ -31,7 +31,7 @@ class Counts:
     invalid: int = 0  # with bytes that are not UTF-8
 
     def notes(self, name: str) -> list[str]:
-        """What a user should know, a line each."""
+        """Return a line for each kind of row that needs a note."""
         empty = f"{name}: {self.empty:,} of {self.rows:,} rows are empty and have the vector of the empty text"
         cut = f"{name}: {self.cut:,} of {self.rows:,} rows are longer than {LONGEST:,} characters and were cut there"
         invalid = f"{name}: {self.invalid:,} of {self.rows:,} rows hold bytes that are not UTF-8, which were replaced"
@@ -39,8 +39,8 @@ class Counts:
         return [line for count, line in known if count]
 
 
-class Rows:
-    """The texts of one file, or of standard input, read once from the beginning."""
+class TextRows:
+    """The texts of one file, or of standard input, read once."""
 
     def __init__(self, name: str, column: str | None = None, format: str | None = None) -> None:
         found = find_sources([name], format)
@@ -48,9 +48,9 @@ class Rows:
             raise UserError(f"{name}: is not one file; give a file of texts (.txt, .jsonl, .csv, .tsv, .parquet)")
         self.source, self._column = found[0], column
         if column is not None and self.source.format == "text":
-            raise UserError(f"{name}: is plain text, a row a line, and has no column '{column}'")
+            raise UserError(f"{name}: is plain text, one text per line, and has no column '{column}'")
         self.name = "standard input" if name == STANDARD_INPUT else name
-        self.counts = Counts()
+        self.counts = RowCounts()
         self.total = self.source.size  # bytes; of parquet, rows; 0: nobody knows
         self.done = 0  # how far reading has come, of `total`
 
@@ -58,14 +58,14 @@ class Rows:
         with open_source(self.source) as (stream, beneath):
             read = {"text": self._text, "jsonl": self._jsonl, "parquet": self._parquet}
             for text in read.get(self.source.format, self._delimited)(stream):
-                found = self._counted(text)
+                found = self._count(text)
                 if self.total:
                     self.done = self.counts.rows if self.source.format == "parquet" else beneath.tell()
                 yield found
         if not self.counts.rows:
             raise UserError(f"{self.name}: is empty")
 
-    def _counted(self, text: str) -> str:
+    def _count(self, text: str) -> str:
         self.counts.rows += 1
         text = replace_surrogates(text)
         if len(text) > LONGEST:
@@ -85,11 +85,11 @@ class Rows:
             while not rest.endswith(b"\n") and (rest := stream.readline(most)):
                 longer = True  # what is beyond is passed over, a piece at a time
             if longer:  # one character too many: then it is counted as cut
-                yield self._decoded(_ended(data)).ljust(LONGEST + 1)
+                yield self._decode(_complete_characters(data)).ljust(LONGEST + 1)
             else:
-                yield self._decoded(data).rstrip("\r\n")
+                yield self._decode(data).rstrip("\r\n")
 
-    def _decoded(self, data: bytes) -> str:
+    def _decode(self, data: bytes) -> str:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
@@ -102,7 +102,7 @@ class Rows:
             number += 1
             if len(data) == MAX_RECORD:
                 raise UserError(f"{self.name}: line {number}: is longer than {MAX_RECORD >> 20} MB")
-            text = self._decoded(data)
+            text = self._decode(data)
             yield number, (text.removeprefix("\ufeff") if number == 1 else text).rstrip("\r\n")
 
     def _jsonl(self, stream: IO[bytes]) -> Iterator[str]:
@@ -120,7 +120,7 @@ class Rows:
                 continue
             if not isinstance(record, dict):
                 raise UserError(f"{where}: must hold a JSON object or a text")
-            column = column or self._chosen(list(record))
+            column = column or self._choose_column(list(record))
             if column not in record:
                 raise UserError(f"{where}: has no field '{column}'; {suggest(column, map(str, record))}")
             yield self._cell(record[column], where)
@@ -131,7 +131,7 @@ class Rows:
         header = [name.strip() for name in next(rows, (1, []))[1]]
         if not header:
             return
-        column = header.index(self._chosen(header))
+        column = header.index(self._choose_column(header))
         for number, cells in rows:
             if len(cells) != len(header):
                 raise UserError(f"{self.name}: line {number}: has {len(cells)} columns, the header {len(header)}")
@@ -140,7 +140,7 @@ class Rows:
     def _parquet(self, stream: IO[bytes]) -> Iterator[str]:
         with open_parquet(self.source, stream) as table:
             self.total = table.metadata.num_rows
-            column = self._chosen(table.schema_arrow.names)
+            column = self._choose_column(table.schema_arrow.names)
             for batch in table.iter_batches(batch_size=64, columns=[column], use_threads=False):
                 batch.validate(full=True)
                 for value in batch.column(0).to_pylist():
@@ -151,8 +151,8 @@ class Rows:
             raise UserError(f"{where}: holds {type(value).__name__} {value!r:.40}, not text; choose with --text")
         return value or ""
 
-    def _chosen(self, names: Sequence[str]) -> str:
-        """The column asked for, or the one that must be meant."""
+    def _choose_column(self, names: Sequence[str]) -> str:
+        """Return the column that is named, or the only one that fits."""
         if self._column is not None:
             if self._column not in names:
                 there = ", ".join(map(str, names))
@@ -164,8 +164,8 @@ class Rows:
         return known[0] if known else names[0]
 
 
-def _ended(data: bytes) -> bytes:
-    """Without the character at its end of which only a part is there."""
+def _complete_characters(data: bytes) -> bytes:
+    """Cut off an incomplete character at the end."""
     for length in (1, 2, 3):
         if data[-length] >= 0xC0:  # the first byte of several
             return data[:-length]
