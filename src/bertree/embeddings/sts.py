@@ -1,7 +1,7 @@
 """Read sets of sentence pairs with gold similarities, in the layouts of their releases.
 
 STS12 to STS16 are folders of parts, `STS.input.PART.txt` beside `STS.gs.PART.txt`, whose blank lines are pairs
-without a gold score. The STS benchmark is a tab-separated table without a header, named .csv; GLUE's copy has a header and
+without a gold score. The STS benchmark is a tab-separated table without a header, named .csv; GLUE's copy has a header,
 no gold in its test file; SICK has a header and, in one release, all splits in one file. Everything else is a table
 whose columns are named. A set may be found in a folder of several, so a name never depends on where it was found
 unless two share it.
