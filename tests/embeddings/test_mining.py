@@ -27,7 +27,7 @@ def expected(vectors: np.ndarray, k: int, min_similarity: float) -> list[tuple[i
 
 
 @pytest.mark.parametrize("k", [1, 7, 300, 100_000])
-@pytest.mark.parametrize("least", [-1.0, 0.5, 0.99])
+@pytest.mark.parametrize("min_similarity", [-1.0, 0.5, 0.99])
 def test_pairs_equal_those_of_the_whole_matrix(monkeypatch: pytest.MonkeyPatch, k: int, min_similarity: float) -> None:
     monkeypatch.setattr(mining, "ROWS", 16)
     monkeypatch.setattr(mining, "COLUMNS", 32)
@@ -58,7 +58,7 @@ def test_near_copies_everywhere_stay_within_bounds(monkeypatch: pytest.MonkeyPat
         before(self, values, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(mining._Best, "add", add)
-    vectors = 1 + 0.01 * drawn(3000)  # every pair is above the least cosine
+    vectors = 1 + 0.01 * drawn(3000)  # every pair is above the min_similarity cosine
     found = closest_pairs(vectors, 20, 0.7)
     assert len(found) == 20
     assert max(kept) <= 20 + 4096
