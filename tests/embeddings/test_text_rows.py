@@ -104,7 +104,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.jsonl", '{"text": 3}\n', None, "line 1: holds int 3, not text"),
         ("a.jsonl", "[1]\n", None, "must hold a JSON object or a text"),
         ("a.xyz", "a\n", None, "unknown kind of file"),
-        ("a.txt", "a\n", "body", "is plain text, a row a line, and has no column 'body'"),
+        ("a.txt", "a\n", "body", "no column 'body'"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, name: str, text: str, column: str | None, says: str) -> None:
