@@ -47,12 +47,10 @@ def clean(text: str, wrapped: bool = False) -> str:
 
     With `wrapped`, the lines of a paragraph are joined; only an empty line ends a paragraph.
     """
-    if not text.isascii() and not unicodedata.is_normalized("NFC", text):
-        text = unicodedata.normalize("NFC", text)
     lines = [_clean_line(line) for line in text.splitlines()]
-    if wrapped:
-        return "\n".join(_join_paragraphs(lines))
-    return "\n".join(filter(None, lines))
+    cleaned = "\n".join(_join_paragraphs(lines) if wrapped else filter(None, lines))
+    # Last, because a letter and its accent may have had an invisible character between them.
+    return cleaned if cleaned.isascii() else unicodedata.normalize("NFC", cleaned)
 
 
 def _clean_line(line: str) -> str:
