@@ -11,6 +11,7 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
+from bertree.search import passage_store
 from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, total_size
 from bertree.search.index import Index
 from tests.support.standin import Words
@@ -199,6 +200,34 @@ def test_documents_as_they_are(tmp_path: Path) -> None:
     assert (hit.document, hit.source, hit.metadata) == ("x", "somewhere", known | {"day": "1851-11-14"})
     with pytest.raises(UserError, match="where 'page'"):
         index.search("text", where={"page": "long"})
+
+
+def test_passages_in_order(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passage_store, "SOME", 3)  # of four
+    passages = list(index)
+    assert [passage.document for passage in passages] == ["a", "b", "c", "d"]
+    assert len(passages) == len(index)
+    assert (passages[0].start, passages[0].end, passages[0].text) == (0, 34, SHIPS[0]["text"])
+    assert passages[1].metadata == {"book": "Tower", "year": 1815}
+    index.remove("b")
+    index.add({"id": "e", "text": "A new one."})
+    assert [passage.document for passage in index] == ["a", "c", "d", "e"]
+    assert list(Index.build(Words(), [], tmp_path / "empty")) == []
+
+
+def test_an_index_shows_itself(tmp_path: Path) -> None:
+    index = Index.build(Words(), SHIPS, tmp_path / "<b>index</b>", name="<i>model</i>")
+    assert re.fullmatch(
+        r"Index\('.*index</b>', documents=4, passages=4, model=<i>model</i>, kind=flat, size=\S+ MB\)", repr(index)
+    )
+    page = index._repr_html_()
+    assert "<b>index" not in page
+    assert "<i>" not in page
+    assert "<tr><th>documents</th><td>4</td></tr>" in page
+    assert "&lt;i&gt;model&lt;/i&gt;" in page
+    index.close()
+    assert "closed" in repr(index)
+    assert "<table>" in index._repr_html_()
 
 
 def test_with(tmp_path: Path) -> None:

@@ -113,6 +113,32 @@ def test_a_state_that_is_none(old: str, new: str, expected: str, good: Path, tmp
     assert "\n" not in str(said.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "ask"),
+    [
+        ("chunks SET text = x'ff00'", lambda index: index.nearest(np.ones((1, 128), np.float32), 300)),
+        ("chunks SET text = x'ff00'", list),
+        ("chunks SET first = 'x'", list),
+        ("documents SET id = x'ff' WHERE id = 'd7'", list),
+        ("documents SET source = x'ff'", lambda index: index.info),
+        ("documents SET digest = 'text'", lambda index: index.add({"id": "d7", "text": "new"})),
+        ("documents SET metadata = '" + "[" * 100_000 + "'", list),
+        ("documents SET metadata = '[]'", list),
+        ("state SET value = '" + "[" * 100_000 + "'", lambda index: index.info),
+        ("state SET value = x'00'", lambda index: index.info),
+    ],
+)
+def test_values_of_the_wrong_type(change: str, ask: Callable[[Index], object], good: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    shutil.copytree(good, folder)
+    index = Index.open(folder, Words())
+    with sqlite3.connect(folder / DATABASE) as base:
+        base.execute(f"UPDATE {change}")
+    with pytest.raises(UserError, match=r"index\.sqlite: .*build the index again") as said:
+        ask(index)
+    assert "\n" not in str(said.value)
+
+
 def test_rows_that_are_missing(good: Path, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     shutil.copytree(good, folder)

@@ -1,10 +1,22 @@
-"""A search result."""
+"""Passages, and passages as search results."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bertree.files import Json
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One passage of an index."""
+
+    text: str
+    document: str  # id of its document
+    source: str
+    start: int  # of the passage in its document, in characters
+    end: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -19,6 +31,11 @@ class Hit:
     end: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
     cosine: float = 0.0
+
+    @classmethod
+    def of_passage(cls, passage: Passage, cosine: float) -> "Hit":
+        """Return a passage as a search result."""
+        return cls(cosine, **vars(passage), cosine=cosine)
 
     def json(self) -> Json:
         """Return the fields as a JSON object."""

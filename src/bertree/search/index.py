@@ -7,9 +7,10 @@ Every search reads one state of the folder, the newest: other processes may add 
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import Any, Self, overload
+from typing import Self, overload
 
 from bertree.errors import UserError
 from bertree.files import Json
@@ -19,7 +20,7 @@ from bertree.search.database import DATABASE
 from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
 from bertree.search.faiss_index import Watch, check_kind, no_progress
 from bertree.search.files import OpenFiles, describe_index, library_versions, verify_files
-from bertree.search.hit import Hit
+from bertree.search.hit import Hit, Passage
 from bertree.search.nearest import find_nearest
 from bertree.search.passage_store import PassageStore, Where
 from bertree.search.rerank import Reranker, rerank_hits
@@ -210,15 +211,51 @@ class Index:
                 numbers = [files.vectors.numbers[positions].tolist() for positions, _ in found]
                 passages = self._store.passages(number for row in numbers for number in row)
             return [
-                [_hit(passages[n], score) for n, score in zip(row, scores.tolist(), strict=True)]
+                [Hit.of_passage(passages[n], score) for n, score in zip(row, scores.tolist(), strict=True)]
                 for row, (_, scores) in zip(numbers, found, strict=True)
             ]
         raise UserError(f"{gone}: is missing; restore this file, or build the index again")
 
     def __len__(self) -> int:
-        """Passages."""
+        """Number of passages."""
         state = self.state
         return state.vectors - state.dead
+
+    def __iter__(self) -> Iterator[Passage]:
+        """Yield all passages, in the order they were added. Changes made meanwhile may or may not be seen."""
+        last = -1
+        while True:
+            with self._store.transaction():
+                some = self._store.passages_after(last)
+            if not some:
+                return
+            yield from some.values()
+            last = max(some)
+
+    def __repr__(self) -> str:
+        try:
+            rest = ", ".join(f"{name}={value}" for name, value in self._summary())
+        except UserError:
+            rest = "closed or damaged"
+        return f"Index({str(self.path)!r}, {rest})"
+
+    def _repr_html_(self) -> str:
+        try:
+            rows = self._summary()
+        except UserError as error:
+            rows = [("error", str(error))]
+        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+        return f"<p><b>{escape(str(self.path))}</b></p><table>{cells}</table>"
+
+    def _summary(self) -> list[tuple[str, str]]:
+        known = self.info
+        return [
+            ("documents", f"{known['documents']:,}"),
+            ("passages", f"{known['passages']:,}"),
+            ("model", known["model"]["path"] or known["model"]["digest"][:12]),
+            ("kind", known["kind"]),
+            ("size", f"{known['bytes']['all'] / 1e6:,.1f} MB"),
+        ]
 
     @property
     def state(self) -> IndexState:
@@ -261,11 +298,6 @@ class Index:
         if self.model is None:
             raise UserError(f"{self.path}: was opened without its model; use Index.open(path, model) to search or add")
         return self.model
-
-
-def _hit(passage: tuple[Any, ...], score: float) -> Hit:
-    text, document, source, start, end, known = passage
-    return Hit(score, text, document, source, start, end, known, score)
 
 
 def _prompt(model: Encoder, *names: str) -> str:

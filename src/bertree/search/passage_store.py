@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError, suggest
+from bertree.files import Json
 from bertree.search.chunks import CharSpan
 from bertree.search.database import BROKEN, DATABASE, Database
 from bertree.search.documents import Document, SourceFile, value_text
+from bertree.search.hit import Passage
 from bertree.search.state import IndexState
 from bertree.search.vector_files import WHICH, Numbers
+from bertree.text.records import json_object
 
 SCHEMA = """
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), value TEXT NOT NULL);
@@ -90,12 +93,19 @@ class PassageStore(Database):
     def find(self, id: str) -> KnownDocument | None:
         """Return the document of this id, if there is one. Needs no transaction."""
         question = (
-            "SELECT digest, source, (SELECT max(number) FROM chunks WHERE document = d.number) "
+            "SELECT digest, source, (SELECT coalesce(max(number), -1) FROM chunks WHERE document = d.number) "
             "FROM documents d WHERE id = ?"
         )
         with self._lock, self._report_errors():
-            row = self._base.execute(question, (id,)).fetchone()
-        return KnownDocument(row[0], row[1], -1 if row[2] is None else row[2]) if row else None
+            rows = self._select(question, (id,), bytes, str, int)
+        return KnownDocument(*rows[0]) if rows else None
+
+    def _select(self, query: str, values: Sequence[Any], *types: type) -> list[tuple[Any, ...]]:
+        """Return rows whose columns have these types: SQLite stores any type in any column."""
+        rows = self._base.execute(query, values).fetchall()
+        if any(type(value) is not kind for row in rows for value, kind in zip(row, types, strict=True)):
+            raise UserError(f"{self.path}: {BROKEN.format('a value has the wrong type')}")
+        return rows
 
     # Documents. All of these need a transaction.
 
@@ -141,7 +151,7 @@ class PassageStore(Database):
         self._base.execute("DELETE FROM dead")
 
     def _numbers(self, question: str, values: Sequence[Any] = ()) -> Numbers:
-        found = self._base.execute(question, values).fetchall()
+        found = self._base.execute(question, values).fetchall()  # a primary key is always an integer
         return np.fromiter((row[0] for row in found), np.int64, len(found))
 
     # Filters.
@@ -154,7 +164,7 @@ class PassageStore(Database):
     def matching_ids(self, where: Where) -> list[str]:
         """Return the ids of the documents that match."""
         clause, values = self._clause(where, "number")
-        return [row[0] for row in self._base.execute(f"SELECT id FROM documents WHERE {clause}", values)]
+        return [row[0] for row in self._select(f"SELECT id FROM documents WHERE {clause}", values, str)]
 
     def _clause(self, where: Where, column: str) -> tuple[str, list[str]]:
         """Return the SQL condition on a column of document numbers, and its values."""
@@ -183,45 +193,60 @@ class PassageStore(Database):
     def missing_from(self, file: SourceFile) -> list[str]:
         """Return the documents that came from a file and are no longer in it."""
         question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
-        found = self._base.execute(
-            question, (file.given_path, f"{file.given_path}#", f"{file.given_path}$")
-        )  # "$" is the character after "#"
+        bounds = (file.given_path, f"{file.given_path}#", f"{file.given_path}$")  # "$" is the character after "#"
+        found = self._select(question, bounds, str, str)
         return [id for id, source in found if file.came_from(source) and not file.holds(id)]
 
     def metadata_keys(self) -> list[str]:
         """Return the keys of metadata, by skipping through the database index instead of reading it."""
         found: list[str] = []
-        row = self._base.execute("SELECT min(key) FROM labels").fetchone()
-        while row[0] is not None:
-            found.append(row[0])
-            row = self._base.execute("SELECT min(key) FROM labels WHERE key > ?", row).fetchone()
+        query = "SELECT key FROM labels WHERE key > ? ORDER BY key LIMIT 1"
+        rows = self._select("SELECT key FROM labels ORDER BY key LIMIT 1", (), str)
+        while rows:
+            found.append(rows[0][0])
+            rows = self._select(query, rows[0], str)
         return found
 
     # Results.
 
-    def passages(self, numbers: Iterable[int]) -> dict[int, tuple[Any, ...]]:
-        """Return text, id, source, start, end and metadata of passages."""
+    def passages(self, numbers: Iterable[int]) -> dict[int, Passage]:
+        """Return passages by their numbers."""
         wanted = sorted(set(numbers))
-        found: dict[int, tuple[Any, ...]] = {}
+        found: dict[int, Passage] = {}
         for at in range(0, len(wanted), SOME):
             some = wanted[at : at + SOME]
-            question = (
-                "SELECT c.number, c.text, d.id, d.source, c.first, c.last, d.metadata FROM chunks c "
-                f"JOIN documents d ON d.number = c.document WHERE c.number IN ({', '.join('?' * len(some))})"
-            )
-            try:
-                found |= {row[0]: (*row[1:-1], dict(json.loads(row[-1]))) for row in self._base.execute(question, some)}
-            except (ValueError, TypeError) as error:
-                raise UserError(f"{self.path}: {BROKEN.format(error)}") from None
+            found |= self._passages(f"WHERE c.number IN ({', '.join('?' * len(some))})", some)
         if len(found) < len(wanted):
             raise UserError(f"{self.path}: a vector has no passage, so a file is damaged; {WHICH}")
         return found
 
+    def passages_after(self, number: int) -> dict[int, Passage]:
+        """Return the next passages after a number, in order; none at the end."""
+        return self._passages(f"WHERE c.number > ? ORDER BY c.number LIMIT {SOME}", [number])
+
+    def _passages(self, condition: str, values: Sequence[int]) -> dict[int, Passage]:
+        query = (
+            "SELECT c.number, c.text, d.id, d.source, c.first, c.last, d.metadata FROM chunks c "
+            f"JOIN documents d ON d.number = c.document {condition}"
+        )
+        rows = self._select(query, values, int, str, str, str, int, int, str)
+        return {
+            number: Passage(text, id, source, start, end, self._parse_metadata(metadata))
+            for number, text, id, source, start, end, metadata in rows
+        }
+
+    def _parse_metadata(self, text: str) -> Json:
+        try:
+            return json_object(text, "metadata")
+        except UserError as error:
+            raise UserError(f"{self.path}: {BROKEN.format(error)}") from None
+
     def count(self) -> tuple[int, int, dict[str, int]]:
         """Return the number of documents, of passages, and of documents by source, largest first."""
-        documents, chunks = self._base.execute("SELECT count(*), coalesce(sum(chunks), 0) FROM documents").fetchone()
-        by = "SELECT source, count(*) n FROM documents GROUP BY source ORDER BY n DESC, source"
-        return documents, chunks, dict(self._base.execute(by))
+        totals = "SELECT count(*), coalesce(sum(chunks), 0) FROM documents"
+        ((documents, chunks),) = self._select(totals, (), int, int)
+        by_source = "SELECT source, count(*) n FROM documents GROUP BY source ORDER BY n DESC, source"
+        return documents, chunks, dict(self._select(by_source, (), str, int))
 
     def check(self) -> None:
         """Read the whole database and report damage."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files import Json, parse_json
 from bertree.search.chunks import Chunking
 from bertree.search.faiss_index import SETTINGS
 from bertree.search.vector_files import IndexFile
@@ -54,7 +54,7 @@ class IndexState:
     def from_json(cls, text: str, path: Path) -> "IndexState":
         """Parse and check a state."""
         try:
-            value = json.loads(text)
+            value = parse_json(text, "state")
             if (found := int(value.pop("format"))) <= FORMAT:
                 return cls(**_check_fields(value))
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:

@@ -4,13 +4,12 @@ A task's file is small compared with a corpus and every row counts, so nothing i
 be read stops the work with its file and line.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files import Json, parse_json
 from bertree.text import delimited
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.delimited import Quoting
@@ -71,14 +70,7 @@ def read_records(path: Path, quoting: Quoting = "auto") -> Iterator[tuple[int, J
 
 def json_object(text: str, where: str) -> Json:
     """Parse a JSON object."""
-    return _check_object(_parse_json(text, where), where)
-
-
-def _parse_json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: is not valid JSON ({error})") from None
+    return _check_object(parse_json(text, where), where)
 
 
 def _check_object(value: Any, where: str) -> Json:
@@ -134,7 +126,7 @@ def _read_json_values(path: Path) -> list[Any] | None:
     text = read_content(path).strip()
     several = text.startswith("{") and "\n" in text
     try:
-        value = _parse_json(text, str(path))
+        value = parse_json(text, str(path))
     except UserError:
         if several:
             return None
