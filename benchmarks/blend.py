@@ -20,7 +20,7 @@ from bertree.inference.load import Model, load
 from bertree.model.pooling import Vector
 from bertree.objectives.objective import cross_entropy
 from bertree.tasks.metrics import spearman
-from bertree.tasks.similarity.read import Named, Sentences, read
+from bertree.tasks.similarity.read import ColumnNames, SentenceExample, read
 
 SHARES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0)
 BATCHES = 6
@@ -39,7 +39,7 @@ def perplexity(model: Model, batches: list[Batch]) -> float:
     return math.exp(total / count)
 
 
-def correlation(model: Model, rows: list[Sentences]) -> float:
+def correlation(model: Model, rows: list[SentenceExample]) -> float:
     """Of cosines and scores, times 100."""
     found = model.similarity_pairwise(*([row.texts[side] for row in rows] for side in (0, 1)))
     return 100 * spearman([float(row.gold or 0.0) for row in rows], found.tolist())
@@ -63,7 +63,7 @@ def main() -> None:
     store = Store.open(options.held)
     stream = Stream(store, format="full-sentences", masking="token", batch_tokens=16_384, max_length=128, seed=0)
     batches = [stream[number].to(options.device) for number in range(BATCHES)]
-    rows = read([options.sts], Named())
+    rows = read([options.sts], ColumnNames())
 
     def at(share: float) -> None:
         model.network.encoder.load_state_dict({n: (1 - share) * before[n] + share * after[n] for n in before})

@@ -33,14 +33,14 @@ from benchmarks.common import environment, table
 from benchmarks.default import attempted
 from benchmarks.standings import rows_in
 from bertree.embeddings.glove import WordVectors
-from bertree.embeddings.train import Read, Source, read, vectors
+from bertree.embeddings.train import TrainingRows, TrainingSource, prepare_vectors, read_rows
 from bertree.errors import BertreeWarning, suggest
 from bertree.files import Json
 from bertree.inference.load import Model, load
 from bertree.model.pooling import Vector
 from bertree.tasks.metrics import spearman
-from bertree.tasks.similarity import read as siamese_read
-from bertree.tasks.similarity.read import Named, Sentences
+from bertree.tasks.similarity import read as read_sentences
+from bertree.tasks.similarity.read import ColumnNames, SentenceExample
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 UNTRAINED = ("mean", "cls", "max")
@@ -85,7 +85,7 @@ class Bench:
     """What all runs share."""
 
     options: argparse.Namespace
-    given: dict[str, Read] = field(default_factory=dict)
+    given: dict[str, TrainingRows] = field(default_factory=dict)
     loaded: Model | None = None
 
     @property
@@ -96,11 +96,11 @@ class Bench:
             self.loaded.tokenizer = Remembering(self.loaded.needed_tokenizer)
         return self.loaded
 
-    def data(self, loss: str) -> Read:
+    def data(self, loss: str) -> TrainingRows:
         """What a loss learns from: NLI, or STS-B; judged on the latter's dev split."""
         if loss not in self.given:
             sources = [self.options.sts] if loss == "cosine" else self.options.nli
-            found = read(Source(sources, self.dev), loss)
+            found = read_rows(TrainingSource(sources, self.dev), loss)
             limit = self.options.limit or None
             self.given[loss] = replace(found, train=[rows[:limit] for rows in found.train])
         return self.given[loss]
@@ -108,7 +108,7 @@ class Bench:
     @property
     def dev(self) -> Path:
         """The file of STS-B's dev split."""
-        return siamese_read.find(self.options.sts)["dev"][0]
+        return read_sentences.find(self.options.sts)["dev"][0]
 
     def described(self, name: str, seed: int) -> Json:
         """What makes a run that run."""
@@ -132,7 +132,9 @@ class Bench:
         for loss, settings in RUNS[name]:
             given = [f"device={self.options.device}", f"seed={seed}", *self.options.set, *settings]
             with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
-                job = vectors(str(self.options.model), model, self.data(loss), Path(place) / "run", given, [name])
+                job = prepare_vectors(
+                    str(self.options.model), model, self.data(loss), Path(place) / "run", given, [name]
+                )
                 Path(place, "run").mkdir()
                 signal, best, loop = job.tuner.run(Path(place) / "run", seed, False, [])
             if signal is not None:
@@ -154,13 +156,13 @@ class Bench:
     def _scores(self, embed: Embed) -> Json:
         found: Json = {}
         for name, path in (("dev", self.dev), ("test", self.options.test)):
-            rows = siamese_read.read([path], Named())
+            rows = read_sentences.read([path], ColumnNames())
             one, other = (embed([row.texts[side] for row in rows]) for side in (0, 1))
             found[name] = 100 * spearman(_golds(rows), cosines(one, other))
         return found
 
 
-def _golds(rows: Sequence[Sentences]) -> list[float]:
+def _golds(rows: Sequence[SentenceExample]) -> list[float]:
     return [float(row.gold or 0.0) for row in rows]
 
 

@@ -84,7 +84,7 @@ def _reason(error: Exception) -> str:
 
 
 def toml_text(tree: Json) -> str:
-    """Write plain values, tables of them and lists of tables as TOML."""
+    """Write plain values, tables of them and lists of tables as TOML; None is left out."""
     blocks, plain = [], []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -97,7 +97,7 @@ def toml_text(tree: Json) -> str:
 
 
 def _toml_lines(table: Json) -> list[str]:
-    return [f"{key} = {_toml_value(value)}" for key, value in table.items()]
+    return [f"{key} = {_toml_value(value)}" for key, value in table.items() if value is not None]
 
 
 def _toml_value(value: Any) -> str:

@@ -1,16 +1,27 @@
 """`bertree sentence train`: every loss learns, what is written makes vectors for everyone, mistakes are one line."""
 
 import json
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import torch
+from torch import Tensor
 
 import bertree
-from bertree.embeddings import config as siamese_config
+from bertree.config.bounds import AtLeast
+from bertree.embeddings import config as embedding_config
+from bertree.model.network import Network
 from bertree.model.pooling import Vector
-from bertree.tasks.similarity.task import SentenceTask
+from bertree.objectives import embedding_losses
+from bertree.objectives.embedding_losses import TripletLoss
+from bertree.objectives.objective import Loss
+from bertree.tasks.metrics import spearman
+from bertree.tasks.similarity.task import SimilarityTask
 from tests.support.learnable import Command, model, one_thread, tokenizer
 from tests.support.topics import files
 
@@ -214,6 +225,80 @@ def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: C
     ],
 )
 def test_a_margin_can_be_kept(given: tuple[str, ...], margin: float) -> None:
-    config = siamese_config.load(given, SentenceTask("sentence"), "triplet", Vector())
+    config = embedding_config.load(given, SimilarityTask("sentence"), TripletLoss, Vector())
     assert config.loss.margin == margin
     assert config.train.batch == 16
+
+
+def test_a_loss_of_ones_own_is_one_class(
+    place: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding_losses, "LOSSES", losses := dict(embedding_losses.LOSSES))
+    monkeypatch.setattr(embedding_config, "LOSSES", losses)
+
+    @embedding_losses.register_loss
+    class Gap(embedding_losses.EmbeddingLoss):
+        """The cosine of a pair must exceed that of its negative by a gap."""
+
+        name = "gap"
+        label = "a gap between cosines"
+        reads = ("triplet",)
+        needs = "triplets"
+        batch = 8
+
+        gap: Annotated[float, AtLeast(0)] = 0.5
+        scale: float = 3.0  # not that of `ranking`
+
+        def count(self, answers: Tensor) -> int:
+            return len(answers)
+
+        def __call__(self, network: Network, table_qwd: Tensor, answers: Tensor) -> Loss:
+            cosines = torch.cosine_similarity(table_qwd[:, :1], table_qwd[:, 1:], dim=-1)
+            return Loss((cosines[:, 1] - cosines[:, 0] + self.gap).relu().mul(self.scale).sum(), None)
+
+    out = tmp_path / "out"
+    command.well(*arguments(place, out, "nli", "--loss", "gap", "--dev", place / ENDS, "epochs=4", "gap=0.9"))
+    recipe = tomllib.loads((out / "seed-0" / "recipe.toml").read_text())
+    assert recipe["name"] == "sentence-gap"
+    assert (recipe["loss"]["gap"], recipe["loss"]["scale"], recipe["train"]["batch"]) == (0.9, 3.0, 8)
+    assert json.loads((out / "metrics.json").read_text())["spearman"] > 0.7
+    said = command(*arguments(place, tmp_path / "other", "nli", "--loss", "gap", "gap=-1"))
+    assert (said.code, "loss.gap" in said.err) == (2, True)
+    said = command(*arguments(place, tmp_path / "other", "nli", "--loss", "gop"))
+    assert (said.code, "'gap'" in said.err) == (2, True)
+
+
+def test_vectors_can_be_truncated(place: Path, command: Command, tmp_path: Path) -> None:
+    """Trained with 4 dimensions, the first 4 are worth more than those of vectors trained in full."""
+    found = {}
+    rows = pq.read_table(place / ENDS).to_pylist()
+    for name, more in (("full", ()), ("some", ("dimensions=32,4",))):
+        command.well(*arguments(place, tmp_path / name, "nli", "--loss", "ranking", "epochs=3", "batch=32", *more))
+        recipe = (tmp_path / name / "seed-0" / "recipe.toml").read_text()
+        assert ("dimensions = [32, 4]" in recipe) == bool(more)
+        assert ("dimensions" in recipe) == bool(more)
+        trained = bertree.load(tmp_path / name / "model")
+        one, other = (trained.embed([row[side] for row in rows])[:, :4] for side in ("sentence1", "sentence2"))
+        cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+        found[name] = spearman([row["score"] for row in rows], cosines)
+    assert found["some"] > found["full"]
+    assert found["some"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "said"),
+    [
+        ("ranking", "dimensions=64,8", "64 is more than the 32"),
+        ("ranking", "dimensions=[0]", "loss.dimensions"),
+        ("ranking", "dimensions=8,8", "must differ"),
+        ("ranking", "dimensions=many", "loss.dimensions.0: must be a whole number"),
+        ("softmax", "dimensions=8", "vectors of one width"),
+    ],
+)
+def test_dimensions_are_checked(
+    loss: str, given: str, said: str, place: Path, command: Command, tmp_path: Path
+) -> None:
+    found = command(*arguments(place, tmp_path / "out", "nli", "--loss", loss, given))
+    assert found.code == 2
+    assert said in found.err
+    assert not (tmp_path / "out").exists()

@@ -8,17 +8,10 @@ from torch import Tensor, nn
 
 from bertree.errors import UserError
 from bertree.model.comparison import Comparison, parts_of
-from bertree.objectives.embedding import (
-    DISTANCES,
-    Cosine,
-    Question,
-    Ranking,
-    Softmax,
-    Triplet,
-    cosine_errors,
-    ranking_errors,
-    triplet_errors,
-)
+from bertree.objectives import embedding_losses
+from bertree.objectives.embedding import embedding_objective
+from bertree.objectives.embedding_losses import CosineLoss, EmbeddingLoss, RankingLoss, SoftmaxLoss, TripletLoss
+from bertree.objectives.embedding_math import DISTANCE_FUNCTIONS, cosine_errors, ranking_errors, triplet_errors
 from bertree.objectives.objective import IGNORED
 
 COUNT, WIDTH = 7, 12
@@ -70,8 +63,8 @@ def test_softmax_is_theirs(concat: str, given: tuple[bool, bool, bool]) -> None:
     network = SimpleNamespace(heads={"compare": ours})
     asked = torch.cat([labels, torch.tensor([IGNORED])])
     more = torch.cat([table, drawn(1, 2, WIDTH, seed=5)])
-    found = Softmax()(network, more, asked)  # type: ignore[arg-type]
-    assert Softmax().count(asked) == COUNT
+    found = SoftmaxLoss()(network, more, asked)  # type: ignore[arg-type]
+    assert SoftmaxLoss().count(asked) == COUNT
     assert float(found.sum.detach()) / COUNT == pytest.approx(wanted.item(), abs=1e-6)
 
 
@@ -87,8 +80,8 @@ def test_cosine_is_theirs() -> None:
     found = cosine_errors(table[:, 0], table[:, 1], scores)
     assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
     unknown = torch.cat([scores, torch.tensor([torch.nan])])
-    total = Cosine()(None, torch.cat([table, table[:1]]), unknown).sum  # type: ignore[arg-type]
-    assert Cosine().count(unknown) == COUNT
+    total = CosineLoss()(None, torch.cat([table, table[:1]]), unknown).sum  # type: ignore[arg-type]
+    assert CosineLoss().count(unknown) == COUNT
     assert total.item() / COUNT == pytest.approx(wanted.item(), abs=1e-6)
 
 
@@ -99,7 +92,7 @@ def test_triplet_is_theirs(distance: str, margin: float) -> None:
     table = drawn(COUNT, 3, WIDTH)
     peer = losses.TripletLoss(None, metric, margin)
     wanted = peer.compute_loss_from_embeddings(list(table.unbind(1)), None)
-    found = triplet_errors(table, DISTANCES[distance], margin)
+    found = triplet_errors(table, DISTANCE_FUNCTIONS[distance], margin)
     assert found.shape == (COUNT, 1)
     assert found.mean().item() == pytest.approx(wanted.item(), abs=1e-6)
 
@@ -108,8 +101,8 @@ def test_triplets_are_counted_by_negatives() -> None:
     table, numbers = drawn(3, 4, WIDTH), names(4, 3)
     numbers[1, 3] = IGNORED
     numbers[2] = IGNORED
-    question = Triplet(1.0)
-    errors = triplet_errors(table, DISTANCES["euclidean"], 1.0)
+    question = TripletLoss(1.0)
+    errors = triplet_errors(table, DISTANCE_FUNCTIONS["euclidean"], 1.0)
     assert question.count(numbers) == 3
     found = question(None, table, numbers).sum  # type: ignore[arg-type]
     assert found.item() == pytest.approx((errors[0].sum() + errors[1, 0]).item(), rel=1e-6)
@@ -161,34 +154,40 @@ def test_equal_texts_are_no_negatives() -> None:
 
 def test_rows_nobody_asks_about_do_not_compete() -> None:
     table, numbers = drawn(COUNT, 3, WIDTH), names(3)
-    wanted = Ranking(symmetric=True)(None, table, numbers).sum  # type: ignore[arg-type]
+    wanted = RankingLoss(symmetric=True)(None, table, numbers).sum  # type: ignore[arg-type]
     more = torch.cat([table, 9 * drawn(2, 3, WIDTH, seed=3)])
     filled = torch.cat([numbers, torch.full((2, 3), IGNORED)])
-    assert Ranking().count(filled) == COUNT
-    found = Ranking(symmetric=True)(None, more, filled).sum  # type: ignore[arg-type]
+    assert RankingLoss().count(filled) == COUNT
+    found = RankingLoss(symmetric=True)(None, more, filled).sum  # type: ignore[arg-type]
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     "question",
-    [Softmax(), Cosine(), *(Triplet(3.0, name) for name in DISTANCES), Ranking(), Ranking(symmetric=True)],
+    [
+        SoftmaxLoss(),
+        CosineLoss(),
+        *(TripletLoss(3.0, name) for name in DISTANCE_FUNCTIONS),
+        RankingLoss(),
+        RankingLoss(symmetric=True),
+    ],
     ids=lambda question: f"{type(question).__name__} {vars(question)}",
 )
-def test_slopes_are_those_of_finite_differences(question: Question) -> None:
-    texts = 2 if isinstance(question, Softmax | Cosine) else 3
+def test_slopes_are_those_of_finite_differences(question: EmbeddingLoss) -> None:
+    texts = 2 if isinstance(question, SoftmaxLoss | CosineLoss) else 3
     table = drawn(COUNT, texts, WIDTH, dtype=torch.float64).requires_grad_()
     answers = names(texts)
     answers[1, 1] = answers[0, 1]
-    if isinstance(question, Softmax):
+    if isinstance(question, SoftmaxLoss):
         answers = torch.tensor([0, 1, 2, IGNORED, 1, 0, 0])
-    elif isinstance(question, Cosine):
+    elif isinstance(question, CosineLoss):
         answers = drawn(COUNT, seed=1, dtype=torch.float64).sigmoid()
         answers[2] = torch.nan
     head = Comparison(WIDTH, 3, parts_of("u,v,|u-v|,u*v")).double()
     network = SimpleNamespace(heads={"compare": head})
 
     def total(given: Tensor) -> Tensor:
-        if isinstance(question, Softmax):  # which is summed in fp32 else
+        if isinstance(question, SoftmaxLoss):  # which is summed in fp32 else
             return nn.functional.cross_entropy(
                 head(given[:, 0], given[:, 1]), answers, ignore_index=IGNORED, reduction="sum"
             )
@@ -199,8 +198,59 @@ def test_slopes_are_those_of_finite_differences(question: Question) -> None:
 
 def test_equal_vectors_have_finite_slopes() -> None:
     table = torch.ones(2, 3, WIDTH, requires_grad=True)
-    for question in (*(Triplet(3.0, name) for name in DISTANCES), Ranking()):
+    for question in (*(TripletLoss(3.0, name) for name in DISTANCE_FUNCTIONS), RankingLoss()):
         table.grad = None
         question(None, table, names(3, 2)).sum.backward()  # type: ignore[arg-type]
         assert table.grad is not None
         assert table.grad.isfinite().all(), question
+
+
+@pytest.mark.parametrize("dimensions", [(WIDTH, 6, 2), (5,), (3, WIDTH)])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_truncated_vectors_are_theirs(dimensions: tuple[int, ...], symmetric: bool) -> None:
+    losses = theirs()
+    both = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"} if symmetric else {}
+    table = drawn(COUNT, 3, WIDTH).requires_grad_()
+    model = Columns()
+    model.get_embedding_dimension = lambda: WIDTH  # type: ignore[assignment]
+    peer = losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model, scale=20.0, **both), dimensions)
+    wanted = peer([{"sentence_embedding": column} for column in table.unbind(1)], None)
+    (slope,) = torch.autograd.grad(wanted, table)
+    objective = embedding_objective(RankingLoss(symmetric=symmetric), dimensions)
+    found = objective.loss(None, table, names(3))  # type: ignore[arg-type]
+    assert objective.loss.count(names(3)) == COUNT
+    assert found.sum.item() / COUNT == pytest.approx(wanted.item(), abs=1e-5)
+    (ours,) = torch.autograd.grad(found.sum / COUNT, table)
+    assert torch.allclose(ours, slope, atol=1e-6)
+
+
+def test_without_dimensions_nothing_changes() -> None:
+    loss = RankingLoss()
+    assert embedding_objective(loss).loss is loss
+
+
+def test_losses_describe_themselves() -> None:
+    assert tuple(DISTANCE_FUNCTIONS) == embedding_losses.DISTANCES
+    assert {embedding_losses.default_loss(kind) for kind in embedding_losses.ROWS} == set(embedding_losses.LOSSES)
+    for name, loss in embedding_losses.LOSSES.items():
+        assert f"{name}: {loss.label}" in embedding_losses.loss_help()
+        assert name in embedding_losses.loss_choices().split("|")
+        assert (loss.__doc__ or "").strip()
+    assert "margin=5 (" in embedding_losses.loss_settings_help()
+    assert embedding_losses.loss_defaults_help("batch") == "16 (ranking: 64)"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"name": "", "reads": ("pair",)}, "needs a `name`"),
+        ({"name": "cross", "reads": ("pair",)}, "needs a `name`"),
+        ({"name": "ranking", "reads": ("pair",)}, "'ranking' already"),
+        ({"name": "new", "reads": ("pairs",)}, "did you mean 'pair'"),
+        ({"name": "new", "reads": ()}, "kind of rows"),
+    ],
+)
+def test_a_loss_must_say_what_it_is(attributes: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        embedding_losses.register_loss(type("Mine", (EmbeddingLoss,), attributes))
+    assert "new" not in embedding_losses.LOSSES

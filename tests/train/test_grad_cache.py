@@ -13,10 +13,11 @@ from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.comparison import Comparison
 from bertree.model.network import Network, build
 from bertree.model.pooling import Vector
-from bertree.objectives.embedding import Siamese, siamese
+from bertree.objectives.embedding import EmbeddingObjective, embedding_objective
+from bertree.objectives.embedding_losses import LOSSES, RankingLoss
 from bertree.tasks.collate import collate
-from bertree.tasks.similarity.read import Sentences
-from bertree.tasks.similarity.task import SentenceTask
+from bertree.tasks.similarity.read import SentenceExample
+from bertree.tasks.similarity.task import SimilarityTask
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 from bertree.train.device import set_deterministic
@@ -78,7 +79,13 @@ def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tens
 
 def loop_of(kind: type[Loop], **axes: object) -> Loop:
     net = network(**axes)
-    return kind(net, siamese("ranking", symmetric=True), build_optimizer(net, OptimSettings(lr=1e-3)), clip=1.0, seed=3)
+    return kind(
+        net,
+        embedding_objective(RankingLoss(symmetric=True)),
+        build_optimizer(net, OptimSettings(lr=1e-3)),
+        clip=1.0,
+        seed=3,
+    )
 
 
 @pytest.mark.parametrize("micro", [2, 3, 8, SIZE])
@@ -144,9 +151,9 @@ def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) 
 
     start = load(tmp_path / "model")
     net = start.network
-    task = SentenceTask("sentence-ranking", loss="ranking")
-    some, _ = task.units([Sentences(row) for row in rows], start.needed_tokenizer, 64)
-    loop = GradCacheLoop(net, siamese("ranking"), build_optimizer(net, OptimSettings(lr=1e-3)), seed=0)
+    task = SimilarityTask("sentence-ranking", loss="ranking")
+    some, _ = task.units([SentenceExample(row) for row in rows], start.needed_tokenizer, 64)
+    loop = GradCacheLoop(net, embedding_objective(RankingLoss()), build_optimizer(net, OptimSettings(lr=1e-3)), seed=0)
     loop.network.train = lambda: None  # no dropout, as there
     works = UnitFeed(TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", micro=3)
     sums, counts = loop.gradients(works[0])
@@ -166,7 +173,7 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
     plain = collate(some, "vector", regression)
     filled = ShapeBuckets("vector", SIZE, 2 if loss in ("softmax", "cosine") else 4)(plain)
     assert filled.ids.numel() > plain.ids.numel()
-    objective: Siamese = siamese(loss)
+    objective: EmbeddingObjective = embedding_objective(LOSSES[loss]())
     assert objective.counts(plain) == objective.counts(filled)
     found = []
     for batch in (plain, filled):
@@ -198,7 +205,7 @@ def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: b
         net = network(pooling, dropout=0.1).to("cuda")
         loop = kind(
             net,
-            siamese(loss),
+            embedding_objective(LOSSES[loss]()),
             build_optimizer(net, OptimSettings(lr=1e-3), capturable=True),
             clip=1.0,
             seed=3,

@@ -20,8 +20,12 @@ QuietOption = Annotated[
 ]
 
 
-def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a function as a verb: with `--quiet`, and without progress lines on standard output under `--json`."""
+def verb(
+    app: typer.Typer, name: str | None = None, help_text: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a verb: with `--quiet`, and without progress lines on standard output under `--json`.
+
+    `help_text` is shown in place of the function's docstring, where it is put together from registries."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -35,7 +39,7 @@ def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., N
         extra = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=QuietOption)
         vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
         run.__annotations__ = {**function.__annotations__, "quiet": QuietOption}
-        run.__doc__ = _flow(inspect.getdoc(function) or "")
+        run.__doc__ = _flow(help_text or inspect.getdoc(function) or "")
         app.command(name)(run)
         return function
 

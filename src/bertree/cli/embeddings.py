@@ -25,6 +25,7 @@ from bertree.cli.options import (
     TrainPrecisionOption,
     training_settings,
 )
+from bertree.objectives.embedding_losses import loss_choices, loss_defaults_help, loss_help, loss_settings_help
 
 embedding_verbs = typer.Typer(
     help="Train and evaluate sentence vectors.", no_args_is_help=True, rich_markup_mode="rich"
@@ -36,7 +37,28 @@ def register(app: typer.Typer) -> None:
     app.add_typer(embedding_verbs, name="embeddings")
 
 
-@verb(embedding_verbs)
+TRAIN_HELP = f"""Train an encoder to make vectors of sentences that lie near each other where their meanings do.
+
+Files: SNLI and MultiNLI, the STS benchmark, or any .csv, .tsv, .jsonl, .parquet with the columns sentence1,
+sentence2 and label or score; anchor, positive and, where there are any, negative, negative2 ... Labels of NLI also
+make triplets: what follows from a sentence against what contradicts it. OUT receives what finetune writes; its
+model/ makes vectors; where Hugging Face knows the encoder, sentence-transformers reads it too.
+
+Settings: pooling=mean (cls, max, mean+max ...) layers=last (sum-all, sum-last-four) normalise=false. Of the losses:
+{loss_settings_help()}. dimensions=768,256,64 trains vectors that can be truncated to each of these widths (Matryoshka).
+And those of finetune: epochs={loss_defaults_help("epochs")} batch={loss_defaults_help("batch")}, of any size: what does
+not fit into micro_tokens=... is computed in pieces; evaluations={loss_defaults_help("evaluations")}, an epoch;
+lr=(by the width) max_length=128 warmup=0.1 patience=3 held_out=0.1 seed=0 dropout=... device=auto precision=auto ...
+
+[dim]bertree embeddings train my-bert --data snli --dev sts/sts-dev.csv --loss softmax --out my-sbert
+bertree embeddings train my-bert --data snli --data mnli --loss ranking --dev sts/sts-dev.csv --out my-sbert batch=256
+bertree embeddings train my-sbert/model --data glue/STS-B --out my-sts epochs=4
+bertree embeddings train my-bert --data faq.csv --text question --pair answer --out my-faq
+bertree embeddings train my-bert --data glue/STS-B --loss cross --out my-reranker[/dim]
+"""
+
+
+@verb(embedding_verbs, help_text=TRAIN_HELP)
 def train(
     model: ModelArgument,
     data: Annotated[
@@ -47,9 +69,8 @@ def train(
     loss: Annotated[
         str | None,
         typer.Option(
-            metavar="softmax|cosine|triplet|ranking|cross",
-            help="What is learned: classes of pairs, their scores, triplets, finding the right one among all; without "
-            "it, what the data are for. cross: no vectors, but a model that reads both texts at once.",
+            metavar=loss_choices(),
+            help=loss_help(),
         ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("sentences"),
@@ -69,26 +90,7 @@ def train(
     precision: TrainPrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train an encoder whose sentence vectors are close where the meanings are close.
-
-    Files: SNLI and MultiNLI, the STS benchmark, or any .csv, .tsv, .jsonl, .parquet with the columns sentence1,
-    sentence2 and label or score; anchor, positive and, where there are any, negative, negative2 ... Labels of NLI also
-    make triplets: what follows from a sentence against what contradicts it. OUT receives what finetune writes; its
-    model/ makes vectors; where Hugging Face knows the encoder, sentence-transformers reads it too.
-
-    Settings: pooling=mean (cls, max, mean+max ...) layers=last (sum-all, sum-last-four) normalise=false;
-    softmax: concat="u,v,|u-v|" (also u*v); cosine: low=0 high=5 (found, if not given); triplet: margin=5
-    distance=euclidean (manhattan, cosine); ranking: scale=20 symmetric=false; and those of finetune: epochs=1 (cosine:
-    4) batch=16 (ranking: 64, of any size: what does not fit into micro_tokens=... is computed in pieces) lr=(by the
-    width) max_length=128 warmup=0.1 evaluations=4 (an epoch) patience=3 held_out=0.1 seed=0 dropout=... device=auto
-    precision=auto ...
-
-    [dim]bertree embeddings train my-bert --data snli --dev sts/sts-dev.csv --loss softmax --out my-sbert
-    bertree embeddings train my-bert --data snli --data mnli --loss ranking --dev sts-dev.csv --out my-sbert batch=256
-    bertree embeddings train my-sbert/model --data glue/STS-B --out my-sts epochs=4
-    bertree embeddings train my-bert --data faq.csv --text question --pair answer --out my-faq
-    bertree embeddings train my-bert --data glue/STS-B --loss cross --out my-reranker[/dim]
-    """
+    """Train sentence vectors."""
     from bertree.cli.render.scores import print_finetuning
     from bertree.embeddings.train import train_embeddings
 

@@ -1,79 +1,103 @@
-"""What a run that trains vectors is told, beside what any fine-tuning is: how a text becomes one, and the losses."""
+"""Settings of a run that trains sentence vectors: those of fine-tuning, how a text becomes a vector, and the loss."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from typing import Annotated, Any, get_type_hints
 
-from bertree.config.bounds import Above, AtLeast, OneOf
-from bertree.config.overrides import Override
+from bertree.config.bounds import AtLeast
+from bertree.config.overrides import Override, parse
 from bertree.errors import UserError
-from bertree.files import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
-from bertree.model.comparison import parts_of
 from bertree.model.pooling import Vector
-from bertree.objectives.embedding import DISTANCES
+from bertree.objectives.embedding_losses import LOSSES, EmbeddingLoss
 from bertree.tasks.task import Task
+
+# Every recipe lists the settings of these losses, whichever is used; any other loss adds its own.
+LISTED = ("softmax", "triplet", "ranking", "cosine")
+DIMENSIONS = ("dimensions", "loss.dimensions")
 
 
 @dataclass(frozen=True)
-class Pooling:
-    """How states become a vector; `layers`, which states, is a setting of `top`."""
+class PoolingSettings:
+    """How hidden states become a vector; `layers`, which states, is a setting of `top`."""
 
     pooling: str = "mean"  # cls, mean, max, ...; several side by side: mean+max
     normalise: bool = False  # vectors of length 1
 
 
 @dataclass(frozen=True)
-class Losses:
-    """The losses' own settings. Each reads those that concern it."""
+class EmbeddingConfig(FineTuneConfig):
+    """The configuration of a run. `loss` has the fields that `_loss_section` declares."""
 
-    concat: str = "u,v,|u-v|"  # softmax: what the classifier reads of two vectors
-    # triplet: how much farther a negative must be; 0.5 where nothing is farther than 2
-    margin: Annotated[float, AtLeast(0)] = 5.0
-    distance: Annotated[str, OneOf(tuple(DISTANCES))] = "euclidean"  # triplet
-    scale: Annotated[float, Above(0)] = 20.0  # ranking: what cosines are multiplied by
-    symmetric: bool = False  # ranking: the anchor is looked for among all anchors too
-    low: float = 0.0  # cosine: what score is a cosine of 0
-    high: float = 0.0  # and what score one of 1; both 0: the scale is found
+    vector: PoolingSettings = PoolingSettings()
+    loss: Any = None
 
-
-@dataclass(frozen=True)
-class Siamese(FineTuneConfig):
-    """A whole run."""
-
-    vector: Pooling = Pooling()
-    loss: Losses = Losses()
+    def make_loss(self, loss: type[EmbeddingLoss]) -> EmbeddingLoss:
+        """Build the loss with its settings."""
+        own = {one.name: getattr(self.loss, one.name) for one in fields(loss)}
+        return loss(**own)
 
 
-# As published: NLI once, STS-B four times; ranking lives of large batches, and one too many is soon learned by heart.
-USUAL: dict[str, Json] = {
-    "softmax": {"epochs": 1.0, "batch": 16, "evaluations": 4},
-    "cosine": {"epochs": 4.0, "batch": 16},
-    "triplet": {"epochs": 1.0, "batch": 16, "evaluations": 4},
-    "ranking": {"epochs": 1.0, "batch": 64, "evaluations": 4},
-}
-SHORT = 0.5  # margin of distances from 0 to 2
-
-
-def load(overrides: Iterable[str | Override], task: Task[Any], loss: str, vector: Vector) -> Siamese:
-    """The configuration of a run with that loss, checked; what makes vectors is `vector`, unless told otherwise."""
+def load(
+    overrides: Iterable[str | Override], task: Task[Any], loss: type[EmbeddingLoss], vector: Vector
+) -> EmbeddingConfig:
+    """Load and check the configuration of a run with that loss; pooling is that of `vector`, unless overridden."""
+    section = _loss_section(loss)
+    kind = make_dataclass(
+        "EmbeddingConfig", [("loss", section, field(default=section()))], bases=(EmbeddingConfig,), frozen=True
+    )
     own = {"pooling": vector.pooling, "normalise": vector.normalise}
-    config = configs.load_as(Siamese, overrides, task, {"train": dict(USUAL[loss]), "vector": own})
-    given = config.overridden
-    short = config.loss.distance == "cosine" or (config.loss.distance == "euclidean" and config.vector.normalise)
-    if short and "loss.margin" not in given:
-        config = replace(config, loss=replace(config.loss, margin=SHORT))
-    parts_of(config.loss.concat)
-    made(config, vector)
-    low, high = config.loss.low, config.loss.high
-    if {"loss.low", "loss.high"} & given and not low < high:
-        raise UserError(f"settings: loss.low, loss.high: {low:g} to {high:g} is no scale; give both, low=0 high=5")
-    return config
+    base = {"train": {"epochs": loss.epochs, "batch": loss.batch, "evaluations": loss.evaluations}, "vector": own}
+    config: EmbeddingConfig = configs.load_as(kind, map(_with_list, overrides), task, base)
+    resolved = config.loss
+    for known in _listed(loss):
+        resolved = known.resolve(resolved, config.overridden, config.vector.normalise)
+    pooling_of(config, vector)
+    dimensions = resolved.dimensions or ()
+    if dimensions and not loss.truncatable:
+        raise UserError(f"settings: loss.dimensions: the classifier of '{loss.name}' needs vectors of one width")
+    if len(set(dimensions)) < len(dimensions):
+        raise UserError(f"settings: loss.dimensions: must differ, not {list(dimensions)}")
+    return replace(config, loss=resolved)
 
 
-def made(config: Siamese, vector: Vector) -> Vector:
-    """What makes vectors. Dense layers stay where they still stand on what they were trained on."""
+def pooling_of(config: EmbeddingConfig, vector: Vector) -> Vector:
+    """Return how vectors are made. Dense layers are kept only on the pooling they were trained on."""
     chosen = replace(vector, pooling=config.vector.pooling, normalise=config.vector.normalise)
-    stays = chosen.pooling == vector.pooling and config.top.layers == "last" and not config.top.lstm
-    return chosen if stays else replace(chosen, dense=())
+    keep = chosen.pooling == vector.pooling and config.top.layers == "last" and not config.top.lstm
+    return chosen if keep else replace(chosen, dense=())
+
+
+def _listed(loss: type[EmbeddingLoss]) -> list[type[EmbeddingLoss]]:
+    """The losses whose settings the recipe lists; where a setting is one of several losses, that of `loss` counts."""
+    return [*(LOSSES[name] for name in LISTED if name != loss.name), loss]
+
+
+def _loss_section(loss: type[EmbeddingLoss]) -> type:
+    """Build the `[loss]` section: the settings of the listed losses, and `dimensions`."""
+    order = {one.name: None for name in LISTED for one in fields(LOSSES[name])}
+    found: dict[str, Any] = dict(order)
+    for known in _listed(loss):
+        hints = get_type_hints(known, include_extras=True)
+        found |= {one.name: (one.name, hints[one.name], field(default=one.default)) for one in fields(known)}
+    # None is not written: recipes without this setting stay as they were before there was one.
+    dimensions = ("dimensions", Annotated[tuple[int, ...] | None, _Widths(1)], field(default=None))
+    return make_dataclass("LossSettings", [*found.values(), dimensions], frozen=True)
+
+
+class _Widths(AtLeast):
+    """As `AtLeast`, where there may be no value."""
+
+    def check(self, value: Any) -> Any:
+        """Return the value if it is within the bound."""
+        return None if value is None else super().check(value)
+
+
+def _with_list(given: str | Override) -> Override:
+    """Let `dimensions=256,128` and `dimensions=256` stand for lists."""
+    override = parse(given) if isinstance(given, str) else given
+    if override.key not in DIMENSIONS or isinstance(override.value, list | tuple):
+        return override
+    parts = str(override.value).split(",")
+    return Override(override.key, [int(part) if part.strip().isdecimal() else part for part in parts])

@@ -1,9 +1,8 @@
-"""The work behind `bertree sentence train`: read pairs or triplets, train an encoder to tell them apart by vectors.
+"""`bertree sentence train`: train an encoder on pairs or triplets so that its vectors can be compared.
 
-What OUT receives is what `bertree finetune` writes; its model/ makes vectors; where Hugging Face knows the encoder,
-sentence-transformers reads it too.
-With the loss `cross` it is a model of pairs instead, as `bertree finetune` makes them: slower, better, and good for
-looking again at the best a search has found.
+OUT receives what `bertree finetune` writes; its model/ makes vectors. Where Hugging Face knows the encoder,
+sentence-transformers can read it too. With the loss `cross` a model of pairs is fine-tuned instead, which is slower
+and better: good for reranking the best results of a search.
 """
 
 from collections.abc import Sequence
@@ -14,10 +13,10 @@ from typing import Any
 
 from bertree.config.overrides import Override, overrides_of
 from bertree.console import note, showing
-from bertree.embeddings import config as siamese_config
-from bertree.embeddings.config import Siamese
+from bertree.embeddings import config as embedding_config
+from bertree.embeddings.config import EmbeddingConfig
 from bertree.embeddings.tuner import EmbeddingFineTuning
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run
 from bertree.finetuning.seeds import check_run_folder, run_seeds
@@ -26,39 +25,36 @@ from bertree.inference.load import load_or_take
 from bertree.inference.model import Model
 from bertree.inference.run import Run
 from bertree.interop.folder import Contents
-from bertree.model.comparison import parts_of
 from bertree.model.network import Network
-from bertree.objectives.embedding import siamese
+from bertree.objectives.embedding import embedding_objective
+from bertree.objectives.embedding_losses import CROSS, ROWS, default_loss, loss_named
 from bertree.tasks.options import configure_task
-from bertree.tasks.similarity import examples as siamese_make
-from bertree.tasks.similarity import read as siamese_read
-from bertree.tasks.similarity.examples import LOSSES, USUAL, shaped, span_of
-from bertree.tasks.similarity.read import KINDS, Named, Sentences
-from bertree.tasks.similarity.task import SentenceTask
+from bertree.tasks.similarity import read as read_sentences
+from bertree.tasks.similarity.examples import cross_encoder_examples, examples_for_loss, score_range
+from bertree.tasks.similarity.read import ColumnNames, SentenceExample
+from bertree.tasks.similarity.task import SimilarityTask
 from bertree.tasks.task import Splits
 from bertree.tasks.text import TextTask
 from bertree.train.device import Placement, set_deterministic
 
-WANTS = {"softmax": "label", "cosine": "score"}  # how a column that could be either is read
-
 
 @dataclass(frozen=True)
-class Source:
-    """Where sentences come from: files or folders, a file to measure on, and how the columns are called."""
+class TrainingSource:
+    """The training files or folders, a file to evaluate on, and the names of their columns."""
 
     data: Sequence[Path]
     dev: Path | None = None
-    named: Named = field(default_factory=Named)
+    columns: ColumnNames = field(default_factory=ColumnNames)
 
 
 @dataclass(frozen=True)
-class Read:
-    """What was found: the loss, and the rows of each split as files hold them."""
+class TrainingRows:
+    """The loss, and the rows of each split as the files hold them."""
 
     loss: str
     splits: Splits
-    train: Sequence[Sequence[Sentences]]  # for each source
-    dev: Sequence[Sentences] | None
+    train: Sequence[Sequence[SentenceExample]]  # for each source
+    dev: Sequence[SentenceExample] | None
 
 
 def train_embeddings(
@@ -90,14 +86,14 @@ def train_embeddings(
     >>> run.model.embed(["A text."])
     """
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
-    source = Source(paths, None if dev is None else Path(dev), Named(text, pair, label, tuple(negative)))
+    source = TrainingSource(paths, None if dev is None else Path(dev), ColumnNames(text, pair, label, tuple(negative)))
     with showing(progress):
         return _train(model, source, loss, Path(out), [*overrides, *overrides_of(settings)], seeds, resume, tokenizer)
 
 
 def _train(
     model: str | Path | Model,
-    source: Source,
+    source: TrainingSource,
     loss: str | None,
     out: Path,
     overrides: Sequence[str | Override],
@@ -105,117 +101,143 @@ def _train(
     resume: bool,
     tokenizer: str | Path | None,
 ) -> Run:
-    if loss is not None and loss not in LOSSES:
-        raise UserError(f"--loss {loss}: unknown, {suggest(loss, LOSSES)}")
+    known_loss = None if loss == CROSS else loss_named(loss or default_loss("pair"))
     check_run_folder(out, resume)
     start, name = load_or_take(model, tokenizer=tokenizer)
-    if loss != "cross":  # a mistake in a setting is said before anything is read
-        siamese_config.load(overrides, SentenceTask("sentence"), loss or "softmax", start.vector)
+    if known_loss is not None:  # report a mistake in a setting before any file is read
+        embedding_config.load(overrides, SimilarityTask("sentence"), known_loss, start.vector)
     if not start.trained:
         note(f"{name}: is a preset with random weights, so everything is learned from these sentences alone")
-    given = read(source, loss)
-    identity = (
+    rows = read_rows(source, loss)
+    source_model = (
         model.digest if isinstance(model, Model) else str(Path(model).resolve()) if Path(model).exists() else str(model)
     )
-    known = [identity, given.loss, repr(source.named)]
-    if given.loss == "cross":
-        return run_seeds(_cross(name, start, given, out, overrides, known), seeds, resume)
-    return run_seeds(vectors(name, start, given, out, overrides, known), seeds, resume)
+    identity = [source_model, rows.loss, source.columns.identity]
+    prepare = prepare_cross_encoder if rows.loss == CROSS else prepare_vectors
+    return run_seeds(prepare(name, start, rows, out, overrides, identity), seeds, resume)
 
 
-def read(source: Source, loss: str | None) -> Read:
-    """The rows, and the loss they are for where none is named."""
-    named = replace(source.named, wants=WANTS.get(loss or ""))
-    found = [siamese_read.find(path) for path in source.data]
+def read_rows(source: TrainingSource, loss: str | None) -> TrainingRows:
+    """Read the training rows and the dev rows, and choose the loss they are for if none is named."""
+    named = replace(source.columns, wants=_wanted_column(loss))
+    found = [read_sentences.find(path) for path in source.data]
     for path, some in zip(source.data, found, strict=True):
         if "train" not in some:
             raise UserError(f"{path}: has no training file; give the file itself with --data FILE")
-    rows = [siamese_read.read(some["train"], named) for some in found]
+    rows = [read_sentences.read(some["train"], named) for some in found]
     if loss is None:
-        loss = USUAL[rows[0][0].kind]
-        note(f"{source.data[0]}: holds {KINDS[rows[0][0].kind]}, so the loss is {loss}; choose another with --loss")
+        loss = default_loss(rows[0][0].kind)
+        note(f"{source.data[0]}: holds {ROWS[rows[0][0].kind]}, so the loss is {loss}; choose another with --loss")
     splits: Splits = {"train": tuple(path for some in found for path in some["train"])}
     dev = (source.dev,) if source.dev else tuple(path for some in found for path in some.get("dev", ()))
-    if dev:
-        splits["dev"] = dev
-        its = named if source.dev is None or _has(source.dev, named) else Named()
-        wants = "score" if loss == "cosine" else its.wants if source.dev is None else None
-        return Read(loss, splits, rows, siamese_read.read(dev, replace(its, wants=wants)))
-    return Read(loss, splits, rows, None)
+    if not dev:
+        return TrainingRows(loss, splits, rows, None)
+    splits["dev"] = dev
+    columns = named if source.dev is None or _has_columns(source.dev, named) else ColumnNames()
+    wants = "score" if _wanted_column(loss) == "score" else columns.wants if source.dev is None else None
+    return TrainingRows(loss, splits, rows, read_sentences.read(dev, replace(columns, wants=wants)))
 
 
-def _has(path: Path, named: Named) -> bool:
-    """Whether a file has the columns that were named; one to measure on may be of another kind."""
+def _wanted_column(loss: str | None) -> str | None:
+    """How a column is read that could hold labels or scores."""
+    reads = loss_named(loss).reads if loss not in (None, CROSS) else ()
+    return next((kind for kind in ("label", "score") if kind in reads), None)
+
+
+def _has_columns(path: Path, named: ColumnNames) -> bool:
+    """True if a file has all named columns; a dev file may be of another kind."""
     wanted = [name for name in (named.text, named.pair, named.label, *named.negatives) if name]
-    return set(wanted) <= set(siamese_read.columns_of(path))
+    return set(wanted) <= set(read_sentences.columns_of(path))
 
 
-def vectors(
-    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str | Override], identity: Sequence[str]
+def prepare_vectors(
+    model: str,
+    start: Model,
+    rows: TrainingRows,
+    out: Path,
+    overrides: Sequence[str | Override],
+    identity: Sequence[str],
 ) -> FineTuningJob:
-    """A run that trains vectors, prepared."""
-    loss = given.loss
-    before = start.vector.before(None)
-    task = SentenceTask(f"sentence-{loss}", loss=loss, regression=loss == "cosine", before=before)
-    config = siamese_config.load(overrides, task, loss, start.vector)
+    """Prepare a run that trains vectors."""
+    kind = loss_named(rows.loss)
+    regression = "score" in kind.reads
+    prompt = start.vector.before(None)
+    task = SimilarityTask(f"sentence-{kind.name}", loss=kind.name, regression=regression, prompt=prompt)
+    config = embedding_config.load(overrides, task, kind, start.vector)
     set_deterministic(config.run.deterministic)
     machine = Placement.from_settings(config.run)
-    train = [example for rows in given.train for example in shaped(rows, loss)]
+    train = [example for some in rows.train for example in examples_for_loss(some, kind)]
     task = task.with_labels(task.labels_in(train))
     task.check_training(train)
-    task, told = _scaled(task, config, train)
-    dev = given.dev
-    if dev is not None and dev[0].kind == "label" and loss != "softmax":
-        dev = shaped(dev, loss)
+    task, told = _with_score_range(task, config, train)
+    dev = rows.dev
+    if dev is not None and dev[0].kind == "label" and "label" not in kind.reads:
+        dev = examples_for_loss(dev, kind)
     examples = {"train": train, "dev": dev} if dev is not None else hold_out(train, config.train.held_out, task.group)
-    task, examples["dev"] = task.judged_by(examples["dev"])
+    task, examples["dev"] = task.with_dev_kind(examples["dev"])
     held = len(examples["dev"]) if dev is None else 0
-    gathered = TaskExamples(configure_task(task, config.task), given.splits, examples, held)
-    options = config.loss
-    objective = siamese(
-        loss,
-        margin=options.margin,
-        distance=options.distance,
-        scale=options.scale,
-        symmetric=options.symmetric,
-    )
-    made = siamese_config.made(config, start.vector)
-    if made.dense != start.vector.dense:
+    read = TaskExamples(configure_task(task, config.task), rows.splits, examples, held)
+    vector = embedding_config.pooling_of(config, start.vector)
+    if vector.dense != start.vector.dense:
         note(f"{model}: its dense layers were trained on other vectors and are left out")
-    concat = parts_of(options.concat) if loss == "softmax" else ()
-    fine_tuning_type = partial(EmbeddingFineTuning, vector=made, concat=concat)
+    width = vector.width(start.network.width)
+    loss, dimensions = config.make_loss(kind), config.loss.dimensions or ()
+    _check_widths(dimensions, width)
     job = prepare_run(
-        start, model, gathered, out, config, machine, objective, identity=identity, fine_tuning_type=fine_tuning_type
+        start,
+        model,
+        read,
+        out,
+        config,
+        machine,
+        embedding_objective(loss, dimensions),
+        identity=identity,
+        fine_tuning_type=partial(EmbeddingFineTuning, vector=vector, concat=loss.classifier_parts()),
     )
-    length = ", of length 1" if made.normalise else ""
-    how = f"loss {loss}; vectors: {made.pooling}{length}, {made.width(start.network.width):,} wide{told}"
-    return replace(job, intro=[*job.intro, how], kept=_kept)
+    length = ", of length 1" if vector.normalise else ""
+    truncated = f"; also truncated to {', '.join(map(str, dimensions))}" if dimensions else ""
+    line = f"loss {kind.name}; vectors: {vector.pooling}{length}, {width:,} wide{truncated}{told}"
+    return replace(job, intro=[*job.intro, line], kept=_without_classifier)
 
 
-def _scaled(task: SentenceTask, config: Siamese, train: Sequence[Sentences]) -> tuple[SentenceTask, str]:
-    """The ends of the scale of the scores, as given or as found, and what is said about it."""
-    if task.loss != "cosine":
+def _check_widths(dimensions: Sequence[int], width: int) -> None:
+    if dimensions and max(dimensions) > width:
+        raise UserError(f"settings: loss.dimensions: {max(dimensions)} is more than the {width} places of a vector")
+    if dimensions and width not in dimensions:
+        note(f"dimensions: the full width, {width}, is not among them, so the last places of a vector are not trained")
+
+
+def _with_score_range(
+    task: SimilarityTask, config: EmbeddingConfig, train: Sequence[SentenceExample]
+) -> tuple[SimilarityTask, str]:
+    """Return the task with the lowest and highest score, given or found, and a line about it."""
+    if not task.regression:
         return task, ""
     low, high = config.loss.low, config.loss.high
     if not low < high:
-        low, high = span_of(train)
+        low, high = score_range(train)
     if wrong := next((e for e in train if isinstance(e.gold, float) and not low <= e.gold <= high), None):
         raise UserError(f"{wrong.where}: the score {wrong.gold:g} does not lie between {low:g} and {high:g}")
     return replace(task, low=low, high=high), f"; scores from {low:g} to {high:g} are cosines from 0 to 1"
 
 
-def _kept(job: FineTuningJob, network: Network) -> Contents:
-    """The encoder and what makes vectors of its states; what it was trained under is left behind."""
+def _without_classifier(job: FineTuningJob, network: Network) -> Contents:
+    """Return what is saved: the encoder and the pooling; a classifier it was trained under is not."""
     bare = Network(network.encoder, {}, network.top, network.features, None, network.vector, network.width)
     return Contents(job.tuner.architecture, bare, job.start.tokenizer, max_length=job.tuner.config.train.max_length)
 
 
-def _cross(
-    model: str, start: Model, given: Read, out: Path, overrides: Sequence[str | Override], identity: Sequence[str]
+def prepare_cross_encoder(
+    model: str,
+    start: Model,
+    rows: TrainingRows,
+    out: Path,
+    overrides: Sequence[str | Override],
+    identity: Sequence[str],
 ) -> FineTuningJob:
-    """A run that trains a model of pairs, prepared: what `finetune` does with them."""
-    rows = [example for some in given.train for example in some]
-    task, train = siamese_make.crossed(rows)
+    """Prepare a run that fine-tunes a model of pairs, as `finetune` does."""
+    given = [example for some in rows.train for example in some]
+    task, train = cross_encoder_examples(given)
     config = configs.load(overrides, task)
     with_options = configure_task(task, config.task)
     assert isinstance(with_options, TextTask)
@@ -224,15 +246,15 @@ def _cross(
     machine = Placement.from_settings(config.run)
     task = task.with_labels(task.labels_in(train))
     task.check_training(train)
-    if given.dev is not None:
-        kinds = [{"triplet": "pair"}.get(some[0].kind, some[0].kind) for some in (rows, given.dev)]
+    if rows.dev is not None:
+        kinds = [{"triplet": "pair"}.get(some[0].kind, some[0].kind) for some in (given, rows.dev)]
         if kinds[0] != kinds[1]:
             raise UserError(
-                f"{given.dev[0].file}: holds {KINDS[given.dev[0].kind]}, but {rows[0].file} {KINDS[rows[0].kind]}"
+                f"{rows.dev[0].file}: holds {ROWS[rows.dev[0].kind]}, but {given[0].file} {ROWS[given[0].kind]}"
             )
-        examples = {"train": train, "dev": siamese_make.crossed(given.dev, task)[1]}
+        examples = {"train": train, "dev": cross_encoder_examples(rows.dev, task)[1]}
     else:
         examples = hold_out(train, config.train.held_out, lambda example: example.text)
-    held = len(examples["dev"]) if given.dev is None else 0
-    gathered = TaskExamples(task, given.splits, examples, held)
-    return prepare_run(start, model, gathered, out, config, machine, identity=identity)
+    held = len(examples["dev"]) if rows.dev is None else 0
+    read = TaskExamples(task, rows.splits, examples, held)
+    return prepare_run(start, model, read, out, config, machine, identity=identity)

@@ -11,7 +11,7 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.network import Network
-from bertree.objectives.embedding import compared, table
+from bertree.objectives.embedding_math import pair_logits, vector_table
 from bertree.tasks.collate import VECTOR_HEADS, batches_by_length, collate, logit_rows
 from bertree.tasks.task import Logits, Unit
 
@@ -44,7 +44,7 @@ def logits(
     def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
         if head in VECTOR_HEADS:
             vectors_sd = network.vectors(hidden_tw, batch)
-            return vectors_sd if head == "vector" else compared(network, table(vectors_sd, batch))
+            return vectors_sd if head == "vector" else pair_logits(network, vector_table(vectors_sd, batch))
         scores_mc = network.class_logits(head, hidden_tw, batch, batch.chosen)
         if network.crf is None:
             return scores_mc

@@ -10,7 +10,7 @@ from bertree.tasks.task import Task
 
 NOT_SETTINGS = (  # fields that are not settings
     *("name", "max_length", "regression", "numbered", "label_folders", "server"),
-    *("loss", "judged", "low", "high", "before"),
+    *("loss", "dev_kind", "low", "high", "prompt"),
 )
 
 

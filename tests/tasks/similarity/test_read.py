@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from bertree.errors import BertreeWarning, UserError
+from bertree.objectives.embedding_losses import LOSSES
 from bertree.tasks.similarity import examples
-from bertree.tasks.similarity import read as siamese_read
-from bertree.tasks.similarity.read import Named, Sentences
+from bertree.tasks.similarity import read as read_sentences
+from bertree.tasks.similarity.read import ColumnNames, SentenceExample
 from tests.support.learnable import write
 
 STS = """main-captions\tMSRvid\t2012test\t0001\t5.000\tA bird sings.\tA bird is singing.
@@ -25,9 +26,9 @@ contradiction\tA boy eats.\tNobody eats.\t4
 """
 
 
-def read(path: Path, text: str, named: Named | None = None) -> list[Sentences]:
+def read(path: Path, text: str, named: ColumnNames | None = None) -> list[SentenceExample]:
     path.write_text(text)
-    return siamese_read.read([path], named or Named())
+    return read_sentences.read([path], named or ColumnNames())
 
 
 def test_releases(tmp_path: Path) -> None:
@@ -56,44 +57,48 @@ def test_own_files(tmp_path: Path, ending: str) -> None:
         {"anchor": "a", "positive": "b", "negative": "c", "negative_2": "d"},
         {"anchor": "e", "positive": "f", "negative": "g", "negative_2": ""},
     ]
-    (first, second) = siamese_read.read([write(path, rows)], Named())
+    (first, second) = read_sentences.read([write(path, rows)], ColumnNames())
     assert (first.texts, second.texts) == (("a", "b", "c", "d"), ("e", "f", "g"))
     assert first.kind == "triplet"
     write(path, [{"sentence1": "a", "sentence2": "b", "score": 0.25}, {"sentence1": "c", "sentence2": "d", "score": 1}])
-    assert [row.gold for row in siamese_read.read([path], Named())] == [0.25, 1.0]
+    assert [row.gold for row in read_sentences.read([path], ColumnNames())] == [0.25, 1.0]
     write(path, [{"sentence1": "a", "sentence2": "b", "label": 1}, {"sentence1": "c", "sentence2": "d", "label": 0}])
-    assert [row.gold for row in siamese_read.read([path], Named())] == ["1", "0"]
-    assert [row.gold for row in siamese_read.read([path], Named(wants="score"))] == [1.0, 0.0]
+    assert [row.gold for row in read_sentences.read([path], ColumnNames())] == ["1", "0"]
+    assert [row.gold for row in read_sentences.read([path], ColumnNames(wants="score"))] == [1.0, 0.0]
     write(path, [{"title": "a", "body": "b", "bad": "c", "n": 3}, {"title": "d", "body": "e", "bad": "f", "n": 4}])
-    assert siamese_read.read([path], Named("title", "body"))[0] == Sentences(
+    assert read_sentences.read([path], ColumnNames("title", "body"))[0] == SentenceExample(
         ("a", "b"), None, str(path), 1 if ending in (".jsonl", ".parquet") else 2
     )
-    assert siamese_read.read([path], Named("title", "body", None, ("bad",)))[1].texts == ("d", "e", "f")
-    assert siamese_read.read([path], Named("title", "body", "n", ()))[1].gold == "4"
-    assert siamese_read.read([path], Named("title", "body", "n", (), "score"))[1].gold == 4.0
+    assert read_sentences.read([path], ColumnNames("title", "body", None, ("bad",)))[1].texts == ("d", "e", "f")
+    assert read_sentences.read([path], ColumnNames("title", "body", "n", ()))[1].gold == "4"
+    assert read_sentences.read([path], ColumnNames("title", "body", "n", (), "score"))[1].gold == 4.0
 
 
 def test_lists_of_negatives(tmp_path: Path) -> None:
     rows = [{"query": "a", "passage": "b", "negatives": ["c", "d"]}, {"query": "e", "passage": "f", "negatives": []}]
     path = write(tmp_path / "x.jsonl", rows)
     with pytest.warns(BertreeWarning, match="have no negative; they are pairs"):
-        found = siamese_read.read([path], Named())
+        found = read_sentences.read([path], ColumnNames())
     assert [row.texts for row in found] == [("a", "b", "c", "d"), ("e", "f")]
 
 
 @pytest.mark.parametrize(
     ("text", "named", "said"),
     [
-        ("anchor,negative\na,b\n", Named(), "x.csv: has no column 'sentence2' or "),
-        ("sentence1,sentence2\na,\n", Named(), "x.csv: line 2: the second text is empty; a text is needed"),
-        ("title,body\na,b\n", Named("titel", "body"), "x.csv: has no column 'titel'; there are: title, body; did you"),
-        ("sentence1,sentence2,score\na,b,high\n", Named(), "x.csv: line 2: 'score' is 'high', not a number"),
-        ("sentence1,sentence2,score\na,b,nan\n", Named(), "x.csv: line 2: 'score' is 'nan', not a number"),
-        ("sentence1,sentence2,label\n", Named(), "x.csv: has a header but no rows"),
-        ("", Named(), "x.csv: is empty"),
+        ("anchor,negative\na,b\n", ColumnNames(), "x.csv: has no column 'sentence2' or "),
+        ("sentence1,sentence2\na,\n", ColumnNames(), "x.csv: line 2: the second text is empty; a text is needed"),
+        (
+            "title,body\na,b\n",
+            ColumnNames("titel", "body"),
+            "x.csv: has no column 'titel'; there are: title, body",
+        ),
+        ("sentence1,sentence2,score\na,b,high\n", ColumnNames(), "x.csv: line 2: 'score' is 'high', not a number"),
+        ("sentence1,sentence2,score\na,b,nan\n", ColumnNames(), "x.csv: line 2: 'score' is 'nan', not a number"),
+        ("sentence1,sentence2,label\n", ColumnNames(), "x.csv: has a header but no rows"),
+        ("", ColumnNames(), "x.csv: is empty"),
     ],
 )
-def test_mistakes_are_said_with_their_place(tmp_path: Path, text: str, named: Named, said: str) -> None:
+def test_mistakes_are_said_with_their_place(tmp_path: Path, text: str, named: ColumnNames, said: str) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path / "x.csv", text, named)
     assert said in str(error.value)
@@ -104,22 +109,22 @@ def test_kinds_do_not_mix(tmp_path: Path) -> None:
     one = write(tmp_path / "one.csv", [{"sentence1": "a", "sentence2": "b", "label": "x"}])
     other = write(tmp_path / "other.csv", [{"sentence1": "a", "sentence2": "b", "score": "0.5"}])
     with pytest.raises(UserError, match=r"other.csv: holds pairs with scores, but .*one.csv pairs with labels"):
-        siamese_read.read([one, other], Named())
+        read_sentences.read([one, other], ColumnNames())
 
 
 def test_folders(tmp_path: Path) -> None:
     (tmp_path / "snli_1.0_train.jsonl").write_text("{}")
     (tmp_path / "snli_1.0_dev.jsonl").write_text("{}")
-    assert {name: paths[0].name for name, paths in siamese_read.find(tmp_path).items()} == {
+    assert {name: paths[0].name for name, paths in read_sentences.find(tmp_path).items()} == {
         "train": "snli_1.0_train.jsonl",
         "dev": "snli_1.0_dev.jsonl",
     }
     with pytest.raises(UserError, match="no such file or folder"):
-        siamese_read.find(tmp_path / "nothing")
+        read_sentences.find(tmp_path / "nothing")
 
 
-def labelled(*rows: tuple[str, str, str]) -> list[Sentences]:
-    return [Sentences((first, second), gold) for first, second, gold in rows]
+def labelled(*rows: tuple[str, str, str]) -> list[SentenceExample]:
+    return [SentenceExample((first, second), gold) for first, second, gold in rows]
 
 
 NLI = labelled(
@@ -135,36 +140,46 @@ NLI = labelled(
 
 
 def test_triplets_of_nli() -> None:
-    found = [row.texts for row in examples.shaped(NLI, "triplet")]
+    found = [row.texts for row in examples.examples_for_loss(NLI, LOSSES["triplet"])]
     assert found == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
-    found = [row.texts for row in examples.shaped(NLI, "ranking")]
+    found = [row.texts for row in examples.examples_for_loss(NLI, LOSSES["ranking"])]
     assert found[:3] == [("p", "follows", "against"), ("p", "also", "against too"), ("p", "third", "against")]
     assert found[3:] == [("q", "alone")]
-    assert all(row.gold is None for row in examples.shaped(NLI, "ranking"))
-    assert examples.shaped(NLI, "softmax") == NLI
+    assert all(row.gold is None for row in examples.examples_for_loss(NLI, LOSSES["ranking"]))
+    assert examples.examples_for_loss(NLI, LOSSES["softmax"]) == NLI
     binary = labelled(("a", "b", "1"), ("a", "c", "0"))
-    assert [row.texts for row in examples.shaped(binary, "triplet")] == [("a", "b", "c")]
+    assert [row.texts for row in examples.examples_for_loss(binary, LOSSES["triplet"])] == [("a", "b", "c")]
 
 
 def test_numbers_that_do_not_say_what_belongs_together() -> None:
-    rows = [Sentences(("a man", text), label) for text, label in (("a person", "0"), ("tall", "1"), ("a cat", "2"))]
+    rows = [
+        SentenceExample(("a man", text), label) for text, label in (("a person", "0"), ("tall", "1"), ("a cat", "2"))
+    ]
     with pytest.raises(UserError, match="labels are numbers"):
-        examples.shaped(rows, "ranking")
+        examples.examples_for_loss(rows, LOSSES["ranking"])
 
 
 @pytest.mark.parametrize(
     ("rows", "loss", "said"),
     [
-        ([Sentences(("a", "b"), 0.5, "x.csv")], "softmax", "x.csv: holds pairs with scores, but the loss 'softmax' "),
-        ([Sentences(("a", "b"), None, "x.csv")], "triplet", "try --loss ranking"),
-        ([Sentences(("a", "b"), "blue", "x.csv")], "ranking", r"x.csv: the labels \(blue\) must say that two texts"),
-        ([Sentences(("a", "b"), "entailment", "x.csv")], "triplet", "for the same first text another row"),
-        ([Sentences(("a", "b", "c"), None, "x.csv")], "cosine", "try --loss triplet"),
+        (
+            [SentenceExample(("a", "b"), 0.5, "x.csv")],
+            "softmax",
+            "x.csv: holds pairs with scores, but",
+        ),
+        ([SentenceExample(("a", "b"), None, "x.csv")], "triplet", "try --loss ranking"),
+        (
+            [SentenceExample(("a", "b"), "blue", "x.csv")],
+            "ranking",
+            r"x.csv: the labels \(blue\)",
+        ),
+        ([SentenceExample(("a", "b"), "entailment", "x.csv")], "triplet", "for the same first text another row"),
+        ([SentenceExample(("a", "b", "c"), None, "x.csv")], "cosine", "try --loss triplet"),
     ],
 )
-def test_a_loss_that_does_not_fit(rows: list[Sentences], loss: str, said: str) -> None:
+def test_a_loss_that_does_not_fit(rows: list[SentenceExample], loss: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        examples.shaped(rows, loss)
+        examples.examples_for_loss(rows, LOSSES[loss])
 
 
 @pytest.mark.parametrize(
@@ -172,11 +187,13 @@ def test_a_loss_that_does_not_fit(rows: list[Sentences], loss: str, said: str) -
     [([0.2, 1], (0, 1)), ([0, 4.8], (0, 5)), ([1, 7], (0, 10)), ([-0.5, 0.2], (-1, 1)), ([-3, 2], (-5, 5))],
 )
 def test_scales_are_found(scores: list[float], span: tuple[float, float]) -> None:
-    assert examples.span_of([Sentences(("a", "b"), float(score)) for score in scores]) == span
+    assert examples.score_range([SentenceExample(("a", "b"), float(score)) for score in scores]) == span
 
 
 def test_pairs_for_a_model_that_reads_both() -> None:
-    task, found = examples.crossed([Sentences((f"a{n}", f"b{n}")) for n in range(20)] + [Sentences(("a0", "b9"))])
+    task, found = examples.cross_encoder_examples(
+        [SentenceExample((f"a{n}", f"b{n}")) for n in range(20)] + [SentenceExample(("a0", "b9"))]
+    )
     assert not task.regression
     right = [row for row in found if row.gold == "1"]
     wrong = [row for row in found if row.gold == "0"]
@@ -184,8 +201,8 @@ def test_pairs_for_a_model_that_reads_both() -> None:
     assert 18 <= len(wrong) <= 21
     assert not {(row.text, row.pair) for row in right} & {(row.text, row.pair) for row in wrong}
     assert all(row.pair != row.text for row in found)
-    _, found = examples.crossed([Sentences(("a", "b", "c", "d"))])
+    _, found = examples.cross_encoder_examples([SentenceExample(("a", "b", "c", "d"))])
     assert [(row.text, row.pair, row.gold) for row in found] == [("a", "b", "1"), ("a", "c", "0"), ("a", "d", "0")]
-    task, found = examples.crossed([Sentences(("a", "b"), 3.5)])
+    task, found = examples.cross_encoder_examples([SentenceExample(("a", "b"), 3.5)])
     assert task.regression
     assert found[0].gold == 3.5

@@ -10,38 +10,33 @@ import numpy as np
 
 from bertree.data import counter_random
 from bertree.errors import UserError
+from bertree.objectives.embedding_losses import ROWS, EmbeddingLoss, default_loss
 from bertree.tasks.columns import TextExample
-from bertree.tasks.similarity.read import KINDS, Sentences
+from bertree.tasks.similarity.read import SentenceExample
 from bertree.tasks.text import TextTask, text_task
 
-LOSSES = ("softmax", "cosine", "triplet", "ranking", "cross")
-USUAL = {"label": "softmax", "score": "cosine", "triplet": "triplet", "pair": "ranking"}
 SAME = ("entailment", "1", "true", "yes", "positive", "duplicate", "paraphrase", "equivalent")  # labels: it belongs
 OTHER = ("contradiction", "0", "false", "no", "negative", "not_duplicate", "not_equivalent", "not_entailment")
 LIMITS = (1.0, 5.0, 10.0, 100.0)  # usual ends of scales of scores
 SPARE = 8  # draws for a negative that is none of the anchor's own
 
 
-def shaped(examples: Sequence[Sentences], loss: str) -> list[Sentences]:
-    """The same as the loss reads it."""
+def examples_for_loss(examples: Sequence[SentenceExample], loss: type[EmbeddingLoss]) -> list[SentenceExample]:
+    """Return the examples as the loss reads them: labelled pairs become triplets where it reads triplets or pairs."""
     kind, file = examples[0].kind, examples[0].file
-    fits = {"softmax": ("label",), "cosine": ("score",), "triplet": ("triplet",), "ranking": ("triplet", "pair")}[loss]
-    if kind in fits:
-        return [example for example in examples if loss != "triplet" or len(example.texts) > 2]
-    if kind == "label" and loss in ("triplet", "ranking"):
-        return triplets(examples, bare=loss == "ranking")
-    needs = {
-        "softmax": "a label for each pair",
-        "cosine": "a score for each pair",
-        "triplet": "three texts (anchor, positive, negative) or labels of NLI",
-        "ranking": "two texts that belong together, with negatives or without, or labels of NLI",
-    }[loss]
-    raise UserError(f"{file}: holds {KINDS[kind]}, but the loss '{loss}' needs {needs}; try --loss {USUAL[kind]}")
+    if kind in loss.reads:
+        needs_negatives = kind == "triplet" and "pair" not in loss.reads
+        return [example for example in examples if not needs_negatives or len(example.texts) > 2]
+    if kind == "label" and {"triplet", "pair"} & set(loss.reads):
+        return make_triplets(examples, bare="pair" in loss.reads)
+    raise UserError(
+        f"{file}: holds {ROWS[kind]}, but the loss '{loss.name}' needs {loss.needs}; try --loss {default_loss(kind)}"
+    )
 
 
-def triplets(examples: Sequence[Sentences], bare: bool) -> list[Sentences]:
+def make_triplets(examples: Sequence[SentenceExample], bare: bool) -> list[SentenceExample]:
     """Of labelled pairs: the second texts that belong to a first, each with one that does not; `bare`: also without."""
-    same: dict[str, list[Sentences]] = {}
+    same: dict[str, list[SentenceExample]] = {}
     other: dict[str, list[str]] = {}
     numbers = {label for example in examples if (label := str(example.gold)).isdecimal()}
     if not numbers <= {"0", "1"}:  # 0 is entailment in some files, and "no" in others
@@ -73,7 +68,7 @@ def triplets(examples: Sequence[Sentences], bare: bool) -> list[Sentences]:
     return found
 
 
-def span_of(examples: Sequence[Sentences]) -> tuple[float, float]:
+def score_range(examples: Sequence[SentenceExample]) -> tuple[float, float]:
     """The ends of a scale of scores: the usual one that holds all of them."""
     values = [float(example.gold) for example in examples if not isinstance(example.gold, str | None)]
     least, most = min(values), max(max(values), -min(values))
@@ -81,7 +76,9 @@ def span_of(examples: Sequence[Sentences]) -> tuple[float, float]:
     return (-high if least < 0 else 0.0), high
 
 
-def crossed(examples: Sequence[Sentences], task: TextTask | None = None) -> tuple[TextTask, list[TextExample]]:
+def cross_encoder_examples(
+    examples: Sequence[SentenceExample], task: TextTask | None = None
+) -> tuple[TextTask, list[TextExample]]:
     """A task that reads both texts at once, and its examples. Of triplets and pairs: whether they belong together,
     with the negatives of the file or, where a row has none, another row's second text."""
     kind = examples[0].kind

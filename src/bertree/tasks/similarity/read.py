@@ -9,12 +9,13 @@ import csv
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertree.errors import BertreeWarning, UserError
+from bertree.objectives.embedding_losses import ROWS
 from bertree.tasks import glue, splits
 from bertree.tasks.columns import TextExample
 from bertree.tasks.task import Splits
@@ -23,12 +24,6 @@ from bertree.text.records import location, read_lines, read_records, suffix_of
 from bertree.text.sources import FORMATS
 from bertree.text.tables import Table, read_table
 
-KINDS = {  # what is known of the texts of a row, and what a file of such rows holds
-    "label": "pairs with labels",
-    "score": "pairs with scores",
-    "triplet": "triplets (an anchor, its positive, negatives)",
-    "pair": "pairs of texts alone",
-}
 TEXT = ("sentence1", "premise", "question1", "#1 String", "sentence_A", "anchor", "query", "question", "text1", "text")
 PAIR = (
     *("sentence2", "hypothesis", "question2", "#2 String", "sentence_B", "positive", "answer", "passage"),
@@ -42,7 +37,7 @@ BENCHMARK = (7, 9)  # fields of a line of the STS benchmark
 NUMBERED = 3  # and of a file without header that holds two texts and the number of their class
 
 
-class Sentences(NamedTuple):
+class SentenceExample(NamedTuple):
     """Texts that are compared: two, or an anchor, its positive and negatives."""
 
     texts: tuple[str, ...]
@@ -64,8 +59,8 @@ class Sentences(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Named:
-    """Columns the user has named, and what the training asks for, where a file could be read in two ways."""
+class ColumnNames:
+    """Columns the user has named, and how a column is read that could hold labels or scores."""
 
     text: str | None = None
     pair: str | None = None
@@ -74,8 +69,13 @@ class Named:
     wants: str | None = None  # label or score, where a column could be either
 
     @property
+    def identity(self) -> str:
+        """The text that goes into the identity of a run; runs begun earlier must still match it."""
+        return f"Named({', '.join(f'{key}={value!r}' for key, value in asdict(self).items())})"
+
+    @property
     def any(self) -> bool:
-        """Whether a column was named."""
+        """True if a column was named."""
         return bool(self.text or self.pair or self.label or self.negatives)
 
 
@@ -93,18 +93,18 @@ def find(data: Path) -> Splits:
     return splits.find_splits(data, ("snli", "sts-b", "mnli"), PREFIXES, splits.WORDS, (*FORMATS, ".json"))
 
 
-def read(paths: Sequence[Path], named: Named) -> list[Sentences]:
+def read(paths: Sequence[Path], named: ColumnNames) -> list[SentenceExample]:
     """The rows of files, all of one kind."""
-    found: list[Sentences] = []
+    found: list[SentenceExample] = []
     for path in paths:
         some = _file(path, named)
         if found and some[0].kind != found[0].kind:
-            raise UserError(f"{path}: holds {KINDS[some[0].kind]}, but {paths[0]} {KINDS[found[0].kind]}")
+            raise UserError(f"{path}: holds {ROWS[some[0].kind]}, but {paths[0]} {ROWS[found[0].kind]}")
         found += some
     return found
 
 
-def _file(path: Path, named: Named) -> list[Sentences]:
+def _file(path: Path, named: ColumnNames) -> list[SentenceExample]:
     release = None if named.any else _release(path)
     if release is not None:
         task = glue.glue_task(release)
@@ -130,9 +130,9 @@ def _file(path: Path, named: Named) -> list[Sentences]:
     return found
 
 
-def _from_task(example: TextExample) -> Sentences:
+def _from_task(example: TextExample) -> SentenceExample:
     assert example.pair is not None
-    return Sentences((example.text, example.pair), example.gold, example.file, example.line)
+    return SentenceExample((example.text, example.pair), example.gold, example.file, example.line)
 
 
 def _release(path: Path) -> str | None:
@@ -171,7 +171,7 @@ def _number(text: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _table(path: Path, named: Named) -> list[Sentences]:
+def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
     quoting: Quoting = "auto"
     table = read_table(path, None, (), quoting)
     text = table.column([named.text] if named.text else TEXT)
@@ -184,7 +184,7 @@ def _table(path: Path, named: Named) -> list[Sentences]:
         negatives = [n for n, name in enumerate(table.names) if name.casefold().startswith(NEGATIVE)]
     columns = [table.values(column) for column in (text, pair, *negatives)]
     rows = [
-        Sentences(_texts(table, line, cells), None, str(path), line)
+        SentenceExample(_texts(table, line, cells), None, str(path), line)
         for line, *cells in zip(table.lines, *columns, strict=True)
     ]
     answer = _answer(table, named, taken) if not negatives or named.label else None
@@ -202,7 +202,7 @@ def _texts(table: Table, line: int, cells: Sequence[Any]) -> tuple[str, ...]:
     return tuple(str(cell).strip() for cell in (*cells[:2], *kept))
 
 
-def _answer(table: Table, named: Named, taken: Sequence[str]) -> int | None:
+def _answer(table: Table, named: ColumnNames, taken: Sequence[str]) -> int | None:
     """The column with the label or score."""
     if named.label:
         return table.column([named.label])
@@ -211,7 +211,7 @@ def _answer(table: Table, named: Named, taken: Sequence[str]) -> int | None:
     return next((number for number in found if table.names[number] not in taken), None)
 
 
-def _answered(table: Table, rows: Sequence[Sentences], answer: int, named: Named) -> list[Sentences]:
+def _answered(table: Table, rows: Sequence[SentenceExample], answer: int, named: ColumnNames) -> list[SentenceExample]:
     """Rows with their answers: numbers where all are and some is broken, where the column's name says so or where
     that is what is asked for; else labels."""
     cells = table.values(answer)

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError
 from bertree.files import Json
+from bertree.objectives.embedding_losses import loss_named
 from bertree.objectives.objective import IGNORED
 from bertree.tasks import metrics
-from bertree.tasks.similarity import read as siamese_read
-from bertree.tasks.similarity.examples import span_of
-from bertree.tasks.similarity.read import Named, Sentences
+from bertree.tasks.similarity import read as read_sentences
+from bertree.tasks.similarity.examples import score_range
+from bertree.tasks.similarity.read import ColumnNames, SentenceExample
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.tasks.text import TOKENIZE_AT_ONCE
 from bertree.text.tokenizer import Tokenizer
@@ -35,48 +36,48 @@ POOL = 4096  # candidates a positive is looked for among, at most
 
 
 @dataclass(frozen=True)
-class SentenceTask(Task[Sentences]):
+class SimilarityTask(Task[SentenceExample]):
     """Vectors, trained by a loss and judged by what a dev split knows."""
 
     loss: str = "softmax"
-    judged: str = "label"  # a kind of `Sentences`
+    dev_kind: str = "label"  # a kind of `SentenceExample`
     regression: bool = False
     low: float = 0.0  # ends of the scale of the scores it is trained on
     high: float = 1.0
     scale: tuple[float, float] = (0.0, 1.0)  # and of those it is judged by
     figures: tuple[str, ...] = FIGURES["label"]
     metric: str = "accuracy"
-    before: str = ""  # what the model puts before every text
-    columns: Named = field(default_factory=Named)
+    prompt: str = ""  # the model puts it before every text
+    columns: ColumnNames = field(default_factory=ColumnNames)
 
     head = "vector"
 
     @property
     def scored_head(self) -> str:
-        return "compare" if self.judged == "label" else "vector"
+        return "compare" if self.dev_kind == "label" else "vector"
 
     def splits(self, data: Path) -> Splits:
-        return siamese_read.find(data)
+        return read_sentences.find(data)
 
-    def read(self, paths: Sequence[Path]) -> list[Sentences]:
-        return siamese_read.read(paths, self.columns)
+    def read(self, paths: Sequence[Path]) -> list[SentenceExample]:
+        return read_sentences.read(paths, self.columns)
 
-    def parse(self, record: str | Json) -> Sentences:
+    def parse(self, record: str | Json) -> SentenceExample:
         raise UserError("a model of sentence vectors predicts nothing; ask for vectors (bertree embed) or similarities")
 
-    def group(self, example: Sentences) -> str | None:
+    def group(self, example: SentenceExample) -> str | None:
         return example.texts[0]
 
-    def judged_by(self, examples: Sequence[Sentences]) -> tuple[Self, list[Sentences]]:
+    def with_dev_kind(self, examples: Sequence[SentenceExample]) -> tuple[Self, list[SentenceExample]]:
         """The same task with what a dev split is judged by, and those of it that are. Where only some rows have
         negatives, most decide: triplets are those that have one, pairs may have some."""
         kind = Counter(example.kind for example in examples).most_common(1)[0][0]
         kept = [example for example in examples if kind == "pair" or example.kind == kind]
-        scale = span_of(kept) if kind == "score" else self.scale
-        return replace(self, judged=kind, figures=FIGURES[kind], metric=FIGURES[kind][0], scale=scale), kept
+        scale = score_range(kept) if kind == "score" else self.scale
+        return replace(self, dev_kind=kind, figures=FIGURES[kind], metric=FIGURES[kind][0], scale=scale), kept
 
     def units(
-        self, examples: Sequence[Sentences], tokenizer: Tokenizer, max_length: int
+        self, examples: Sequence[SentenceExample], tokenizer: Tokenizer, max_length: int
     ) -> tuple[list[Unit], Truncation]:
         numbers = {label: number for number, label in enumerate(self.labels)}
         names: dict[str, int] = {}
@@ -85,7 +86,7 @@ class SentenceTask(Task[Sentences]):
         for start in range(0, len(examples), TOKENIZE_AT_ONCE):
             some = examples[start : start + TOKENIZE_AT_ONCE]
             given = list(dict.fromkeys(text for example in some for text in example.texts))
-            read = tokenizer.encode([self.before + text for text in given], max_length)
+            read = tokenizer.encode([self.prompt + text for text in given], max_length)
             encoded = dict(zip(given, read, strict=True))
             for example in some:
                 sequences = tuple(encoded[text] for text in example.texts)
@@ -93,7 +94,7 @@ class SentenceTask(Task[Sentences]):
         lost = [sum(sequence.dropped for sequence in unit.sequences) for unit in units]
         return units, Truncation(sum(map(bool, lost)), sum(lost))
 
-    def _answer(self, example: Sentences, numbers: dict[str, int], names: dict[str, int], widest: int) -> Any:
+    def _answer(self, example: SentenceExample, numbers: dict[str, int], names: dict[str, int], widest: int) -> Any:
         if isinstance(example.gold, str):
             if (number := numbers.get(example.gold)) is None:
                 known = ", ".join(self.labels[:20])
@@ -105,24 +106,26 @@ class SentenceTask(Task[Sentences]):
         named = [names.setdefault(text, len(names)) for text in example.texts]
         return tuple(named + [IGNORED] * (widest - len(named)))
 
-    def predict(self, examples: Sequence[Sentences], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
+    def predict(
+        self, examples: Sequence[SentenceExample], units: Sequence[Unit], logits: Sequence[Logits]
+    ) -> list[Json]:
         answers = [np.asarray(given, np.float64) for given in logits]
-        if self.judged == "label":
+        if self.dev_kind == "label":
             return [self._classified(example, given[0]) for example, given in zip(examples, answers, strict=True)]
-        if self.judged == "pair":
+        if self.dev_kind == "pair":
             return _ranked(examples, answers)
         return [self._compared(example, given) for example, given in zip(examples, answers, strict=True)]
 
-    def _classified(self, example: Sentences, scores: NDArray[np.float64]) -> Json:
+    def _classified(self, example: SentenceExample, scores: NDArray[np.float64]) -> Json:
         shares = metrics.softmax(scores)
         best = int(shares.argmax())
         line = _line(example) | {"predicted": self.labels[best], "score": float(shares[best])}
         return line | {"probabilities": dict(zip(self.labels, shares.tolist(), strict=True))}
 
-    def _compared(self, example: Sentences, vectors: NDArray[np.float64]) -> Json:
+    def _compared(self, example: SentenceExample, vectors: NDArray[np.float64]) -> Json:
         """Of a score: where the cosine stands on the scale of the scores. Of a triplet: which text is nearer."""
         cosines = [float(_units(vectors)[0] @ other) for other in _units(vectors)[1:]]
-        if self.judged == "score":
+        if self.dev_kind == "score":
             low, high = self.scale
             return _line(example) | {"predicted": low + cosines[0] * (high - low), "score": cosines[0]}
         far = np.linalg.norm(vectors[1:] - vectors[0], axis=1)
@@ -134,28 +137,28 @@ class SentenceTask(Task[Sentences]):
             "euclidean": bool(far[0] < min(far[1:], default=np.inf)),
         }
 
-    def score(self, examples: Sequence[Sentences], predictions: Sequence[Json]) -> dict[str, float]:
+    def score(self, examples: Sequence[SentenceExample], predictions: Sequence[Json]) -> dict[str, float]:
         gold, said = [line["gold"] for line in predictions], [line["predicted"] for line in predictions]
-        if self.judged == "score":
+        if self.dev_kind == "score":
             return {"spearman": metrics.spearman(gold, said), "pearson": metrics.pearson(gold, said)}
-        if self.judged == "label":
+        if self.dev_kind == "label":
             return {"accuracy": metrics.accuracy(gold, said), "macro_f1": metrics.macro_f1(gold, said)}
-        if self.judged == "triplet":
+        if self.dev_kind == "triplet":
             right = [bool(line["euclidean"]) for line in predictions]
             return {"accuracy": metrics.accuracy(gold, said), "euclidean_accuracy": sum(right) / len(right)}
         ranks = np.array([line["rank"] for line in predictions], np.float64)
         shares = {f"recall_at_{k}": float((ranks <= k).mean()) for k in (1, 10)}
         return {"mrr": float((1 / ranks).mean())} | shares
 
-    def labels_in(self, examples: Sequence[Sentences]) -> tuple[str, ...]:
+    def labels_in(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:
         return tuple(sorted({example.gold for example in examples if isinstance(example.gold, str)}))
 
-    def check_training(self, examples: Sequence[Sentences]) -> None:
-        if self.loss == "softmax" and len(self.labels) < 2:
+    def check_training(self, examples: Sequence[SentenceExample]) -> None:
+        if "label" in loss_named(self.loss).reads and len(self.labels) < 2:
             raise UserError(f"{examples[0].file}: all rows have the same label '{examples[0].gold}'")
 
 
-def _line(example: Sentences) -> Json:
+def _line(example: SentenceExample) -> Json:
     line: Json = {"text": example.texts[0], "pair": example.texts[1]}
     if len(example.texts) > 2:
         line["negatives"] = list(example.texts[2:])
@@ -169,7 +172,7 @@ def _units(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _ranked(examples: Sequence[Sentences], vectors: Sequence[NDArray[np.float64]]) -> list[Json]:
+def _ranked(examples: Sequence[SentenceExample], vectors: Sequence[NDArray[np.float64]]) -> list[Json]:
     """The place of each positive among the second texts and negatives of its pool. Texts that are the same count once,
     and other positives of the same anchor do not stand before it."""
     lines: list[Json] = []

@@ -1,0 +1,286 @@
+"""The losses that train sentence vectors. Each is described in one place: the class that computes it.
+
+To add a loss, write a frozen dataclass below `EmbeddingLoss` with `@register_loss` on it. Its fields are its settings,
+its class attributes say which rows it reads and how long it is usually trained; the command line's help, the recipe
+and the messages follow from them. Torch is imported only when a loss is computed, so that help texts are quick.
+
+A loss sees the vectors of a batch as a table of questions x texts, in which the first text is the anchor and the
+second the positive.
+
+Shape letters: q questions, w texts of a question, d width of a vector, n negatives.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+
+from bertree.config.bounds import Above, AtLeast, OneOf
+from bertree.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bertree.model.network import Network
+    from bertree.objectives.objective import Loss
+
+ROWS = {  # what is known about the texts of a row
+    "label": "pairs with labels",
+    "score": "pairs with scores",
+    "triplet": "triplets (an anchor, its positive, negatives)",
+    "pair": "pairs of texts alone",
+}
+CROSS = "cross"  # not a loss for vectors, but chosen in the same place: a model that reads both texts at once
+CROSS_LABEL = "no vectors, but a model that reads both texts at once"
+DISTANCES = ("euclidean", "manhattan", "cosine")
+SHORT_MARGIN = 0.5  # where no distance exceeds 2
+
+
+def setting(default: Any, help: str) -> Any:
+    """Declare a setting of a loss with a default and a help text; its bounds stand in its type."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class EmbeddingLoss(ABC):
+    """A loss on the vectors of a batch. The first line of a subclass's docstring is its help text."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]  # what is learned, in a few words
+    reads: ClassVar[tuple[str, ...]]  # kinds of rows, see ROWS
+    needs: ClassVar[str]  # the same in words, for messages
+    default_for: ClassVar[str] = ""  # the kind of rows for which this loss is chosen if none is named
+    epochs: ClassVar[float] = 1.0  # the usual settings of a run
+    batch: ClassVar[int] = 16
+    evaluations: ClassVar[int] = 4  # an epoch
+    whole_step: ClassVar[bool] = False  # depends on all rows of a step, not on each row alone
+    truncatable: ClassVar[bool] = True  # can be computed on truncated vectors (the setting `dimensions`)
+
+    @abstractmethod
+    def count(self, answers: "Tensor") -> int:
+        """Return how many losses are summed, on the host.
+
+        `answers` are classes (rows with labels), numbers from 0 to 1 (scores), or else a number for each text (q x w)
+        that equal texts share. What is not known is -100, or NaN for scores."""
+
+    @abstractmethod
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Return the sum of the losses."""
+
+    @classmethod
+    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+        """Check settings against each other and fill in defaults that depend on others.
+
+        `given` are the keys the user has set (loss.margin); `normalise`: vectors have length 1."""
+        return settings
+
+    def classifier_parts(self) -> tuple[str, ...]:
+        """Return what a classifier reads of two vectors (u, v, |u-v|, u*v); nothing if there is no classifier."""
+        return ()
+
+
+LOSSES: dict[str, type[EmbeddingLoss]] = {}
+AnyLoss = TypeVar("AnyLoss", bound=type[EmbeddingLoss])
+
+
+def register_loss(loss: AnyLoss) -> AnyLoss:
+    """Make a loss known by its name, on the command line and in `train_embeddings(loss=...)`."""
+    if "__dataclass_params__" not in vars(loss):
+        dataclass(frozen=True)(loss)
+    name = getattr(loss, "name", "")
+    if not isinstance(name, str) or not name or name == CROSS:
+        raise UserError(f"{loss.__name__}: a loss needs a `name` of its own, not {name!r}")
+    if name in LOSSES and LOSSES[name].__module__ == __name__:
+        raise UserError(f"{loss.__name__}: there is a loss '{name}' already; choose another name")
+    for kind in getattr(loss, "reads", ()) or ("",):
+        if kind not in ROWS:
+            raise UserError(f"{loss.__name__}: reads '{kind}', which is no kind of rows; {suggest(kind, ROWS)}")
+    LOSSES[name] = loss
+    return loss
+
+
+def loss_named(name: str) -> type[EmbeddingLoss]:
+    """Return the loss of that name."""
+    if name not in LOSSES:
+        raise UserError(f"--loss {name}: unknown, {suggest(name, (*LOSSES, CROSS))}")
+    return LOSSES[name]
+
+
+def default_loss(kind: str) -> str:
+    """Return the name of the loss for rows of a kind."""
+    return next(name for name, loss in LOSSES.items() if loss.default_for == kind)
+
+
+def loss_choices() -> str:
+    """Return the names of all losses, as the command line shows them."""
+    return "|".join((*LOSSES, CROSS))
+
+
+def loss_help() -> str:
+    """Return what each loss learns, for the command line."""
+    labels = "; ".join(f"{name}: {loss.label}" for name, loss in LOSSES.items())
+    return f"What is learned. {labels}; {CROSS}: {CROSS_LABEL}. Without it, what the data are for."
+
+
+def loss_settings_help() -> str:
+    """Return the settings of each loss with their defaults, for the command line."""
+    lines = {name: ", ".join(map(_setting_help, fields(loss))) for name, loss in LOSSES.items()}
+    return "; ".join(f"{name}: {line}" for name, line in lines.items() if line)
+
+
+def loss_defaults_help(setting: str) -> str:
+    """Return the usual value of epochs, batch or evaluations, and the losses that differ from it."""
+    usual = getattr(EmbeddingLoss, setting)
+    others = [f"{name}: {value:g}" for name, loss in LOSSES.items() if (value := getattr(loss, setting)) != usual]
+    return f"{usual:g}" + (f" ({', '.join(others)})" if others else "")
+
+
+def _setting_help(one: Field[Any]) -> str:
+    value = one.default
+    shown = f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else value
+    return f"{one.name}={shown} ({one.metadata.get('help', '')})"
+
+
+@register_loss
+@dataclass(frozen=True)
+class SoftmaxLoss(EmbeddingLoss):
+    """Cross-entropy of the class of each pair, by a classifier on both vectors that is not kept."""
+
+    name = "softmax"
+    label = "classes of pairs"
+    reads = ("label",)
+    needs = "a label for each pair"
+    default_for = "label"
+    truncatable = False
+
+    concat: str = setting("u,v,|u-v|", "what the classifier reads, also u*v")
+
+    def count(self, answers: "Tensor") -> int:
+        """Pairs with a class."""
+        from bertree.objectives.objective import IGNORED
+
+        return int((answers != IGNORED).sum())
+
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Cross-entropy of the `compare` head."""
+        from bertree.objectives.embedding_math import pair_logits
+        from bertree.objectives.objective import cross_entropy
+
+        return cross_entropy(pair_logits(network, table_qwd), answers)
+
+    @classmethod
+    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+        """Every part of `concat` must be known."""
+        from bertree.model.comparison import parts_of
+
+        parts_of(settings.concat)
+        return settings
+
+    def classifier_parts(self) -> tuple[str, ...]:
+        """The parts named by `concat`."""
+        from bertree.model.comparison import parts_of
+
+        return parts_of(self.concat)
+
+
+@register_loss
+@dataclass(frozen=True)
+class TripletLoss(EmbeddingLoss):
+    """How much nearer than the positive, less a margin, each negative lies to the anchor."""
+
+    name = "triplet"
+    label = "a positive nearer than its negatives"
+    reads = ("triplet",)
+    needs = "three texts (anchor, positive, negative) or labels of NLI"
+    default_for = "triplet"
+
+    margin: Annotated[float, AtLeast(0)] = setting(5.0, f"{SHORT_MARGIN} where no distance exceeds 2")
+    distance: Annotated[str, OneOf(DISTANCES)] = setting("euclidean", "manhattan, cosine")
+
+    def count(self, answers: "Tensor") -> int:
+        """Triplets: as many as there are negatives."""
+        from bertree.objectives.objective import IGNORED
+
+        return int((answers[:, 2:] != IGNORED).sum())
+
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Sum over the negatives."""
+        from bertree.objectives.embedding_math import DISTANCE_FUNCTIONS, triplet_errors
+        from bertree.objectives.objective import IGNORED, Loss
+
+        errors_qn = triplet_errors(table_qwd, DISTANCE_FUNCTIONS[self.distance], self.margin)
+        return Loss(errors_qn.masked_fill(answers[:, 2:] == IGNORED, 0.0).sum(), None)
+
+    @classmethod
+    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+        """A smaller default margin where distances are small."""
+        short = settings.distance == "cosine" or (settings.distance == "euclidean" and normalise)
+        return replace(settings, margin=SHORT_MARGIN) if short and "loss.margin" not in given else settings
+
+
+@register_loss
+@dataclass(frozen=True)
+class RankingLoss(EmbeddingLoss):
+    """Cross-entropy of finding each anchor's positive among all positives and negatives of the step."""
+
+    name = "ranking"
+    label = "the right text among all texts of a batch"
+    reads = ("pair", "triplet")
+    needs = "two texts that belong together, with negatives or without, or labels of NLI"
+    default_for = "pair"
+    batch = 64  # larger batches hold more negatives
+    whole_step = True
+
+    scale: Annotated[float, Above(0)] = setting(20.0, "factor of the cosines")
+    symmetric: bool = setting(False, "also finds the anchor among all anchors")
+
+    def count(self, answers: "Tensor") -> int:
+        """Anchors."""
+        from bertree.objectives.objective import IGNORED
+
+        return int((answers[:, 0] != IGNORED).sum())
+
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Sum over the anchors."""
+        from bertree.objectives.embedding_math import ranking_errors
+        from bertree.objectives.objective import IGNORED, Loss
+
+        errors_q = ranking_errors(table_qwd, answers, self.scale, self.symmetric)
+        return Loss(errors_q.masked_fill(answers[:, 0] == IGNORED, 0.0).sum(), None)
+
+
+@register_loss
+@dataclass(frozen=True)
+class CosineLoss(EmbeddingLoss):
+    """Squared difference of each pair's cosine and its score, scaled to the range from 0 to 1."""
+
+    name = "cosine"
+    label = "scores of pairs"
+    reads = ("score",)
+    needs = "a score for each pair"
+    default_for = "score"
+    epochs = 4.0
+    evaluations = 1
+
+    low: float = setting(0.0, "the score that is a cosine of 0; found, if not given")
+    high: float = setting(0.0, "the score that is a cosine of 1; found, if not given")
+
+    def count(self, answers: "Tensor") -> int:
+        """Pairs with a score."""
+        return int((~answers.isnan()).sum())
+
+    def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
+        """Sum over the pairs with a score."""
+        from bertree.objectives.embedding_math import cosine_errors
+        from bertree.objectives.objective import Loss
+
+        errors_q = cosine_errors(table_qwd[:, 0], table_qwd[:, 1], answers.nan_to_num())
+        return Loss(errors_q.masked_fill(answers.isnan(), 0.0).sum(), None)
+
+    @classmethod
+    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+        """`low` must be below `high` where they are given."""
+        low, high = settings.low, settings.high
+        if {"loss.low", "loss.high"} & set(given) and not low < high:
+            raise UserError(f"settings: loss.low, loss.high: {low:g} to {high:g} is no scale; give both, low=0 high=5")
+        return settings

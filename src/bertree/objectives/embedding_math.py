@@ -1,0 +1,88 @@
+"""The functions that losses on sentence vectors are made of.
+
+All texts of a question (two of a pair, three of a triplet, more with hard negatives) lie in one packed batch, so both
+towers are one pass through the encoder. Their vectors are laid into a table of questions x texts, in which the first
+text is the anchor and the second the positive. Everything here is fp32, whatever the encoder is computed in: the
+cosines of good vectors differ in the third digit.
+
+Shape letters: q questions, w texts of a question, s sequences, d width of a vector, n negatives, c classes.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.model.comparison import Comparison
+from bertree.model.network import Network
+from bertree.objectives.objective import IGNORED
+
+Distance = Callable[[Tensor, Tensor], Tensor]
+# `vector_norm` has gradient 0 at 0, where a square root would have an infinite one.
+DISTANCE_FUNCTIONS: dict[str, Distance] = {
+    "euclidean": lambda a, b: torch.linalg.vector_norm(a - b, dim=-1),
+    "manhattan": lambda a, b: torch.linalg.vector_norm(a - b, ord=1, dim=-1),
+    "cosine": lambda a, b: 1 - torch.cosine_similarity(a, b, dim=-1),
+}
+
+
+def cosine_errors(u_qd: Tensor, v_qd: Tensor, wanted_q: Tensor) -> Tensor:
+    """Return the squared difference of the cosines and their targets (q)."""
+    return (torch.cosine_similarity(u_qd, v_qd, dim=-1) - wanted_q).square()
+
+
+def triplet_errors(table_qwd: Tensor, distance: Distance, margin: float) -> Tensor:
+    """Return by how much each negative is nearer than the positive plus a margin, or 0 (q x n)."""
+    anchors_q1d = table_qwd[:, :1]
+    near_q1, far_qn = distance(anchors_q1d, table_qwd[:, 1:2]), distance(anchors_q1d, table_qwd[:, 2:])
+    return F.relu(near_q1 - far_qn + margin)
+
+
+def ranking_errors(table_qwd: Tensor, names_qw: Tensor, scale: float, symmetric: bool) -> Tensor:
+    """Return the cross-entropy of finding an anchor's positive among all positives and negatives of the batch (q).
+
+    `names_qw` are numbers that tell texts apart, IGNORED where there is none. A candidate that is the same text as the
+    anchor or its positive, or the positive of an equal anchor, is no wrong answer and does not compete. `symmetric`:
+    the mean of that and of finding the anchor among all anchors."""
+    unit_qwd = F.normalize(table_qwd, dim=-1)
+    others_qwd = unit_qwd[:, 1:]
+    scores_qqw = (scale * unit_qwd[:, 0] @ others_qwd.flatten(0, 1).T).unflatten(1, others_qwd.shape[:2])
+    never_qqw = _not_competing(names_qw)
+    right_q = scores_qqw[..., 0].diagonal()
+    errors_q = scores_qqw.masked_fill(never_qqw, -torch.inf).flatten(1).logsumexp(-1) - right_q
+    if not symmetric:
+        return errors_q
+    same_qq = torch.eye(len(names_qw), dtype=torch.bool, device=names_qw.device)
+    never_qq = never_qqw[..., 0].T | ((names_qw[:, 0] == IGNORED) & ~same_qq)
+    back_q = scores_qqw[..., 0].T.masked_fill(never_qq, -torch.inf).logsumexp(-1) - right_q
+    return (errors_q + back_q) / 2
+
+
+def _not_competing(names_qw: Tensor) -> Tensor:
+    """Mask the candidates (second index: of which row, third: its positive, its negatives) that are not wrong answers
+    for an anchor (first index)."""
+    anchors_q11, positives_q11, candidates_qw = names_qw[:, :1, None], names_qw[:, 1:2, None], names_qw[:, 1:]
+    same_qqw = (candidates_qw == anchors_q11) | (candidates_qw == positives_q11) | (candidates_qw == IGNORED)
+    first_w = torch.arange(candidates_qw.shape[1], device=names_qw.device) == 0
+    kin_qqw = (names_qw[:, :1] == names_qw[:, 0])[..., None] & first_w
+    own_qqw = torch.eye(len(names_qw), dtype=torch.bool, device=names_qw.device)[..., None] & first_w
+    return (same_qqw | kin_qqw) & ~own_qqw
+
+
+def vector_table(vectors_sd: Tensor, batch: Batch) -> Tensor:
+    """Lay vectors into their cells (q x w x d), in fp32; empty cells hold ones, which have finite cosines."""
+    assert batch.cells is not None
+    assert batch.answers is not None
+    cells = len(batch.answers) * batch.width
+    empty = vectors_sd.new_ones((cells, vectors_sd.shape[1]), dtype=torch.float32)
+    return empty.index_put((batch.cells,), vectors_sd.float()).unflatten(0, (-1, batch.width))
+
+
+def pair_logits(network: Network, table_qwd: Tensor) -> Tensor:
+    """Return the classifier's logits for each pair (q x c)."""
+    head = network.heads["compare"]
+    assert isinstance(head, Comparison)
+    scores_qc: Tensor = head(table_qwd[:, 0], table_qwd[:, 1])
+    return scores_qc
