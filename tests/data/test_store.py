@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bertree.data import varint
 from bertree.data.store import HEADER, Store, shard_file_name, verify
+from bertree.data.stream import Stream
 from bertree.data.writer import ShardWriter, write_header
 from bertree.errors import UserError
 
@@ -109,8 +110,29 @@ def test_damage_is_named(tmp_path: Path, name: str) -> None:
 def test_altered_lengths_are_noticed_when_read(tmp_path: Path) -> None:
     write(tmp_path, [[[[5, 6], [7]]]])
     (tmp_path / shard_file_name("sentences", 0)).write_bytes(b"\2\2")
-    with pytest.raises(UserError, match=r"sentences-00000.bin: is damaged"):
+    with pytest.raises(UserError, match=r"sentences-00000.bin: is altered"):
         _ = Store.open(tmp_path).shards[0].sentence_starts
+
+
+def test_exchanged_lengths_are_noticed_when_read(tmp_path: Path) -> None:
+    """They still add up, but another division of the corpus would not fit the cached index."""
+    write(tmp_path, [[[[5, 6], [7]], [[8]]]])
+    for name in ("sentences", "documents"):
+        path = tmp_path / shard_file_name(name, 0)
+        before = path.read_bytes()
+        path.write_bytes(bytes([before[1], before[0], *before[2:]]))
+        with pytest.raises(UserError, match=f"{path.name}: is altered.*prepare the store again"):
+            Stream(tmp_path, batch_tokens=64, max_length=16)
+        path.write_bytes(before)
+
+
+def test_ids_outside_the_vocabulary_are_noticed_when_read(tmp_path: Path) -> None:
+    write(tmp_path, [[[[5, 6], [7]]], [[[8, 9]]]])
+    path = tmp_path / shard_file_name("tokens", 1)
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    stream = Stream(tmp_path, batch_tokens=64, max_length=16)
+    with pytest.raises(UserError, match=r"tokens-00001.bin: has ids outside the vocabulary"):
+        _ = stream[0]
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,12 @@ def test_the_index_is_cached_and_made_again_where_broken(tmp_path: Path) -> None
             Stream(store, **settings | {"max_length": 63})
     middle = len(whole) // 2
     flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-    for broken in (b"", whole[:-10], whole[:20], flipped, b"\xff" * 100, b"\x02" + bytes(7) + b"[]"):
+    examples = example_index._read(path, store)
+    longer = examples.contents.copy()
+    longer[0] += 1
+    example_index._write(path, replace(examples, contents=longer))
+    forged = path.read_bytes()  # its checksum is right, but not its number of tokens
+    for broken in (b"", forged, whole[:-10], whole[:20], flipped, b"\xff" * 100, b"\x02" + bytes(7) + b"[]"):
         path.write_bytes(broken)
         assert same(Stream(store, **settings)[5], expected)
         assert path.read_bytes() == whole

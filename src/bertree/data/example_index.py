@@ -51,11 +51,17 @@ class ExampleIndex:
             return cls._from_examples(_build(store, format, max_length, seed), format, store)
         path = store.folder / FOLDER / _cache_name(store, format, max_length, seed)
         examples = _read(path, store)
-        if examples is None:
-            examples = _build(store, format, max_length, seed)
-            with contextlib.suppress(OSError):
-                _write(path, examples)
+        if examples is not None and (index := cls._from_examples(examples, format, store))._fits():
+            return index
+        examples = _build(store, format, max_length, seed)
+        with contextlib.suppress(OSError):
+            _write(path, examples)
         return cls._from_examples(examples, format, store)
+
+    def _fits(self) -> bool:
+        """Return whether the examples of each shard have as many tokens as the shard."""
+        first_chunks = np.searchsorted(self.shard_of, np.arange(self.shard_tokens.size))
+        return bool((self.tokens[first_chunks] == self.shard_tokens).all())
 
     @classmethod
     def _from_examples(cls, examples: Examples, format: Format, store: Store) -> "ExampleIndex":

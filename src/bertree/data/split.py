@@ -23,7 +23,7 @@ class ShardView(Shard):
     def __init__(self, shard: Shard, first: int, last: int) -> None:
         documents, sentences = shard.document_starts, shard.sentence_starts
         rows = sentences[documents[first] : documents[last] + 1]
-        self.tokens = shard.tokens[rows[0] : rows[-1]]
+        self.tokens, self.name = shard.tokens[rows[0] : rows[-1]], shard.name
         vars(self)["sentence_starts"] = rows - rows[0]
         vars(self)["document_starts"] = documents[first : last + 1] - documents[first]
 

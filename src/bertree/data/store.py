@@ -32,6 +32,7 @@ HEADER, WORDS, TOKENIZER, JOURNAL = "store.json", "words.bin", "tokenizer", "jou
 FORMAT, VERSION = "bertree-store", 1
 PARTS = ("tokens", "sentences", "documents")
 SPECIAL = ("cls", "sep", "mask", "pad", "unk")
+ALTERED = "is altered (its checksum differs); prepare the store again"
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
@@ -56,10 +57,20 @@ class ShardFile:
 class Shard:
     """A run of whole documents: ids, and where its sentences and documents start."""
 
-    def __init__(self, tokens: NDArray[Any], sentences: "EncodedLengths", documents: "EncodedLengths") -> None:
+    def __init__(
+        self, tokens: NDArray[Any], sentences: "EncodedLengths", documents: "EncodedLengths", name: str = "store"
+    ) -> None:
         self.tokens = tokens  # memory-mapped ids
+        self.name = name  # of the file of the ids, for messages
         self._sentences = sentences
         self._documents = documents
+
+    def read(self, first: int, last: int, vocab_size: int) -> NDArray[Any]:
+        """Return the ids from `first` to `last`, after checking that they are in the vocabulary."""
+        ids = np.asarray(self.tokens[first:last])
+        if int(ids.max(initial=0)) >= vocab_size:
+            raise UserError(f"{self.name}: has ids outside the vocabulary; prepare the store again")
+        return ids
 
     @cached_property
     def sentence_starts(self) -> varint.Lengths:
@@ -78,9 +89,13 @@ class EncodedLengths:
 
     count: int
     source: Path | bytes
+    sha256: str = ""  # of the source, if it is to be checked
 
     def starts(self, total: int) -> varint.Lengths:
-        """Return the offsets of `count` non-empty runs that add up to `total`."""
+        """Return the offsets of `count` non-empty runs that add up to `total`.
+
+        The checksum is compared, because exchanged lengths still add up, and cost little to read.
+        """
         name = self.source if isinstance(self.source, Path) else "store"
         try:
             data = self.source.read_bytes() if isinstance(self.source, Path) else self.source
@@ -89,6 +104,8 @@ class EncodedLengths:
             raise UserError(f"{name}: cannot be read ({error.strerror})") from None
         except ValueError as error:
             raise UserError(f"{name}: is damaged ({error}); prepare the store again") from None
+        if self.sha256 and hashlib.sha256(data).hexdigest() != self.sha256:
+            raise UserError(f"{name}: {ALTERED}")
         if decoded.size != self.count or int(decoded.min(initial=1)) < 1 or int(decoded.sum()) != total:
             raise UserError(f"{name}: is damaged (lengths do not fill the shard); prepare the store again")
         return np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded)))
@@ -113,19 +130,26 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path | str) -> "Store":
-        """Open the store of a folder. Sizes and the header are checked, checksums are not (see `verify`)."""
+        """Open the store of a folder.
+
+        The header and all sizes are checked now, lengths and ids when they are read; the checksums of the ids are not
+        (see `verify`).
+        """
         folder = Path(folder)
         header = read_header(folder)
         vocab_size: int = header["vocab_size"]
         words = _check_size(folder / WORDS, vocab_size).read_bytes()
+        if hashlib.sha256(words).hexdigest() != header.get("words"):
+            raise UserError(f"{folder / WORDS}: {ALTERED}")
         shards = []
         for number, parts in enumerate(header["shards"]):
             paths = {part: _check_size(folder / shard_file_name(part, number), parts[part].size) for part in PARTS}
             shards.append(
                 Shard(
                     np.memmap(paths["tokens"], dtype=dtype_for(vocab_size), mode="r"),
-                    EncodedLengths(parts["sentences"].count, paths["sentences"]),
-                    EncodedLengths(parts["documents"].count, paths["documents"]),
+                    EncodedLengths(parts["sentences"].count, paths["sentences"], parts["sentences"].sha256),
+                    EncodedLengths(parts["documents"].count, paths["documents"], parts["documents"].sha256),
+                    str(paths["tokens"]),
                 )
             )
         totals = {part: sum(parts[part].count for parts in header["shards"]) for part in PARTS}
@@ -208,7 +232,7 @@ def read_header(folder: Path) -> Json:
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is damaged ({error}); prepare the store again") from None
     if header.get("sha256") != digest:
-        raise UserError(f"{path}: is altered (its checksum differs); prepare the store again")
+        raise UserError(f"{path}: {ALTERED}")
     return header
 
 
@@ -271,12 +295,10 @@ def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) ->
         checks += [(folder / shard_file_name(part, number), parts[part].sha256) for part in PARTS]
     for path, expected in checks:
         if file_hash(path, advance) != expected:
-            raise UserError(f"{path}: is altered (its checksum differs); prepare the store again")
-    for number, shard in enumerate(store.shards):
+            raise UserError(f"{path}: {ALTERED}")
+    for shard in store.shards:
         assert shard.document_starts[-1] == shard.sentence_starts.size - 1
-        if int(shard.tokens.max(initial=0)) >= store.vocab_size:
-            name = folder / shard_file_name("tokens", number)
-            raise UserError(f"{name}: has ids outside the vocabulary; prepare the store again")
+        shard.read(0, shard.tokens.size, store.vocab_size)
     copy = folder / TOKENIZER
     tokenizer = Tokenizer.load(copy) if copy.is_dir() else None
     if tokenizer is not None:

@@ -151,7 +151,7 @@ def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> NDArray[Any
     for chunk in chunks:
         shard = int(index.shard_of[chunk])
         first, last = index.tokens[chunk : chunk + 2] - index.shard_tokens[shard]
-        runs.append(np.asarray(store.shards[shard].tokens[first:last]))
+        runs.append(store.shards[shard].read(first, last, store.vocab_size))
     special = [store.special.get("cls", 0), store.special["sep"], store.special["sep"]]
     return np.concatenate((*runs, np.array(special, dtype=runs[0].dtype)))
 
