@@ -12,7 +12,7 @@ from bertree.report.cases import start_of
 from bertree.report.formats import end_of_path
 from bertree.report.html import render
 from bertree.report.svg.scatter import cloud_svg
-from bertree.report.tables import BarRow, CaptionedChart, Cell, Piece, Table, bars, one_line
+from bertree.report.tables import BarRow, BarTable, CaptionedChart, Cell, PageTable, Piece, one_line
 from bertree.tasks.metrics import ranks
 
 CASES = 12
@@ -32,8 +32,8 @@ class EncoderScores:
 class _SetPart(NamedTuple):
     title: str
     charts: list[CaptionedChart]
-    measures: Table
-    cases: Table | None
+    measures: PageTable
+    cases: PageTable | None
 
 
 def format_correlation(value: float | None) -> str:
@@ -77,7 +77,7 @@ def _spearman(judged: SetScores) -> float | None:
     return judged.whole["spearman"]["cosine"]
 
 
-def _table(sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> Table:
+def _table(sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> PageTable:
     columns = [[_spearman(encoder.judged[number]) for encoder in encoders] for number in range(len(sets))]
     names = [one.name for one in sets]
     if len(sets) > 1:
@@ -90,14 +90,14 @@ def _table(sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> Table:
         strong = [best == number and len(encoders) > 1 for best in top]
         cells = [one_line(Piece(text, "strong")) if bold else text for text, bold in zip(texts, strong, strict=True)]
         rows.append([encoder.name, str(encoder.dimension), *cells])
-    return Table(["", "width", *names], rows, range(1, len(names) + 2), "seeds")
+    return PageTable(["", "width", *names], rows, range(1, len(names) + 2), "seeds")
 
 
-def _averages(encoders: Sequence[EncoderScores]) -> Table:
+def _averages(encoders: Sequence[EncoderScores]) -> BarTable:
     rows = [
         BarRow(row.name, [max(0.0, row.average or 0.0) / 100], [format_correlation(row.average)]) for row in encoders
     ]
-    return bars("Encoders", rows, "mean over the sets; the full width is 100", head=("", "Spearman"))
+    return BarTable("Encoders", rows, "mean over the sets; the full width is 100", head=("Spearman",))
 
 
 def _set(pairs: PairSet, found: Sequence[tuple[str, SetScores]]) -> _SetPart:
@@ -113,7 +113,7 @@ def _set(pairs: PairSet, found: Sequence[tuple[str, SetScores]]) -> _SetPart:
     return _SetPart(f"{pairs.name}: {pairs.pairs:,} pairs", charts, _measures(found), cases)
 
 
-def _measures(found: Sequence[tuple[str, SetScores]]) -> Table:
+def _measures(found: Sequence[tuple[str, SetScores]]) -> PageTable:
     """Return every correlation on a set and on its parts."""
     kinds = [(kind, measure) for kind in ("spearman", "pearson") for measure in MEASURES]
     rows = [
@@ -122,10 +122,10 @@ def _measures(found: Sequence[tuple[str, SetScores]]) -> Table:
         for part, figures in judged.rows
     ]
     names = [f"{kind.capitalize()}, {measure}" for kind, measure in kinds]
-    return Table(["", "pairs of", *names], rows, range(2, 2 + len(names)), "seeds")
+    return PageTable(["", "pairs of", *names], rows, range(2, 2 + len(names)), "seeds")
 
 
-def _worst_pairs(pairs: PairSet, gold: Floats, cosine: Floats, name: str) -> Table:
+def _worst_pairs(pairs: PairSet, gold: Floats, cosine: Floats, name: str) -> PageTable:
     """Return the pairs whose rank by cosine differs most from their rank by gold."""
     by_gold, by_cosine = ranks(gold) / len(gold), ranks(cosine) / len(gold)
     texts = [both for part in pairs.parts for both in zip(part.first, part.second, strict=True)]
@@ -136,4 +136,4 @@ def _worst_pairs(pairs: PairSet, gold: Floats, cosine: Floats, name: str) -> Tab
         shares = [f"{100 * share[number]:.0f} %" for share in (by_gold, by_cosine)]
         rows.append([first + second, f"{gold[number]:g}", f"{cosine[number]:.3f}", *shares, verdict])
     head = ["pair", "gold", "cosine", "more alike than, by gold", "by cosine", ""]
-    return Table(head, rows, [1, 2, 3, 4], title=f"Pairs that {name} ranks most unlike people do")
+    return PageTable(head, rows, [1, 2, 3, 4], title=f"Pairs that {name} ranks most unlike people do")

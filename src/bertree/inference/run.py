@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from bertree.errors import UserError
 from bertree.files import Json, read_json, read_json_lines
 from bertree.inference.load import load
 from bertree.inference.model import Model
+from bertree.report.html import render
 from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
 
 
@@ -59,6 +59,5 @@ class Run:
 
     def _repr_html_(self) -> str:
         state = "complete" if self.complete else "stopped; go on with resume=True"
-        figures = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
-        rows = "".join(f"<tr><td>{escape(key)}</td><td>{value:.4g}</td></tr>" for key, value in figures.items())
-        return f"<p><b>{escape(str(self.folder))}</b>: {state}</p><table>{rows}</table>"
+        metrics = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
+        return render("result", folder=str(self.folder), state=state, metrics=metrics)

@@ -10,7 +10,7 @@ import numpy as np
 from bertree.files import Json
 from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
-from bertree.report.tables import Cell, Lines, Piece, Section, Table
+from bertree.report.tables import Cell, Lines, PageTable, Piece, Section
 
 MISTAKES, CLOSE = 20, 5  # at most shown
 ROOM = 320  # characters of a text
@@ -33,7 +33,7 @@ def confident_cases(scores: Floats, right: Floats, show: ShowCase) -> list[Secti
     }
     head = ["text", "gold", "predicted", "sure"]
     return [
-        Section(name, blocks=[Table(head, [[*show(n), _sure(scores[n])] for n in numbers.tolist()], [3], "cases")])
+        Section(name, blocks=[PageTable(head, [[*show(n), _sure(scores[n])] for n in numbers.tolist()], [3], "cases")])
         for name, numbers in picked.items()
         if len(numbers)
     ]
@@ -44,7 +44,7 @@ def largest_errors(gold: Floats, predicted: Floats, show: ShowCase) -> list[Sect
     off = np.abs(predicted - gold)
     order = np.argsort(-np.nan_to_num(off, nan=-np.inf), kind="stable")[:MISTAKES]
     rows = [[*show(number), digits(float(off[number]))] for number in order.tolist() if off[number] > 0]
-    table = Table(["text", "gold", "predicted", "off by"], rows, [1, 2, 3], "cases off")
+    table = PageTable(["text", "gold", "predicted", "off by"], rows, [1, 2, 3], "cases off")
     return [Section("Furthest off", blocks=[table])]
 
 

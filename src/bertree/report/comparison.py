@@ -5,19 +5,21 @@ one the others are compared with: in a distillation the teacher, with one studen
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from bertree.config.settings import read as read_values
+from bertree.config.bounds import Above
+from bertree.config.settings import read
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
 from bertree.report.formats import digits, smaller_is_better
 from bertree.run_folder import COMPARISON
 
 VERSION = 1
+Count = Annotated[int, Above(0)]
+Positive = Annotated[float, Above(0)]
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,13 @@ class Speed:
     processor: str  # its name
     threads: int  # 0: not a CPU
     precision: str
-    latency_ms: float  # median, without tokenisation
-    latency_p90_ms: float
-    text_latency_ms: float  # median, with tokenisation
-    text_latency_p90_ms: float
+    latency_ms: Positive  # median, without tokenisation
+    latency_p90_ms: Positive
+    text_latency_ms: Positive  # median, with tokenisation
+    text_latency_p90_ms: Positive
     timed_texts: int  # behind the latencies
-    texts_per_s: float
-    tokens_per_s: float
+    texts_per_s: Positive
+    tokens_per_s: Positive
     passes: int  # behind the rates, which are medians
 
 
@@ -43,13 +45,13 @@ class ModelCosts:
     """The size and speed of a model. Only parameters that its answers are computed with count."""
 
     name: str
-    parameters: int
+    parameters: Count
     embeddings: int  # tables, their norm, and the projection to the width of the layers
     encoder: int  # the layers
     head: int  # what is used above the layers
-    weight_bytes: int
+    weight_bytes: Count
     on_disk: bool  # the bytes are those of files, not of tensors in memory
-    tokens_a_text: float  # mean of the timed texts
+    tokens_a_text: Positive  # mean of the timed texts
     speeds: tuple[Speed, ...]
 
     def speed(self, device: str) -> Speed:
@@ -64,6 +66,16 @@ class Comparison:
     models: tuple[ModelCosts, ...]
     scores: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     measured_on: str = ""  # which texts, in a few words
+
+    def __post_init__(self) -> None:
+        devices = [[speed.device for speed in model.speeds] for model in self.models]
+        if len(devices) < 2:
+            raise UserError(f"models: must be two or more, not {len(devices)}")
+        if any(some != devices[0] for some in devices) or len(set(devices[0])) < len(devices[0]):
+            raise UserError("models: must be timed on the same devices, once on each")
+        for name, values in self.scores.items():
+            if len(values) != len(devices):
+                raise UserError(f"scores.{name}: must be a list of {len(devices)} numbers, one for each model")
 
     @property
     def teacher(self) -> ModelCosts:
@@ -132,18 +144,9 @@ class Comparison:
             raise UserError(
                 f"{where}: version: must be {VERSION}, not {value.get('version')!r}; compare the models again"
             )
-        _complete(value, ("models", "scores", "measured_on"), where)
-        if not isinstance(value["models"], list) or not isinstance(value["scores"], dict):
-            raise UserError(f"{where}: models must be a list and scores a table")
-        models = tuple(_model(model, f"{where}: models.{place}") for place, model in enumerate(value["models"]))
-        if len(models) < 2:
-            raise UserError(f"{where}: models: must be two or more, not {len(models)}")
-        if any([s.device for s in model.speeds] != [s.device for s in models[0].speeds] for model in models):
-            raise UserError(f"{where}: models: were not timed on the same devices")
-        scores = {
-            name: _scores(given, len(models), f"{where}: scores.{name}") for name, given in value["scores"].items()
-        }
-        return cls(models, scores, str(value["measured_on"]))
+        known = {part.name for part in fields(cls)}
+        found: Comparison = read(cls, {key: inner for key, inner in value.items() if key in known}, where)
+        return found
 
     def write(self, folder: Path) -> Path:
         """Write comparison.json into a folder, for its report."""
@@ -155,44 +158,6 @@ class Comparison:
 def read_comparison(path: Path) -> Comparison:
     """Read a comparison.json."""
     return Comparison.from_json(read_json(path), str(path))
-
-
-def _complete(value: Any, names: tuple[str, ...], where: str) -> None:
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: must be a table")
-    if missing := [name for name in names if name not in value]:
-        raise UserError(f"{where}: {missing[0]}: is missing")
-
-
-def _model(value: Any, where: str) -> ModelCosts:
-    _complete(value, tuple(part.name for part in fields(ModelCosts)), where)
-    if not isinstance(value["speeds"], list):
-        raise UserError(f"{where}: speeds: must be a list")
-    for place, speed in enumerate(value["speeds"]):
-        _complete(speed, tuple(part.name for part in fields(Speed)), f"{where}.speeds.{place}")
-    model: ModelCosts = read_values(ModelCosts, value, where)
-    _positive(model, ("parameters", "weight_bytes", "tokens_a_text"), where)
-    for speed in model.speeds:
-        times = ("latency_ms", "latency_p90_ms", "text_latency_ms", "text_latency_p90_ms")
-        _positive(speed, (*times, "texts_per_s", "tokens_per_s"), where)
-    if len({speed.device for speed in model.speeds}) < len(model.speeds):
-        raise UserError(f"{where}: speeds: has a device twice")
-    return model
-
-
-def _positive(values: Any, names: tuple[str, ...], where: str) -> None:
-    for name in names:
-        if not 0 < getattr(values, name) < math.inf:
-            raise UserError(f"{where}: {name}: must be above 0 and finite, not {getattr(values, name)}")
-
-
-def _scores(values: Any, count: int, where: str) -> tuple[float | None, ...]:
-    if not isinstance(values, list) or len(values) != count:
-        raise UserError(f"{where}: must be a list of {count} numbers, one for each model")
-    for value in values:
-        if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-            raise UserError(f"{where}: must hold numbers or null, not {value!r}")
-    return tuple(None if value is None else float(value) for value in values)
 
 
 # In words

@@ -7,12 +7,12 @@ from pathlib import Path
 from markupsafe import Markup
 
 from bertree.errors import UserError
-from bertree.report.comparison import Comparison, device_name, read_comparison, times, verdict
+from bertree.report.comparison import Comparison, device_name, read_comparison, verdict
 from bertree.report.comparison_rows import byte_size, comparison_rows, method, rate
 from bertree.report.formats import digits, end_of_path, format_score, label, quantity, smaller_is_better
 from bertree.report.html import render
 from bertree.report.svg.bars import ModelBar, bars_svg
-from bertree.report.tables import Cell, Piece, Table, Tile, one_line
+from bertree.report.tables import Cell, PageTable, Piece, Tile, one_line
 from bertree.run_folder import COMPARISON
 
 NAME = 28  # letters of a model's name in the head of the table
@@ -28,7 +28,7 @@ class ComparisonSection:
     verdicts: Sequence[tuple[str, str]] = ()  # a model's name where there are several, and its verdict
     tiles: Sequence[Tile] = ()
     charts: Sequence[Markup] = ()
-    table: Table | None = None
+    table: PageTable | None = None
     method: str = ""
 
 
@@ -64,31 +64,10 @@ def _section(comparison: Comparison, title: str = "") -> ComparisonSection:
 
 
 def _tiles(comparison: Comparison) -> list[Tile]:
-    """Return the student's values beside the teacher's."""
-    first, other = comparison.teacher, comparison.student
-
-    def tile(name: str, ratio: float, words: tuple[str, str], before: str, after: str) -> Tile:
-        return name, times(ratio, *words, 2), f"{before} → {after}"
-
-    made = []
-    for name in list(comparison.scores)[:SCORES]:
-        share = comparison.share_kept(name)
-        before, after = (format_score(name, value) for value in comparison.scores[name])
-        kept = (f"{label(name)} kept", f"{100 * share:.1f} %") if share is not None else (label(name), after)
-        made.append((*kept, f"{before} → {after}"))
-    smaller, faster = ("smaller", "larger"), ("faster", "slower")
-    counts = [quantity(model.parameters) for model in (first, other)]
-    made.append(tile("parameters", comparison.times_smaller(), smaller, *counts))
-    sizes = [byte_size(model.weight_bytes) for model in (first, other)]
-    disk = "on disk" if first.on_disk and other.on_disk else "weights"
-    made.append(tile(disk, comparison.times_lighter(), smaller, *sizes))
-    for device in comparison.devices:
-        one, two = first.speed(device), other.speed(device)
-        latencies = [f"{digits(speed.latency_ms)} ms" for speed in (one, two)]
-        made.append(tile(f"{device_name(one)}, one text", comparison.times_faster(device), faster, *latencies))
-        rates = [rate(one.texts_per_s), f"{rate(two.texts_per_s)} texts/s"]
-        made.append(tile(f"{device_name(one)}, many texts", comparison.times_more_texts(device), faster, *rates))
-    return made
+    """Return the main rows of two models: the ratio, or the second value, and both values."""
+    rows, count = comparison_rows(comparison), len(comparison.scores)
+    main = [*rows[: min(count, SCORES)], *(row for row in rows[count:] if not row.name.startswith(" "))]
+    return [(row.name, row.against[0] or row.values[1], " → ".join(row.values)) for row in main]
 
 
 def _charts(comparison: Comparison) -> list[Markup]:
@@ -125,7 +104,7 @@ def _score_chart(name: str, comparison: Comparison) -> Markup:
     return bars_svg(label(name), made, "times 100; longer is better" if shares else "", top=1.0 if shares else 0.0)
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: Comparison) -> PageTable:
     names = [end_of_path(model.name, NAME) for model in comparison.models]
     head = ["", names[0]]
     for name in names[1:]:
@@ -137,7 +116,7 @@ def _table(comparison: Comparison) -> Table:
         for value, against in zip(row.values[1:], row.against, strict=True):
             cells += [value, _coloured(against)]
         rows.append(cells)
-    return Table(head, rows, range(1, len(head)))
+    return PageTable(head, rows, range(1, len(head)))
 
 
 def _coloured(text: str) -> Cell:

@@ -15,9 +15,63 @@ class ComparisonRow(NamedTuple):
     against: list[str]
 
 
+class _Measure(NamedTuple):
+    """A number of a model, how it is written, and the words for less and more of it."""
+
+    name: str
+    value: Callable[[ModelCosts], float]
+    text: Callable[[float], str]
+    less: str
+    more: str
+
+
 def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
     """Return scores, size, then speed on each device."""
-    return [*_scores(comparison), *_sizes(comparison), *_speeds(comparison)]
+    rows = [_score(comparison, name) for name in comparison.scores]
+    on_disk = all(model.on_disk for model in comparison.models)
+    measures = _sizes("weights on disk" if on_disk else "weights")
+    for device in comparison.devices:
+        measures += _speeds(device, device_name(comparison.teacher.speed(device)))
+    return rows + [_row(measure, comparison.models) for measure in measures]
+
+
+def _score(comparison: Comparison, name: str) -> ComparisonRow:
+    values = comparison.scores[name]
+    shares = [comparison.share_kept(name, place) for place in range(1, len(values))]
+    against = [f"keeps {100 * share:.1f} %" if share is not None else "" for share in shares]
+    return ComparisonRow(label(name), [format_score(name, value) for value in values], against)
+
+
+def _sizes(weights: str) -> list[_Measure]:
+    return [
+        _Measure("parameters", lambda model: model.parameters, quantity, "smaller", "larger"),
+        _Measure("  in the layers", lambda model: model.encoder, quantity, "smaller", "larger"),
+        _Measure("  in the embeddings", lambda model: model.embeddings, quantity, "smaller", "larger"),
+        _Measure(weights, lambda model: model.weight_bytes, byte_size, "smaller", "larger"),
+    ]
+
+
+def _speeds(device: str, name: str) -> list[_Measure]:
+    def latency(name: str, value: Callable[[Speed], float]) -> _Measure:
+        return _Measure(name, lambda model: value(model.speed(device)), digits, "faster", "slower")
+
+    def throughput(name: str, value: Callable[[Speed], float]) -> _Measure:
+        return _Measure(name, lambda model: value(model.speed(device)), rate, "fewer", "more")
+
+    return [
+        latency(f"{name}, one text, ms", lambda speed: speed.latency_ms),
+        latency("  90th percentile", lambda speed: speed.latency_p90_ms),
+        latency("  with tokenising", lambda speed: speed.text_latency_ms),
+        latency("  with tokenising, 90th percentile", lambda speed: speed.text_latency_p90_ms),
+        throughput(f"{name}, packed, texts/s", lambda speed: speed.texts_per_s),
+        throughput("  tokens/s", lambda speed: speed.tokens_per_s),
+    ]
+
+
+def _row(measure: _Measure, models: tuple[ModelCosts, ...]) -> ComparisonRow:
+    first, *others = values = [measure.value(model) for model in models]
+    against = [times(first / other, measure.less, measure.more) if first and other else "" for other in others]
+    return ComparisonRow(measure.name, [measure.text(value) for value in values], against)
 
 
 def byte_size(count: float) -> str:
@@ -30,71 +84,11 @@ def rate(value: float) -> str:
     return quantity(value) if value >= 1e4 else digits(value)
 
 
-def _scores(comparison: Comparison) -> list[ComparisonRow]:
-    found = []
-    for name, values in comparison.scores.items():
-        against = []
-        for place in range(1, len(values)):
-            share = comparison.share_kept(name, place)
-            against.append(f"keeps {100 * share:.1f} %" if share is not None else "")
-        found.append(ComparisonRow(label(name), [format_score(name, value) for value in values], against))
-    return found
-
-
-def _sizes(comparison: Comparison) -> list[ComparisonRow]:
-    models, smaller = comparison.models, ("smaller", "larger")
-    disk = "weights on disk" if all(model.on_disk for model in models) else "weights"
-    return [
-        _row("parameters", models, lambda m: m.parameters, quantity, *smaller),
-        _row("  in the layers", models, lambda m: m.encoder, quantity, *smaller),
-        _row("  in the embeddings", models, lambda m: m.embeddings, quantity, *smaller),
-        _row(disk, models, lambda m: m.weight_bytes, byte_size, *smaller),
-    ]
-
-
-def _speeds(comparison: Comparison) -> list[ComparisonRow]:
-    found = []
-    faster, more = ("faster", "slower"), ("more", "fewer")
-    for device in comparison.devices:
-        on, models = device_name(comparison.teacher.speed(device)), comparison.models
-
-        def of(read: Callable[[Speed], float], device: str = device) -> Callable[[ModelCosts], float]:
-            return lambda model: read(model.speed(device))
-
-        found += [
-            _row(f"{on}, one text, ms", models, of(lambda s: s.latency_ms), digits, *faster),
-            _row("  90th percentile", models, of(lambda s: s.latency_p90_ms), digits, *faster),
-            _row("  with tokenising", models, of(lambda s: s.text_latency_ms), digits, *faster),
-            _row("  with tokenising, 90th percentile", models, of(lambda s: s.text_latency_p90_ms), digits, *faster),
-            _row(f"{on}, packed, texts/s", models, of(lambda s: s.texts_per_s), rate, *more, inverse=True),
-            _row("  tokens/s", models, of(lambda s: s.tokens_per_s), rate, *more, inverse=True),
-        ]
-    return found
-
-
-def _row(
-    name: str,
-    models: tuple[ModelCosts, ...],
-    read: Callable[[ModelCosts], float],
-    write: Callable[[float], str],
-    better: str,
-    worse: str,
-    inverse: bool = False,
-) -> ComparisonRow:
-    values = [read(model) for model in models]
-    against = []
-    for value in values[1:]:
-        over, under = (value, values[0]) if inverse else (values[0], value)
-        against.append(times(over / under, better, worse) if over and under else "")
-    return ComparisonRow(name, [write(value) for value in values], against)
-
-
 def method(comparison: Comparison) -> str:
     """Describe how the models were timed: texts, devices, precision."""
     parts = [f"Timed on {comparison.measured_on}"] if comparison.measured_on else []
-    tokens = [digits(model.tokens_a_text) for model in comparison.models]
-    alike = f"{tokens[0]} tokens a text on average"
-    parts.append(alike if len(set(tokens)) == 1 else f"{' and '.join(tokens)} tokens a text on average")
+    tokens = dict.fromkeys(digits(model.tokens_a_text) for model in comparison.models)
+    parts.append(f"{' and '.join(tokens)} tokens a text on average")
     for speed in comparison.teacher.speeds:
         threads = f", {speed.threads} thread{'s' if speed.threads != 1 else ''}" if speed.threads else ""
         parts.append(f"{device_name(speed)}: {speed.processor}{threads}, {speed.precision}")

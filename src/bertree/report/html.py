@@ -15,8 +15,9 @@ from markupsafe import Markup
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import write_atomically
-from bertree.report.formats import replace_control_characters
+from bertree.report.formats import percent, replace_control_characters
 from bertree.report.svg.element import stylesheet
+from bertree.report.tables import clip
 from bertree.run_folder import REPORT
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters |= {"clip": clip, "percent": percent, "thousands": "{:,}".format}
     made.globals["style"] = stylesheet() + _asset("report.css")
     made.globals["script"] = _asset("report.js")
     return made

@@ -22,7 +22,7 @@ from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
 from bertree.report.svg.curves import Mark, Series, Style, curve_svg
-from bertree.report.tables import Cell, Lines, Piece, Table, Tile, one_line
+from bertree.report.tables import Cell, Lines, PageTable, Piece, Tile, one_line
 from bertree.run_folder import ENVIRONMENT, METRICS, RECIPE
 
 MASK = re.compile(r"\[MASK\]|<mask>")
@@ -49,8 +49,8 @@ def run_page(out: Path) -> str:
         charts=_charts(history),
         samples=list(_samples(history.samples)),
         recipe=recipe,
-        environment=Table([], facts, kind="facts"),
-        events=Table(["step", ""], events, [0], "facts"),
+        environment=PageTable([], facts, kind="facts"),
+        events=PageTable(["step", ""], events, [0], "facts"),
         events_title=_events_title(len(history.events), len(events)),
     )
 
@@ -85,7 +85,7 @@ def runs_page(runs: Mapping[str, Path], field: str | None = None) -> str:
         "runs",
         title=f"Held-out {label(field)} of {len(runs)} runs",
         charts=[_held_out(histories, over, field) for over in ("seconds", "tokens")],
-        table=Table(head, rows, range(1, 6)),
+        table=PageTable(head, rows, range(1, 6)),
     )
 
 
@@ -277,7 +277,7 @@ def _skips(history: History) -> list[Mark]:
 # Below the curves
 
 
-def _samples(samples: Sequence[Json]) -> Iterator[Table]:
+def _samples(samples: Sequence[Json]) -> Iterator[PageTable]:
     """Yield a table for each text: what the model predicted for each mask, from evaluation to evaluation."""
     texts: dict[tuple[str, ...], list[Json]] = {}
     for row in samples:
@@ -289,7 +289,7 @@ def _samples(samples: Sequence[Json]) -> Iterator[Table]:
         words = [one_line(Piece(str(place), "number"), Piece(f" {gold}")) for place, gold in enumerate(golds, 1)]
         cells: list[list[Cell]] = [[f"{row['step']:,}", *map(_guess, row["masks"])] for row in kept]
         under = f"{len(kept)} of {len(rows)} evaluations shown" if len(kept) < len(rows) else ""
-        yield Table(["step", *words], cells, [0], "words", _filled(text, golds), under)
+        yield PageTable(["step", *words], cells, [0], "words", _filled(text, golds), under)
 
 
 def _filled(text: str, golds: Sequence[str]) -> Lines:

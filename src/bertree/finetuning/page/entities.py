@@ -13,7 +13,7 @@ import numpy as np
 from bertree.files import Json
 from bertree.report.cases import Case, around, confident_cases
 from bertree.report.formats import percent
-from bertree.report.tables import BarRow, Piece, Section, Table, as_floats, bars, calibration, clip
+from bertree.report.tables import BarRow, BarTable, Piece, Section, as_floats, clip, confidence, relative_bars
 from bertree.tasks.tagging.entities import Entity, entities
 
 TYPES, PAIRS = 40, 15  # at most shown
@@ -45,10 +45,9 @@ def entities_sections(lines: Sequence[Json]) -> list[Section]:
         place, at = counts.places[number]
         return _case(lines[place], at, counts.hits[number])
 
-    cards = calibration(scores, right)
     return [
         Section("Which entities", [_by_type(counts), _confusions(counts)]),
-        *([Section("How sure it is", cards)] if cards else []),
+        *confidence(scores, right),
         *confident_cases(scores, right, show),
     ]
 
@@ -100,7 +99,7 @@ def _overlap(one: Entity, other: Entity) -> bool:
     return one.start < other.end and other.start < one.end
 
 
-def _by_type(counts: _EntityCounts) -> Table:
+def _by_type(counts: _EntityCounts) -> BarTable:
     rows = []
     for kind, _ in (counts.gold | counts.predicted).most_common(TYPES):
         right, predicted, gold = counts.right[kind], counts.predicted[kind], counts.gold[kind]
@@ -111,18 +110,13 @@ def _by_type(counts: _EntityCounts) -> Table:
         ]
         rows.append(BarRow(kind, shares, [*(percent(share, 1) for share in shares), f"{gold:,}"]))
     names = ("precision", "recall", "F1")
-    return bars("Precision, recall and F1 of each type", rows, "", names, ("", *names, "gold"))
+    return BarTable("Precision, recall and F1 of each type", rows, "", names, (*names, "gold"))
 
 
-def _confusions(counts: _EntityCounts) -> Table:
+def _confusions(counts: _EntityCounts) -> BarTable:
     pairs = counts.confused.most_common(PAIRS)
-    most = pairs[0][1] if pairs else 1
-    rows = []
-    for pair, count in pairs:
-        example = counts.examples[pair]
-        example = example if len(example) <= 24 else example[:23] + "…"
-        rows.append(BarRow(" → ".join(pair), [count / most], [f"{count:,}", example]))
-    return bars("What is taken for what", rows, "gold → predicted, with the first case", head=("", "count", "such as"))
+    rows = relative_bars([(" → ".join(pair), count, clip(counts.examples[pair], 24).text) for pair, count in pairs])
+    return BarTable("What is taken for what", rows, "gold → predicted, with the first case", head=("count", "such as"))
 
 
 def _case(one: Json, at: int, right: bool) -> Case:

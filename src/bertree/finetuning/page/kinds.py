@@ -18,20 +18,21 @@ from bertree.report.scales import Axis, scale
 from bertree.report.svg.scatter import POINTS, agreement_svg
 from bertree.report.tables import (
     BarRow,
+    BarTable,
     Block,
     CaptionedChart,
     Cell,
+    ConfusionMatrix,
+    PageTable,
     Piece,
     Section,
-    Table,
     as_floats,
-    bars,
     by_tenth,
-    calibration,
     clip,
-    confusion_matrix,
+    confidence,
     one_line,
-    stacked_bars,
+    relative_bars,
+    right_and_wrong,
 )
 from bertree.tasks.squad import metric
 
@@ -54,7 +55,7 @@ def classes(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
     right = np.array([one == other for one, other in zip(gold, predicted, strict=True)], dtype=np.float64)
     return [
         *_confusions(Counter(zip(gold, predicted, strict=True)), labels),
-        *_confidence(calibration(scores, right)),
+        *confidence(scores, right),
         *confident_cases(scores, right, show),
     ]
 
@@ -64,38 +65,31 @@ def _scores_and_hits(lines: Sequence[Json]) -> tuple[Floats, Floats]:
     return scores, np.array([line["gold"] == line["predicted"] for line in lines], dtype=np.float64)
 
 
-def _confidence(cards: Sequence[Block]) -> list[Section]:
-    return [Section("How sure it is", cards)] if cards else []
-
-
 def _confusions(counts: Counter[tuple[str, str]], labels: Sequence[str]) -> list[Section]:
     """Return which labels are predicted for which: a matrix or, where that is too large, the most frequent pairs."""
     title = "Which labels are taken for which"
     seen = dict.fromkeys(chain.from_iterable(counts))
     known = [label for label in labels if label in seen] + sorted(set(seen) - set(labels))
     if len(known) <= LABELS:
-        return [Section(title, blocks=[confusion_matrix(known, counts)])] if known else []
+        matrix = ConfusionMatrix(known, [[counts[gold, predicted] for predicted in known] for gold in known])
+        return [Section(title, blocks=[matrix])] if known else []
     totals: Counter[str] = Counter()
     for (gold, _), count in counts.items():
         totals[gold] += count
     return [Section(title, [_most_confused(counts, totals), _least_found(counts, totals)])]
 
 
-def _most_confused(counts: Counter[tuple[str, str]], totals: Counter[str]) -> Table:
+def _most_confused(counts: Counter[tuple[str, str]], totals: Counter[str]) -> BarTable:
     wrong = Counter({pair: count for pair, count in counts.items() if pair[0] != pair[1]}).most_common(PAIRS)
-    most = max((count for _, count in wrong), default=1)
-    rows = [
-        BarRow(f"{gold} → {predicted}", [count / most], [f"{count:,}", percent(count / totals[gold])])
-        for (gold, predicted), count in wrong
-    ]
+    rows = [(f"{gold} → {other}", count, percent(count / totals[gold])) for (gold, other), count in wrong]
     under = f"gold → predicted; the first {len(rows)}, of {len(totals):,} labels"
-    return bars("Most frequent confusions", rows, under, head=("", "count", "of this gold"))
+    return BarTable("Most frequent confusions", relative_bars(rows), under, head=("count", "of this gold"))
 
 
-def _least_found(counts: Counter[tuple[str, str]], totals: Counter[str]) -> Table:
+def _least_found(counts: Counter[tuple[str, str]], totals: Counter[str]) -> BarTable:
     shares = sorted((counts[label, label] / total, label) for label, total in totals.items())
     rows = [BarRow(label, [share], [percent(share), f"{totals[label]:,}"]) for share, label in shares[:PAIRS]]
-    return bars("Labels found least", rows, "share of a label's examples that are found", head=("", "found", "of"))
+    return BarTable("Labels found least", rows, "share of a label's examples that are found", head=("found", "of"))
 
 
 def regression(lines: Sequence[Json]) -> list[Section]:
@@ -119,13 +113,12 @@ def regression(lines: Sequence[Json]) -> list[Section]:
     return [*sections, *largest_errors(gold, predicted, show)]
 
 
-def _error_histogram(off: Floats) -> Table:
+def _error_histogram(off: Floats) -> BarTable:
     steps = scale(Axis(), off, 12)
     count, _ = np.histogram(off, bins=steps.ticks)
-    most = max(int(count.max()), 1)
     names = [f"{low} to {high}" for low, high in pairwise(steps.labels)]
-    rows = [BarRow(name, [some / most], [f"{some:,}"]) for name, some in zip(names, count.tolist(), strict=True)]
-    return bars("Errors", rows, "predicted minus gold", head=("", "examples"))
+    rows = relative_bars(list(zip(names, count.tolist(), strict=True)))
+    return BarTable("Errors", rows, "predicted minus gold", head=("examples",))
 
 
 def vectors(lines: Sequence[Json], labels: Sequence[str]) -> list[Section]:
@@ -178,7 +171,7 @@ def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
     levels = {name.removeprefix(prefix): value for name, value in scores_found.items() if name.startswith(prefix)}
     if levels:
         rows = [BarRow(name, [float(value)], [percent(float(value), 1)]) for name, value in levels.items()]
-        cards.append(bars("Accuracy by level", rows))
+        cards.append(BarTable("Accuracy by level", rows))
     cards.append(_by_position(lines))
     hit, missed = (float(margin[right == value].mean()) if (right == value).any() else 0.0 for value in (1, 0))
     under = f"mean {percent(hit, 1)} where it is right, {percent(missed, 1)} where it is wrong"
@@ -192,27 +185,27 @@ def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
 
     return [
         Section("Which questions", cards),
-        *_confidence([*calibration(scores, right)[:1], lead]),
+        *confidence(scores, right, lead),
         *confident_cases(scores, right, show),
     ]
 
 
-def _by_options(lines: Sequence[Json], right: Floats) -> Table:
+def _by_options(lines: Sequence[Json], right: Floats) -> BarTable:
     groups: dict[str, list[float]] = {}
     for one, hit in zip(lines, right.tolist(), strict=True):
         groups.setdefault(f"{len(one['options'])} options", []).append(hit)
     rows = [(name, int(sum(some)), int(len(some) - sum(some))) for name, some in sorted(groups.items())]
-    return stacked_bars("Accuracy by number of options", rows)
+    return right_and_wrong("Accuracy by number of options", rows)
 
 
-def _by_position(lines: Sequence[Json]) -> Table:
+def _by_position(lines: Sequence[Json]) -> BarTable:
     """Return how often each place among the options is chosen, and is right."""
     gold, chosen = (Counter(line[field] for line in lines) for field in ("gold", "predicted"))
     rows = []
     for place in sorted(gold.keys() | chosen.keys())[:LABELS]:
         counts = chosen[place], gold[place]
         rows.append(BarRow(f"option {place + 1}", [n / len(lines) for n in counts], [f"{n:,}" for n in counts]))
-    return bars("Which option is chosen", rows, "", ("chosen", "right one"), ("", "chosen", "right one"))
+    return BarTable("Which option is chosen", rows, "", ("chosen", "right one"), ("chosen", "right one"))
 
 
 def spans(lines: Sequence[Json]) -> list[Section]:
@@ -223,7 +216,7 @@ def spans(lines: Sequence[Json]) -> list[Section]:
     )
     scores = as_floats(line.get("score") for line in lines)
     words = (found[0].lower() if (found := WORDS.search(line["question"])) else "other" for line in lines)
-    cards = [
+    cards: list[Block] = [
         _span_scores("By question word", words, counted),
         _span_scores("By length of the answer", map(_answer_length, lines), counted),
     ]
@@ -245,7 +238,7 @@ def spans(lines: Sequence[Json]) -> list[Section]:
     near = (counted.f1 >= 0.5) & (counted.exact < 1)
     return [
         Section("Which questions", cards),
-        *_confidence(calibration(scores, counted.exact)),
+        *confidence(scores, counted.exact),
         *confident_cases(scores, np.where(near, np.nan, counted.exact), show),
     ]
 
@@ -257,7 +250,7 @@ def _answer_length(line: Json) -> str:
     return next((name for most, name in LENGTHS if words <= most), "over 20")
 
 
-def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScores) -> Table:
+def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScores) -> BarTable:
     """Return the mean F1 and exact match of groups of questions."""
     groups: dict[str, list[int]] = {}
     for number, name in enumerate(names):
@@ -267,10 +260,10 @@ def _span_scores(title: str, names: Iterable[str], counted: metric.QuestionScore
     for name in sorted(groups, key=lambda name: (order.index(name) if name in order else -1, -len(groups[name]))):
         f1, exact = (float(each[groups[name]].mean()) for each in (counted.f1, counted.exact))
         rows.append(BarRow(name, [f1, exact], [percent(f1, 1), percent(exact, 1), f"{len(groups[name]):,}"]))
-    return bars(title, rows, "", ("F1", "exact"), ("", "F1", "exact", "questions"))
+    return BarTable(title, rows, "", ("F1", "exact"), ("F1", "exact", "questions"))
 
 
-def _answered(lines: Sequence[Json], exact: Floats) -> Table:
+def _answered(lines: Sequence[Json], exact: Floats) -> PageTable:
     """Return how often the model answers questions that have an answer, and those that have none."""
     table: Counter[tuple[bool, str]] = Counter()
     for one, hit in zip(lines, exact.tolist(), strict=True):
@@ -283,4 +276,4 @@ def _answered(lines: Sequence[Json], exact: Floats) -> Table:
         rows.append([name, *(f"{table[has, answer]:,} · {percent(table[has, answer] / total)}" for answer in columns)])
     rows[1][1] = "–"
     under = "rows: the question; columns: what the model gives"
-    return Table(["", *columns], rows, [1, 2, 3], title="Answer or not", under=under)
+    return PageTable(["", *columns], rows, [1, 2, 3], title="Answer or not", under=under)

@@ -24,7 +24,7 @@ from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
 from bertree.report.svg.curves import Series, curve_svg
-from bertree.report.tables import BarRow, Block, Cell, Piece, Section, Table, Tile, bars, one_line
+from bertree.report.tables import BarRow, BarTable, Block, Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.run_folder import METRICS, REPORT
 from bertree.tasks.task import Task
 
@@ -139,7 +139,7 @@ def _scores(out: Path, task: Task[Any], found: Json, seeds: Sequence[Json]) -> l
     head = ["seed", *names, "best step", ""] if seeds else names
     numbers = range(1, len(keys) + 2) if seeds else range(len(keys))
     title = "Seeds" if len(seeds) > 1 else "Scores"
-    return [Section(f"{title}, times 100", blocks=[Table(head, rows, numbers, "seeds")])]
+    return [Section(f"{title}, times 100", blocks=[PageTable(head, rows, numbers, "seeds")])]
 
 
 def _link(out: Path, seed: object) -> Cell:
@@ -200,6 +200,6 @@ def _without_gold(lines: Sequence[Json]) -> list[Section]:
     if counts and len(counts) <= kinds.LABELS:
         total = counts.total()
         rows = [BarRow(name, [n / total], [f"{n:,}", percent(n / total, 1)]) for name, n in counts.most_common()]
-        cards = [bars("What was predicted", rows)]
+        cards = [BarTable("What was predicted", rows)]
     text = "These examples have no gold answers, so nothing can be said about mistakes."
     return [Section("", blocks=[text]), Section("", cards)]

@@ -132,9 +132,10 @@ def _legend(series: Sequence[Series]) -> tuple[list[Markup], int]:
         if at > 8 and at + wide > WIDTH:
             at, line = 8.0, line + 1
         y = 36 + 18 * line
-        stroke = path(f"line{_dash(number, curve)}", f"M{at:g},{y - 4} {at + 16:g},{y - 4}")
+        colour, line_class = _look(number, curve)
+        stroke = path(line_class, f"M{at:g},{y - 4} {at + 16:g},{y - 4}")
         dot = [element("circle", kind="dot", cx=f"{at + 8:g}", cy=y - 4, r=3.5)] if curve.style == "dots" else []
-        parts += [group(_colour(number, curve), stroke, *dot), text(f"{at + 21:g}", y, name, "key")]
+        parts += [group(colour, stroke, *dot), text(f"{at + 21:g}", y, name, "key")]
         at += wide
     return parts, line + 1 if parts else 0
 
@@ -216,14 +217,15 @@ def _curve(plot: _Plot, curve: Series, points: ThinCurve, number: int) -> Markup
             parts.append(path("band", f"M{there} {back}Z"))
     elif curve.style == "smooth" and len(points.x) >= 8:
         parts.append(path("raw", _line(across, plot.up(points.y, curve.right))))
-    parts.append(path(f"line{_dash(number, curve)}", _line(across, up)))
+    colour, line_class = _look(number, curve)
+    parts.append(path(line_class, _line(across, up)))
     known = np.flatnonzero(np.isfinite(up) & np.isfinite(across))
     if (curve.style == "dots" and len(known) <= 60) or len(known) == 1:
         for i in known:
             hint = element("title", f"{curve.name}: {points.y[i]:,.6g} at {points.x[i]:,.10g}")
             parts.append(element("circle", hint, kind="dot", cx=f"{across[i]:.1f}", cy=f"{up[i]:.1f}", r=3.5))
     right = 1 if curve.right else None
-    return group(f"series {_colour(number, curve)}", *parts, data_name=curve.name, data_right=right)
+    return group(f"series {colour}", *parts, data_name=curve.name, data_right=right)
 
 
 def _line(across: Floats, up: Floats) -> str:
@@ -241,13 +243,10 @@ def _runs(known: np.ndarray) -> list[slice]:
     return [slice(first, behind) for first, behind in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def _colour(number: int, curve: Series) -> str:
-    return f"s{(number if curve.colour is None else curve.colour) % COLOURS}"
-
-
-def _dash(number: int, curve: Series) -> str:
-    """Return the class that sets curves apart whose colours repeat."""
-    return " dashed" if (number if curve.colour is None else curve.colour) >= COLOURS else ""
+def _look(number: int, curve: Series) -> tuple[str, str]:
+    """Return the classes of a curve's colour and line; lines whose colours repeat are dashed."""
+    colour = number if curve.colour is None else curve.colour
+    return f"s{colour % COLOURS}", "line dashed" if colour >= COLOURS else "line"
 
 
 def _script_data(plot: _Plot, clock: tuple[Floats, Floats] | None, x_label: str) -> dict[str, str]:
