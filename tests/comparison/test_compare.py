@@ -399,7 +399,7 @@ def test_the_verb_without_a_task(words: Tokenizer, tmp_path: Path, command: Comm
     assert found["models"][0]["tokens_a_text"] == (7 + 4) / 2
     said = command.well("compare", "bert-tiny", two, "--tokenizer", one, "--seconds", 0.2)
     assert "random weights" in said.err
-    assert f"{len(SENTENCES)} sentences" in said.out
+    assert f"{len(SENTENCES)} built-in sentences" in said.out
     assert "x smaller" in said.out
     assert "bertree compare" in command.well("compare", "--help").out
 
