@@ -9,7 +9,6 @@ from bertree.errors import UserError
 from bertree.files import Json, read_json, read_json_lines
 from bertree.inference.load import load
 from bertree.inference.model import Model
-from bertree.report.html import render
 from bertree.run_folder import METRICS, MODEL, REPORT, SCORES
 
 
@@ -58,6 +57,8 @@ class Run:
         return self.folder / REPORT
 
     def _repr_html_(self) -> str:
+        from bertree.report.html import notebook_table
+
         state = "complete" if self.complete else "stopped; go on with resume=True"
-        metrics = {key: value for key, value in self.metrics.items() if isinstance(value, float)}
-        return render("result", folder=str(self.folder), state=state, metrics=metrics)
+        rows = [(key, f"{value:.4g}") for key, value in self.metrics.items() if isinstance(value, float)]
+        return notebook_table(str(self.folder), rows, state)

@@ -4,7 +4,7 @@ Every value is escaped by the templates. The only values that are markup already
 files in assets/.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 def render(template: str, **values: object) -> str:
     """Return the page that a template makes of values."""
     return _environment().get_template(f"{template}.html.j2").render(values)
+
+
+def notebook_table(title: str, rows: Iterable[tuple[str, str]], state: str = "") -> str:
+    """Return a short table as HTML, for `_repr_html_`."""
+    return render("notebook", title=title, rows=rows, state=state)
 
 
 def write_report(folder: Path, page: Callable[[], str]) -> None:

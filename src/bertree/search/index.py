@@ -8,7 +8,6 @@ Every search reads one state of the folder, the newest: other processes may add 
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from pathlib import Path
 from typing import Self, overload
 
@@ -240,12 +239,13 @@ class Index:
         return f"Index({str(self.path)!r}, {rest})"
 
     def _repr_html_(self) -> str:
+        from bertree.report.html import notebook_table
+
         try:
             rows = self._summary()
         except UserError as error:
             rows = [("error", str(error))]
-        cells = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows)
-        return f"<p><b>{escape(str(self.path))}</b></p><table>{cells}</table>"
+        return notebook_table(str(self.path), rows)
 
     def _summary(self) -> list[tuple[str, str]]:
         known = self.info
