@@ -155,9 +155,9 @@ def _plant(stage: str, count: str) -> None:
         Loop.step = lambda *given: (time.sleep(int(count) / 1000), step(*given))[1]
         return
     if stage == "pause":
-        from bertree.train import tuning
+        from bertree.train import fine_tuning_session
 
-        tuning.PAUSE = float(count)
+        fine_tuning_session.PAUSE = float(count)
         return
     if stage == "room":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), int(count)))

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
+from bertree.config.sections import Phase, ScheduleSettings
 from bertree.console import showing
+from bertree.report.formats import duration
 from bertree.train import progress
 from bertree.train.progress import Progress
+from bertree.train.schedule import TrainingPlan
 
 LINE = {
     "kind": "train",
@@ -25,7 +28,7 @@ EVALUATION = {"kind": "eval", "step": 100, "seconds": 6.1, "loss": 5.7, "perplex
 def test_a_log_is_useful_and_short(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
-    with showing(), Progress(400, 0) as shown:
+    with showing(), Progress(range(401)) as shown:
         for step in range(1, 201):
             now += 0.5
             shown.step(step)
@@ -46,17 +49,35 @@ def test_a_log_is_useful_and_short(capsys: pytest.CaptureFixture[str], monkeypat
     )
 
 
+def test_time_left_follows_the_tokens_that_are_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose batches grow has its longest steps before it."""
+    plan = TrainingPlan([Phase(1000, 128, 100)], ScheduleSettings(growth=4), 1e-3)
+    assert plan.tokens_after[-1] == 100_000
+    assert len(plan.tokens_after) == len(plan) + 1 < 1000
+    now = 1000.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    half = next(step for step, tokens in enumerate(plan.tokens_after) if tokens >= 50_000)
+    assert half > len(plan) / 2
+    with showing(), Progress(plan.tokens_after, 100) as shown:  # resumed
+        now += (plan.tokens_after[half] - plan.tokens_after[100]) / 100  # a second a hundred tokens
+        shown.train(LINE | {"step": half})
+    left = (100_000 - plan.tokens_after[half]) / 100
+    assert f"{duration(left)} left" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("fields", [{}, {"step": 1, "loss": None, "lr": None, "mfu": float("nan"), "odd": "[/x]"}])
 @pytest.mark.parametrize("quiet", [True, False])
 def test_odd_fields(fields: dict[str, Any], quiet: bool) -> None:
-    with Progress(10, 2, quiet=quiet) as shown:
+    with Progress(range(11), 2, quiet=quiet) as shown:
         shown.train(fields)
         shown.evaluation(fields)
         shown.step(3)
 
 
 def test_a_step_costs_nothing() -> None:
-    with Progress(100_000, 0, quiet=False) as shown:
+    with Progress(range(100_001), quiet=False) as shown:
         started = time.perf_counter()
         for step in range(20_000):
             shown.step(step)

@@ -10,6 +10,7 @@ import typer
 from bertree.cli import aliases, data, distill, embeddings, finetune, model, predict, pretrain, search, similar
 from bertree.console import showing
 from bertree.errors import BertreeWarning, UserError
+from bertree.train.signals import interrupt_once
 from bertree.version import __version__
 
 app = typer.Typer(
@@ -43,7 +44,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows another
     warnings.simplefilter("always", BertreeWarning)
     try:
-        with showing():
+        with showing(), interrupt_once():
             code = app(aliases.translate(sys.argv[1:]), standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:

@@ -36,6 +36,7 @@ from bertree.tasks.logits import inference_autocast
 from bertree.train.device import Placement, set_deterministic
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.schedule import TrainingPlan
+from bertree.train.signals import catch_signals
 
 TEXTS = 64  # held-out examples that teacher and student are timed on
 
@@ -75,7 +76,10 @@ def distill_on_text(
         if targets is not None:
             intro.append(_fill_cache(targets, training, teacher_model))
             training = replace(training, feed=targets)
-        run = training.run(out, resume, intro)
+        with catch_signals() as signals:
+            run = training.run(out, resume, intro)
+        if signals.caught is not None:  # it may have come while the model was written
+            return replace(run, signal=signals.caught)
         if run.complete and seconds:
             _compare(training, teacher, out, seconds)
         return run

@@ -33,6 +33,7 @@ from bertree.run_folder import (
 )
 from bertree.tasks.task import Task
 from bertree.train.loop import Diverged
+from bertree.train.signals import catch_signals
 
 
 def run_seeds(
@@ -56,10 +57,13 @@ def run_seeds(
         first = job.tuner.config.run.seed
         wanted = set(range(first, first + seeds))
         for seed in sorted(wanted | (_finished_seeds(job.out) if resume else set())):
-            result = _run_seed(job, seed, resume, results)
+            with catch_signals() as signals:
+                result = _run_seed(job, seed, resume, results)
             if isinstance(result, Interrupted):
                 return Run(job.out, signal=result.signal)
             results.append(result)
+            if signals.caught is not None:  # it came while the seed was evaluated and written
+                return Run(job.out, signal=signals.caught)
         metrics = _write_results(job, results)
         if not (job.out / MODEL).is_dir():
             return Run(job.out, learned=False)

@@ -25,12 +25,12 @@ from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.logits import logits
 from bertree.tasks.task import Example, Task, Unit
 from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Placement
+from bertree.train.fine_tuning_session import BestEvaluation, FineTuningSession
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.steps.cuda_graph import CudaGraphLoop
 from bertree.train.steps.grad_cache import GradCacheLoop, WholeStepObjective
-from bertree.train.tuning import Best, Tuning
 
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
 POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
@@ -169,28 +169,27 @@ class FineTuning:
 
     def identity_with(self, seed: int) -> str:
         """What must be the same when a run with this seed is resumed: settings, model and data, as one hash."""
-        return hashlib.sha256((self.recipe(seed) + self.identity).encode()).hexdigest()
+        return hashlib.sha256((self.recipe(seed) + self.identity).encode(errors="surrogateescape")).hexdigest()
 
-    def run(self, out: Path, seed: int, resume: bool, intro: Sequence[str]) -> tuple[int | None, Best, Loop]:
+    def run(self, out: Path, seed: int, resume: bool, intro: Sequence[str]) -> tuple[int | None, BestEvaluation, Loop]:
         """Learn it. The signal that ended the run early, if any, the best evaluation, and the loop with the weights of
         that moment in it."""
         loop, feed = self._parts(seed)
         recipe = self.recipe(seed)
         steps, every = len(feed.plan), self.steps_an_epoch / self.config.train.evaluations
-        tuning = Tuning(
+        session = FineTuningSession(
             out,
             recipe,
             loop,
             feed,
             self.config.run,
-            measure=lambda: evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1],
+            {"run": self.identity_with(seed)},
+            evaluate=lambda: evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1],
             metric=self.task.metric,
             evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
             patience=self.config.train.patience,
-            identity={"run": self.identity_with(seed)},
         )
-        signal, best = tuning.run(resume, intro)
-        return signal, best, loop
+        return session.run(resume, intro), session.best, loop
 
 
 def hold_out(

@@ -23,8 +23,8 @@ from bertree.errors import UserError, suggest
 from bertree.files import Json, read_toml
 from bertree.model.architecture import TYPES
 from bertree.objectives.pretraining import TERMS, WEIGHTS
+from bertree.train.schedule import MOST_STEPS
 
-MOST_STEPS = 20_000_000
 BUNDLED = Path(__file__).parent / "recipes"
 MODEL_KEYS = ("preset", "start", *TYPES)
 

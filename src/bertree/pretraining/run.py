@@ -50,7 +50,7 @@ from bertree.train.held_out import MaskSamples, evaluate_held_out
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from bertree.train.session import Session
+from bertree.train.session import PretrainingSession
 
 # What a resumed run may change: how it is watched, not what is learned.
 WATCHING = {
@@ -148,19 +148,19 @@ class PretrainingRun:
         # Samples show masks being filled; there are none where every token predicts the next.
         filled = "mlm" in self.asked.terms and build.masking(recipe.data).unit != "next"
         samples = MaskSamples(measured[0]) if filled else None
-        session = Session(
+        session = PretrainingSession(
             out,
             as_toml(recipe),
             loop,
             self.feed,
             recipe.run,
-            measure=lambda step: evaluate_held_out(
+            self.identity,
+            evaluate=lambda step: evaluate_held_out(
                 network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast
             ),
             samples=lambda: samples(network) if samples else [],
             flops=self.flops,
-            identity=self.identity,
-            finish=lambda name: folder.write(self.contents, out / name),
+            write_model=lambda name: folder.write(self.contents, out / name),
         )
         try:
             signal = session.run(resume, [*self._intro(), *intro])

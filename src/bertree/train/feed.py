@@ -1,9 +1,10 @@
-"""Batches for the loop, made ahead of it by a thread of their own, in order, from any step on."""
+"""The batches of each step, made ahead of the loop by a thread, in order, from any step on."""
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
@@ -18,25 +19,34 @@ ROUND = 64  # sizes that must not vary in a compiled step are rounded up to a mu
 
 @dataclass(frozen=True)
 class StepBatches:
-    """A step and the micro-batches it is computed from."""
+    """A step and its micro-batches."""
 
     update: PlannedStep
     batches: Sequence[Batch]
     epoch: float
-    padding: int = 0  # tokens among them that are there for the shape alone
+    padding: int = 0  # tokens that only fill up the shape
 
 
-class StreamFeed:
-    """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream a micro-batch."""
+class Feed(Protocol):
+    """The steps of a run."""
+
+    plan: TrainingPlan
+
+    def steps_from(self, first: int) -> Iterator[StepBatches]:
+        """Yield the steps from `first` on."""
+
+
+class StreamFeed(Feed):
+    """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream per micro-batch."""
 
     def __init__(self, plan: TrainingPlan, streams: Sequence[Sequence[Stream]], fixed: bool = False) -> None:
         self.plan, self.streams = plan, streams
         self._shapes = [
-            FixedShape(stream[0], stream[0].batch_tokens // len(stream)) if fixed else _as_it_is for stream in streams
+            FixedShape(stream[0], stream[0].batch_tokens // len(stream)) if fixed else _unchanged for stream in streams
         ]
 
     def __getitem__(self, number: int) -> StepBatches:
-        """What a step reads: a pure function of the seed and the step."""
+        """Return the batches of a step: a pure function of the seed and the step."""
         update = self.plan.updates[number]
         streams = self.streams[update.phase]
         places = range(update.first, update.first + update.batches)
@@ -49,12 +59,12 @@ class StreamFeed:
         return StepBatches(update, made, earlier + streams[0].epoch_at(update.first + update.batches))
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
-        """Steps from `first` on, made ahead."""
+        """Yield the steps from `first` on, made ahead."""
         return prefetch(self.__getitem__, first, len(self.plan))
 
 
 def prefetch(make: Callable[[int], StepBatches], first: int, last: int) -> Iterator[StepBatches]:
-    """Steps `first` up to `last`, made a few ahead by a thread that ends with the iterator."""
+    """Yield steps `first` up to `last`, made a few ahead by a thread that ends with the iterator."""
     ready: queue.Queue[StepBatches | BaseException] = queue.Queue(AHEAD)
     stopped = threading.Event()
 
@@ -91,15 +101,15 @@ def _put(
     return None
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _unchanged(batch: Batch) -> Batch:
     return batch
 
 
 class FixedShape:
-    """Gives the batches of a stream one shape, so that a compiled step is compiled once.
+    """Pads the batches of a stream to one shape, so that a compiled step is compiled once.
 
-    Sequences of no tokens and questions that are ignored fill up what varies. The room follows from the stream's
-    averages and from the batch alone, not from the batches before it: a run that is resumed sees the same shapes.
+    Empty sequences and ignored targets fill up what varies. The size follows from the stream's averages and from the
+    batch alone, not from the batches before it: a run that is resumed sees the same shapes.
     """
 
     def __init__(self, stream: Stream, tokens: int) -> None:
@@ -108,7 +118,7 @@ class FixedShape:
         self._masks = tokens * stream.masking.share if stream.masking else 0.0
 
     def __call__(self, batch: Batch) -> Batch:
-        """The same batch with room to spare."""
+        """Return the padded batch."""
         sequences = batch.cu_seqlens.numel() - 1
         spare = _room(sequences, self._sequences) - sequences
         changes: dict[str, object] = {
@@ -121,14 +131,14 @@ class FixedShape:
             spare = min(_room(batch.masked.numel(), self._masks), batch.ids.numel()) - batch.masked.numel()
             free = torch.ones(batch.ids.numel(), dtype=torch.bool)
             free[batch.masked] = False
-            # Places that are read once only: their gradients then meet no others, and nothing has to wait.
+            # Tokens that are read once only: their gradients are not added to others, which would be slower.
             changes["masked"] = torch.cat([batch.masked, free.nonzero()[:spare, 0]])
             changes["targets"] = torch.cat([batch.targets, batch.targets.new_full((spare,), IGNORED)])
         return replace(batch, **changes)  # type: ignore[arg-type]
 
 
 def _room(needed: int, usual: float) -> int:
-    """The first rung of a ladder that holds `needed`; the lowest lies well above what is usual."""
+    """Return the first of a series of sizes that holds `needed`; the smallest lies well above the usual."""
     room = usual * 1.07 + 16
     while room < needed:
         room *= 1.2

@@ -1,47 +1,66 @@
-"""What happens after a step beside learning: counting, logging, evaluating, saving, stopping.
+"""What happens after each step beside learning: counting, logging, evaluating, saving, stopping.
 
 Each hook is called with the result of every step, in this order.
 """
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from bertree.config.bounds import AtLeast
+from bertree.config.settings import read
 from bertree.files import Json
 from bertree.train.loop import StepResult, StopTraining
 from bertree.train.metrics_log import MetricsLog
 from bertree.train.progress import Progress
+from bertree.train.signals import Signals
 
 EvaluateStep = Callable[[StepResult], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class SavedTotals:
+    """The totals of a run as a checkpoint keeps them."""
+
+    seconds: Annotated[float, AtLeast(0)] = 0.0
+    tokens: Annotated[int, AtLeast(0)] = 0
+    skipped: Annotated[int, AtLeast(0)] = 0
+    waited: Annotated[float, AtLeast(0)] = 0.0
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any], where: str) -> "SavedTotals":
+        """Read the totals from what a checkpoint keeps beside its tensors."""
+        names = ("seconds", "tokens", "skipped", "waited")
+        found: SavedTotals = read(cls, {name: extra[name] for name in names if name in extra}, where, "extra")
+        return found
 
 
 class Totals:
     """Running totals of a run, across resumes."""
 
-    def __init__(self, record: MetricsLog, before: Json | None = None) -> None:
-        before = before or {}
-        self.tokens = int(before.get("tokens", 0))
-        self.waited = float(before.get("waited", 0.0))  # for batches
-        self._skipped = int(before.get("skipped", 0))
-        self._earlier = float(before.get("seconds", 0.0))
+    def __init__(self, log: MetricsLog, saved: SavedTotals | None = None) -> None:
+        saved = saved or SavedTotals()
+        self.tokens = saved.tokens
+        self.waited = saved.waited  # for batches
+        self._skipped = saved.skipped
+        self._earlier = saved.seconds
         self._began = time.perf_counter()
-        self._record = record
+        self._log = log
         self._unread: list[StepResult] = []
 
     @property
     def seconds(self) -> float:
-        """Time the run has taken so far, with everything it does."""
+        """Time the run has taken so far, all of it."""
         return self._earlier + time.perf_counter() - self._began
 
     @property
     def skipped(self) -> int:
-        """Steps without a finite gradient; to know of the newest, the host waits for it."""
+        """Steps without a finite gradient. The host waits for the newest step to know."""
         for result in self._unread:
             if result.skipped:
                 self._skipped += 1
-                self._record.write("event", result.step, {"text": "step skipped: the gradient was not finite"})
+                self._log.write("event", result.step, {"text": "step skipped: the gradient was not finite"})
         self._unread = []
         return self._skipped
 
@@ -52,35 +71,34 @@ class Totals:
         self._unread.append(result)
 
     def as_dict(self) -> Json:
-        """For the checkpoint."""
+        """Return the totals for the checkpoint."""
         return {"seconds": self.seconds, "tokens": self.tokens, "skipped": self.skipped, "waited": self.waited}
 
 
 class StepLogger:
-    """A line of metrics every so many steps: means since the last one. Skipped steps and new phases are told."""
+    """Writes a line of metrics every so many steps: means since the last one; and new phases."""
 
     def __init__(
         self,
         every: int,
         last: int,
-        record: MetricsLog,
+        log: MetricsLog,
         progress: Progress,
-        tally: Totals,
-        flops: Sequence[float],
-        peak: float | None,
+        totals: Totals,
+        flops: Sequence[float] = (0.0,),
+        peak_flops: float | None = None,
     ) -> None:
-        self._last = last
-        self._every, self._record, self._progress, self._tally = every, record, progress, tally
-        self._flops, self._peak = flops, peak
+        self._every, self._last, self._log, self._progress, self._totals = every, last, log, progress, totals
+        self._flops, self._peak_flops = flops, peak_flops
         self._results: list[StepResult] = []
         self._since = time.perf_counter()
         self._phase: int | None = None
 
     def __call__(self, result: StepResult) -> None:
-        """Collect, and write when it is time."""
+        """Collect a step, and write a line when it is time."""
         self._progress.step(result.step)
         if self._phase not in (None, result.phase):
-            self._record.write("event", result.step, {"text": f"phase {result.phase + 1}"})
+            self._log.write("event", result.step, {"text": f"phase {result.phase + 1}"})
         self._phase = result.phase
         self._results.append(result)
         if result.step % self._every == 0 or result.step in (1, self._last):
@@ -95,63 +113,63 @@ class StepLogger:
             **{name: sum(r.losses[name] for r in finite) / len(finite) for name in result.losses},
             "lr": result.lr,
             "norm": sum(r.norm for r in finite) / len(finite),
-            "tokens": self._tally.tokens,
+            "tokens": self._totals.tokens,
             "tokens_per_s": tokens / seconds,
-            "seconds": self._tally.seconds,
-            "waited": self._tally.waited,
+            "seconds": self._totals.seconds,
+            "waited": self._totals.waited,
             "epoch": result.epoch,
-            "skipped": self._tally.skipped,
+            "skipped": self._totals.skipped,
             "phase": result.phase,
             "batch_tokens": result.tokens,
         }
-        if self._peak:
-            fields["mfu"] = fields["tokens_per_s"] * self._flops[result.phase] / self._peak
-        self._record.write("train", result.step, fields)
+        if self._peak_flops:
+            fields["mfu"] = fields["tokens_per_s"] * self._flops[result.phase] / self._peak_flops
+        self._log.write("train", result.step, fields)
         self._progress.train({"step": result.step} | fields)
         self._results, self._since = [], time.perf_counter()
 
-    def pause(self, seconds: float) -> None:
-        """Leave out time that was not spent on training."""
+    def leave_out(self, seconds: float) -> None:
+        """Do not count time that was not spent on training."""
         self._since += seconds
 
 
 class Evaluator:
-    """Held-out text every so many steps, and at the end."""
+    """Evaluates on held-out text every so many steps, and at the end."""
 
     def __init__(
         self,
         every: int,
         last: int,
-        measure: EvaluateStep,
+        evaluate: EvaluateStep,
         samples: Callable[[], list[dict[str, Any]]],
-        record: MetricsLog,
+        log: MetricsLog,
         progress: Progress,
-        tally: Totals,
-        log: StepLogger,
+        totals: Totals,
+        logger: StepLogger,
     ) -> None:
-        self._every, self._last, self._measure, self._samples = every, last, measure, samples
-        self._record, self._progress, self._tally, self._log = record, progress, tally, log
+        self._every, self._last, self._evaluate, self._samples = every, last, evaluate, samples
+        self._log, self._progress, self._totals, self._logger = log, progress, totals, logger
         self.newest: tuple[int, float] | None = None  # step and loss
 
     def __call__(self, result: StepResult) -> None:
-        """Measure when it is time."""
+        """Evaluate when it is time."""
         if result.step % self._every and result.step != self._last:
             return
         began = time.perf_counter()
-        fields = self._measure(result) | {"seconds": self._tally.seconds, "tokens": self._tally.tokens}
+        fields = self._evaluate(result) | {"seconds": self._totals.seconds, "tokens": self._totals.tokens}
         self.newest = result.step, fields["loss"]
-        self._record.write("eval", result.step, fields)
+        self._log.write("eval", result.step, fields)
         for sample in self._samples():
-            self._record.write("sample", result.step, sample)
+            self._log.write("sample", result.step, sample)
         self._progress.evaluation({"step": result.step} | fields)
-        self._log.pause(time.perf_counter() - began)
+        self._logger.leave_out(time.perf_counter() - began)
 
 
 class CheckpointSaver:
-    """A checkpoint every so many steps, and at the end. What it costs is time, so it is left out of the speed."""
+    """Saves a checkpoint every so many steps, and at the end."""
 
-    def __init__(self, every: int, last: int, save: Callable[[StepResult], None], log: StepLogger) -> None:
-        self._every, self._last, self._save, self._log = every, last, save, log
+    def __init__(self, every: int, last: int, save: Callable[[StepResult], None], logger: StepLogger) -> None:
+        self._every, self._last, self._save, self._logger = every, last, save, logger
         self.step: int | None = None  # of the newest checkpoint
 
     def __call__(self, result: StepResult) -> None:
@@ -166,39 +184,17 @@ class CheckpointSaver:
         began = time.perf_counter()
         self._save(result)
         self.step = result.step
-        self._log.pause(time.perf_counter() - began)
+        self._logger.leave_out(time.perf_counter() - began)
 
 
-class SignalHandler:
-    """SIGINT and SIGTERM: the step at hand is finished and saved, then the run ends. A second one ends it at once."""
+class StopOnSignal:
+    """Saves and ends the run after the step in which a signal came."""
 
-    def __init__(self, save: CheckpointSaver) -> None:
-        self._save = save
-        self.caught: int | None = None
+    def __init__(self, signals: Signals, saver: CheckpointSaver) -> None:
+        self._signals, self._saver = signals, saver
 
     def __call__(self, result: StepResult) -> None:
-        """Stop if someone asked for it."""
-        if self.caught is not None:
-            self._save.now(result)
+        """Stop if a signal has come."""
+        if self._signals.caught is not None:
+            self._saver.now(result)
             raise StopTraining
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Catch the signals while the block runs."""
-
-        def catch(number: int, frame: object) -> None:
-            self.caught = number
-            for other, old in before.items():
-                signal.signal(other, old)
-
-        before: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, catch)
-        except ValueError:
-            pass  # not the main thread: whoever runs us there handles signals
-        try:
-            yield
-        finally:
-            for caught, old in before.items():
-                signal.signal(caught, old)

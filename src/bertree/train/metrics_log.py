@@ -1,7 +1,7 @@
-"""What a run writes down about itself: metrics.jsonl, recipe.toml, environment.json, and TensorBoard if asked.
+"""The log of a run: metrics.jsonl, TensorBoard where it is wanted, and the environment it was computed in.
 
 Every line of metrics.jsonl is one JSON object with a `kind`: train, eval, sample, event or end. A run that is
-resumed drops the lines after the step it goes on from, so no step is told twice.
+resumed drops the lines after the step it resumes from, so no step is logged twice.
 """
 
 import importlib.metadata
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import write_atomically
 from bertree.run_folder import METRICS, TENSORBOARD
@@ -26,7 +27,7 @@ PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
 
 
 class MetricsLog:
-    """The log of one run, from a step on."""
+    """The log of one run, written from a step on."""
 
     def __init__(self, out: Path, step: int = 0, tensorboard: bool = False) -> None:
         self._path = out / METRICS
@@ -36,7 +37,7 @@ class MetricsLog:
         self._board = _board(out / TENSORBOARD, step) if tensorboard else None
 
     def write(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
-        """One line."""
+        """Write one line."""
         clean = _plain(dict(fields))
         self._file.write(_json({"kind": kind, "step": step} | clean))
         self._file.flush()
@@ -46,27 +47,35 @@ class MetricsLog:
                     self._board.add_scalar(f"{kind}/{key}", value, step)
 
     def close(self) -> None:
-        """Nothing more will be written."""
+        """Close the files."""
         self._file.close()
         if self._board is not None:
             self._board.close()
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines that are whole."""
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("step", 0), int):
-            found.append(value)
-    return found
+    """Return the lines that are good. A killed run leaves half a line at the end; other bad lines are damage."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    found = [_line(line) for line in lines]
+    if bad := found[:-1].count(None):
+        note(f"{path}: {bad} damaged {'line is' if bad == 1 else 'lines are'} dropped")
+    return [line for line in found if line is not None]
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and type(value.get("step", 0)) is int else None
+
+
+def _refuse(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no word for infinity."""
+    """Round floats to six digits; JSON has no word for those that are not finite."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -89,7 +98,7 @@ def _board(folder: Path, step: int) -> Any:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Where and with what a run is computed."""
+    """Describe the machine, the versions and the command of a run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "bertree": __version__,

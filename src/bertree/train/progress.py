@@ -1,13 +1,13 @@
-"""A run on the terminal while it goes: a live bar for a person, a few plain lines for the log of a batch job.
+"""The progress of a run on the terminal: a live bar for a person, a few plain lines for the log of a batch job.
 
-The bar is on standard error; lines (evaluations, and without a bar now and then a line on training) are on
-standard output.
+The bar is on standard error. Lines (evaluations and, without a bar, now and then one on training) are on standard
+output. The time that is left follows from the tokens that are left: steps may grow.
 """
 
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,20 +19,22 @@ from bertree.console import has_bar, is_showing
 from bertree.report.formats import digits, duration, format_metric, label, percent
 from bertree.report.history import BOOKKEEPING, KNOWN, number
 
-REFRESH = 0.2  # seconds between two looks of the bar
+REFRESH = 0.2  # seconds between two updates of the bar
 EVERY = 30.0  # seconds between two lines on training where there is no bar
 WIDE = 130  # columns from which on the bar shows the terms of the loss
 
 
 class Progress:
-    """Shows how a run of `total_steps` comes along that starts, or goes on, at `first_step`.
+    """Shows the progress of a run that starts, or is resumed, at `first_step`.
 
-    `quiet` says whether there is no bar; None: where standard error is not a terminal.
+    `tokens_after` holds the tokens read after 0, 1, 2 ... steps. `quiet` says whether there is no bar; None: where
+    standard error is not a terminal.
     """
 
-    def __init__(self, total_steps: int, first_step: int = 0, quiet: bool | None = None) -> None:
+    def __init__(self, tokens_after: Sequence[int], first_step: int = 0, quiet: bool | None = None) -> None:
         bar = (not quiet) if quiet is not None else has_bar()
-        self._total, self._first = total_steps, first_step
+        self._total, self._tokens_after = len(tokens_after) - 1, tokens_after
+        self._first = tokens_after[first_step]
         self._lines = Console()
         self._shows_lines = is_showing() or quiet is not None
         self._bar = _bar() if bar else None
@@ -46,7 +48,9 @@ class Progress:
         self._started = time.monotonic()
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task("training", total=self._total, completed=self._first, figures="")
+            self._task = self._bar.add_task(
+                "training", total=self._tokens_after[-1], completed=self._first, steps="", figures=""
+            )
         return self
 
     def __exit__(
@@ -57,19 +61,19 @@ class Progress:
         self._flush()
 
     def step(self, step: int) -> None:
-        """A step is done. Costs next to nothing: the bar moves a few times a second."""
+        """Count a step. Costs next to nothing: the bar moves a few times a second."""
         if self._bar is None:
             return
         now = time.monotonic()
         if now >= self._next:
             self._next = now + REFRESH
-            self._bar.update(self._task, completed=step)
+            self._bar.update(self._task, completed=self._tokens(step), steps=f"{step:,}/{self._total:,}")
 
     def train(self, fields: Mapping[str, Any]) -> None:
-        """The figures of a "train" line."""
+        """Show the figures of a "train" line."""
         if self._bar is not None:
             shown = " · ".join(_training(fields, terms=self._bar.console.width >= WIDE))
-            self._bar.update(self._task, completed=fields.get("step"), figures=shown)
+            self._bar.update(self._task, figures=shown)
             return
         now = time.monotonic()
         self._unsaid = dict(fields)
@@ -78,7 +82,7 @@ class Progress:
             self.say(self._line(fields))
 
     def evaluation(self, fields: Mapping[str, Any]) -> None:
-        """The figures of an "eval" line: one line above the bar."""
+        """Print the figures of an "eval" line, above the bar."""
         losses = [name for name in ("loss", "perplexity") if name in fields]
         others = [name for name in fields if name not in {*BOOKKEEPING, *losses}]
         parts = [
@@ -89,7 +93,7 @@ class Progress:
         self.say(f"{self._at(fields)} · held-out: {', '.join(parts) or 'nothing measured'}")
 
     def _flush(self) -> None:
-        """The training line that was held back, before anything that comes after it."""
+        """Print the training line that was held back, before anything that comes after it."""
         if self._bar is None and self._unsaid is not None:
             unsaid, self._unsaid = self._unsaid, None
             self.say(self._line(unsaid))
@@ -100,12 +104,16 @@ class Progress:
         if self._shows_lines:
             self._lines.print(line, soft_wrap=True, highlight=False, markup=False)
 
+    def _tokens(self, step: int) -> int:
+        return self._tokens_after[min(step, self._total)]
+
     def _at(self, fields: Mapping[str, Any]) -> str:
         return f"step {fields.get('step', 0):,}/{self._total:,}"
 
     def _line(self, fields: Mapping[str, Any]) -> str:
         parts = [self._at(fields), *_training(fields, terms=True)]
-        done, left = fields.get("step", 0) - self._first, self._total - fields.get("step", 0)
+        read = self._tokens(fields.get("step", 0))
+        done, left = read - self._first, self._tokens_after[-1] - read
         if done > 0 and left > 0:
             parts.append(f"{duration((time.monotonic() - self._started) / done * left)} left")
         return " · ".join(parts)
@@ -118,7 +126,7 @@ def _bar() -> bars.Progress:
     return bars.Progress(
         bars.SpinnerColumn(),
         bars.BarColumn(bar_width=20 if console.width >= WIDE else 8),
-        bars.MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        bars.TextColumn("{task.fields[steps]}", table_column=Column(no_wrap=True)),
         bars.TextColumn("{task.fields[figures]}", markup=False, table_column=cell),
         bars.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
         bars.TextColumn("left", table_column=Column(no_wrap=True)),
@@ -132,7 +140,7 @@ def _bar() -> bars.Progress:
 
 
 def _training(fields: Mapping[str, Any], terms: bool) -> Iterator[str]:
-    """Loss, its terms, speed, learning rate: those that are there."""
+    """Yield the loss, its terms, the speed and the learning rate, as far as they are known."""
     names = [name for name, value in fields.items() if name not in KNOWN and _is_number(value)]
     parts = ", ".join(
         f"{label(name).removesuffix(' loss')} {format_metric('loss', number(fields[name]))}" for name in names
@@ -150,5 +158,5 @@ def _training(fields: Mapping[str, Any], terms: bool) -> Iterator[str]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a field holds a number; null stands for one that is not finite."""
+    """Return whether a field holds a number; null stands for one that is not finite."""
     return value is None or type(value) in (int, float)

@@ -1,17 +1,21 @@
-"""What every step of a run does, known before it starts: which batches it reads, at which rate.
+"""The plan of a run: which batches each step reads and at which learning rate, known before it starts.
 
-A run is counted in batches of its phases' size. The learning rate rises in the warm-up and then follows the
-schedule's shape. Where the batch may grow, a step reads 2, 4, 8 ... batches as soon as the shape has fallen to
-1/2, 1/4, 1/8 ..., and the rate is raised by the same factor: rate divided by batch size, the noise of the
-gradient, follows the shape exactly, with fewer and larger steps ("Don't decay the learning rate, increase the
-batch size", Smith et al. 2018).
+A run is counted in batches of its phases' size. The learning rate rises in the warm-up and then follows the schedule's
+shape. Where the batch may grow, a step reads 2, 4, 8 ... batches as soon as the shape has fallen to 1/2, 1/4, 1/8 ...,
+and the rate is multiplied by the same factor: rate divided by batch size, the noise of the gradient, follows the shape
+exactly, with fewer and larger steps ("Don't decay the learning rate, increase the batch size", Smith et al. 2018).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 from bertree.config.sections import Phase, ScheduleSettings
+from bertree.errors import UserError
+
+MOST_STEPS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,10 @@ class TrainingPlan:
 
     def __init__(self, phases: Sequence[Phase], schedule: ScheduleSettings, lr: float) -> None:
         self.phases = tuple(phases)
-        self._schedule, self._lr = schedule, lr
+        self._schedule = schedule
         self.batches = sum(phase.steps for phase in phases)
+        if self.batches > MOST_STEPS:
+            raise UserError(f"{self.batches} steps in all are more than the {MOST_STEPS} supported; set fewer")
         self.updates: list[PlannedStep] = []
         before = 0
         for number, phase in enumerate(phases):
@@ -46,8 +52,13 @@ class TrainingPlan:
     def __len__(self) -> int:
         return len(self.updates)
 
+    @cached_property
+    def tokens_after(self) -> list[int]:
+        """Tokens read after 0, 1, 2 ... steps: what the time that is left follows from."""
+        return [0, *accumulate(step.batches * self.phases[step.phase].batch_tokens for step in self.updates)]
+
     def _shape(self, at: int) -> float:
-        """Share of the learning rate at a batch of the run."""
+        """Return the share of the learning rate at a batch of the run."""
         warmup, final = self._schedule.warmup, self._schedule.final
         if at < warmup:
             return (at + 1) / warmup
@@ -59,7 +70,7 @@ class TrainingPlan:
         return final + (1 - final) * left
 
     def _growth(self, at: int) -> int:
-        """How many batches make one step here: a power of two."""
+        """Return how many batches make one step: a power of two."""
         if at < self._schedule.warmup:
             return 1
         return int(2 ** math.floor(math.log2(min(self._schedule.growth, 1 / max(self._shape(at), 1e-9)))))

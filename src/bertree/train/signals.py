@@ -1,0 +1,91 @@
+"""SIGINT and SIGTERM during a run: finish the step at hand, save, then stop.
+
+`timeout`, terminals and schedulers often send a signal twice within a millisecond, to the process and to its group. So
+a second signal counts only after a moment; then it ends the run at once.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bertree.console import is_showing
+
+GRACE = 2.0  # seconds in which a second signal is taken for the first
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NOTE = b"\nbertree: stopping as soon as the run is saved; interrupt again to stop at once\n"
+
+
+class Signals:
+    """The signal that was caught, if any."""
+
+    def __init__(self) -> None:
+        self.caught: int | None = None
+        self._at = 0.0
+        self._before: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Catch signals from now on."""
+        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+
+    def uninstall(self) -> None:
+        """Put the handlers back that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if self.caught is None:
+            self.caught, self._at = number, now
+            if is_showing():
+                os.write(2, NOTE)  # print() could be in the middle of a line
+        elif now - self._at >= GRACE:
+            self.uninstall()
+            signal.raise_signal(number)
+
+
+_current: Signals | None = None
+
+
+@contextmanager
+def catch_signals() -> Iterator[Signals]:
+    """Catch SIGINT and SIGTERM while the block runs, so that it can stop in good order.
+
+    Within another such block the same signals are returned. Outside the main thread nothing is caught: whoever runs us
+    there handles signals.
+    """
+    global _current
+    if _current is not None or threading.current_thread() is not threading.main_thread():
+        yield _current or Signals()
+        return
+    _current = Signals()
+    _current.install()
+    try:
+        yield _current
+    finally:
+        _current.uninstall()
+        _current = None
+
+
+@contextmanager
+def interrupt_once() -> Iterator[None]:
+    """Let SIGINT raise KeyboardInterrupt as usual, but ignore a second one that follows at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    last = -GRACE
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal last
+        if time.monotonic() - last >= GRACE:
+            last = time.monotonic()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

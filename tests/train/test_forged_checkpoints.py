@@ -1,0 +1,190 @@
+"""Checkpoints that someone has changed: an older one is taken, with a note that names the file; never a traceback."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bertree.files import file_hash
+from tests.support import runs
+
+LAST = 14
+
+
+@pytest.fixture(scope="module")
+def complete(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Path]:
+    """Arguments of a run, and the folder of one that is complete."""
+    folder = tmp_path_factory.mktemp("complete")
+    given = ("pretrain", str(runs.recipe("roberta", folder)), "--store", str(token_store), "schedule.growth=1")
+    assert runs.finish(*given, "--out", str(folder / "out"), said=folder / "said") == 0, (folder / "said").read_text()
+    return given, folder / "out"
+
+
+def place(out: Path, step: int = LAST) -> Path:
+    return out / "checkpoints" / f"step-{step:08d}"
+
+
+def header(**changes: Any) -> Callable[[Path], None]:
+    def forge(out: Path) -> None:
+        path = place(out) / "state.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return forge
+
+
+def extra(**changes: Any) -> Callable[[Path], None]:
+    def forge(out: Path) -> None:
+        found = json.loads((place(out) / "state.json").read_text())
+        header(extra=found["extra"] | changes)(out)
+
+    return forge
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    """Change the tensors and make the checksum right again."""
+
+    def forge(out: Path) -> None:
+        path = place(out) / "state.safetensors"
+        found = load_file(path)
+        change(found)
+        save_file(found, path)
+        header(sha256=file_hash(path))(out)
+
+    return forge
+
+
+def step_beyond_the_end(out: Path) -> None:
+    shutil.copytree(place(out), place(out, 99))
+    path = place(out, 99) / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"step": 99}))
+
+
+def swapped(out: Path) -> None:
+    one, other = place(out), place(out, LAST - 1)
+    one.rename(out / "aside")
+    other.rename(one)
+    (out / "aside").rename(other)
+    for step in (LAST, LAST - 1):
+        path = place(out, step) / "state.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"step": step}))
+
+
+def moment(found: dict[str, torch.Tensor]) -> str:
+    return next(name for name in found if name.startswith("moments/exp_avg/"))
+
+
+FORGED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "step beyond the end": (step_beyond_the_end, "is of step 99, but the run has 14"),
+    "two swapped": (swapped, "the optimizer has taken 13 steps, not 14"),
+    "a step that is true": (header(step=True), "not the header"),
+    "no extra": (header(extra=[1]), "not the header"),
+    "tokens are infinite": (extra(tokens=float("inf")), "extra.tokens: must be a whole number"),
+    "tokens are a list": (extra(tokens=[1]), "extra.tokens: must be a whole number"),
+    "tokens are negative": (extra(tokens=-1), "extra.tokens: must not be negative"),
+    "skipped is null": (extra(skipped=None), "extra.skipped: must be a whole number"),
+    "skipped is text": (extra(skipped=""), "extra.skipped: must be a whole number"),
+    "other skipped steps": (extra(skipped=3), "the optimizer has taken 14 steps, not 11"),
+    "seconds are a table": (extra(seconds={}), "extra.seconds: must be a number"),
+    "seconds are text": (extra(seconds="x" * 5000), "extra.seconds: must be a number"),
+    "waited is null": (extra(waited=None), "extra.waited: must be a number"),
+    "a moment renamed": (tensors(lambda t: t.update(nope=t.pop(moment(t)))), "'nope', which the run does not know"),
+    "a moment left out": (tensors(lambda t: t.pop(moment(t))), "is incomplete"),
+    "a moment of nothing": (
+        tensors(lambda t: t.update({"moments/exp_avg/nope": torch.zeros(1)})), "which the run does not know",
+    ),
+    "a moment of another kind": (
+        tensors(lambda t: t.update({moment(t).replace("exp_avg", "other"): torch.zeros(1)})), "does not know",
+    ),
+    "a moment of another shape": (tensors(lambda t: t.update({moment(t): torch.zeros(1)})), "another shape or type"),
+    "a moment of another type": (
+        tensors(lambda t: t.update({moment(t): t[moment(t)].half()})), "another shape or type",
+    ),
+    "no moments": (
+        tensors(lambda t: [t.pop(n) for n in list(t) if n.startswith("moments/")]), "has taken 0 steps, not 14",
+    ),
+    "not tensors at all": (
+        lambda out: [(place(out) / "state.safetensors").write_bytes(b"x" * 99),
+                     header(sha256=file_hash(place(out) / "state.safetensors"))(out)][1],
+        "state.safetensors: is damaged",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_forged_checkpoint_is_passed_over(kind: str, complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
+    given, whole = complete
+    out, said = tmp_path / "out", tmp_path / "said"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "model")
+    forge, reason = FORGED[kind]
+    forge(out)
+    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
+    notes = [line for line in said.read_text().splitlines() if line.startswith("bertree: note: ")]
+    assert reason in notes[0]
+    assert "step-000000" in notes[0]
+    assert len(notes[0]) < 500
+    shutil.rmtree(place(out, 99), ignore_errors=True)
+    assert runs.results(out) == runs.results(whole)
+
+
+def test_weights_of_another_model_stop_the_run(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
+    given, whole = complete
+    out, said = tmp_path / "out", tmp_path / "said"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "model")
+    tensors(lambda t: t.update(**{"weights/more": torch.zeros(1)}))(out)
+    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 2
+    assert "step 14 is of another model" in said.read_text()
+    assert len(said.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["step-²", "step-8", "step-00000008.old", "step-" + "9" * 200, "step-0000000x", "step-"]
+)
+def test_odd_names_are_not_checkpoints(name: str, complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
+    given, whole = complete
+    out, said = tmp_path / "out", tmp_path / "said"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "model")
+    (out / "checkpoints" / name).mkdir()
+    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
+    assert "note" not in said.read_text()
+    assert (out / "checkpoints" / name).is_dir(), "which is not ours to remove"
+    assert (out / "model" / "model.safetensors").read_bytes() == (whole / "model" / "model.safetensors").read_bytes()
+
+
+def test_a_damaged_log_is_no_reason_to_stop(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
+    given, whole = complete
+    out, said = tmp_path / "out", tmp_path / "said"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "model")
+    lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b'"loss"', b'"l\xa2ss"')
+    lines[2] = b'{"kind": "train", "step": 2, "loss": NaN}\n'
+    lines[3] = b'{"step": ' + b"9" * 5000 + b"}\n"
+    lines[4] = b"[" * 100_000 + b"\n"
+    (out / "metrics.jsonl").write_bytes(b"".join(lines))
+    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
+    assert "metrics.jsonl: 4 damaged lines are dropped" in said.read_text()
+    assert runs.results(out) == runs.results(whole)
+    assert all(json.loads(line)["kind"] for line in (out / "metrics.jsonl").read_text().splitlines())
+
+
+def test_a_damaged_best_checkpoint_does_not_stop_the_end(
+    complete: tuple[tuple[str, ...], Path], tmp_path: Path
+) -> None:
+    given, whole = complete
+    out, said = tmp_path / "out", tmp_path / "said"
+    shutil.copytree(whole, out)
+    shutil.rmtree(out / "model")
+    shutil.copytree(place(out, LAST - 1), place(out, 4))
+    (out / "checkpoints" / "best.json").write_text('{"step": 4, "loss": 0.5, "phase": 1}')
+    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
+    assert "step-00000004" in said.read_text()
+    assert "model-best is not written" in said.read_text()
+    assert runs.results(out) == runs.results(whole)
