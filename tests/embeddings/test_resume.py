@@ -39,4 +39,4 @@ def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> Non
     assert runs.finish(*given(out), "--resume", said=said, fault="pause:0") == 0, said.read_text()
     same(out, whole)
     assert runs.finish(*given(out)[:-1], "--resume", "evaluations=3", said=said) == 2
-    assert "was done with other settings or data" in said.read_text()
+    assert "with other settings or data" in said.read_text()
