@@ -58,6 +58,8 @@ def main() -> None:
         if not hasattr(error, "format_message"):
             raise
         # A mistake in the options: typer's own exceptions, which it does not export.
+        if not error.format_message():
+            sys.exit(2)  # the help was shown because there were no arguments
         context = getattr(error, "ctx", None)
         _fail(f"{error.format_message()} (see {context.command_path if context else 'bertree'} --help)")
     except KeyboardInterrupt:
