@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from bertree.inference.load import load
     from bertree.inference.model import Model
     from bertree.inference.run import Run
+    from bertree.model.presets import register_preset
+    from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
     from bertree.pretraining.run import pretrain
     from bertree.search.index import Index
     from bertree.tasks.text import TextTask
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BertreeWarning": "errors",
     "EmbedOptions": "embeddings.embed",
+    "EmbeddingLoss": "objectives.embedding_losses",
     "Index": "search.index",
     "Model": "inference.model",
     "Run": "inference.run",
@@ -50,6 +53,8 @@ _HOMES = {
     "load": "inference.load",
     "prepare": "data.build",
     "pretrain": "pretraining.run",
+    "register_loss": "objectives.embedding_losses",
+    "register_preset": "model.presets",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.build",
     "write_features": "finetuning.features",
@@ -58,6 +63,7 @@ _HOMES = {
 __all__ = [
     "BertreeWarning",
     "EmbedOptions",
+    "EmbeddingLoss",
     "Index",
     "Model",
     "Run",
@@ -77,6 +83,8 @@ __all__ = [
     "load",
     "prepare",
     "pretrain",
+    "register_loss",
+    "register_preset",
     "train_embeddings",
     "train_tokenizer",
     "write_features",

@@ -1,0 +1,132 @@
+"""The public Python API: what `import bertree` gives, silent, with results and errors instead of prints and exits."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bertree
+from tests.support import learnable
+
+VERBS = (
+    *(
+        "pretrain",
+        "finetune",
+        "evaluate",
+        "distill",
+        "train_embeddings",
+        "compare",
+        "prepare",
+        "train_tokenizer",
+        "load",
+    ),
+    *("embed_file", "find_pairs", "cluster_texts", "evaluate_embeddings", "write_features", "convert"),
+)
+
+
+def test_importing_loads_nothing_but_the_names() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import bertree; names = dir(bertree); assert 'finetune' in names;"
+        "new = {name.split('.')[0] for name in set(sys.modules) - before};"
+        "print(sorted(new - set(sys.stdlib_module_names)), sum(name.startswith('bertree') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['bertree'] 2", "bertree and bertree.version, no torch, no numpy"
+
+
+def test_every_name_is_there_with_a_signature_and_a_docstring_with_an_example() -> None:
+    assert set(VERBS) <= set(dir(bertree))
+    for name in VERBS:
+        function = getattr(bertree, name)
+        assert inspect.signature(function).parameters
+        assert len((function.__doc__ or "").splitlines()) > 1, name
+    for name in dir(bertree):
+        assert getattr(bertree, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'finetun'"):
+        bertree.finetun  # noqa: B018
+
+
+def test_a_run_returns_its_model_metrics_history_and_report(
+    tmp_path: Path, small_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{'good' if number % 2 else 'bad'} film {number},{number % 2}" for number in range(40)]
+    table = tmp_path / "films.csv"
+    table.write_text("text,label\n" + "\n".join(rows) + "\n")
+    run = bertree.finetune(
+        small_folder, task="classification", data=table, out=tmp_path / "run", epochs=1, batch=8, optim={"lr": 1e-3}
+    )
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert run.complete
+    assert run.metrics == json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert [row["kind"] for row in run.history][:2] == ["event", "train"]
+    assert run.report.is_file()
+    assert run.model.predict(["good film"])[0]["predicted"] in ("0", "1")
+    assert "accuracy" in run._repr_html_()
+    recipe = (tmp_path / "run" / "seed-0" / "recipe.toml").read_text()
+    assert "epochs = 1" in recipe
+    assert "lr = 0.001" in recipe
+    scores = bertree.evaluate(run.model, task="classification", data=table)
+    assert scores.metrics["examples"] == len(scores.predictions["dev"]) == 40
+    again = bertree.evaluate(tmp_path / "run" / "model", task="classification", data=table)
+    assert again.metrics["accuracy"] == scores.metrics["accuracy"]
+    assert capsys.readouterr().out == ""
+    with pytest.raises(bertree.UserError, match="--resume"):
+        bertree.finetune(small_folder, task="classification", data=table, out=tmp_path / "run")
+    done = bertree.finetune(
+        small_folder, task="classification", data=table, out=tmp_path / "run", resume=True, overrides=["epochs=1"],
+        batch=8, lr=1e-3,
+    )  # fmt: skip
+    assert done.metrics == run.metrics
+
+
+def test_progress_is_shown_when_asked_for(
+    tmp_path: Path, token_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"phases": [{"steps": 2, "batch_tokens": 512, "max_length": 32}], "warmup": 1, "layers": 1}
+    run = bertree.pretrain("bert-base-tiny", store=token_store, out=tmp_path / "run", progress=True, **settings)
+    assert "step 2/2" in capsys.readouterr().out
+    assert run.metrics["step"] == 2
+    assert run.model.architecture.layers == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "key"),
+    [
+        ("load", ("./nowhere",), "./nowhere"),
+        ("pretrain", ("bert-base-tini",), "bert-base-tiny"),
+        ("finetune", ("default",), "sst2"),
+        ("evaluate", ("default",), "sst2"),
+        ("distill", ("default",), "store"),
+        ("train_embeddings", ("default",), "nowhere"),
+        ("compare", (["default"],), "two models"),
+        ("prepare", ("nowhere", "default", "out"), "nowhere"),
+        ("train_tokenizer", ("nowhere", "out"), "nowhere"),
+        ("find_pairs", ("default", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_a_mistake_is_a_user_error_that_names_it(
+    function: str, arguments: tuple[object, ...], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {
+        "finetune": {"task": "sst2s", "data": "nowhere"},
+        "evaluate": {"task": "sst2s", "data": "nowhere"},
+        "train_embeddings": {"data": "nowhere"},
+    }
+    key = "sst-2" if key == "sst2" else key
+    with pytest.raises(bertree.UserError, match=key):
+        getattr(bertree, function)(*arguments, **options.get(function, {}))
+    assert not list(tmp_path.iterdir()), "a mistake leaves nothing behind"
+
+
+def test_a_tokenizer_and_a_store_from_python(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(learnable.FILL) + f" number {n}." for n in range(60)))
+    made = bertree.train_tokenizer(tmp_path / "text.txt", tmp_path / "tokenizer", vocab_size=100)
+    assert made.report is not None
+    assert made.tokenizer.size <= 100
+    found = bertree.prepare(tmp_path / "text.txt", tmp_path / "tokenizer", tmp_path / "store", workers=1)
+    assert found.store.documents == 60
