@@ -127,8 +127,8 @@ def evaluation(text: str, place: Path) -> str:
     def sides(pairs: PairSet) -> list[Any]:
         return [tuple(draw.standard_normal((20, 4)).astype(np.float32) for _ in range(2)) for _ in pairs.parts]
 
-    judged = tuple(correlation.score_set(pairs, sides(pairs)) for pairs in sets)
-    return evaluation_page(text, sets, [EncoderScores(f"{text}{n}", 4, judged, 50.0 + n) for n in range(2)])
+    scored = tuple(correlation.score_set(pairs, sides(pairs)) for pairs in sets)
+    return evaluation_page(text, sets, [EncoderScores(f"{text}{n}", 4, scored, 50.0 + n) for n in range(2)])
 
 
 def finetuned(task: Any, lines: list[Json], text: str, place: Path) -> str:

@@ -90,8 +90,8 @@ def evaluate_embeddings(
         results = []
         for result in _evaluate_encoders(encoders, sets, options or EmbedOptions()):
             results.append(result)
-            for pairs, judged in zip(sets, result.row.judged, strict=True):
-                for line in correlation.undefined(pairs, judged):
+            for pairs, found in zip(sets, result.row.sets, strict=True):
+                for line in correlation.undefined(pairs, found):
                     note(f"{result.row.name}: {line}")
         scores = EmbeddingScores(sets, results)
         if folder is not None:
@@ -140,15 +140,15 @@ def _evaluate_encoders(encoders: Encoders, sets: Sequence[PairSet], options: Emb
 
 
 def _row(name: str, vectors: Vectors, sets: Sequence[PairSet], places: dict[str, int]) -> EncoderScores:
-    judged = []
+    scores = []
     for one in sets:
         sides = [
             (vectors[[places[text] for text in part.first]], vectors[[places[text] for text in part.second]])
             for part in one.parts
         ]
-        judged.append(correlation.score_set(one, sides))
-    average = correlation.average([found.whole for found in judged])["spearman"]["cosine"]
-    return EncoderScores(name, vectors.shape[1], tuple(judged), average)
+        scores.append(correlation.score_set(one, sides))
+    average = correlation.average([found.whole for found in scores])["spearman"]["cosine"]
+    return EncoderScores(name, vectors.shape[1], tuple(scores), average)
 
 
 def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
@@ -169,25 +169,25 @@ def _as_json(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Json:
                 "model": result.model,
                 "pooling": result.pooling,
                 "dimension": result.row.dimension,
-                "sets": {one.name: _figures(judged) for one, judged in zip(sets, result.row.judged, strict=True)},
-                "average": correlation.average([judged.whole for judged in result.row.judged]),
+                "sets": {one.name: _figures(found) for one, found in zip(sets, result.row.sets, strict=True)},
+                "average": correlation.average([found.whole for found in result.row.sets]),
             }
             for result in results
         ],
     }
 
 
-def _figures(judged: SetScores) -> Json:
-    found: Json = {"all": judged.whole}
-    if judged.parts:
-        found |= {"mean": judged.mean, "weighted_mean": judged.weighted, "parts": judged.parts}
+def _figures(scores: SetScores) -> Json:
+    found: Json = {"all": scores.whole}
+    if scores.parts:
+        found |= {"mean": scores.mean, "weighted_mean": scores.weighted, "parts": scores.parts}
     return found
 
 
 def _predictions(sets: Sequence[PairSet], results: Sequence[EncoderResult]) -> Iterator[Json]:
     for result in results:
-        for one, judged in zip(sets, result.row.judged, strict=True):
-            for part, scores in zip(one.parts, judged.scores, strict=True):
+        for one, found in zip(sets, result.row.sets, strict=True):
+            for part, scores in zip(one.parts, found.scores, strict=True):
                 columns = [np.round(scores[measure], 6).tolist() for measure in MEASURES]
                 rows = zip(part.lines, part.first, part.second, part.gold.tolist(), *columns, strict=True)
                 for line, text, pair, gold, *values in rows:

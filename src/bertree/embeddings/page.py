@@ -25,7 +25,7 @@ class EncoderScores:
 
     name: str
     dimension: int
-    judged: tuple[SetScores, ...]
+    sets: tuple[SetScores, ...]
     average: float | None
 
 
@@ -64,7 +64,7 @@ def evaluation_page(title: str, sets: Sequence[PairSet], encoders: Sequence[Enco
         tiles=tiles,
         table=_table(sets, encoders),
         bars=_averages(encoders) if len(encoders) > 1 else None,
-        sets=[_set(one, [(row.name, row.judged[number]) for row in encoders]) for number, one in enumerate(sets)],
+        sets=[_set(one, [(row.name, row.sets[number]) for row in encoders]) for number, one in enumerate(sets)],
     )
 
 
@@ -73,12 +73,12 @@ def _best(values: Sequence[float | None]) -> int | None:
     return -max(known)[1] if known else None
 
 
-def _spearman(judged: SetScores) -> float | None:
-    return judged.whole["spearman"]["cosine"]
+def _spearman(scored: SetScores) -> float | None:
+    return scored.whole["spearman"]["cosine"]
 
 
 def _table(sets: Sequence[PairSet], encoders: Sequence[EncoderScores]) -> PageTable:
-    columns = [[_spearman(encoder.judged[number]) for encoder in encoders] for number in range(len(sets))]
+    columns = [[_spearman(encoder.sets[number]) for encoder in encoders] for number in range(len(sets))]
     names = [one.name for one in sets]
     if len(sets) > 1:
         columns.append([encoder.average for encoder in encoders])
@@ -102,13 +102,13 @@ def _averages(encoders: Sequence[EncoderScores]) -> BarTable:
 
 def _set(pairs: PairSet, found: Sequence[tuple[str, SetScores]]) -> _SetPart:
     gold = np.concatenate([part.gold for part in pairs.parts])
-    cosines = [np.concatenate([scores["cosine"] for scores in judged.scores]) for _, judged in found]
+    cosines = [np.concatenate([scores["cosine"] for scores in scored.scores]) for _, scored in found]
     charts = []
-    for (name, judged), cosine in zip(found, cosines, strict=True):
-        spearman, pearson = (format_correlation(judged.whole[kind]["cosine"]) for kind in ("spearman", "pearson"))
+    for (name, scored), cosine in zip(found, cosines, strict=True):
+        spearman, pearson = (format_correlation(scored.whole[kind]["cosine"]) for kind in ("spearman", "pearson"))
         under = f"Spearman {spearman}, Pearson {pearson}; the line: the median of each step of gold"
         charts.append(CaptionedChart(cloud_svg(end_of_path(name, NAME), gold, cosine), under))
-    best = _best([_spearman(judged) for _, judged in found])
+    best = _best([_spearman(scored) for _, scored in found])
     cases = None if best is None else _worst_pairs(pairs, gold, cosines[best], found[best][0])
     return _SetPart(f"{pairs.name}: {pairs.pairs:,} pairs", charts, _measures(found), cases)
 
@@ -118,8 +118,8 @@ def _measures(found: Sequence[tuple[str, SetScores]]) -> PageTable:
     kinds = [(kind, measure) for kind in ("spearman", "pearson") for measure in MEASURES]
     rows = [
         [name, part, *(format_correlation(figures[kind][measure]) for kind, measure in kinds)]
-        for name, judged in found
-        for part, figures in judged.rows
+        for name, scored in found
+        for part, figures in scored.rows
     ]
     names = [f"{kind.capitalize()}, {measure}" for kind, measure in kinds]
     return PageTable(["", "pairs of", *names], rows, range(2, 2 + len(names)), "seeds")

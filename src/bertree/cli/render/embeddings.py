@@ -32,8 +32,8 @@ def print_embedding_scores(scores: EmbeddingScores) -> None:
                 head = f"{kind.capitalize()}\n{label}" if measure == "cosine" else f"\n{label}"
                 table.add_column(head, justify="right", no_wrap=True)
         for row in rows:
-            for part, figures in row.judged[number].rows:
-                several = bool(row.judged[number].parts)
+            for part, figures in row.sets[number].rows:
+                several = bool(row.sets[number].parts)
                 name = (
                     f"  {part}" if part != "all" else end_of_path(row.name, NAME) + (", all pairs" if several else "")
                 )
@@ -53,7 +53,7 @@ def _summary(console: Console, sets: Sequence[PairSet], rows: Sequence[EncoderSc
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
-        values = [judged.whole["spearman"]["cosine"] for judged in row.judged]
+        values = [scored.whole["spearman"]["cosine"] for scored in row.sets]
         table.add_row(
             Text(end_of_path(row.name, NAME)), *map(format_correlation, values), format_correlation(row.average)
         )
