@@ -77,7 +77,7 @@ def test_mistakes(minilm: Path, letters: Path, tmp_path: Path, command: Command)
         ),
         ("question 1: is empty", ("index", "query", out, " ")),
         ("is not an index", ("index", "info", tmp_path)),
-        ("say what", ("index", "remove", out)),
+        ("--where key=value", ("index", "remove", out)),
         ("no document is there to remove", ("index", "remove", out, "nobody")),
         ("no such folder", ("index", "query", tmp_path / "nowhere", "x")),
     ):
@@ -94,7 +94,7 @@ def test_the_model_has_moved(minilm: Path, letters: Path, tmp_path: Path, comman
     command.well("index", "build", moving, letters, "--text", "body", "--out", tmp_path / "index")
     moving.rename(tmp_path / "elsewhere")
     said = command("index", "query", tmp_path / "index", "a cat")
-    assert f"its model was at {moving}, which is gone; say with --model" in said.err
+    assert f"its model was at {moving}, which is gone" in said.err
     ask = ("index", "query", tmp_path / "index", "a cat", "--model", tmp_path / "elsewhere", "-k", 1, "--json")
     assert "cat" in json.loads(command.well(*ask).out)[0]["text"]
 

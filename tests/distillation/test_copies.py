@@ -57,5 +57,5 @@ def test_a_bilstm_learns_from_copies(command: Command, trained: Trained, tmp_pat
     assert [line["predicted"] for line in made.predict(["the boat is happy", "a gloomy lamp"])] == ["good", "bad"]
     said = command(*command_of(trained, "classification", tmp_path / "x", student="bilstm", more=("--layers", "1")))
     assert said.code == 2
-    assert "a bilstm has no layers to give or to take" in said.err
+    assert "a bilstm has no layers" in said.err
     assert len(said.lines) == 1

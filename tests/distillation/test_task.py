@@ -305,7 +305,7 @@ def test_no_label_at_all(command: Command, trained: Trained, tmp_path: Path) -> 
         "distill", trained("classification") / "model", "--task", "classification", "--data", whole,
         "--out", tmp_path / "out", *FAST, "epochs=4",
     )  # fmt: skip
-    assert "no training example has a true answer" in said.out + said.err
+    assert "no training example has a label" in said.out + said.err
     assert figures(tmp_path / "out")["accuracy"] > 0.9
     assert losses(tmp_path / "out")[0]["hard"] == 0
 

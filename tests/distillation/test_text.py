@@ -178,8 +178,8 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
 
 def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories: Path) -> None:
     def phase(*overrides: str, epochs: float = 0.0, student: str = "half") -> tuple[int, int, int, int]:
-        recipe = students.find(student, {"data.store": str(stories)}, overrides)
-        made = students.sized(recipe, student, epochs, Store.open(stories), 32)
+        recipe = students.find_recipe(student, {"data.store": str(stories)}, overrides)
+        made = students.set_steps(recipe, student, epochs, Store.open(stories), 32)
         only = made.phases[0]
         return only.steps, only.batch_tokens, only.max_length, made.schedule.warmup
 
@@ -339,7 +339,7 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
         ([str(teacher), "--student", "distilbert-tiny", "distil.coss=1"], "did you mean 'cos'"),
         ([str(teacher), "--student", "distilbert-tiny", "distil.temperature=0"], "must be above 0"),
         ([str(teacher), "--student", "distilbert-tiny", "objective.nsp=1"], "nsp"),
-        ([str(teacher), "--student", "distilbert-tiny", "distil.layers=1,2,3"], "2 are wanted"),
+        ([str(teacher), "--student", "distilbert-tiny", "distil.layers=1,2,3"], "give 2 numbers"),
         ([str(teacher), "--student", "distilbert-tiny", "phases.0.max_length=64"], "set phases.0.max_length=32"),
         ([str(teacher), "--student", "distilbert-tiny", "distil.relation=1", "distil.relation_heads=5"], "divide"),
         ([str(teacher), "--student", "distilbert-tiny", "model.start=x"], "distil.start"),
@@ -367,6 +367,6 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
         assert not (tmp_path / "out").exists(), given
     for given in ([str(teacher)], [str(teacher), "--corpus", store, "--task", "sst-2"]):
         said = command("distill", *given)
-        assert (said.code, "--corpus" in said.err) == (2, True)
+        assert (said.code, "--store" in said.err) == (2, True)
     said = command("pretrain", "distilbert", "--store", store, "--out", out)
     assert (said.code, "bertree distill TEACHER" in said.err) == (2, True)

@@ -137,7 +137,7 @@ def test_places(trained: Trained, command: Command, tmp_path: Path) -> None:
     (tmp_path / "run" / "seed-0").mkdir(parents=True)
     task = ("--task", "classification")
     wrong: dict[str, tuple[object, ...]] = {
-        "holds a run already; go on with it by --resume": (trained.start, *task, "--data", data, "--out", "run"),
+        "holds a run already": (trained.start, *task, "--data", data, "--out", "run"),
         "is a file": (trained.start, *task, "--data", data, "--out", "file"),
         "nowhere: no such file or folder": (trained.start, *task, "--data", "nowhere"),
         "no data given": (trained.start, *task),

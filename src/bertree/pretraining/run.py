@@ -217,4 +217,4 @@ def check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
                 "or start a new run in another --out"
             )
     elif begun:
-        raise UserError(f"{out}: holds a run already; go on with it with --resume, or give another --out")
+        raise UserError(f"{out}: holds a run already; resume it with --resume, or give another --out")
