@@ -1,6 +1,5 @@
 """The verbs of an index: `index build`, `add`, `remove`, `query`, `info`."""
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,12 +13,9 @@ from bertree.console import bar, note
 from bertree.errors import UserError
 
 if TYPE_CHECKING:
-    from bertree.files import Json
     from bertree.inference.model import Model
     from bertree.search.faiss_index import Watch
-    from bertree.search.index import Index
 
-SHOWN = 12  # sources that are listed
 AGAIN = "interrupted; run the same command again to go on from the last commit"
 
 index_verbs = typer.Typer(no_args_is_help=True, help="Search documents by meaning: build an index and query it.")
@@ -81,6 +77,7 @@ def build(
     [dim]bertree index build default corpus/books.txt --blocks --out my-index
     bertree index build my-model mail.jsonl --text body --id message --out my-mail[/dim]
     """
+    from bertree.cli.render.index import describe_contents, print_added
     from bertree.config.default_model import remembered_name
     from bertree.search.documents import total_size
     from bertree.search.index import Index
@@ -111,8 +108,8 @@ def build(
     if as_json:
         print_json(info)
         return
-    _print_added(index)
-    print(f"{out}: {_contents(info)}, {info['bytes']['all'] / 1e6:,.1f} MB")
+    print_added(index)
+    print(f"{out}: {describe_contents(info)}, {info['bytes']['all'] / 1e6:,.1f} MB")
     print(f"{info['kind']}: {info['why']}")
 
 
@@ -134,6 +131,7 @@ def add(
 
     [dim]bertree index add my-index more/*.txt[/dim]
     """
+    from bertree.cli.render.index import describe_contents, print_added
     from bertree.search.database import DATABASE
     from bertree.search.documents import total_size
     from bertree.search.index import Index
@@ -150,8 +148,8 @@ def add(
         if as_json:
             print_json(index.info)
             return
-        _print_added(index)
-        print(f"{folder}: {_contents(index.info)}")
+        print_added(index)
+        print(f"{folder}: {describe_contents(index.info)}")
 
 
 @verb(index_verbs)
@@ -166,6 +164,7 @@ def remove(
     [dim]bertree index remove my-index corpus/books.txt#12
     bertree index remove my-index --where book=Emma[/dim]
     """
+    from bertree.cli.render.index import count_of, describe_contents
     from bertree.search.index import Index
 
     ids, where = ids or [], where or []
@@ -183,7 +182,7 @@ def remove(
     if as_json:
         print_json({"removed": removed} | info)
     else:
-        print(f"{folder}: {_count(removed, 'document')} removed; {_contents(info)}")
+        print(f"{folder}: {count_of(removed, 'document')} removed; {describe_contents(info)}")
 
 
 @verb(index_verbs)
@@ -210,6 +209,7 @@ def query(
     bertree index query my-index "a proposal of marriage" --where book=Emma --json
     bertree index query my-index "Is it raining?" --rerank my-cross-encoder/model[/dim]
     """
+    from bertree.cli.render.index import print_hits
     from bertree.inference.load import device_of, load
     from bertree.search.index import CANDIDATES, Index
 
@@ -232,11 +232,7 @@ def query(
         return
     if not hits:
         note("nothing was found" if state.vectors > state.dead else f"{folder}: is empty")
-    for number, hit in enumerate(hits, 1):
-        about = ", ".join(f"{key}={value}" for key, value in hit.metadata.items())
-        print(f"{number}  {hit.score:.3f}  {hit.document}  {hit.start}-{hit.end}{f'  {about}' if about else ''}")
-        text = " ".join(hit.text.split())
-        print(textwrap.fill(text, 110, initial_indent="   ", subsequent_indent="   ", max_lines=6, placeholder=" …"))
+    print_hits(hits)
 
 
 @verb(index_verbs)
@@ -249,37 +245,14 @@ def info(
 
     [dim]bertree index info my-index --json[/dim]
     """
+    from bertree.cli.render.index import print_index_info
     from bertree.search.index import Index
 
     with Index.open(folder) as index:
         if check:
             index.verify()
         found = index.info
-    print_json(found) if as_json else _print_info(found, check)
-
-
-def _print_info(info: "Json", checked: bool) -> None:
-    sizes, chunking = info["bytes"], info["chunking"]
-    parts = ", ".join(f"{name} {bytes / 1e6:,.1f}" for name, bytes in sizes.items() if name != "all")
-    for name, value in (
-        ("contents", _contents(info) + ("" if info["complete"] else " (not finished)")),
-        ("kind", f"{info['kind']}: {info['why']}"),
-        ("vectors", f"{info['dimension']} numbers each, of the model {info['model']['path'] or 'given in Python'}"),
-        ("weights", info["model"]["digest"]),
-        ("passages", f"up to {chunking['tokens']} tokens, {chunking['overlap']} of them repeated"),
-        ("removed", f"{info['removed']:,} vectors, left out at the next compaction" if info["removed"] else ""),
-        ("metadata", ", ".join(info["metadata"]) or "none"),
-        ("size", f"{sizes['all'] / 1e6:,.1f} MB: {parts}"),
-        ("made with", ", ".join(f"{k} {v}" for k, v in info["versions"].items()) + f"; format {info['format']}"),
-        ("checked", "every byte is what was written" if checked else ""),
-    ):
-        if value:
-            print(f"{name:<10} {value}")
-    sources = list(info["sources"].items())
-    for source, count in sources[:SHOWN]:
-        print(f"  {count:>10,}  {source or '(no file)'}")
-    if len(sources) > SHOWN:
-        print(f"  ... and {len(sources) - SHOWN:,} more sources")
+    print_json(found) if as_json else print_index_info(found, check)
 
 
 def _filters(given: Sequence[str]) -> dict[str, list[str]]:
@@ -314,28 +287,6 @@ def _model_of(folder: Path) -> str:
     if name != DEFAULT and not Path(name).exists():
         raise UserError(f"{folder}: its model was at {name}, which is gone; give its new place with --model")
     return name
-
-
-def _contents(info: "Json") -> str:
-    return f"{_count(info['documents'], 'document')} in {_count(info['passages'], 'passage')}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _print_added(index: "Index") -> None:
-    done = index.added
-    parts = (
-        (done.new, "new"),
-        (done.replaced, "replaced"),
-        (done.unchanged, "unchanged"),
-        (done.gone, "removed (no longer in their file)"),
-    )
-    counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
-    print(f"{counts}; {_count(done.passages, 'passage')} embedded")
-    for line in index.found.lines():
-        print(f"  {line}")
 
 
 @contextmanager

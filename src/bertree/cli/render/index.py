@@ -1,0 +1,68 @@
+"""An index on the terminal: what was added, what it holds, what was found."""
+
+import textwrap
+
+from bertree.files import Json
+from bertree.search.hit import Hit
+from bertree.search.index import Index
+
+SHOWN = 12  # sources that are listed
+
+
+def print_added(index: Index) -> None:
+    """Print how many documents were added, replaced and left as they are."""
+    done = index.added
+    parts = (
+        (done.new, "new"),
+        (done.replaced, "replaced"),
+        (done.unchanged, "unchanged"),
+        (done.gone, "removed (no longer in their file)"),
+    )
+    counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
+    print(f"{counts}; {count_of(done.passages, 'passage')} embedded")
+    for line in index.found.lines():
+        print(f"  {line}")
+
+
+def print_index_info(info: Json, checked: bool) -> None:
+    """Print what an index holds."""
+    sizes, chunking = info["bytes"], info["chunking"]
+    parts = ", ".join(f"{name} {bytes / 1e6:,.1f}" for name, bytes in sizes.items() if name != "all")
+    for name, value in (
+        ("contents", describe_contents(info) + ("" if info["complete"] else " (not finished)")),
+        ("kind", f"{info['kind']}: {info['why']}"),
+        ("vectors", f"{info['dimension']} numbers each, of the model {info['model']['path'] or 'given in Python'}"),
+        ("weights", info["model"]["digest"]),
+        ("passages", f"up to {chunking['tokens']} tokens, {chunking['overlap']} of them repeated"),
+        ("removed", f"{info['removed']:,} vectors, left out at the next compaction" if info["removed"] else ""),
+        ("metadata", ", ".join(info["metadata"]) or "none"),
+        ("size", f"{sizes['all'] / 1e6:,.1f} MB: {parts}"),
+        ("made with", ", ".join(f"{k} {v}" for k, v in info["versions"].items()) + f"; format {info['format']}"),
+        ("checked", "every byte is what was written" if checked else ""),
+    ):
+        if value:
+            print(f"{name:<10} {value}")
+    sources = list(info["sources"].items())
+    for source, count in sources[:SHOWN]:
+        print(f"  {count:>10,}  {source or '(no file)'}")
+    if len(sources) > SHOWN:
+        print(f"  ... and {len(sources) - SHOWN:,} more sources")
+
+
+def print_hits(hits: list[Hit]) -> None:
+    """Print the passages that were found, best first."""
+    for number, hit in enumerate(hits, 1):
+        about = ", ".join(f"{key}={value}" for key, value in hit.metadata.items())
+        print(f"{number}  {hit.score:.3f}  {hit.document}  {hit.start}-{hit.end}{f'  {about}' if about else ''}")
+        text = " ".join(hit.text.split())
+        print(textwrap.fill(text, 110, initial_indent="   ", subsequent_indent="   ", max_lines=6, placeholder=" …"))
+
+
+def describe_contents(info: Json) -> str:
+    """Return the number of documents and passages in words."""
+    return f"{count_of(info['documents'], 'document')} in {count_of(info['passages'], 'passage')}"
+
+
+def count_of(count: int, what: str) -> str:
+    """Return a number with its noun, in the plural where there are several."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
