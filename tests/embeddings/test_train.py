@@ -86,7 +86,7 @@ def test_classes_of_pairs_are_learned(more: tuple[str, ...], place: Path, comman
     assert found["accuracy"] > 0.8
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
     assert set(lines[0]["probabilities"]) == {"entailment", "neutral", "contradiction"}
-    assert "Which labels are taken for which" in (out / "report.html").read_text()
+    assert "Confusion of labels" in (out / "report.html").read_text()
 
 
 def test_what_is_written_is_read_there(place: Path, command: Command, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_reliability_by_hand() -> None:
     lines = [labelled("a", "a" if hit else "b", score) for score, hit in zip(scores, right, strict=True)]
     found = rendered(classes("a", "b"), lines)
     gap = (4 * abs(0.95 - 0.75) + 2 * abs(0.55 - 0.5)) / 6
-    assert f"Mean gap {100 * gap:.1f} %" in found.text
+    assert f"mean gap {100 * gap:.1f} %" in found.text
     assert found.row("90 to 100 %") == ["4", "75 %"]
     assert found.row("50 to 60 %") == ["2", "50 %"]
     assert found.row("60 to 70 %") == ["0"]
@@ -138,7 +138,7 @@ def test_entities_by_type_and_by_confusion(score: float | None) -> None:
     assert found.row("LOC → nothing") == ["1", "Rome"]
     assert found.row("nothing → LOC") == ["1", "rains"]
     assert found.row("it rains") == ["no entity", "LOC rains", "90.0 %" if score else "–"]
-    assert ("How sure it is" in found.text) == (score is not None)
+    assert ("Confidence" in found.text) == (score is not None)
 
 
 def test_plain_tags() -> None:
@@ -226,7 +226,7 @@ def test_seeds_are_listed_linked_and_drawn(tmp_path: Path) -> None:
     found |= {"examples": {"train": 1234, "dev": 1}, "cut": {"train": {"examples": 17, "tokens": 2345}}}
     shown = Page(finetuning_page(tmp_path, classes("a", "b"), found, {"dev": [labelled("a", "a", 1.0)]}))
     assert shown.links == ["seed-0/report.html", "seed-1/report.html"]
-    assert shown.row("1: its training") == ["60.00", "10", "the best, kept"]
+    assert shown.row("1: training") == ["60.00", "10", "the best, kept"]
     assert shown.row("2")[:2] == ["–", "–"]
     assert "diverged: at step 3" in shown.row("2")[2]
     assert "55.00 ± 7.07" in shown.text

@@ -67,7 +67,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert page.text.count('<script>alert("x")') == 10, "sample, recipe, environment, event, a mark a chart"
     assert page.titles() == [
         *("Loss", "Terms of the loss", "Held-out scores"),
-        *("Learning rate and batch size", "Throughput", "Norm of the gradient"),
+        *("Learning rate and batch size", "Throughput", "Gradient norm"),
     ]
     for part in (
         "tiny",

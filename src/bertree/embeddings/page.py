@@ -132,8 +132,8 @@ def _worst_pairs(pairs: PairSet, gold: Floats, cosine: Floats, name: str) -> Pag
     rows: list[list[Cell]] = []
     for number in np.argsort(-np.abs(by_gold - by_cosine), kind="stable")[:CASES].tolist():
         first, second = (start_of(text, 200) for text in texts[number])
-        verdict = "too alike" if by_cosine[number] > by_gold[number] else "too unlike"
+        verdict = "too similar" if by_cosine[number] > by_gold[number] else "too dissimilar"
         shares = [f"{100 * share[number]:.0f} %" for share in (by_gold, by_cosine)]
         rows.append([first + second, f"{gold[number]:g}", f"{cosine[number]:.3f}", *shares, verdict])
-    head = ["pair", "gold", "cosine", "more alike than, by gold", "by cosine", ""]
-    return PageTable(head, rows, [1, 2, 3, 4], title=f"Pairs that {name} ranks most unlike people do")
+    head = ["pair", "gold", "cosine", "percentile by gold", "by cosine", ""]
+    return PageTable(head, rows, [1, 2, 3, 4], title=f"Pairs that {name} ranks most differently from gold")

@@ -29,9 +29,9 @@ def confident_cases(scores: Floats, right: Floats, show: ShowCase) -> list[Secti
     close = np.flatnonzero((right >= 1) & np.isfinite(scores))
     picked = {
         title: wrong[order[:MISTAKES]],
-        "Right, but least sure": close[np.argsort(scores[close], kind="stable")[:CLOSE]],
+        "Right, but least confident": close[np.argsort(scores[close], kind="stable")[:CLOSE]],
     }
-    head = ["text", "gold", "predicted", "sure"]
+    head = ["text", "gold", "predicted", "confidence"]
     return [
         Section(name, blocks=[PageTable(head, [[*show(n), _sure(scores[n])] for n in numbers.tolist()], [3], "cases")])
         for name, numbers in picked.items()
@@ -44,8 +44,8 @@ def largest_errors(gold: Floats, predicted: Floats, show: ShowCase) -> list[Sect
     off = np.abs(predicted - gold)
     order = np.argsort(-np.nan_to_num(off, nan=-np.inf), kind="stable")[:MISTAKES]
     rows = [[*show(number), digits(float(off[number]))] for number in order.tolist() if off[number] > 0]
-    table = PageTable(["text", "gold", "predicted", "off by"], rows, [1, 2, 3], "cases off")
-    return [Section("Furthest off", blocks=[table])]
+    table = PageTable(["text", "gold", "predicted", "error"], rows, [1, 2, 3], "cases off")
+    return [Section("Largest errors", blocks=[table])]
 
 
 def _sure(score: float) -> str:

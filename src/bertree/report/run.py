@@ -248,7 +248,7 @@ def _charts(history: History) -> list[Markup]:
     chart(title, [trained("lr", "learning rate"), batch], zero)
     mfu = trained("mfu", "MFU", right=True, colour=1)
     chart("Throughput", [trained("tokens_per_s", "tokens/s"), mfu], zero, Axis(zero=True, text=percent))
-    chart("Norm of the gradient", [trained("norm", "norm", "smooth")], Axis(log=True), more=_skips(history))
+    chart("Gradient norm", [trained("norm", "norm", "smooth")], Axis(log=True), more=_skips(history))
     return made
 
 

@@ -134,9 +134,9 @@ def confidence(scores: Floats, right: Floats, counts: BarTable | None = None) ->
     cards: list[Block] = []
     if known.any():
         cards.append(_calibration(scores[known], right[known]))
-        counts = counts or by_tenth("Answers by how sure the model is", scores[known], right[known])
+        counts = counts or by_tenth("Answers by confidence", scores[known], right[known])
     cards += [counts] if counts else []
-    return [Section("How sure it is", cards)] if cards else []
+    return [Section("Confidence", cards)] if cards else []
 
 
 def _calibration(scores: Floats, right: Floats) -> Markup:
@@ -147,11 +147,14 @@ def _calibration(scores: Floats, right: Floats) -> Markup:
     gap = float((np.abs(sure - share) * count[some]).sum() / count.sum())
     axis, ends = Axis(text=percent, zero=True), np.array([0.0, 1.0])
     return curve_svg(
-        f"Is it as good as it thinks? Mean gap {percent(gap, 1)}",
-        [Series("as sure as right", ends, ends, "line", 7), Series("right answers", sure, share, "dots", 0)],
+        f"Calibration: mean gap {percent(gap, 1)}",
+        [
+            Series("perfect calibration", ends, ends, "line", 7),
+            Series("share of right answers", sure, share, "dots", 0),
+        ],
         x=axis,
         y=axis,
-        x_label="how sure the model is",
+        x_label="confidence",
     )
 
 

@@ -46,7 +46,7 @@ def entities_sections(lines: Sequence[Json]) -> list[Section]:
         return _case(lines[place], at, counts.hits[number])
 
     return [
-        Section("Which entities", [_by_type(counts), _confusions(counts)]),
+        Section("Scores by type", [_by_type(counts), _confusions(counts)]),
         *confidence(scores, right),
         *confident_cases(scores, right, show),
     ]
@@ -116,7 +116,9 @@ def _by_type(counts: _EntityCounts) -> BarTable:
 def _confusions(counts: _EntityCounts) -> BarTable:
     pairs = counts.confused.most_common(PAIRS)
     rows = relative_bars([(" → ".join(pair), count, clip(counts.examples[pair], 24).text) for pair, count in pairs])
-    return BarTable("What is taken for what", rows, "gold → predicted, with the first case", head=("count", "such as"))
+    return BarTable(
+        "Most frequent confusions", rows, "gold → predicted, with the first case", head=("count", "such as")
+    )
 
 
 def _case(one: Json, at: int, right: bool) -> Case:

@@ -67,7 +67,7 @@ def _scores_and_hits(lines: Sequence[Json]) -> tuple[Floats, Floats]:
 
 def _confusions(counts: Counter[tuple[str, str]], labels: Sequence[str]) -> list[Section]:
     """Return which labels are predicted for which: a matrix or, where that is too large, the most frequent pairs."""
-    title = "Which labels are taken for which"
+    title = "Confusion of labels"
     seen = dict.fromkeys(chain.from_iterable(counts))
     known = [label for label in labels if label in seen] + sorted(set(seen) - set(labels))
     if len(known) <= LABELS:
@@ -89,7 +89,9 @@ def _most_confused(counts: Counter[tuple[str, str]], totals: Counter[str]) -> Ba
 def _least_found(counts: Counter[tuple[str, str]], totals: Counter[str]) -> BarTable:
     shares = sorted((counts[label, label] / total, label) for label, total in totals.items())
     rows = [BarRow(label, [share], [percent(share), f"{totals[label]:,}"]) for share, label in shares[:PAIRS]]
-    return BarTable("Labels found least", rows, "share of a label's examples that are found", head=("found", "of"))
+    return BarTable(
+        "Labels with the lowest recall", rows, "share of a label's examples that are found", head=("found", "of")
+    )
 
 
 def regression(lines: Sequence[Json]) -> list[Section]:
@@ -105,7 +107,7 @@ def regression(lines: Sequence[Json]) -> list[Section]:
             f"{digits(float(np.sqrt((off**2).mean())))}, bias {digits(float(off.mean()))}"
         )
         chart = CaptionedChart(agreement_svg("Gold against predicted", gold, predicted), under)
-        sections = [Section("How near it comes", [chart, _error_histogram(off)])]
+        sections = [Section("Predictions and errors", [chart, _error_histogram(off)])]
 
     def show(number: int) -> Case:
         return text_and_pair(lines[number]), digits(float(gold[number]), 4), digits(float(predicted[number]), 4)
@@ -184,7 +186,7 @@ def choices(lines: Sequence[Json], scores_found: Json) -> list[Section]:
         return start_of(one.get("context", ""), 220) + question, gold, predicted
 
     return [
-        Section("Which questions", cards),
+        Section("Scores by question", cards),
         *confidence(scores, right, lead),
         *confident_cases(scores, right, show),
     ]
@@ -237,7 +239,7 @@ def spans(lines: Sequence[Json]) -> list[Section]:
 
     near = (counted.f1 >= 0.5) & (counted.exact < 1)
     return [
-        Section("Which questions", cards),
+        Section("Scores by question", cards),
         *confidence(scores, counted.exact),
         *confident_cases(scores, np.where(near, np.nan, counted.exact), show),
     ]

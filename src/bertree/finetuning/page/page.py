@@ -1,4 +1,4 @@
-"""The page of a fine-tuned or evaluated model: scores, seeds, mistakes, and how sure the model is of its answers.
+"""The page of a fine-tuned or evaluated model: scores, seeds, mistakes, and confidence of its answers.
 
 report.html lies beside the predictions it is made from and needs nothing else: no script, no network. Predictions are
 read from their files, because a resumed run has no others; the pages of the seeds are linked, not repeated.
@@ -144,7 +144,7 @@ def _scores(out: Path, task: Task[Any], found: Json, seeds: Sequence[Json]) -> l
 
 def _link(out: Path, seed: object) -> Cell:
     page = f"seed-{seed}/{REPORT}"
-    return one_line(Piece(f"{seed}: its training", link=quote(page))) if (out / page).is_file() else str(seed)
+    return one_line(Piece(f"{seed}: training", link=quote(page))) if (out / page).is_file() else str(seed)
 
 
 def _remark(result: Json, best: bool) -> Cell:
