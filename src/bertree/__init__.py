@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
     from bertree.pretraining.run import pretrain
     from bertree.search.index import Index
+    from bertree.tasks.registry import register_task
     from bertree.tasks.text import TextTask
     from bertree.text.tokenizer import Tokenizer
 
@@ -55,6 +56,7 @@ _HOMES = {
     "pretrain": "pretraining.run",
     "register_loss": "objectives.embedding_losses",
     "register_preset": "model.presets",
+    "register_task": "tasks.registry",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.build",
     "write_features": "finetuning.features",
@@ -85,6 +87,7 @@ __all__ = [
     "pretrain",
     "register_loss",
     "register_preset",
+    "register_task",
     "train_embeddings",
     "train_tokenizer",
     "write_features",

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from bertree.cli.options import TASKS_HERE
 from bertree.console import showing
 from bertree.errors import BertreeWarning
 
@@ -18,6 +20,19 @@ if TYPE_CHECKING:
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print results and errors only: no progress, no notes.")
 ]
+
+
+class VerbCommand(TyperCommand):
+    """A command whose help names what is registered; the registries are imported only when help is shown."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help text."""
+        if options := [option for option in self.params if TASKS_HERE in (vars(option).get("help") or "")]:
+            from bertree.tasks.registry import task_help
+
+            for option in options:
+                vars(option)["help"] = vars(option)["help"].replace(TASKS_HERE, task_help())
+        super().format_help(ctx, formatter)
 
 
 def verb(
@@ -40,7 +55,7 @@ def verb(
         vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
         run.__annotations__ = {**function.__annotations__, "quiet": QuietOption}
         run.__doc__ = _flow(help_text or inspect.getdoc(function) or "")
-        app.command(name)(run)
+        app.command(name, cls=VerbCommand)(run)
         return function
 
     return register

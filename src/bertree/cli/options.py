@@ -28,11 +28,8 @@ SettingsArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[key=value ...]", help="Settings: epochs=3 lr=3e-5 ...; the section may be left out."),
 ]
-TASK_HELP = (
-    "cola, sst-2, mrpc, sts-b, qqp, mnli, qnli, rte, wnli, ax, snli, imdb, ag-news, squad, squad2, swag, hellaswag, "
-    "race, ner; for data of your own: classification, regression, tagging, choice."
-)
-TaskOption = Annotated[str, typer.Option("--task", help=TASK_HELP, show_default=False)]
+TASKS_HERE = "{tasks}"  # replaced by the names of all tasks when help is shown
+TaskOption = Annotated[str, typer.Option("--task", help=TASKS_HERE, show_default=False)]
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="Folder with the task's files (train, dev, test), or one file.")
 ]

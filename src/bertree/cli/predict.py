@@ -49,7 +49,6 @@ def predict(
     bertree predict my-qa/model --question "Who wrote it?" "Moby Dick was written by Herman Melville."
     cat questions.jsonl | bertree predict my-race/model[/dim]
     """
-    from bertree.cli.render.predictions import prediction_text
     from bertree.files import json_text
     from bertree.inference.load import device_of, load
 
@@ -60,7 +59,7 @@ def predict(
     rest, done = _records(task, texts or [], file, question), 0
     while some := list(islice(rest, CHUNK)):
         for line in loaded.predict(some, max_length, done + 1):
-            print(json_text(line) if as_json else prediction_text(task.head, line))
+            print(json_text(line) if as_json else task.prediction_text(line))
         done += len(some)
     if not done:
         raise UserError(f"{file or 'standard input'}: nothing to predict: the input is empty")

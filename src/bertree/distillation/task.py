@@ -30,9 +30,9 @@ from bertree.inference.run import Run
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
-from bertree.model.network import TOKEN_HEADS
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_task import task_distillation_objective
+from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length, inference_autocast
@@ -181,7 +181,7 @@ def _max_length_of_both(
 ) -> configs.TrainSettings:
     """Return the settings with a maximum length that both models can read, if both must read the same windows."""
     most = start.architecture.max_positions
-    if task.head in TOKEN_HEADS and not config.train.max_length:
+    if HEAD_KINDS[task.head].reads_tokens and not config.train.max_length:
         most = min(most, guide.model.architecture.max_positions)
     return replace(config.train, max_length=effective_max_length(config.train.max_length, task.max_length, most))
 

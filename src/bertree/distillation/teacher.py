@@ -17,7 +17,7 @@ from bertree.errors import UserError
 from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, load
 from bertree.interop.weights import digest
-from bertree.model.network import TOKEN_HEADS
+from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.logits import Autocast, effective_max_length, logits
 from bertree.tasks.registry import NAMELESS
 from bertree.tasks.task import Logits, Task, Unit
@@ -101,7 +101,7 @@ class Teacher:
     def check(self, task: Task[Any], student: str, tokenizer: Tokenizer, max_length: int) -> bool:
         """Return whether it can read the student's units; refuse two models that must share units and cannot."""
         same = tokenizer is self.tokenizer or tokenizer_hash(tokenizer) == tokenizer_hash(self.tokenizer)
-        if task.head not in TOKEN_HEADS:
+        if not HEAD_KINDS[task.head].reads_tokens:
             return same and max_length == self.longest(task)
         most = self.model.architecture.max_positions
         if not same:
@@ -119,7 +119,7 @@ class Teacher:
     def units(self, task: Task[Any], part: EncodedSplit[Any], mask: str) -> list[Unit]:
         """Encode a split with its own tokenizer, in the order of the student's units. `mask` is the mask token in the
         examples."""
-        assert task.head not in TOKEN_HEADS
+        assert not HEAD_KINDS[task.head].reads_tokens
         own = self.tokenizer.special.get("mask") or self.tokenizer.special.get("unk") or ""
         examples = part.examples
         if mask and mask != own and isinstance(task, TextTask):

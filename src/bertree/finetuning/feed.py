@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bertree.batch import Batch
 from bertree.data import counter_random
 from bertree.objectives.objective import IGNORED
+from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
 from bertree.train.feed import StepBatches, prefetch
@@ -30,7 +31,7 @@ class ShapeBuckets:
 
     def __init__(self, head: str, units: int, options: int = 1) -> None:
         """`units` a batch at most, each of at most `options` sequences."""
-        self._head, self._units, self._options = head, units, options
+        self._kind, self._units, self._options = HEAD_KINDS[head], units, options
 
     def __call__(self, batch: Batch) -> Batch:
         """The same batch, filled up."""
@@ -46,18 +47,19 @@ class ShapeBuckets:
         # The rung may lie beyond the model's positions; the longest sequence does not.
         positions = (np.arange(spare) - (sizes.cumsum() - sizes).repeat(sizes)) % batch.max_seqlen
         answers, chosen, cells = batch.answers, batch.chosen, batch.cells
-        rows = len(bounds) - 1 if self._head == "sequence" else self._units + 1  # the last row takes what is spare
         if chosen is not None:
             extra, _ = _spare(chosen.numel())
             chosen = torch.cat([chosen, torch.arange(extra)])
-            rows = chosen.numel() if self._head == "token" else rows
         scores = len(bounds) - 1 if chosen is None else chosen.numel()
-        if cells is not None and self._head != "token":
-            width = longest if self._head == "span" else self._options
+        rows, width = scores, 0
+        if self._kind.competing:
+            assert cells is not None
+            rows = self._units + 1  # the last row takes the padding
+            width = longest if self._kind.reads_tokens else self._options
             rest = self._units * width + torch.arange(scores - cells.numel()) % width
             cells = torch.cat([cells // max(1, batch.width) * width + cells % max(1, batch.width), rest])
         else:
-            cells, width = None, 0
+            cells = None
         soft = batch.soft
         if soft is not None:
             soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])

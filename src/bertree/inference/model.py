@@ -25,6 +25,7 @@ from bertree.interop.weights import digest_of
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.model.pooling import ToVector, Vector
+from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks import registry
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
 from bertree.tasks.task import Task
@@ -365,8 +366,7 @@ def _record(record: str | tuple[str, str] | Json, head: str) -> str | Json:
     """A pair by its names, so that no character in it can divide it."""
     if not isinstance(record, tuple):
         return record
-    names = ("question", "context") if head == "span" else ("text", "pair")
-    return dict(zip(names, record, strict=True))
+    return dict(zip(HEAD_KINDS[head].pair_names, record, strict=True))
 
 
 def _whole(text: object, before: str) -> str:

@@ -18,7 +18,7 @@ from bertree.batch import Batch
 from bertree.model.network import Network
 from bertree.objectives.divergences import divergence
 from bertree.objectives.objective import Loss, Term, WeightedTerms
-from bertree.objectives.supervised import NO_PROBABILITY, TERMS, SequenceRegression, scatter_to_grid
+from bertree.objectives.supervised import HEAD_KINDS, NO_PROBABILITY, head_term, scatter_to_grid
 
 KINDS = ("soft", "hard", "mse")
 Divergence = Callable[
@@ -99,8 +99,8 @@ def task_distillation_objective(
         "mse": squared_difference,
     }
     way = squared_difference if regression else ways[kind]
-    true: Term = SequenceRegression() if regression else TERMS[head]()
-    said: Term = GridDistillation(head, way) if head in ("span", "choice") else RowDistillation(head, way)
+    true = head_term(head, regression)
+    said: Term = GridDistillation(head, way) if HEAD_KINDS[head].competing else RowDistillation(head, way)
     terms, weights = {"hard": true, "soft": said}, {"hard": alpha, "soft": 1 - alpha}
     kept = [name for name in terms if weights[name] > 0]
     return WeightedTerms({name: terms[name] for name in kept}, {name: weights[name] for name in kept})

@@ -7,6 +7,9 @@ only padding there is.
 Shape letters: s sequences, m chosen tokens, q questions, w grid width, c classes, h width, t tokens.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -117,15 +120,54 @@ def _count_labels(batch: Batch) -> int:
     return int((batch.answers != IGNORED).sum())
 
 
-TERMS: dict[str, type[Term]] = {
-    "sequence": SequenceClassification,
-    "token": TokenClassification,
-    "span": SpanSelection,
-    "choice": MultipleChoice,
+@dataclass(frozen=True)
+class HeadKind:
+    """One kind of head that tasks use: what it reads of a unit, how its labels are laid out, and its loss.
+
+    A new kind needs a module in model/heads.py, a value below (and a loss above, if none fits), and a task."""
+
+    name: str
+    term: type[Term] | None = None  # its loss in fine-tuning; None: it is trained by an objective of its own
+    reads_tokens: bool = False  # it scores the chosen tokens of a unit; otherwise each of its sequences
+    competing: bool = False  # the scores of a unit share one softmax, so they are laid into a grid
+    labels: Literal["unit", "row", "span"] = "unit"  # one label a unit, one a row of scores, or first and last row
+    rows_per_unit: int = 0  # rows of scores a unit; 0: one for each of what it reads
+    named_classes: bool = True  # its classes have names, which a model folder keeps
+    default_task: str = ""  # the task of a model with such a head whose folder names none
+    pair_names: tuple[str, str] = ("text", "pair")  # names of two texts that are given without any
+
+
+HEAD_KINDS = {
+    kind.name: kind
+    for kind in (
+        HeadKind("sequence", SequenceClassification, default_task="classification"),
+        HeadKind("token", TokenClassification, reads_tokens=True, labels="row", default_task="tagging"),
+        HeadKind(
+            "span",
+            SpanSelection,
+            reads_tokens=True,
+            competing=True,
+            labels="span",
+            named_classes=False,
+            default_task="squad",
+            pair_names=("question", "context"),
+        ),
+        HeadKind("choice", MultipleChoice, competing=True, named_classes=False, default_task="choice"),
+        HeadKind("vector", competing=True),  # a vector for each sequence: embedding_losses.py
+        HeadKind("compare", competing=True, rows_per_unit=1),  # a classifier on the vectors of a unit
+    )
 }
 
 
+def head_term(head: str, regression: bool = False, crf: bool = False) -> Term:
+    """Return the loss that trains a head."""
+    if regression:
+        return SequenceRegression()
+    kind = CrfTagging if crf else HEAD_KINDS[head].term
+    assert kind is not None, f"{head} has no loss of its own"
+    return kind()
+
+
 def supervised_objective(head: str, regression: bool = False, crf: bool = False) -> WeightedTerms:
-    """The objective that trains a head."""
-    term: Term = SequenceRegression() if regression else CrfTagging() if crf else TERMS[head]()
-    return WeightedTerms({head: term}, {head: 1.0})
+    """Return the objective that trains a head."""
+    return WeightedTerms({head: head_term(head, regression, crf)}, {head: 1.0})

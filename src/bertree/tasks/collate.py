@@ -1,5 +1,6 @@
 """Units -> one packed batch, with the labels in the layout that the head's loss reads."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,85 +10,70 @@ import torch
 from numpy.typing import NDArray
 
 from bertree.batch import Batch
-from bertree.model.network import TOKEN_HEADS
 from bertree.objectives.objective import IGNORED
+from bertree.objectives.supervised import HEAD_KINDS, HeadKind
 from bertree.tasks.task import Unit
-
-VECTOR_HEADS = ("vector", "compare")  # a vector for each text of a unit; what a classifier says about two of them
 
 
 def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch:
-    """The units end to end, with what is asked about them and, where there is a teacher, what it said."""
-    batch = _with_labels(units, head, regression)
-    said = [unit.soft for unit in units if unit.soft is not None]
-    if not said:
-        return batch
-    unknown = np.full((1, said[0].shape[1]), np.nan, np.float32)
-    rows = [unknown.repeat(logit_rows(unit, head), 0) if unit.soft is None else unit.soft for unit in units]
-    return replace(batch, soft=torch.from_numpy(np.concatenate(rows)))
+    """Pack units into a batch with their labels and, where a teacher has scored them, its scores."""
+    kind = HEAD_KINDS[head]
+    sequences = [sequence for unit in units for sequence in unit.sequences]
+    batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences], [s.second for s in sequences])
+    counts = [_count(unit, kind) for unit in units]
+    answers = _answers(units, counts, kind, regression)
+    arrays = {"answers": answers}
+    if kind.reads_tokens:
+        starts = batch.cu_seqlens[:-1].numpy().astype(np.int64).repeat(counts)
+        arrays["chosen"] = np.concatenate([np.asarray(unit.chosen or (), np.int64) for unit in units]) + starts
+    width = 0
+    if kind.reads_tokens or kind.competing:
+        # Where each text of a unit has a label, all rows are as wide as the labels say.
+        arrays["cells"], width = _grid(counts, answers.shape[1] if kind.labels == "unit" and answers.ndim == 2 else 0)
+    if soft := _soft(units, head):
+        arrays["soft"] = np.concatenate(soft)
+    tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    return replace(batch, width=width, **tensors)
 
 
 def logit_rows(unit: Unit, head: str) -> int:
-    """How many rows of scores a head gives for a unit."""
-    if head == "compare":
-        return 1
-    return len(unit.chosen or ()) if head in TOKEN_HEADS else len(unit.sequences)
+    """Return how many rows of scores a head gives for a unit."""
+    return HEAD_KINDS[head].rows_per_unit or _count(unit, HEAD_KINDS[head])
 
 
-def _with_labels(units: Sequence[Unit], head: str, regression: bool) -> Batch:
-    sequences = [sequence for unit in units for sequence in unit.sequences]
-    batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences], [s.second for s in sequences])
-    if head == "sequence":
-        unknown = float("nan") if regression else IGNORED
-        answers = [unknown if unit.answer is None else unit.answer for unit in units]
-        return _with(batch, answers=np.array(answers, np.float32 if regression else np.int64))
-    if head == "choice":
-        counts = [len(unit.sequences) for unit in units]
-        answers = [IGNORED if unit.answer is None else unit.answer for unit in units]
-        return _with(batch, *_grid(counts), answers=np.array(answers, np.int64))
-    if head in VECTOR_HEADS:
-        return _with(batch, *_vectors(units, regression))
-    counts = [len(unit.chosen or ()) for unit in units]
-    starts = batch.cu_seqlens[:-1].numpy().astype(np.int64).repeat(counts)
-    chosen = np.concatenate([np.asarray(unit.chosen or (), np.int64) for unit in units]) + starts
-    if head == "span":
-        spans = [(IGNORED, IGNORED) if unit.answer is None else unit.answer for unit in units]
-        return _with(batch, *_grid(counts), chosen=chosen, answers=np.array(spans, np.int64))
-    tags = [unit.answer if unit.answer is not None else [IGNORED] * n for unit, n in zip(units, counts, strict=True)]
-    answers_m = np.concatenate([np.asarray(tag, np.int64) for tag in tags])
-    return _with(batch, *_grid(counts), chosen=chosen, answers=answers_m)
+def _count(unit: Unit, kind: HeadKind) -> int:
+    """How many tokens or sequences of a unit the head reads."""
+    return len(unit.chosen or ()) if kind.reads_tokens else len(unit.sequences)
 
 
-def _vectors(units: Sequence[Unit], regression: bool) -> tuple[NDArray[np.int64], int, None, NDArray[Any]]:
-    """A row of vectors for each unit. Where its texts are named, all rows are as wide as the names say."""
-    unknown, kind = (float("nan"), np.float32) if regression else (IGNORED, np.int64)
-    answers = np.array([unknown if unit.answer is None else unit.answer for unit in units], kind)
-    least = answers.shape[1] if answers.ndim == 2 else 0
-    return *_grid([len(unit.sequences) for unit in units], least), None, answers
+def _answers(units: Sequence[Unit], counts: Sequence[int], kind: HeadKind, regression: bool) -> NDArray[Any]:
+    if kind.labels == "row":
+        rows = [[IGNORED] * n if unit.answer is None else unit.answer for unit, n in zip(units, counts, strict=True)]
+        return np.concatenate([np.asarray(row, np.int64) for row in rows])
+    unknown = math.nan if regression else (IGNORED, IGNORED) if kind.labels == "span" else IGNORED
+    answers = [unknown if unit.answer is None else unit.answer for unit in units]
+    return np.array(answers, np.float32 if regression else np.int64)
+
+
+def _soft(units: Sequence[Unit], head: str) -> list[NDArray[np.float32]]:
+    """A teacher's scores of all units, NaN for those it has not scored; nothing if there is no teacher."""
+    known = next((unit.soft for unit in units if unit.soft is not None), None)
+    if known is None:
+        return []
+    unknown = np.full((1, known.shape[1]), np.nan, np.float32)
+    return [unknown.repeat(logit_rows(unit, head), 0) if unit.soft is None else unit.soft for unit in units]
 
 
 def _grid(counts: Sequence[int], least: int = 0) -> tuple[NDArray[np.int64], int]:
-    """One row a question: the cell of each score, and the width."""
+    """Return the cell of each score in a grid of one row a unit, and the width of the grid."""
     width = max(least, max(counts, default=0))
     sizes = np.asarray(counts, np.int64)
     columns = np.arange(sizes.sum()) - (sizes.cumsum() - sizes).repeat(sizes)
     return np.arange(len(counts)).repeat(sizes) * width + columns, width
 
 
-def _with(
-    batch: Batch,
-    cells: NDArray[np.int64] | None = None,
-    width: int = 0,
-    chosen: NDArray[np.int64] | None = None,
-    answers: NDArray[Any] | None = None,
-) -> Batch:
-    given = {"cells": cells, "chosen": chosen, "answers": answers}
-    tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in given.items() if value is not None}
-    return replace(batch, width=width, **tensors)
-
-
 def batches_by_length(units: Sequence[Unit], tokens: int) -> Iterator[list[int]]:
-    """For evaluation: rows of units of similar lengths, so many tokens at once, the longest first."""
+    """Yield the numbers of units of similar lengths, at most `tokens` at once, the longest units first."""
     sizes = np.array([sum(len(s.ids) for s in unit.sequences) for unit in units], np.int64)
     order = np.argsort(-sizes, kind="stable").tolist()
     rows: list[int] = []

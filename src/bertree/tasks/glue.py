@@ -62,6 +62,7 @@ TASKS = (
     GlueTask(
         "cola",
         BINARY,
+        about="is a sentence grammatical",
         columns=Columns(("sentence",), headless=(HeaderlessLayout(4, 4, text=3, label=1),)),
         figures=("matthews", "accuracy"),
         metric="matthews",
@@ -70,6 +71,7 @@ TASKS = (
     GlueTask(
         "sst-2",
         BINARY,
+        about="sentiment of a sentence",
         columns=Columns(("sentence",)),
         figures=ACCURACY,
         aliases={"negative": "0", "positive": "1"},
@@ -78,6 +80,7 @@ TASKS = (
     GlueTask(
         "mrpc",
         BINARY,
+        about="are two sentences paraphrases",
         columns=Columns(("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label")),
         figures=("accuracy", "f1"),
         metric="f1",
@@ -86,6 +89,7 @@ TASKS = (
     ),
     GlueTask(
         "sts-b",
+        about="similarity of two sentences, 0 to 5",
         regression=True,
         bounds=(0.0, 5.0),
         columns=Columns(
@@ -104,6 +108,7 @@ TASKS = (
     GlueTask(
         "qqp",
         BINARY,
+        about="do two questions mean the same",
         # Quora's file quotes the cells that hold quotes, and a few of its rows are broken.
         columns=Columns(("question1",), ("question2",), ("is_duplicate", "label"), quoting="cell", skip=True),
         figures=("accuracy", "f1"),
@@ -113,6 +118,7 @@ TASKS = (
     GlueTask(
         "mnli",
         INFERENCE,
+        about="inference across genres",
         columns=ANNOTATED,
         figures=ACCURACY,
         missing=("", "-1", "-"),
@@ -120,12 +126,35 @@ TASKS = (
         prefixes=("multinli_1.0_",),
         server="MNLI-m.tsv",
     ),
-    GlueTask("qnli", ENTAILMENT, columns=Columns(("question",), ("sentence",)), figures=ACCURACY, server="QNLI.tsv"),
-    GlueTask("rte", ENTAILMENT, max_length=256, columns=SENTENCES, figures=ACCURACY, server="RTE.tsv"),
-    GlueTask("wnli", BINARY, columns=SENTENCES, figures=ACCURACY, server="WNLI.tsv"),
+    GlueTask(
+        "qnli",
+        ENTAILMENT,
+        about="does a sentence answer a question",
+        columns=Columns(("question",), ("sentence",)),
+        figures=ACCURACY,
+        server="QNLI.tsv",
+    ),
+    GlueTask(
+        "rte",
+        ENTAILMENT,
+        about="does one text follow from another",
+        max_length=256,
+        columns=SENTENCES,
+        figures=ACCURACY,
+        server="RTE.tsv",
+    ),
+    GlueTask(
+        "wnli",
+        BINARY,
+        about="does a pronoun mean that",
+        columns=SENTENCES,
+        figures=ACCURACY,
+        server="WNLI.tsv",
+    ),
     GlueTask(
         "ax",
         INFERENCE,
+        about="GLUE's diagnostics of inference",
         columns=SENTENCES,  # diagnostic-full.tsv, which has the answers, writes Premise, Hypothesis, Label
         figures=("matthews", "accuracy"),
         metric="matthews",
@@ -136,6 +165,7 @@ TASKS = (
     GlueTask(
         "snli",
         INFERENCE,
+        about="inference on captions",
         columns=ANNOTATED,
         figures=ACCURACY,
         missing=("", "-1", "-"),
@@ -145,6 +175,7 @@ TASKS = (
     GlueTask(
         "imdb",
         ("neg", "pos"),
+        about="sentiment of a review",
         max_length=512,
         columns=Columns(("text", "review"), label=("label", "sentiment")),
         figures=ACCURACY,
@@ -156,6 +187,7 @@ TASKS = (
     GlueTask(
         "ag-news",
         ("World", "Sports", "Business", "Sci/Tech"),
+        about="topic of a news item",
         # The original (no header, or Kaggle's) has headline and text apart and counts its classes from 1.
         columns=Columns(
             ("text", "Description"),

@@ -12,7 +12,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.network import Network
 from bertree.objectives.embedding_math import pair_logits, vector_table
-from bertree.tasks.collate import VECTOR_HEADS, batches_by_length, collate, logit_rows
+from bertree.tasks.collate import batches_by_length, collate, logit_rows
 from bertree.tasks.task import Logits, Unit
 
 TOKENS = {"cpu": 4096, "cuda": 65536}  # computed at once
@@ -42,7 +42,7 @@ def logits(
     """One array a unit: a row for its sequence, for each chosen token, or for each option; of `vector`, its vectors."""
 
     def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
-        if head in VECTOR_HEADS:
+        if head in ("vector", "compare"):
             vectors_sd = network.vectors(hidden_tw, batch)
             return vectors_sd if head == "vector" else pair_logits(network, vector_table(vectors_sd, batch))
         scores_mc = network.class_logits(head, hidden_tw, batch, batch.chosen)

@@ -9,7 +9,7 @@ from bertree.files import Json
 from bertree.tasks.task import Task
 
 NOT_SETTINGS = (  # fields that are not settings
-    *("name", "max_length", "regression", "numbered", "label_folders", "server"),
+    *("name", "max_length", "about", "regression", "numbered", "label_folders", "server"),
     *("loss", "dev_kind", "low", "high", "prompt"),
 )
 

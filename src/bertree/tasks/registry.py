@@ -1,52 +1,130 @@
-"""Tasks by name, and the task of a model that was trained for one."""
+"""Tasks by name: those that come with bertree, those of one's own, and the task of a model that was trained for one.
 
+Importing this module does not import torch, so that the command line's help is quick.
+"""
+
+import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.tasks import glue
 from bertree.tasks.choice.task import ChoiceTask
 from bertree.tasks.options import configure_task, task_options
+from bertree.tasks.splits import normalize_name
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task
 from bertree.tasks.text import text_task
 
-OWN_DATA = ("classification", "regression", "tagging", "choice")
 COLUMNS = ("text", "pair", "label")
 NAMELESS = re.compile(r"(LABEL_)?\d+")  # what stands for a label that has no name
+Registered = TypeVar("Registered", bound="Task[Any] | Callable[..., Task[Any]]")
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """A known task: how it is made, and what help texts say about it."""
+
+    task: Task[Any]  # as it is without any column named
+    make: Callable[..., Task[Any]]
+    columns: tuple[str, ...] = ()  # columns that the user may name
+    own_data: bool = False  # for files of one's own, not for a published data set
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line and in model folders."""
+        return self.task.name
+
+    @property
+    def kind(self) -> str:
+        """The kind of problem."""
+        return "regression" if self.task.regression else self.task.kind
+
+
+TASKS: dict[str, TaskEntry] = {}
+
+
+def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence[str] = ()) -> Registered:
+    """Make a task known by its name to `finetune`, `evaluate` and `predict` of this process.
+
+    `task` is a task, a class of tasks (its attributes are defaults: `name = "mail"`), or a function that makes one; of
+    a function or class with the parameters text, pair and label, the user may name the columns. Works as a decorator.
+    """
+    title = getattr(task, "__name__", str(task))
+    make: Callable[..., Any] = _Same(task) if isinstance(task, Task) else task
+    if isinstance(task, type):
+        make = _with_defaults(task)
+    known = inspect.signature(make).parameters
+    try:
+        made = make()
+    except TypeError as error:
+        raise UserError(f"{title}: cannot be made without arguments ({error})") from None
+    if not isinstance(made, Task) or not normalize_name(made.name):
+        raise UserError(f"{title}: must be, or make, a task with a name")
+    if made.name in TASKS and type(TASKS[made.name].task).__module__.startswith("bertree."):
+        raise UserError(f"{made.name}: there is such a task already; choose another name")
+    columns = tuple(column for column in COLUMNS if column in known)
+    TASKS[made.name] = TaskEntry(made, make, columns, own_data, tuple(aliases))
+    return task
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Makes the same task again."""
+
+    task: Task[Any]
+
+    def __call__(self) -> Task[Any]:
+        return self.task
+
+
+def _with_defaults(kind: type[Task[Any]]) -> type[Task[Any]]:
+    """Turn plain attributes of a class (`name = "mail"`) into defaults of the fields it inherits."""
+    if "__dataclass_params__" in vars(kind):
+        return kind
+    hints = {one.name: one.type for one in fields(kind)}
+    for name in [name for name in vars(kind) if name in hints]:
+        kind.__annotations__ = {**vars(kind).get("__annotations__", {}), name: hints[name]}
+        value = vars(kind)[name]
+        if isinstance(value, dict | list | set):
+            setattr(kind, name, field(default_factory=value.copy))
+    return dataclass(frozen=True)(kind)
 
 
 def task_names() -> list[str]:
-    """Every task there is."""
-    return [*glue.TEXT_TASKS, "squad", "squad2", "swag", "hellaswag", "race", "ner", *OWN_DATA]
+    """Return the name of every known task."""
+    return list(TASKS)
+
+
+def task_help() -> str:
+    """Return the names of all tasks and what they predict, for the command line."""
+    published, own = (
+        "; ".join(f"{entry.name} ({entry.task.about})" if entry.task.about else entry.name for entry in some)
+        for some in (
+            [entry for entry in TASKS.values() if not entry.own_data],
+            [entry for entry in TASKS.values() if entry.own_data],
+        )
+    )
+    return f"{published}. For your own data: {own}."
 
 
 def make_task(name: str, text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
-    """A task; the columns are those of one's own data."""
-    plain = {re.sub(r"[^a-z0-9]", "", known): known for known in task_names()} | {
-        "conll2003": "ner",
-        "squad11": "squad",
-    }
-    found = plain.get(re.sub(r"[^a-z0-9]", "", name.lower()), name.lower())
-    if found == "classification" or found == "regression":
-        return text_task(found, text or "text", pair, label or "label")
-    if found in ("ner", "tagging"):
-        return TaggingTask(found, text=text, label=label)
-    if given := next(
-        (option for option, value in (("--text", text), ("--pair", pair), ("--label", label)) if value), None
-    ):
-        raise UserError(f"{given}: {name} has its own columns; name yours with the tasks {', '.join(OWN_DATA[:3])}")
-    if found in ("squad", "squad2"):
-        return SquadTask(found)
-    if found in ("swag", "hellaswag", "race", "choice"):
-        return ChoiceTask(found)
-    if found in glue.TEXT_TASKS:
-        return glue.glue_task(found)
-    raise UserError(f"{name}: unknown task, {suggest(name, task_names())}")
+    """Return the task of a name; `text`, `pair` and `label` are columns of one's own data."""
+    known = {normalize_name(other): entry for entry in TASKS.values() for other in (entry.name, *entry.aliases)}
+    entry = known.get(normalize_name(name))
+    if entry is None:
+        raise UserError(f"{name}: unknown task, {suggest(name, task_names())}")
+    given = {key: value for key, value in zip(COLUMNS, (text, pair, label), strict=True) if value}
+    for column in given:
+        if column not in entry.columns:
+            own = ", ".join(other.name for other in TASKS.values() if other.own_data and column in other.columns)
+            raise UserError(f"--{column}: {name} has its own columns; name yours with the tasks {own}")
+    return entry.make(**given)
 
 
 def task_of_model(
@@ -57,21 +135,26 @@ def task_of_model(
     name: str | None = None,
     columns: Mapping[str, str | None] | None = None,
 ) -> Task[Any]:
-    """The task a model answers: the one of that name, or the one its folder or its head says.
+    """Return the task of that name, or the one a model was fine-tuned for, with the model's labels.
 
-    `heads` holds their classes, `known` what the folder remembers. Columns and settings that are not given are those
-    it was trained with; its classes are in the model's order. Refused where the two do not fit."""
-    head = next((head for head in ("sequence", "token", "span", "choice") if head in heads), None)
+    `heads` maps the model's heads to their classes, `known` is what its folder says about the task. Columns and
+    settings that are not given are those it was trained with. Refuse a task that does not fit the model."""
+    from bertree.objectives.supervised import HEAD_KINDS
+
+    head = next((kind for kind in HEAD_KINDS.values() if kind.default_task and kind.name in heads), None)
     if head is None and name is None:
         raise UserError("this model has no task head, so it predicts nothing; fine-tune it first (bertree finetune)")
-    text = "classification" if heads.get("sequence") != 1 else "regression"
-    usual = {"token": "tagging", "span": "squad", "choice": "choice"}.get(head or "", text)
-    task = make_task(name or str(known.get("name") or usual))
-    mine = known if known.get("name") == task.name else {}
-    if task.name in OWN_DATA:
-        task = make_task(task.name, **{key: (columns or {}).get(key) or _text(mine.get(key)) for key in COLUMNS})
-    elif columns and any(columns.values()):
-        task = make_task(task.name, **columns)
+    default = head.default_task if head else ""
+    if default == "classification" and heads["sequence"] == 1:
+        default = "regression"
+    remembered = str(known.get("name") or "")
+    if name is None and remembered and remembered not in TASKS:
+        raise UserError(f"{remembered}: the task of this model is not known here; register it (bertree.register_task)")
+    task = make_task(name or remembered or default)
+    mine = known if remembered == task.name else {}
+    given = {key: (columns or {}).get(key) or _text(mine.get(key)) for key in TASKS[task.name].columns}
+    given |= {key: value for key, value in (columns or {}).items() if value}
+    task = make_task(task.name, **given)
     task = configure_task(task, {key: value for key, value in mine.items() if key in task_options(task)})
     if hasattr(task, "crf"):
         task = replace(task, crf=crf)  # type: ignore[call-arg]
@@ -84,11 +167,13 @@ def _text(value: object) -> str | None:
 
 def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str]) -> Task[Any]:
     """Return the task with the classes in the order of the model's head; refuse a model that does not fit."""
+    from bertree.objectives.supervised import HEAD_KINDS
+
     if task.head not in heads:
         there = f"its heads: {', '.join(heads)}" if heads else "it has none"
         raise UserError(f"{task.name} needs a model with a '{task.head}' head, but {there}; fine-tune it first")
     classes = heads[task.head]
-    if task.head in ("span", "choice"):
+    if not HEAD_KINDS[task.head].named_classes:
         return task
     if task.regression:
         if classes != 1:
@@ -109,3 +194,33 @@ def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequenc
     raise UserError(
         f"{task.name} has the labels {', '.join(task.labels)}, but the model's head has {', '.join(named[:20])}"
     )
+
+
+def _classification(text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
+    return text_task("classification", text or "text", pair, label or "label")
+
+
+def _regression(text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
+    return text_task("regression", text or "text", pair, label or "label")
+
+
+def _ner(text: str | None = None, label: str | None = None) -> Task[Any]:
+    return TaggingTask("ner", about="named entities, CoNLL-2003", text=text, label=label)
+
+
+def _tagging(text: str | None = None, label: str | None = None) -> Task[Any]:
+    return TaggingTask("tagging", about="a tag for each word", text=text, label=label)
+
+
+for known_task in glue.TASKS:
+    register_task(known_task)
+register_task(SquadTask("squad", about="an answer as a span of a passage"), aliases=["squad1.1"])
+register_task(SquadTask("squad2", about="the same, or no answer"), aliases=["squad2.0"])
+register_task(ChoiceTask("swag", about="how a scene goes on"))
+register_task(ChoiceTask("hellaswag", about="how a text goes on"))
+register_task(ChoiceTask("race", about="questions on a passage"))
+register_task(_ner, aliases=["conll2003"])
+register_task(_classification, own_data=True)
+register_task(_regression, own_data=True)
+register_task(_tagging, own_data=True)
+register_task(ChoiceTask("choice", about="one of several options"), own_data=True)

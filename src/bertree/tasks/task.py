@@ -60,9 +60,11 @@ class Task(ABC, Generic[Example]):
     name: str
     labels: tuple[str, ...] = ()  # names of the head's classes, in their order; none for span, choice, regression
     max_length: int = 128  # tokens a sequence, unless told otherwise
+    about: str = ""  # what is predicted, in a few words, for help texts
 
     regression = False  # whether the head's one score is a number to be met
-    head = "sequence"  # sequence, token, span or choice; vector: a vector for each text
+    head = "sequence"  # a name of HEAD_KINDS (objectives/supervised.py)
+    kind = "classification"  # of problem, for people
     metric = "accuracy"  # the score that counts, a key of `score`; higher is better
 
     @property
@@ -115,6 +117,14 @@ class Task(ABC, Generic[Example]):
     @abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, float]:
         """Figures for a split with gold answers, the task's `metric` among them, as shares (not percent)."""
+
+    def prediction_text(self, line: Json) -> str:
+        """Return a prediction for people, as one line or more, with tabs between columns."""
+        predicted = line["predicted"]
+        text = "\t".join(" ".join(str(line[key]).split()) for key in ("text", "pair") if line.get(key) is not None)
+        if isinstance(predicted, float):
+            return f"{predicted:.3f}\t{text}"
+        return f"{predicted}\t{line['score']:.3f}\t{text}"
 
     def labels_in(self, examples: Sequence[Example]) -> tuple[str, ...]:
         """The labels of a training split, where the task does not know them beforehand."""

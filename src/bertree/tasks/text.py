@@ -250,8 +250,14 @@ def text_task(
     if kind == "regression":
         figures = ("pearson", "spearman")
         return TextTask(
-            kind, max_length=OWN_MAX_LENGTH, columns=columns, regression=True, figures=figures, metric="spearman"
+            kind,
+            max_length=OWN_MAX_LENGTH,
+            about="a number for a text or a pair",
+            columns=columns,
+            regression=True,
+            figures=figures,
+            metric="spearman",
         )
     if kind != "classification":
         raise UserError(f"task '{kind}': unknown; {suggest(kind, ('classification', 'regression'))}")
-    return TextTask(kind, max_length=OWN_MAX_LENGTH, columns=columns)
+    return TextTask(kind, max_length=OWN_MAX_LENGTH, about="a class for a text or a pair", columns=columns)

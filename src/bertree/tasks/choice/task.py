@@ -49,6 +49,7 @@ class ChoiceTask(Task[ChoiceExample]):
     max_length: int = 0  # 0: what suits the task
 
     head = "choice"
+    kind = "multiple choice"
 
     def __post_init__(self) -> None:
         if self.name not in FORMS:
@@ -149,6 +150,10 @@ class ChoiceTask(Task[ChoiceExample]):
             line |= {"predicted": best, "answer": example.options[best]}
             lines.append(line | {"score": float(shares[best]), "probabilities": shares.tolist()})
         return lines
+
+    def prediction_text(self, line: Json) -> str:
+        """Number, text and probability of the chosen option."""
+        return f"{line['predicted']}\t{line['answer']}\t{line['score']:.3f}"
 
     def score(self, examples: Sequence[ChoiceExample], predictions: Sequence[Json]) -> dict[str, float]:
         """The share of right answers; for RACE also of each level that is there."""

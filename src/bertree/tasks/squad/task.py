@@ -38,6 +38,7 @@ class SquadTask(Task[SquadExample]):
     threshold: float = 0.0  # 2.0: by how much a span's score must exceed that of "no answer"
 
     head = "span"
+    kind = "question answering"
 
     @property
     def metric(self) -> str:  # type: ignore[override]  # depends on the version
@@ -123,6 +124,11 @@ class SquadTask(Task[SquadExample]):
             )
         assert len(lines) == len(examples), "units of every example, in their order"
         return lines
+
+    def prediction_text(self, line: Json) -> str:
+        """Answer, probability, place and question."""
+        place = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
+        return f"{' '.join(line['predicted'].split()) or 'no answer'}\t{line['score']:.3f}\t{place}\t{line['question']}"
 
     def score(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, float]:
         """What the official scripts say, as shares. The best thresholds are theirs too: on `null_odds`, with every

@@ -58,6 +58,7 @@ class TaggingTask(Task[Sentence]):
     label: str | None = None  # where the tags are: a field's name (tags), a column's number (-1)
 
     head = "token"
+    kind = "tagging"
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -231,6 +232,13 @@ class TaggingTask(Task[Sentence]):
         line["score"] = None if self.crf or not predicted else float(sure.mean())
         return line
 
+    def prediction_text(self, line: Json) -> str:
+        """The text and its entities below it; of plain tags, each word with its tag."""
+        if "entities" not in line:
+            return " ".join(f"{word}/{tag}" for word, tag in zip(line["words"], line["predicted"], strict=True))
+        found = [_entity_text(entity) for entity in line["entities"]]
+        return "\n".join([str(line["text"]), *(found or ["  no entity"])])
+
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Json]) -> dict[str, float]:
         gold = [list(example.tags or ()) for example in examples]
         predicted = [p["predicted"] if e.tags is not None else [] for e, p in zip(examples, predictions, strict=True)]
@@ -245,3 +253,8 @@ class TaggingTask(Task[Sentence]):
         columns = {"text": self.text, "label": self.label}
         given = {name: column for name, column in columns.items() if column is not None}
         return {"crf": self.crf, "scheme": self.scheme} | given
+
+
+def _entity_text(entity: Json) -> str:
+    score = "" if entity["score"] is None else f"\t{entity['score']:.3f}"
+    return f"  {entity['type']}\t{entity['text']}\t{entity['start']}-{entity['end']}{score}"
