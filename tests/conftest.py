@@ -1,8 +1,6 @@
 """What many tests need: real trained weights, a small model folder, and the command line in-process."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +8,8 @@ import pytest
 
 from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
-from tests.support.learnable import Command, Trained, one_thread
+from tests.support.command import Command
+from tests.support.learnable import Trained, one_thread
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
@@ -56,18 +55,6 @@ def token_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer_training.save(tokenizer, folder / "tokenizer")
     prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store", shard_tokens=20_000)
     return folder / "store"
-
-
-def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """The command as a user runs it."""
-    return subprocess.run(
-        [sys.executable, "-m", "bertree", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        **options,
-    )  # type: ignore[call-overload]
 
 
 @pytest.fixture(scope="session")

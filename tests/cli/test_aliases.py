@@ -3,7 +3,7 @@
 import pytest
 
 from bertree.cli.aliases import GROUPS, OPTIONS, translate
-from tests.support.learnable import Command
+from tests.support.command import Command
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from bertree.embeddings.npy_file import VectorFile
 from bertree.errors import UserError
 from bertree.inference.embedding import WINDOW
 from tests.support import runs
-from tests.support.learnable import Command
+from tests.support.command import Command
 
 WORDS = (
     "the ship left harbour at dawn and nobody on the quay had seen her captain since the storm",

@@ -10,7 +10,7 @@ from scipy.stats import pearsonr, spearmanr
 
 import bertree
 from bertree.model.pooling import Vector
-from tests.support.learnable import Command
+from tests.support.command import Command
 from tests.support.topics import JUDGED
 
 TOPICS = [

@@ -1,63 +1,62 @@
 """The command as a user runs it: right input, wrong input, exit codes, one line of error."""
 
-import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_bertree
+from tests.support.command import Command, run_bertree
 
 
-def test_the_tree_and_every_preset() -> None:
+def test_the_tree_and_every_preset(command: Command) -> None:
     from bertree.model.presets import PRESETS
 
-    tree = run_bertree("info")
-    assert tree.returncode == 0
+    tree = command.well("info")
     for name, point in PRESETS.items():
-        assert point.study or name in tree.stdout
-    listed = json.loads(run_bertree("info", "--json").stdout)
+        assert point.study or name in tree.out
+    listed = command.well("info", "--json").json
     assert {entry["name"] for entry in listed} == set(PRESETS)
 
 
-def test_one_point() -> None:
-    shown = run_bertree("info", "albert-base", env={"COLUMNS": "120", "PATH": ""})
+def test_one_point(command: Command) -> None:
+    shown = run_bertree("info", "albert-base", env=os.environ | {"COLUMNS": "120"})
     assert "11,683,584" in shown.stdout
     assert "30522" in shown.stdout  # the parent's value beside its own
-    point = json.loads(run_bertree("info", "albert-base", "--json").stdout)
+    point = command.well("info", "albert-base", "--json").json
     assert point["parent"] == "bert-base"
     assert point["architecture"]["embedding_width"] == 128
     assert point["parameters"] == {
         "embeddings": 4005120, "encoder": 7087872, "pooler": 590592, "mlm_head": 128688, "total": 11683584,
     }  # fmt: skip
-    turned = json.loads(run_bertree("info", "albert-base", "sharing=none", "embedding_width=768", "--json").stdout)
+    turned = command.well("info", "albert-base", "sharing=none", "embedding_width=768", "--json").json
     assert turned["parameters"]["total"] == 109081344
     assert turned["parent"] == "albert-base"
 
 
-def test_a_folder_is_a_point_too(minilm: Path) -> None:
-    point = json.loads(run_bertree("info", str(minilm), "--json").stdout)
+def test_a_folder_is_a_point_too(minilm: Path, command: Command) -> None:
+    point = command.well("info", minilm, "--json").json
     assert point["parameters"]["total"] == 22713216
 
 
-def test_fill(small_folder: Path) -> None:
+def test_fill(small_folder: Path, command: Command) -> None:
     out = run_bertree("fill", str(small_folder), "The capital of France is [MASK].", "-k", "3")
     assert out.returncode == 0
     assert len(out.stdout.strip().splitlines()) == 4
-    masks = json.loads(run_bertree("fill", str(small_folder), "[MASK] [MASK]", "-k", "2", "--json").stdout)
+    masks = command.well("fill", small_folder, "[MASK] [MASK]", "-k", "2", "--json").json
     assert [len(mask) for mask in masks] == [2, 2]
     assert set(masks[0][0]) == {"token", "probability", "id"}
 
 
-def test_convert_both_ways(small_folder: Path, tmp_path: Path) -> None:
+def test_convert_both_ways(small_folder: Path, tmp_path: Path, command: Command) -> None:
     there, back = tmp_path / "hf", tmp_path / "back"
-    assert run_bertree("convert", str(small_folder), str(there), "--to", "huggingface").returncode == 0
-    assert run_bertree("convert", str(there), str(back), "--to", "bertree").returncode == 0
+    command.well("convert", small_folder, there, "--to", "huggingface")
+    command.well("convert", there, back, "--to", "bertree")
     assert (back / "model.safetensors").read_bytes() == (small_folder / "model.safetensors").read_bytes()
-    again = run_bertree("convert", str(there), str(back), "--to", "bertree")
-    assert again.returncode == 2
-    assert "--force" in again.stderr
-    assert run_bertree("convert", str(there), str(back), "--to", "bertree", "--force").returncode == 0
+    again = command("convert", there, back, "--to", "bertree")
+    assert again.code == 2
+    assert "--force" in again.err
+    command.well("convert", there, back, "--to", "bertree", "--force")
 
 
 WRONG = {
@@ -82,40 +81,47 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_one_line_and_exit_code_2(case: str, small_folder: Path, minilm: Path, tmp_path: Path) -> None:
+def test_wrong_input_is_one_line_and_exit_code_2(
+    case: str, small_folder: Path, minilm: Path, tmp_path: Path, command: Command
+) -> None:
     arguments, reason = WRONG[case]
     if "TRUNCATED" in arguments:
         shutil.copytree(small_folder, tmp_path / "truncated")
         (tmp_path / "truncated" / "model.safetensors").write_bytes(b"\x00" * 1000)
     places = {"FOLDER": small_folder, "MINILM": minilm, "OUT": tmp_path / "out", "TRUNCATED": tmp_path / "truncated"}
-    out = run_bertree(*(str(places.get(word, word)) for word in arguments))
-    assert out.returncode == 2
-    assert reason in out.stderr
-    assert len(out.stderr.strip().splitlines()) == 1
+    said = command(*(places.get(word, word) for word in arguments))
+    assert said.code == 2
+    assert reason in said.err
+    assert len(said.lines) == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_text_is_never_markup(tmp_path: Path) -> None:
+def test_text_is_never_markup(tmp_path: Path, command: Command) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n[unused0]\n[/x]\na\n")
-    out = run_bertree("fill", "bert-tiny", "a [MASK]", "--tokenizer", str(tmp_path), "-k", "8")
-    assert out.returncode == 0
-    assert "[unused0]" in out.stdout
-    assert "[/x]" in out.stdout
+    said = command.well("fill", "bert-tiny", "a [MASK]", "--tokenizer", tmp_path, "-k", "8")
+    assert "[unused0]" in said.out
+    assert "[/x]" in said.out
 
 
-def test_other_files_are_not_deleted(small_folder: Path, tmp_path: Path) -> None:
+def test_other_files_are_not_deleted(small_folder: Path, tmp_path: Path, command: Command) -> None:
     text = tmp_path / "text.txt"
     text.write_text("some words to train on\n\n" * 50)
-    out = run_bertree("tokenizer", "train", str(text), "--vocab-size", "60", "--out", str(small_folder))
-    assert out.returncode == 2
-    assert "holds other files" in out.stderr
+    said = command("tokenizer", "train", text, "--vocab-size", "60", "--out", small_folder)
+    assert said.code == 2
+    assert "holds other files" in said.err
     assert (small_folder / "model.safetensors").exists()
 
 
-def test_help_teaches() -> None:
+def test_help_teaches(command: Command) -> None:
     for verb in ((), ("info",), ("fill",), ("convert",)):
-        out = run_bertree(*verb, "--help")
-        assert out.returncode == 0
-        assert "bertree" in out.stdout
-    assert "[MASK]" in run_bertree("fill", "--help").stdout
+        assert "bertree" in command.well(*verb, "--help").out
+    assert "[MASK]" in command.well("fill", "--help").out
     assert run_bertree("--version").stdout.startswith("bertree 0.")
+
+
+def test_quiet_prints_the_result_alone(small_folder: Path, command: Command) -> None:
+    loud = command.well("fill", "bert-tiny", "a [MASK]", "--tokenizer", small_folder, "--json")
+    quiet = command.well("fill", "bert-tiny", "a [MASK]", "--tokenizer", small_folder, "--json", "--quiet")
+    assert "random weights" in loud.err
+    assert quiet.err == ""
+    assert quiet.json == loud.json

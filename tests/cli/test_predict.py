@@ -16,10 +16,11 @@ from bertree.interop.folder import Contents
 from bertree.model.network import build
 from bertree.model.readout import Top
 from tests.support import learnable
-from tests.support.learnable import Command, Said, Trained
+from tests.support.command import Command, CommandResult
+from tests.support.learnable import Trained
 
 
-def objects(said: Said) -> list[dict[str, object]]:
+def objects(said: CommandResult) -> list[dict[str, object]]:
     return [json.loads(line) for line in said.out.splitlines()]
 
 

@@ -13,7 +13,8 @@ from bertree.errors import UserError
 from bertree.search.index import Index
 from bertree.search.rerank import positive_label
 from tests.support import learnable
-from tests.support.learnable import Command, Trained
+from tests.support.command import Command
+from tests.support.learnable import Trained
 from tests.support.standin import Words
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "search.md"
@@ -78,7 +79,7 @@ def test_mistakes(minilm: Path, letters: Path, tmp_path: Path, command: Command)
         ("question 1: is empty", ("index", "query", out, " ")),
         ("is not an index", ("index", "info", tmp_path)),
         ("--where key=value", ("index", "remove", out)),
-        ("no document is there to remove", ("index", "remove", out, "nobody")),
+        ("no document to remove", ("index", "remove", out, "nobody")),
         ("no such folder", ("index", "query", tmp_path / "nowhere", "x")),
     ):
         said = command(*arguments)

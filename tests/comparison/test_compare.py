@@ -31,7 +31,8 @@ from bertree.run_folder import COMPARISON
 from bertree.tasks.registry import make_task
 from bertree.text.tokenizer import Tokenizer
 from tests.support import learnable
-from tests.support.learnable import Command, one_thread
+from tests.support.command import Command
+from tests.support.learnable import one_thread
 from tests.support.pages import Page
 
 TEXTS = ["the boat", "a happy tree on the road", "lamp", "the river and the garden by the window of stone"]

@@ -9,7 +9,8 @@ from safetensors.numpy import load_file
 import bertree
 from bertree.distillation import teacher_scores
 from bertree.text import tokenizer_training
-from tests.support.learnable import WORDS, Command, Trained, model
+from tests.support.command import Command
+from tests.support.learnable import WORDS, Trained, model
 from tests.support.lessons import command_of
 
 pytestmark = pytest.mark.usefixtures("alone")

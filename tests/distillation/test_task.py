@@ -14,7 +14,8 @@ from bertree.distillation import teacher, teacher_scores
 from bertree.interop import folder
 from bertree.tasks.logits import logits
 from bertree.text import tokenizer_training
-from tests.support.learnable import BAD, GOOD, WORDS, Command, Row, Trained, feelings, model, write
+from tests.support.command import Command
+from tests.support.learnable import BAD, GOOD, WORDS, Row, Trained, feelings, model, write
 from tests.support.lessons import FAST, command_of, taught
 
 pytestmark = pytest.mark.usefixtures("alone")

@@ -26,9 +26,9 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining.run import pretrain
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
-from tests.conftest import run_bertree
 from tests.support import runs
-from tests.support.learnable import Command, one_thread
+from tests.support.command import Command, run_bertree
+from tests.support.learnable import one_thread
 
 TEACHER = """
 extends = "bert-base-tiny"

@@ -22,7 +22,8 @@ from bertree.objectives.embedding_losses import TripletLoss
 from bertree.objectives.objective import Loss
 from bertree.tasks.metrics import spearman
 from bertree.tasks.similarity.task import SimilarityTask
-from tests.support.learnable import Command, model, one_thread, tokenizer
+from tests.support.command import Command
+from tests.support.learnable import model, one_thread, tokenizer
 from tests.support.topics import files
 
 SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0", "max_length=32")

@@ -17,7 +17,8 @@ from bertree.text.framing import Frame
 from bertree.text.tokenizer import Encoded, Tokenizer
 from tests.finetuning.test_resume import newest, same
 from tests.support import learnable, runs
-from tests.support.learnable import KINDS, Command, Trained
+from tests.support.command import Command
+from tests.support.learnable import KINDS, Trained
 
 SETTINGS = ("device=cpu", "lr=1e-2", "dropout=0", "classifier_dropout=0", "batch=16", "epochs=8")
 PAIRS = (("The boat went on.", "He saw the old house by the sea."), ("Yes.", "No, never again!"))

@@ -12,7 +12,8 @@ from bertree.errors import UserError
 from bertree.finetuning import outcome
 from bertree.finetuning.tuner import hold_out
 from bertree.tasks import registry
-from tests.support.learnable import Command, Trained, feelings, pairs
+from tests.support.command import Command
+from tests.support.learnable import Trained, feelings, pairs
 
 
 def table(path: Path, rows: list[dict[str, object]]) -> Path:

@@ -20,7 +20,8 @@ from bertree.model.presets import preset
 from bertree.tasks import registry
 from bertree.text import tokenizer_training
 from tests.support import learnable
-from tests.support.learnable import KINDS, SETTINGS, Command, Trained
+from tests.support.command import Command
+from tests.support.learnable import KINDS, SETTINGS, Trained
 
 
 def scores_of(path: Path) -> dict[str, object]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run_bertree
 from tests.support import learnable
-from tests.support.learnable import Command, Trained, write
+from tests.support.command import Command, run_bertree
+from tests.support.learnable import Trained, write
 
 ROWS = learnable.feelings(40)
 GOOD, TAGS = ROWS[0], learnable.tagged(20)

@@ -18,7 +18,7 @@ from bertree.interop.int8_storage import restored, rounded
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.readout import Top
-from tests.conftest import run_bertree
+from tests.support.command import run_bertree
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
 WEIGHTS = "model.safetensors"

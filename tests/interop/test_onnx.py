@@ -19,7 +19,7 @@ from bertree.model.network import build
 from bertree.model.pooling import Dense, Vector
 from bertree.model.presets import preset
 from bertree.model.readout import Top
-from tests.conftest import run_bertree
+from tests.support.command import run_bertree
 from tests.support.parts import UNKNOWN
 
 runtime = pytest.importorskip("onnxruntime")

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -53,46 +52,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class Said(NamedTuple):
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, object]:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[str]:
-        return self.err.strip().splitlines()
-
-
-class Command:
-    """`bertree` in this process."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
-        self._patch, self._capture = patch, capture
-
-    def __call__(self, *arguments: object) -> Said:
-        from bertree.cli.main import main
-
-        self._patch.setattr(sys, "argv", ["bertree", *map(str, arguments)])
-        self._capture.readouterr()
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        said = self._capture.readouterr()
-        assert "Traceback" not in said.err
-        return Said(int(stopped.value.code or 0), said.out, said.err)
-
-    def well(self, *arguments: object) -> Said:
-        """The same, and it must have gone well."""
-        said = self(*arguments)
-        assert said.code == 0, said.err
-        return said
 
 
 def _draw(seed: int) -> random.Random:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.support.learnable import KINDS, SETTINGS, Command, Said, Trained
+from tests.support.command import Command, CommandResult
+from tests.support.learnable import KINDS, SETTINGS, Trained
 
 FAST = ("--compare", "0", *SETTINGS, "batch=16")
 
@@ -27,6 +28,6 @@ def taught(
     *settings: str,
     student: object = "half",
     more: Sequence[object] = (),
-) -> Said:
+) -> CommandResult:
     """The same, done."""
     return command(*command_of(trained, name, out, *settings, student=student, more=more))

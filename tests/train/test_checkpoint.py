@@ -18,8 +18,8 @@ from bertree.errors import UserError
 from bertree.train import checkpoint
 from bertree.train.checkpoint import CheckpointFolder, restore
 from bertree.train.optim import build_optimizer
-from tests.conftest import run_bertree
 from tests.support import runs
+from tests.support.command import run_bertree
 
 
 def network(seed: int = 0) -> torch.nn.Module:

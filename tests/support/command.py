@@ -1,0 +1,60 @@
+"""The command line: in this process, or in one of its own as a user runs it."""
+
+import json
+import subprocess
+import sys
+from typing import NamedTuple
+
+import pytest
+
+
+class CommandResult(NamedTuple):
+    """Exit code and output of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, object]:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.err.strip().splitlines()
+
+
+class Command:
+    """Runs `bertree` in this process."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capture = patch, capture
+
+    def __call__(self, *arguments: object) -> CommandResult:
+        from bertree.cli.main import main
+
+        self._patch.setattr(sys, "argv", ["bertree", *map(str, arguments)])
+        self._capture.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        said = self._capture.readouterr()
+        assert "Traceback" not in said.err
+        return CommandResult(int(stopped.value.code or 0), said.out, said.err)
+
+    def well(self, *arguments: object) -> CommandResult:
+        """Run it; it must succeed."""
+        said = self(*arguments)
+        assert said.code == 0, said.err
+        return said
+
+
+def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "bertree", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        **options,
+    )  # type: ignore[call-overload]
