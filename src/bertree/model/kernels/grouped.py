@@ -44,8 +44,8 @@ def _join(parts: Sequence[Tensor], like_tn: Tensor, order_t: Tensor | None) -> T
 @custom_op("bertree::grouped_attention", mutates_args=())
 def _grouped(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     groups, order_t = _groups(cu_seqlens)
-    triton_blocked = (_cut(x, groups, order_t) for x in (q_tnd, k_tnd, v_tnd))
-    mixed = [_flash(q, k, v, is_causal=causal) for q, k, v in zip(*triton_blocked, strict=True)]
+    blocks = (_cut(x, groups, order_t) for x in (q_tnd, k_tnd, v_tnd))
+    mixed = [_flash(q, k, v, is_causal=causal) for q, k, v in zip(*blocks, strict=True)]
     out_tnd = _join([out for out, _ in mixed], q_tnd, order_t)
     # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
     return out_tnd, _join([scale for _, scale in mixed], q_tnd[..., 0].float(), order_t)
@@ -63,8 +63,8 @@ def _grouped_backward(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     groups, order_t = _groups(cu_seqlens)
-    triton_blocked = (_cut(x, groups, order_t) for x in (grad_tnd, q_tnd, k_tnd, v_tnd, out_tnd, scale_tn))
-    grads = [_flash_backward(*block, 0.0, causal) for block in zip(*triton_blocked, strict=True)]
+    blocks = (_cut(x, groups, order_t) for x in (grad_tnd, q_tnd, k_tnd, v_tnd, out_tnd, scale_tn))
+    grads = [_flash_backward(*block, 0.0, causal) for block in zip(*blocks, strict=True)]
     q, k, v = (_join([grad[i] for grad in grads], q_tnd, order_t) for i in range(3))
     return q, k, v
 
