@@ -282,3 +282,10 @@ def test_the_bar_moves_within_a_window(tiny: Path, tmp_path: Path, monkeypatch: 
     assert said[0] == (0, 0)
     assert said[-1] == ((tmp_path / "a.txt").stat().st_size, WINDOW + 100)
     assert len([count for _, count in said if 0 < count < WINDOW]) > 3
+
+
+def test_temporary_files_of_a_killed_run_are_removed(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one text\n")
+    (tmp_path / ".v.npy.journal.k1ll3d").write_text("{")
+    embed.embed_file(tiny, tmp_path / "a.txt", tmp_path / "v.npy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "v.npy"]

@@ -21,6 +21,7 @@ import numpy as np
 from bertree.errors import UserError
 from bertree.files import Json, npy_header, read_json, sync, write_atomically
 from bertree.inference.embedding import Vectors
+from bertree.run_folder import remove_leftovers
 
 HEADER = 128  # bytes
 VERSION = 1
@@ -76,6 +77,7 @@ class VectorFile:
             return False
         if self.journal.is_file() and not self.part.exists() and read_json(self.journal).get("job") == self.job:
             self.journal.unlink()  # killed between the last two steps
+            remove_leftovers([self.journal])
             return True
         raise UserError(EXISTS.format(self.out))
 
@@ -86,6 +88,7 @@ class VectorFile:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
                 self._lock(file)
+                remove_leftovers([self.journal])
                 self._file = file
                 self._resume()
                 try:
