@@ -81,8 +81,8 @@ def main() -> None:
             lines = [json.loads(line) for line in (Path(scratch) / name / "run" / "metrics.jsonl").open()]
             last = [line for line in lines if line["kind"] == "eval"][-1]
             pair = last.get("nsp_accuracy", last.get("sop_accuracy"))
-            train, held = build.stores(recipe.data)
-            single, double = baselines(train, build.held_out(recipe, held, recipe.phases[-1]))
+            train, held = build.open_stores(recipe.data)
+            single, double = baselines(train, build.held_out_stream(recipe, held, recipe.phases[-1]))
             figures = [f"{x:.3f}" for x in (single, double, last["mlm"])]
             rows.append([name, *figures, f"{last['accuracy']:.1%}", f"{pair:.1%}" if pair else "", f"{seconds:.0f}"])
     print(environment())

@@ -21,7 +21,7 @@ def test_a_sum_by_hand() -> None:
     logits = torch.tensor(LOGITS, requires_grad=True)
     found = cross_entropy(logits, torch.tensor(TARGETS))
     assert float(found.sum.detach()) == pytest.approx(BY_HAND, rel=1e-6)
-    assert found.right is None
+    assert found.correct is None
     found.sum.backward()
     assert logits.grad is not None
     assert logits.grad.tolist()[0] == pytest.approx([0.25, -0.25])
@@ -29,7 +29,7 @@ def test_a_sum_by_hand() -> None:
     assert logits.grad.tolist()[2] == pytest.approx([0.9, -0.9])
     assert logits.grad.tolist()[3] == [0.0, 0.0], "what is ignored is ignored"
     with torch.no_grad():
-        right = cross_entropy(logits, torch.tensor(TARGETS)).right
+        right = cross_entropy(logits, torch.tensor(TARGETS)).correct
     assert int(right) == 2, "the second row is a tie that the first class wins"
     empty = cross_entropy(logits[:0], torch.tensor([], dtype=torch.long))
     assert float(empty.sum.detach()) == 0.0
@@ -61,8 +61,8 @@ def test_masked_tokens_and_pairs(question: str) -> None:
     assert float(losses["mlm"].sum) == pytest.approx(-sum(float(words[i, t]) for i, t in enumerate(targets)), rel=1e-5)
     asked = [(i, t) for i, t in enumerate(pairs) if t != -100]
     assert float(losses[question].sum) == pytest.approx(-sum(float(sides[i, t]) for i, t in asked), rel=1e-5)
-    assert int(losses["mlm"].right) == sum(int(words[i].argmax()) == t for i, t in enumerate(targets))
-    assert int(losses[question].right) == sum(int(sides[i].argmax()) == t for i, t in asked)
+    assert int(losses["mlm"].correct) == sum(int(words[i].argmax()) == t for i, t in enumerate(targets))
+    assert int(losses[question].correct) == sum(int(sides[i].argmax()) == t for i, t in asked)
     some = batch.targets.clone()
     some[::2] = -100
     assert objective.counts(replace(batch, targets=some))["mlm"] == len(targets) - -(-len(targets) // 2)

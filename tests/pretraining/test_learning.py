@@ -35,9 +35,9 @@ TINY = ("bert-base-tiny", "roberta-base-tiny", "albert-base-tiny")
 
 def learn(given: Recipe, train: Store, steps: int) -> tuple[Loop, list[float]]:
     """The first steps of a recipe, and the loss of each."""
-    contents = assembly.model(given, train)
+    contents = assembly.build_model(given, train)
     plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.feed(given, plan, train, Placement.from_settings(given.run), contents.architecture)
+    feed = assembly.build_feed(given, plan, train, Placement.from_settings(given.run), contents.architecture)
     loop = Loop(
         contents.network,
         pretraining_objective(**given.objective),
@@ -65,7 +65,7 @@ def golden_losses(folder: Path) -> dict[str, list[float]]:
     found = {}
     for name in TINY:
         given = recipe.load(name, [f"data.store={json.dumps(str(folder / 'store'))}", "run.device=cpu"])
-        train, _ = assembly.stores(given.data)
+        train, _ = assembly.open_stores(given.data)
         found[name] = learn(given, train, STEPS)[1]
     return found
 
@@ -112,11 +112,11 @@ def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *
     torch.manual_seed(0)
     network = build(a, {"mask": 0, "pair": 0} if given.objective["nsp"] or given.objective["sop"] else {"mask": 0})
     plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
-    feed = assembly.feed(given, plan, train, Placement.from_settings(given.run), a)
+    feed = assembly.build_feed(given, plan, train, Placement.from_settings(given.run), a)
     objective = pretraining_objective(**given.objective)
     loop = Loop(network, objective, build_optimizer(network, given.optim), clip=1.0)
     loop.run(feed.steps_from(0))
-    stream = assembly.held_out(given, held, given.phases[0])
+    stream = assembly.held_out_stream(given, held, given.phases[0])
     unigram, bigram = baselines(train, stream)
     return evaluate_held_out(network, objective, stream, 10**6, loop.autocast) | {"unigram": unigram, "bigram": bigram}
 

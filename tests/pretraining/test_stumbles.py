@@ -63,11 +63,11 @@ def test_pairs_alone_and_the_last_step_told(token_store: Path, tmp_path: Path) -
 def test_texts_are_cut_where_learning_ended(token_store: Path, tmp_path: Path) -> None:
     path = runs.recipe("bert", tmp_path)
     short = [f"data.store={token_store}", "phases=[{steps=5, max_length=32, batch_tokens=512}]"]
-    first = build.model(recipe.load(str(path), short), Store.open(token_store))
+    first = build.build_model(recipe.load(str(path), short), Store.open(token_store))
     assert first.max_length == 32
     folder.write(first, tmp_path / "model")
     longer = [*short, f"model.start={tmp_path / 'model'}", "phases.0.max_length=48"]
-    assert build.model(recipe.load(str(path), longer), Store.open(token_store)).max_length == 48
+    assert build.build_model(recipe.load(str(path), longer), Store.open(token_store)).max_length == 48
 
 
 def documented() -> list[str]:

@@ -40,7 +40,7 @@ def made(kind: type[Loop], head: str, regression: bool, half: bool) -> Loop:
 
 
 def state(loop: Loop) -> list[torch.Tensor]:
-    moments = [value for p in loop.learning for value in loop.optimizer.state[p].values()]
+    moments = [value for p in loop.trainable for value in loop.optimizer.state[p].values()]
     return [p.detach().cpu() for p in loop.network.parameters()] + [value.cpu() for value in moments]
 
 

@@ -175,9 +175,9 @@ def test_next_tokens_need_a_model_that_does_not_see_them(token_store: Path) -> N
     for attention, refused in (("full", True), ("causal", False)):
         given = recipe.load("bert-base-tiny", [*always, f"model.attention={attention}"])
         if refused:
-            with pytest.raises(UserError, match=r"sees the one it is to predict; set model\.attention=causal"):
-                build.model(given, Store.open(token_store))
+            with pytest.raises(UserError, match=r"data\.masking: next: .*set model\.attention=causal"):
+                build.build_model(given, Store.open(token_store))
         else:
-            assert build.model(given, Store.open(token_store)).architecture.attention == "causal"
+            assert build.build_model(given, Store.open(token_store)).architecture.attention == "causal"
     masked = recipe.load("bert-base-tiny", [*always[:1], "model.attention=causal"])
-    assert build.model(masked, Store.open(token_store)).network.encoder.causal
+    assert build.build_model(masked, Store.open(token_store)).network.encoder.causal

@@ -72,7 +72,7 @@ def feed(some: Sequence[Unit], micro: int, shapes: ShapeBuckets | None = None) -
 
 def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tensor], dict[str, int]]:
     sums, counts = loop.gradients(works[step])
-    found = [parameter.grad.clone() for parameter in loop.learning if parameter.grad is not None]
+    found = [parameter.grad.clone() for parameter in loop.trainable if parameter.grad is not None]
     loop.optimizer.zero_grad()
     return sums["ranking"], found, counts
 

@@ -96,8 +96,8 @@ def test_going_on_keeps_the_weights(started: tuple[Path, Path], token_store: Pat
     path, model = started
     changes = [f"data.store={token_store}", f"model.start={model}", "model.dropout=0.0", "optim.lr=1e-9"]
     given = recipe.load(str(path), changes)
-    store, _ = assembly.stores(given.data)
-    contents = assembly.model(given, store)
+    store, _ = assembly.open_stores(given.data)
+    contents = assembly.build_model(given, store)
     before = folder.read(model)
     assert before.network.state_dict().keys() == contents.network.state_dict().keys()
     for name, tensor in before.network.state_dict().items():
@@ -133,7 +133,7 @@ def test_a_new_head_is_fresh_and_the_rest_is_kept(started: tuple[Path, Path], to
     path, model = started
     changes = [f"data.store={token_store}", f"model.start={model}"]
     plain = [*changes, "objective.nsp=0", "data.format=full-sentences"]
-    contents = assembly.model(recipe.load(str(path), plain), Store.open(token_store))
+    contents = assembly.build_model(recipe.load(str(path), plain), Store.open(token_store))
     assert list(contents.network.heads) == ["mask"]
 
 
@@ -153,13 +153,13 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
 
     def build(store: Path, *changes: str) -> None:
         given = recipe.load(str(path), [f"data.store={store}", *changes])
-        assembly.model(given, Store.open(store))
+        assembly.build_model(given, Store.open(store))
 
     start = f"model.start={model}"
     build(token_store, start)
     with pytest.raises(UserError, match="made with another tokenizer"):
         build(tmp_path / "other", start)
-    with pytest.warns(BertreeWarning, match=r"model\.layers: stays 2, as in .*the recipe's 3 is for a fresh model"):
+    with pytest.warns(BertreeWarning, match=r"model\.layers: stays 2, as in .*the recipe's 3 is for a new model"):
         build(token_store, start, "model.layers=3")
     with pytest.raises(UserError, match="no such model folder"):
         build(token_store, f"model.start={tmp_path}/nowhere")
@@ -171,7 +171,7 @@ def test_what_does_not_fit_is_refused(started: tuple[Path, Path], token_store: P
         build(token_store, "model.preset=bert-bse")
     data = recipe.DataSettings(store=str(token_store), held_out=str(tmp_path / "other"))
     with pytest.raises(UserError, match="another tokenizer than"):
-        assembly.stores(data)
+        assembly.open_stores(data)
 
 
 # The command.

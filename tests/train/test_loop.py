@@ -13,7 +13,7 @@ from bertree.model.network import Network
 from bertree.objectives.objective import Loss, WeightedTerms
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.feed import StepBatches
-from bertree.train.hooks import Totals
+from bertree.train.hooks import SavedTotals, Totals
 from bertree.train.loop import Loop, StepResult
 from bertree.train.metrics_log import MetricsLog
 from bertree.train.optim import build_optimizer
@@ -110,9 +110,10 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tm
         skipped.extend([result.step] * result.skipped)
         before = after
 
-    tally = Totals(MetricsLog(tmp_path), {"skipped": 10})
-    loop.run((work(batch, number=n) for n in range(8)), [tally, watch])
-    assert tally.skipped == 14
+    totals = Totals(MetricsLog(tmp_path), SavedTotals(skipped=10))
+    loop.run((work(batch, number=n) for n in range(8)), [totals, watch])
+    assert totals.skipped == 14
+    assert {float(one["step"]) for one in loop.optimizer.state.values()} == {4.0}, "what a resume checks"
     assert skipped == [2, 4, 5, 7], "and two in a row, or four in all, are not three in a row"
     assert all(tensor.isfinite().all() for tensor in before)
 

@@ -64,7 +64,7 @@ def distill_on_text(
     set_deterministic(recipe.run.deterministic)
     machine = Placement.from_settings(recipe.run)
     teacher_model = text_student.load_teacher(teacher, machine)
-    train, held = build.stores(recipe.data)
+    train, held = build.open_stores(recipe.data)
     text_student.check(recipe, teacher_model, train, teacher)
     recipe = text_student.set_steps(recipe, student, epochs, train, teacher_model.max_length)
     check_run_folder(recipe, out, resume)
@@ -88,7 +88,7 @@ def distill_on_text(
 def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) -> None:
     """Compare teacher and student on the same held-out text, for the report."""
     recipe, machine = training.recipe, training.machine
-    stream = build.held_out(recipe, training.held, recipe.phases[-1])
+    stream = build.held_out_stream(recipe, training.held, recipe.phases[-1])
     loaded_teacher = load(teacher, device=str(machine.device))
     found = [
         evaluate_held_out(
@@ -124,7 +124,7 @@ def _build(
     plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
     rates = [mask_share(recipe, phase) for phase in recipe.phases]
     scored = 2.0 if wanted.everywhere else 2 * max(rates)  # the teacher's scores take as much room as the student's
-    feed = build.feed(recipe, plan, train, machine, a, scored)
+    feed = build.build_feed(recipe, plan, train, machine, a, scored)
     identity: Json = {
         "text in data.store": train.fingerprint,
         "held-out text": held.fingerprint,

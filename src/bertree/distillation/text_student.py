@@ -127,7 +127,7 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
         raise UserError(
             f"{recipe.source}: model.start: a student starts from its teacher (distil.start, distil.layers)"
         )
-    if (build.masking(recipe.data).unit == "next") != (teacher.architecture.attention == "causal"):
+    if (build.masking_of(recipe.data).unit == "next") != (teacher.architecture.attention == "causal"):
         raise UserError(
             f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {teacher.architecture.attention} "
             "attention was not trained for that; full attention goes with masks, causal attention with next"
@@ -171,7 +171,7 @@ def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
 def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
     """Return the student with its initial weights, and a line about them."""
     a = _architecture(recipe, teacher.architecture)
-    contents = build.untrained(a, {"mask": 0}, recipe.run.seed)
+    contents = build.build_untrained(a, {"mask": 0}, recipe.run.seed)
     contents.tokenizer = teacher.needed_tokenizer
     line = "random"
     if recipe.distil.start == "teacher":
@@ -185,7 +185,7 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
         line = f"{copied.tensors} of {total} tensors from the teacher; {which}"
         if copied.tensors == total:
             contents.max_length = teacher.limit  # every position is known
-    return build.fitted(contents, recipe, store), f"first weights: {line}"
+    return build.fit_to_recipe(contents, recipe, store), f"first weights: {line}"
 
 
 def build_objective(

@@ -1,19 +1,19 @@
-"""Masked tokens with a teacher at hand: DistilBERT's three terms and, for students of another width, two more.
+"""Distillation in pretraining: DistilBERT's three terms and, for students of another width, two more.
 
-    ce         the teacher's distribution at the tokens asked about, softened by a temperature
-    mlm        the tokens that stood there
+    ce         the teacher's distribution at the masked tokens, softened by a temperature
+    mlm        the true tokens
     cos        the direction of the last states, at every token
     hidden     the states between, at every token
-    relation   which tokens the last layer's queries, keys and values see as related, at every token
+    relation   the relations of tokens by the last layer's queries, keys and values, at every token
 
-Student and teacher read the same batch; the teacher once, without a trace for the backward pass. Where widths
-differ the student's states are compared through a linear map that is learned with it and thrown away: a bridge.
+Student and teacher read the same batch, the teacher without gradients. Where widths differ, the student's states are
+projected by a linear map that is trained with it and not kept.
 
-Shape letters: t tokens, h width, m tokens asked about, v vocabulary.
+Shape letters: t tokens, h width, m predicted tokens, v vocabulary.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -33,34 +33,32 @@ from bertree.objectives.divergences import (
 from bertree.objectives.objective import IGNORED, Loss, cross_entropy
 
 TERMS = ("ce", "mlm", "cos", "hidden", "relation")
-TEACHER_STATE_TERMS = ("cos", "hidden", "relation")  # terms that read the teacher's states, not only its scores
-
-
+TEACHER_STATE_TERMS = ("cos", "hidden", "relation")  # terms that need the teacher's states, not only its logits
 LAST = -1
 
 
 class StudentWithProjections(nn.Module):
-    """A student and what helps it to be compared with its teacher. Both learn; only the student is kept."""
+    """A student and linear maps to the teacher's width. Both are trained; only the student is kept."""
 
-    def __init__(self, student: Network, bridges: Mapping[str, nn.Module]) -> None:
+    def __init__(self, student: Network, projections: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.student = student
-        self.bridges = nn.ModuleDict(bridges)
+        self.bridges = nn.ModuleDict(projections)  # checkpoints hold this name
 
     def project(self, name: str, states_th: Tensor) -> Tensor:
-        """The student's states as the teacher's are: through a bridge, where there is one."""
+        """Project the student's states to the teacher's width if they differ."""
         return self.bridges[name](states_th) if name in self.bridges else states_th
 
 
 def add_projections(
     student: Network, width: int, teacher_width: int, weights: Mapping[str, float], matched: int
 ) -> StudentWithProjections:
-    """A student with the bridges its terms need; `matched`: how many of its layers are compared."""
+    """Return a student with the projections that its terms need; `matched` is how many of its layers are compared."""
     names = [*(["cos"] if weights.get("cos") else []), *(f"hidden-{n}" for n in range(matched))]
-    bridges = {name: nn.Linear(width, teacher_width, bias=False) for name in names} if width != teacher_width else {}
-    for bridge in bridges.values():
-        nn.init.normal_(bridge.weight, std=width**-0.5)
-    return StudentWithProjections(student, bridges)
+    made = {name: nn.Linear(width, teacher_width, bias=False) for name in names} if width != teacher_width else {}
+    for projection in made.values():
+        nn.init.normal_(projection.weight, std=width**-0.5)
+    return StudentWithProjections(student, made)
 
 
 @dataclass(frozen=True)
@@ -68,78 +66,76 @@ class PretrainingDistillation:
     """A weighted sum of `TERMS`; one that has no weight is not computed."""
 
     weights: Mapping[str, float]
-    teacher: Network | None  # None: batches carry what it says
+    teacher: Network | None  # None: batches carry its likeliest tokens
     temperature: float = 2.0
     everywhere: bool = False  # `ce` at every token, not only at those masked
-    pairs: Sequence[tuple[int, int]] = field(default=())  # layers whose states are compared: student's, teacher's
-    relation: tuple[int, int, int] = (
-        0,
-        0,
-        1,
-    )  # layers whose relations are, and in how many heads
+    pairs: Sequence[tuple[int, int]] = ()  # layers whose states are compared: student's, teacher's
+    relation: tuple[int, int, int] = (0, 0, 1)  # layers whose relations are compared, and in how many heads
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Tokens a batch (on the host) asks about, by term."""
+        """Count the targets of a batch on the host, by term."""
         assert batch.targets is not None, "the stream must mask"
         masked, tokens = int((batch.targets != IGNORED).sum()), batch.ids.numel()
         return {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else tokens for n in self.weights}
 
     def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
-        """Every term's loss on a batch."""
+        """Return the loss of each term on a batch."""
         assert isinstance(network, StudentWithProjections)
         assert batch.masked is not None, "the stream must mask"
         assert batch.targets is not None
         student, teacher = network.student, self.teacher
-        mine = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
-        its: dict[int, Tensor] = {}
+        states = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
+        teacher_states: dict[int, Tensor] = {}
         if teacher is not None:
             with torch.no_grad():
-                its = _states(teacher, batch, {t for _, t in self.pairs} | {self.relation[1] - 1})
+                teacher_states = _states(teacher, batch, {t for _, t in self.pairs} | {self.relation[1] - 1})
         found: dict[str, Loss] = {}
         if "ce" in self.weights or "mlm" in self.weights:
-            found |= self._scores(student, mine[LAST], its, batch)
+            found |= self._vocabulary_losses(student, states[LAST], teacher_states, batch)
         if "cos" in self.weights:
-            found["cos"] = _sum(cosine_distance(network.project("cos", mine[LAST]), its[LAST]))
+            found["cos"] = _sum(cosine_distance(network.project("cos", states[LAST]), teacher_states[LAST]))
         if "hidden" in self.weights:
-            apart = [
-                normalized_squared_distance(network.project(f"hidden-{n}", mine[s]), its[t])
+            distances = [
+                normalized_squared_distance(network.project(f"hidden-{n}", states[s]), teacher_states[t])
                 for n, (s, t) in enumerate(self.pairs)
             ]
-            found["hidden"] = _sum(torch.stack(apart).mean(0))
+            found["hidden"] = _sum(torch.stack(distances).mean(0))
         if "relation" in self.weights:
             assert teacher is not None
             s, t, heads = self.relation
             with torch.no_grad():
-                shown = _layer_qkv(teacher, its, t)
-            found["relation"] = _sum(relation_divergence(_layer_qkv(student, mine, s), shown, batch, heads))
+                teacher_qkv = _layer_qkv(teacher, teacher_states, t)
+            found["relation"] = _sum(relation_divergence(_layer_qkv(student, states, s), teacher_qkv, batch, heads))
         return {name: found[name] for name in self.weights}
 
-    def _scores(self, student: Network, mine_th: Tensor, its: Mapping[int, Tensor], batch: Batch) -> dict[str, Loss]:
-        """The terms on the vocabulary; the head is asked once for both."""
+    def _vocabulary_losses(
+        self, student: Network, states_th: Tensor, teacher_states: Mapping[int, Tensor], batch: Batch
+    ) -> dict[str, Loss]:
+        """Return the losses over the vocabulary, `ce` and `mlm`; the head is computed once for both."""
         assert batch.masked is not None
         assert batch.targets is not None
-        wide = self.everywhere and "ce" in self.weights
-        asked_m = torch.arange(batch.ids.numel(), device=batch.ids.device) if wide else batch.masked
-        scores_mv = student.mask_logits(mine_th, asked_m, rounded=True)
+        everywhere = self.everywhere and "ce" in self.weights
+        index_m = torch.arange(batch.ids.numel(), device=batch.ids.device) if everywhere else batch.masked
+        logits_mv = student.mask_logits(states_th, index_m, rounded=True)
         found = {}
         if "ce" in self.weights:
             if self.teacher is None:
                 assert batch.soft is not None
                 assert batch.soft_ids is not None
-                apart_m = top_k_divergence(scores_mv, batch.soft, batch.soft_ids.long(), self.temperature)
+                kl_m = top_k_divergence(logits_mv, batch.soft, batch.soft_ids.long(), self.temperature)
             else:
                 with torch.no_grad():
-                    shown_mv = self.teacher.mask_logits(its[LAST], asked_m, rounded=True)
-                apart_m = divergence(scores_mv, shown_mv, self.temperature)
-            known_m = torch.ones_like(asked_m, dtype=torch.bool) if wide else batch.targets != IGNORED
-            found["ce"] = _sum(torch.where(known_m, apart_m, 0.0))
+                    teacher_mv = self.teacher.mask_logits(teacher_states[LAST], index_m, rounded=True)
+                kl_m = divergence(logits_mv, teacher_mv, self.temperature)
+            counted_m = torch.ones_like(index_m, dtype=torch.bool) if everywhere else batch.targets != IGNORED
+            found["ce"] = _sum(torch.where(counted_m, kl_m, 0.0))
         if "mlm" in self.weights:
-            found["mlm"] = cross_entropy(scores_mv[batch.masked] if wide else scores_mv, batch.targets)
+            found["mlm"] = cross_entropy(logits_mv[batch.masked] if everywhere else logits_mv, batch.targets)
         return found
 
 
 def _states(network: Network, batch: Batch, depths: Set[int]) -> dict[int, Tensor]:
-    """The states at these depths, and the last as `LAST`."""
+    """Return the states at these depths, and the last as `LAST`."""
     found = {}
     for depth, state in enumerate(network.encoder.states(batch)):
         found[LAST] = state
@@ -153,7 +149,7 @@ def _sum(rows: Tensor) -> Loss:
 
 
 def _layer_qkv(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor:
-    """Queries, keys and values of a layer (t x 3 x h), from what it reads."""
+    """Return the queries, keys and values of a layer (t x 3 x h), from its input."""
     stack = network.encoder.stack
     block = stack.attention[stack.plan[layer - 1][0]]
     part = getattr(block, "part", None)
@@ -173,7 +169,7 @@ def distillation_objective(
     pairs: Sequence[tuple[int, int]] = (),
     relation: tuple[int, int, int] = (0, 0, 1),
 ) -> PretrainingDistillation:
-    """The sum of the terms whose weight is not 0."""
+    """Return the sum of the terms whose weight is not 0."""
     used = {name: weights[name] for name in TERMS if weights.get(name)}
     assert teacher is not None or not set(used) & set(TEACHER_STATE_TERMS), "states cannot be kept on disk"
     return PretrainingDistillation(used, teacher, temperature, everywhere, tuple(pairs), relation)

@@ -1,8 +1,7 @@
-"""What the loop minimises: named terms, each a sum over what a batch asks and the count of it.
+"""What the loop minimizes: named terms, each a sum over the targets of a batch, and how many there are.
 
-A term's count is known before anything is computed, on the host. So the loop can add up the counts of all
-micro-batches (and ranks) of a step first and divide each sum by the whole: how a step is cut into pieces
-never changes its meaning.
+The count is known on the host before anything is computed. So the loop adds up the counts of all micro-batches (and
+ranks) of a step first and divides each sum by the total: how a step is split never changes its result.
 
 Shape letters: t tokens, h width, m masked tokens, s sequences, c classes.
 """
@@ -22,34 +21,34 @@ IGNORED = -100
 
 
 class Loss(NamedTuple):
-    """One term on one batch."""
+    """The loss of one term on one batch."""
 
-    sum: Tensor  # of the losses
-    right: Tensor | None  # how many answers were right; only where no gradient is asked for
+    sum: Tensor  # over the targets
+    correct: Tensor | None  # how many predictions were correct; counted only where there are no gradients
 
 
 class Term(Protocol):
-    """Something a batch asks of the network."""
+    """One term of an objective."""
 
     def count(self, batch: Batch) -> int:
-        """How many questions the batch asks; the batch is on the host."""
+        """Count the targets of a batch on the host."""
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
-        """The sum of the losses over them."""
+        """Return the sum of the losses over the targets."""
 
 
 class Objective(Protocol):
-    """What the loop minimises: a weighted sum of terms."""
+    """What the loop minimizes: a weighted sum of terms."""
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Of the terms, by name."""
+        """Weights of the terms, by name."""
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Questions a batch (on the host) asks, by term."""
+        """Count the targets of a batch on the host, by term."""
 
     def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
-        """Every term's loss on a batch."""
+        """Return the loss of each term on a batch."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +59,18 @@ class WeightedTerms:
     weights: Mapping[str, float]
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        """Questions a batch (on the host) asks, by term."""
+        """Count the targets of a batch on the host, by term."""
         return {name: term.count(batch) for name, term in self.terms.items()}
 
     def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
-        """Every term's loss on a batch."""
+        """Return the loss of each term on a batch."""
         assert isinstance(network, Network)
         hidden_th = network(batch)
         return {name: term.loss(network, hidden_th, batch) for name, term in self.terms.items()}
 
 
 def cross_entropy(logits_mc: Tensor, targets_m: Tensor) -> Loss:
-    """Sum over the rows whose target is not -100."""
+    """Sum the cross-entropy over the rows whose target is not -100."""
     total = F.cross_entropy(logits_mc.float(), targets_m, ignore_index=IGNORED, reduction="sum")
-    right = None if torch.is_grad_enabled() else (logits_mc.argmax(-1) == targets_m).sum()
-    return Loss(total, right)
+    correct = None if torch.is_grad_enabled() else (logits_mc.argmax(-1) == targets_m).sum()
+    return Loss(total, correct)

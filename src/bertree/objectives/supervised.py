@@ -1,8 +1,7 @@
-"""What fine-tuning asks: a class or a score of a sequence, a class of each token, a span, one option of several.
+"""The objectives of fine-tuning: a class or a score per sequence, a class per token, a span, one option of several.
 
-Scores that compete with each other (the tokens of a passage, the options of a question) come one by one from the
-packed stream and are laid into a grid of questions x `width` for their softmax. Numbers, not vectors: it is the
-only padding there is.
+Scores that share a softmax (the tokens of a passage, the options of a question) come from the packed stream and are
+scattered into a padded grid of questions x `width`. These are single numbers, not vectors: the only padding there is.
 
 Shape letters: s sequences, m chosen tokens, q questions, w grid width, c classes, h width, t tokens.
 """
@@ -18,14 +17,14 @@ from bertree.batch import Batch
 from bertree.model.network import Network
 from bertree.objectives.objective import IGNORED, Loss, Term, WeightedTerms, cross_entropy
 
-NO_PROBABILITY = -1e9  # a score in fp32 that has no probability
+NO_PROBABILITY = -1e9  # a logit in fp32 whose probability is 0
 
 
 class SequenceClassification:
-    """One class a sequence."""
+    """One class per sequence."""
 
     def count(self, batch: Batch) -> int:
-        """Sequences that have an answer."""
+        """Count the sequences that have a label."""
         return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
@@ -35,10 +34,10 @@ class SequenceClassification:
 
 
 class SequenceRegression:
-    """One score a sequence; one that is not a number is not asked for."""
+    """One score per sequence; NaN is no target."""
 
     def count(self, batch: Batch) -> int:
-        """Sequences that have an answer."""
+        """Count the sequences that have a label."""
         assert batch.answers is not None
         return int((~batch.answers.isnan()).sum())
 
@@ -51,10 +50,10 @@ class SequenceRegression:
 
 
 class TokenClassification:
-    """One class for each chosen token."""
+    """One class per chosen token."""
 
     def count(self, batch: Batch) -> int:
-        """Tokens that have an answer."""
+        """Count the tokens that have a label."""
         return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
@@ -67,7 +66,7 @@ class CrfTagging(TokenClassification):
     """One class per chosen token, scored together by a CRF; counted by token."""
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
-        """Negative log-likelihood of the whole sequences."""
+        """Negative log-likelihood of the tag sequences."""
         assert network.crf is not None
         assert batch.answers is not None
         assert batch.cells is not None
@@ -76,10 +75,10 @@ class CrfTagging(TokenClassification):
 
 
 class SpanSelection:
-    """Where an answer begins and ends among the chosen tokens: two softmaxes, which share the weight."""
+    """Start and end of an answer among the chosen tokens: the mean of two softmax losses."""
 
     def count(self, batch: Batch) -> int:
-        """Questions that have an answer."""
+        """Count the questions that have an answer."""
         assert batch.answers is not None
         return int((batch.answers[:, 0] != IGNORED).sum())
 
@@ -98,7 +97,7 @@ class MultipleChoice:
     """One option of several."""
 
     def count(self, batch: Batch) -> int:
-        """Questions that have an answer."""
+        """Count the questions that have an answer."""
         return _count_labels(batch)
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
@@ -109,7 +108,7 @@ class MultipleChoice:
 
 
 def scatter_to_grid(scores_mc: Tensor, batch: Batch, questions: int) -> Tensor:
-    """Scores in their cells (q x w x c), in fp32; a cell nobody fills has no probability."""
+    """Scatter scores into their cells (q x w x c), in fp32; empty cells have probability 0."""
     assert batch.cells is not None
     empty = scores_mc.new_full((questions * batch.width, scores_mc.shape[1]), NO_PROBABILITY, dtype=torch.float32)
     return empty.index_put((batch.cells,), scores_mc.float()).unflatten(0, (questions, batch.width))

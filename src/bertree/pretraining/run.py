@@ -95,8 +95,8 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
         remove_leftovers(run_files(out))
         set_deterministic(recipe.run.deterministic)
         machine = Placement.from_settings(recipe.run)
-        train, held = build.stores(recipe.data)
-        contents = build.model(recipe, train)
+        train, held = build.open_stores(recipe.data)
+        contents = build.build_model(recipe, train)
         contents.network.to(machine.device)
         plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
         a, objective = contents.architecture, pretraining_objective(**recipe.objective)
@@ -105,7 +105,7 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
             machine,
             held,
             contents,
-            build.feed(recipe, plan, train, machine, a),
+            build.build_feed(recipe, plan, train, machine, a),
             contents.network,
             objective,
             objective,
@@ -134,7 +134,7 @@ class PretrainingRun:
         """Train, or resume training, and write the model."""
         recipe, network = self.recipe, self.contents.network
         network.encoder.stack.recompute = recipe.run.recompute
-        measured = [build.held_out(recipe, self.held, phase) for phase in recipe.phases]
+        measured = [build.held_out_stream(recipe, self.held, phase) for phase in recipe.phases]
         loop = Loop(
             self.learner,
             self.objective,
@@ -146,7 +146,7 @@ class PretrainingRun:
             bad_steps=recipe.run.bad_steps,
         )
         # Samples show masks being filled; there are none where every token predicts the next.
-        filled = "mlm" in self.asked.terms and build.masking(recipe.data).unit != "next"
+        filled = "mlm" in self.asked.terms and build.masking_of(recipe.data).unit != "next"
         samples = MaskSamples(measured[0]) if filled else None
         session = PretrainingSession(
             out,
@@ -191,7 +191,7 @@ def run_files(out: Path) -> list[Path]:
 
 def mask_share(recipe: Recipe, phase: Phase) -> float:
     """Return the share of the tokens that are predicted."""
-    return build.masking(recipe.data, phase.mask_rate).share
+    return build.masking_of(recipe.data, phase.mask_rate).share
 
 
 def resolve_paths(recipe: Recipe) -> Recipe:

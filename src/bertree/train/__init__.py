@@ -1,1 +1,1 @@
-"""The loop and what surrounds it: plan, optimisers, batches, checkpoints, evaluation, progress, report."""
+"""The training loop and what surrounds it: plan, optimizers, batches, checkpoints, evaluation, progress."""

@@ -1,4 +1,4 @@
-"""Where a run is computed, in which precision, and how much of it at once."""
+"""Where a run is computed: the device, the precision, and how many tokens at once."""
 
 import os
 import time
@@ -11,13 +11,13 @@ from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 
-CPU_TOKENS, GPU_TOKENS = 8192, 65536  # computed at once, at most
-FILL = 0.8  # of a GPU's memory
+CPU_TOKENS, GPU_TOKENS = 8192, 65536  # in a micro-batch, at most
+MEMORY_SHARE = 0.8  # of a GPU's memory, for a training step
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The answers to everything a recipe leaves to `auto`."""
+    """The device and precision of a run: what its settings leave to `auto` is decided here."""
 
     device: torch.device
     bf16: bool
@@ -25,7 +25,7 @@ class Placement:
 
     @classmethod
     def from_settings(cls, run: RunSettings) -> "Placement":
-        """What a recipe asks for, or what is best here."""
+        """Return what the settings say, or what is best on this machine."""
         name = run.device if run.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
             device = torch.device(name)
@@ -39,36 +39,44 @@ class Placement:
 
 
 def set_deterministic(wanted: bool) -> None:
-    """The same bytes every time, where PyTorch can: must come before the first product on a GPU."""
+    """Compute the same bytes every time, where PyTorch can. Call it before the first product on a GPU."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def micro_batch_count(phase: Phase, run: RunSettings, machine: Placement, a: Architecture, rate: float) -> int:
-    """Into how many micro-batches a batch is cut: as few as the memory allows; `rate` is the share predicted."""
-    limit = run.micro_tokens or (_room(phase, a, run.recompute, rate) if machine.device.type == "cuda" else CPU_TOKENS)
-    tokens, least = phase.batch_tokens, phase.max_length * (1 if machine.compiled else 2)
-    counts = [n for n in range(1, max(1, tokens // least) + 1) if tokens % n == 0 or not machine.compiled]
-    return next((n for n in counts if tokens / n <= limit), counts[-1])
+def micro_batch_count(phase: Phase, run: RunSettings, placement: Placement, a: Architecture, rate: float) -> int:
+    """Return how many micro-batches a batch is split into: as few as memory allows.
+
+    `rate` is the share of tokens that are predicted. Compiled steps need micro-batches of equal size.
+    """
+    gpu = placement.device.type == "cuda"
+    limit = run.micro_tokens or (_tokens_that_fit(phase, a, run.recompute, rate) if gpu else CPU_TOKENS)
+    tokens, smallest = phase.batch_tokens, phase.max_length * (1 if placement.compiled else 2)
+    most = max(1, tokens // smallest)
+    if not placement.compiled:
+        return min(-(-tokens // limit), most)
+    enough = (n for n in range(-(-tokens // limit), most + 1) if tokens % n == 0)
+    largest = (n for n in range(most, 0, -1) if tokens % n == 0)
+    return next(enough, None) or next(largest)
 
 
-def _room(phase: Phase, a: Architecture, recompute: bool, rate: float) -> int:
-    """Tokens whose training step fits into the GPU's memory."""
+def _tokens_that_fit(phase: Phase, a: Architecture, recompute: bool, rate: float) -> int:
+    """Return the number of tokens whose training step fits into the GPU's memory."""
     if recompute:
         return GPU_TOKENS
     _, total = torch.cuda.mem_get_info()
     tokens = GPU_TOKENS
     while tokens > phase.max_length:
-        if cost.training_bytes(a, max(1, tokens // phase.max_length), phase.max_length, rate) < FILL * total:
+        if cost.training_bytes(a, max(1, tokens // phase.max_length), phase.max_length, rate) < MEMORY_SHARE * total:
             break
         tokens //= 2
     return tokens
 
 
 def measure_peak_flops(device: torch.device) -> float | None:
-    """Operations a second of a large half-precision product: what MFU is a share of. None on a CPU."""
+    """Measure the operations per second of a large bfloat16 product, which MFU is a share of. None on a CPU."""
     if device.type != "cuda":
         return None
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Held-out text: how well it is predicted, in numbers and in a few examples people can read."""
+"""Evaluation on held-out text: the loss and other figures, and a few filled masks for people to read."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,21 +23,21 @@ def evaluate_held_out(
     tokens: int,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
-    """Mean of each term over the first `tokens` of the stream's text, the same ones every time.
+    """Return the mean of each term over the first `tokens` of the stream, the same ones every time.
 
     Each term adds its accuracy and its other figures, for example the perplexity of `mlm`.
     """
     device = next(network.parameters()).device
     sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in objective.terms}
-    with _watching(network):
+    with _evaluation_mode(network):
         read = 0
         for batch in stream.one_epoch():
             counts = objective.counts(batch)
             with autocast():
                 losses = objective(network, batch.to(device))
             for name, loss in losses.items():
-                assert loss.right is not None, "answers are counted where no gradient is asked for"
-                for place, value in enumerate((float(loss.sum), float(loss.right), counts[name])):
+                assert loss.correct is not None, "correct answers are counted where there are no gradients"
+                for place, value in enumerate((float(loss.sum), float(loss.correct), counts[name])):
                     sums[name][place] += value
             read += batch.ids.numel()
             if read >= tokens:
@@ -53,7 +53,7 @@ def evaluate_held_out(
 
 
 class MaskSamples:
-    """A few short held-out texts with masks, to watch the model learn to fill them."""
+    """A few short held-out texts with masks, which show what the model has learned."""
 
     def __init__(self, stream: Stream) -> None:
         self._name = token_names(stream.store)
@@ -69,7 +69,7 @@ class MaskSamples:
             if example.masked is None or example.targets is None or not example.ids.numel() >= SHORT:
                 continue
             if example.ids.numel() > LONG:
-                example = _head(example, LONG)
+                example = _truncate(example, LONG)
             assert example.masked is not None
             if bool((example.ids[example.masked] == self._mask).any()):
                 yield example
@@ -78,10 +78,10 @@ class MaskSamples:
                 return
 
     def __call__(self, network: Network) -> list[dict[str, Any]]:
-        """For each text: the text with its masks, and what the network would put there."""
+        """Return each text with its masks, the true tokens and the network's predictions."""
         device = next(network.parameters()).device
         found = []
-        with _watching(network):
+        with _evaluation_mode(network):
             for example in self.examples:
                 assert example.masked is not None
                 assert example.targets is not None
@@ -97,7 +97,7 @@ class MaskSamples:
         return found
 
     def _text(self, example: Batch) -> str:
-        """The text a person reads; where a token stands in for another, the true one is shown."""
+        """Return a readable text; where masking put another token, the true one is shown."""
         assert example.masked is not None
         assert example.targets is not None
         ids = example.ids.clone()
@@ -114,8 +114,8 @@ class MaskSamples:
         return "".join(words).strip()
 
 
-def _head(example: Batch, length: int) -> Batch:
-    """The first tokens of an example of one sequence."""
+def _truncate(example: Batch, length: int) -> Batch:
+    """Return the first tokens of an example of one sequence."""
     assert example.masked is not None
     assert example.targets is not None
     keep = example.masked < length
@@ -131,8 +131,8 @@ def _head(example: Batch, length: int) -> Batch:
 
 
 @contextmanager
-def _watching(network: Network) -> Iterator[None]:
-    """Without gradients or dropout, and afterwards as before."""
+def _evaluation_mode(network: Network) -> Iterator[None]:
+    """Switch off gradients and dropout while the block runs."""
     training = network.training
     network.eval()
     try:

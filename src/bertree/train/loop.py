@@ -1,9 +1,9 @@
-"""The loop: steps of gradient descent on an objective, nothing else. It names no model and no objective.
+"""The loop: steps of gradient descent on an objective, and nothing else. It names no model and no objective.
 
-A step's sums are divided by the counts of all its micro-batches together, the gradient is clipped, the optimiser
-moves. Dropout is seeded by the step, so the state of a run is weights, moments and one number. A step whose
-gradient is not finite is skipped and counted; too many in a row end the run. Everything else (logging,
-evaluation, saving, stopping) is a hook, called after each step.
+A step's sums are divided by the counts of all its micro-batches together, the gradient is clipped, the optimizer takes
+its step. Dropout is seeded by the step, so the state of a run is weights, optimizer state and one number. A step whose
+gradient is not finite is skipped and counted; too many in a row end the run. Everything else (logging, evaluation,
+saving, stopping) is a hook, called after each step.
 """
 
 import math
@@ -27,20 +27,20 @@ Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
 
 
 class StepResult:
-    """What a step was and, as soon as someone asks, what came of it.
+    """A step and, when they are read, its loss and gradient norm.
 
-    The numbers are copied to the host behind the step's own work. Who asks for them waits for that step;
-    who does not lets the host go on and keep the GPU busy.
+    The numbers are copied to the host after the step's own work. Reading them waits for that step; not reading them
+    lets the host go on and keep the GPU busy.
     """
 
     def __init__(
         self, work: StepBatches, counts: Mapping[str, int], weights: Mapping[str, float], numbers: Tensor
     ) -> None:
-        """`numbers` holds the norm of the gradient and the sum of each term, in the order of `counts`."""
+        """Take `numbers`: the norm of the gradient, then the sum of each term in the order of `counts`."""
         self.step = work.update.number + 1  # steps done, this one counted
         self.phase, self.lr, self.epoch = work.update.phase, work.update.lr, work.epoch
         self.tokens = sum(batch.ids.numel() for batch in work.batches) - work.padding
-        self.waited = 0.0  # seconds the loop stood still for its batches
+        self.waited = 0.0  # seconds the loop waited for the batches
         self._counts, self._weights = counts, weights
         self._numbers = numbers.to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if numbers.is_cuda else None
@@ -55,12 +55,12 @@ class StepResult:
 
     @property
     def norm(self) -> float:
-        """Of the gradient, before clipping."""
+        """Norm of the gradient, before clipping."""
         return self._read[0]
 
     @property
     def skipped(self) -> bool:
-        """Whether the gradient was not finite, so that nothing moved."""
+        """Whether the gradient was not finite, so that no parameter changed."""
         return not math.isfinite(self.norm)
 
     @property
@@ -79,7 +79,7 @@ Hook = Callable[[StepResult], None]
 
 
 class Diverged(UserError):
-    """The gradient was not finite for too long."""
+    """The gradient was not finite for too many steps."""
 
 
 class StopTraining(Exception):
@@ -87,7 +87,7 @@ class StopTraining(Exception):
 
 
 class Loop:
-    """Network, objective and optimiser, and how a step is computed."""
+    """Network, objective and optimizer, and how a step is computed."""
 
     def __init__(
         self,
@@ -101,21 +101,21 @@ class Loop:
         compiled: bool = False,
         bad_steps: int = 20,
     ) -> None:
-        self.network: Any = network  # whatever the objective computes
+        self.network: Any = network  # what the objective expects
         self.objective, self.optimizer = objective, optimizer
         self.device = next(network.parameters()).device
-        self.learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        self.trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._limit = clip or math.inf  # of the gradient's norm
         self._seed, self._bf16, self._bad_steps = seed, bf16, bad_steps
         self.compute: Compute = _compiled(objective) if compiled else objective
         self.bad = 0  # steps in a row without a finite gradient
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The precision in which the network is computed."""
+        """Return the context in which the network is computed: bfloat16 where that is chosen."""
         return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
     def run(self, steps: Iterable[StepBatches], hooks: Sequence[Hook] = ()) -> None:
-        """Take the steps, one after the other. The host stays one step ahead of the device, no more."""
+        """Take the steps. The host stays one step ahead of the device, no more."""
         before: StepResult | None = None
         began = time.perf_counter()
         for work in steps:
@@ -123,27 +123,27 @@ class Loop:
             result = self.step(work)
             result.waited = waited
             if before is not None:
-                self._watch(before)
+                self._count_bad_steps(before)
             for hook in hooks:
                 hook(result)
             before, began = result, time.perf_counter()
         if before is not None:
-            self._watch(before)
+            self._count_bad_steps(before)
 
     def step(self, work: StepBatches) -> StepResult:
-        """One step of descent."""
+        """Take one step of gradient descent."""
         for group in self.optimizer.param_groups:
             group["lr"] = work.update.lr
         sums, counts = self.gradients(work)
-        norm = torch.nn.utils.clip_grad_norm_(self.learning, self._limit)
-        # Both optimisers leave everything as it is where this is 1; AdamW without the host having to know.
+        norm = torch.nn.utils.clip_grad_norm_(self.trainable, self._limit)
+        # Where this is 1 both optimizers change nothing; AdamW without the host waiting for it.
         self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
         return StepResult(work, counts, self.objective.weights, torch.stack([norm, *(sums[name] for name in counts)]))
 
     def gradients(self, work: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Backward passes of all micro-batches: the sum of each term, and how much it was divided by."""
+        """Run the backward passes of all micro-batches; return the sum and the count of each term."""
         self.network.train()
         counts = dict.fromkeys(self.objective.weights, 0)
         for batch in work.batches:
@@ -160,13 +160,13 @@ class Loop:
                 sums[name] = sums.get(name, 0.0) + loss.sum.detach()
         return sums, counts
 
-    def _watch(self, result: StepResult) -> None:
-        """Count steps whose gradient was not finite; too many in a row end the run."""
+    def _count_bad_steps(self, result: StepResult) -> None:
+        """Count steps in a row whose gradient was not finite; too many end the run."""
         self.bad = self.bad + 1 if result.skipped else 0
         if self.bad >= self._bad_steps:
             raise Diverged(
                 f"step {result.step}: the gradient was not finite for {self.bad} steps in a row; start a new run "
-                "with a lower rate (lr), a longer warmup or a smaller clip"
+                "with a lower learning rate (lr), a longer warmup or a smaller clip"
             )
 
 

@@ -29,7 +29,7 @@ def build_optimizer(network: nn.Module, settings: OptimSettings, capturable: boo
 class Lamb(Optimizer):
     """LAMB (You et al. 2019, algorithm 2): Adam's step, rescaled for each matrix to the norm of its weights.
 
-    With m and v Adam's bias-corrected moments, r = m / (sqrt(v) + eps) and u = r + decay * w, a tensor moves by
+    With m and v Adam's bias-corrected moments, r = m / (sqrt(v) + eps) and u = r + decay * w, a tensor changes by
     lr * |w| / |u| * u. Where either norm is 0 the ratio is 1. `pieces` says how many matrices are stacked in
     a tensor. All tensors are handled by the same few calls.
     """
@@ -44,11 +44,11 @@ class Lamb(Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self._pieces = pieces
-        self.found_inf: Tensor | None = None  # 1: the gradient is not finite, so nothing moves
+        self.found_inf: Tensor | None = None  # 1: the gradient is not finite, so nothing is updated
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         assert closure is None, "the loop computes the gradients"
         if self.found_inf is not None and bool(self.found_inf):
             return

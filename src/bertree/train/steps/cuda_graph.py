@@ -1,9 +1,9 @@
-"""Steps recorded once and replayed: for models and batches so small that a GPU waits for the host.
+"""Steps recorded as CUDA graphs and replayed: for models and batches so small that the GPU waits for the host.
 
-Fine-tuning takes thousands of steps of a few hundred tokens. Each is some thousand kernels of a few microseconds,
-and telling the GPU about them takes longer than running them. So the whole step (forward, backward, clipping,
-optimiser) is recorded as a CUDA graph the first time a shape of batch is met, and afterwards replayed in one call.
-The price: batches must come in a few shapes, and all of a step's inputs, the learning rate too, lie on the GPU.
+Fine-tuning takes thousands of steps of a few hundred tokens. Each launches about a thousand kernels of a few
+microseconds, and launching them takes longer than running them. So the step (forward, backward, clipping, optimizer) is
+recorded as a CUDA graph the first time a shape of batch is met, and replayed in one call afterwards. The price: batches
+must come in a few shapes, and all inputs of a step, the learning rate too, lie on the GPU.
 """
 
 from dataclasses import dataclass, fields
@@ -25,7 +25,7 @@ from bertree.train.loop import Loop, StepResult
 class _Recording:
     graph: torch.cuda.CUDAGraph
     batch: Batch  # where the graph reads
-    scales: Tensor  # what each term's sum is multiplied by
+    scales: Tensor  # factor of each term's sum
     numbers: Tensor  # where it writes: norm of the gradient, sum of each term
 
 
@@ -42,13 +42,13 @@ class CudaGraphLoop(Loop):
             group["lr"] = self._rate
 
     def step(self, work: StepBatches) -> StepResult:
-        """One step of descent."""
+        """Take one step of gradient descent."""
         (batch,) = work.batches
-        shape = tuple(value.shape if isinstance(value, Tensor) else value for _, value in _parts(batch))
+        shape = tuple(value.shape if isinstance(value, Tensor) else value for _, value in _fields(batch))
         recording = self._recordings.get(shape) or self._recordings.setdefault(shape, self._record(batch))
         counts = self.objective.counts(batch)
         torch.manual_seed(int(counter_random.key(self._seed, work.update.number, 0, "dropout")) >> 1)
-        for (_, value), (_, place) in zip(_parts(batch), _parts(recording.batch), strict=True):
+        for (_, value), (_, place) in zip(_fields(batch), _fields(recording.batch), strict=True):
             if isinstance(value, Tensor):
                 place.copy_(value.pin_memory(), non_blocking=True)
         scales = [self.objective.weights[name] / max(1, count) for name, count in counts.items()]
@@ -64,28 +64,28 @@ class CudaGraphLoop(Loop):
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            # Once without recording: kernels are loaded, the optimiser makes its moments, nothing moves.
-            self._whole_step(place, scales, stand_still=True)
+            # Once without recording: kernels are loaded, the optimizer makes its state, no parameter changes.
+            self._compute(place, scales, skip_update=True)
             self.optimizer.zero_grad()
             torch.cuda.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            numbers = self._whole_step(place, scales)
+            numbers = self._compute(place, scales)
             graph.capture_end()
             self.optimizer.zero_grad()  # the next recording may use their memory
         torch.cuda.current_stream().wait_stream(self._stream)
         return _Recording(graph, place, scales, numbers)
 
-    def _whole_step(self, batch: Batch, scales: Tensor, stand_still: bool = False) -> Tensor:
+    def _compute(self, batch: Batch, scales: Tensor, skip_update: bool = False) -> Tensor:
         with self.autocast():
             losses = self.objective(self.network, batch)
         sums = torch.stack([loss.sum for loss in losses.values()])
         (sums * scales).sum().backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.learning, self._limit)
-        bad = torch.ones_like(norm) if stand_still else (~norm.isfinite()).float()
+        norm = torch.nn.utils.clip_grad_norm_(self.trainable, self._limit)
+        bad = torch.ones_like(norm) if skip_update else (~norm.isfinite()).float()
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]
         self.optimizer.step()
         return torch.cat([norm[None], sums.detach()])
 
 
-def _parts(batch: Batch) -> list[tuple[str, Any]]:
+def _fields(batch: Batch) -> list[tuple[str, Any]]:
     return [(field.name, getattr(batch, field.name)) for field in fields(batch)]

@@ -1,9 +1,9 @@
-"""Steps too large for memory whose parts depend on each other: gradient caching (Gao et al. 2021).
+"""Gradient caching (Gao et al. 2021): steps too large for memory whose loss needs all examples at once.
 
-In-batch negatives make every text of a step matter to every other, so a step cannot be cut into micro-batches that are
-forgotten one by one. But it depends on them only through their vectors. So all micro-batches are embedded without a
-trace, the loss and its slope at every vector are computed once, and each micro-batch is embedded again with its trace,
-down which its vectors' slopes are sent. It costs a second forward pass; memory is that of one micro-batch.
+With in-batch negatives every text of a step matters to every other, so the loss is not a sum over micro-batches. But it
+depends on them only through their vectors. So all micro-batches are embedded without gradients, the loss and its
+gradient with respect to the vectors are computed once, and each micro-batch is embedded again and given the gradient of
+its vectors. It costs a second forward pass; memory is that of one micro-batch.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ from bertree.train.loop import Loop
 
 @runtime_checkable
 class WholeStepObjective(Objective, Protocol):
-    """An objective that sees a step only as a whole, through what it makes of each batch."""
+    """An objective that needs all micro-batches of a step at once, through the vectors of each."""
 
     def part(self, network: nn.Module, batch: Batch) -> Tensor:
-        """What it reads of a batch."""
+        """Return the vectors of a micro-batch."""
 
     def together(self, network: nn.Module, parts: Sequence[Tensor], batches: Sequence[Batch]) -> dict[str, Loss]:
-        """Every term's loss on a whole step."""
+        """Return the loss of each term on all micro-batches of a step."""
 
 
 class GradCacheLoop(Loop):
-    """A loop whose steps are one question, however many micro-batches they are computed in."""
+    """A loop whose objective needs all micro-batches of a step at once."""
 
     def gradients(self, work: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Backward passes of all micro-batches: the sum of each term, and how much it was divided by."""
+        """Run the backward passes of all micro-batches; return the sum and the count of each term."""
         if len(work.batches) == 1:
             return super().gradients(work)
         objective = self.objective
@@ -58,7 +58,7 @@ class GradCacheLoop(Loop):
         return {name: loss.sum.detach() for name, loss in losses.items()}, counts
 
     def _part(self, objective: WholeStepObjective, work: StepBatches, number: int, batch: Batch) -> Tensor:
-        """The same dropout both times."""
+        """Return the vectors of a micro-batch, with the same dropout both times."""
         torch.manual_seed(int(counter_random.key(self._seed, work.update.number, number, "dropout")) >> 1)
         with self.autocast():
             return objective.part(self.network, batch)
