@@ -17,7 +17,7 @@ from bertree.batch import Batch
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.inference.load import Model, load
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 from bertree.objectives.objective import cross_entropy
 from bertree.tasks.metrics import spearman
 from bertree.tasks.similarity.read import ColumnNames, SentenceExample, read
@@ -59,7 +59,7 @@ def main() -> None:
     model = load(options.masked, device=options.device)
     before = {name: tensor.clone() for name, tensor in model.network.encoder.state_dict().items()}
     after = load(options.sentences, device=options.device).network.encoder.state_dict()
-    model.vector = Vector("mean", normalise=True)
+    model.vector = PoolingConfig("mean", normalise=True)
     store = Store.open(options.held)
     stream = Stream(store, format="full-sentences", masking="token", batch_tokens=16_384, max_length=128, seed=0)
     batches = [stream[number].to(options.device) for number in range(BATCHES)]

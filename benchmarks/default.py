@@ -36,15 +36,15 @@ import torch
 from benchmarks.common import environment
 from benchmarks.glove import best_head, features
 from benchmarks.standings import key, rows_in, summary
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.embeddings.glove import WordVectors
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.finetuning import config as configs
 from bertree.finetuning.outcome import degenerate
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, evaluate_split
-from bertree.inference.load import Model, fresh, load
-from bertree.interop.folder import describe
+from bertree.inference.load import Model, load, random_model
+from bertree.interop.folder import read_architecture
 from bertree.tasks.columns import TextExample
 from bertree.tasks.glue import glue_task
 from bertree.tasks.logits import effective_max_length
@@ -120,13 +120,13 @@ class Bench:
 
     def folder(self, model: str) -> Path:
         """Where a model's weights come from; for `fresh`, where its architecture does."""
-        return located(self.options.folders.get(model, self.options.default))
+        return resolve_model_path(self.options.folders.get(model, self.options.default))
 
     def identity(self, model: str) -> str:
         """What tells these weights from others of the same name."""
         if model not in self.identities:
             if model == "fresh":
-                drawn = hashlib.sha256(repr(describe(self.folder(model))).encode()).hexdigest()
+                drawn = hashlib.sha256(repr(read_architecture(self.folder(model))).encode()).hexdigest()
                 self.identities[model] = f"drawn for {drawn[:12]}"
             else:
                 here = [self.options.glove] if model == "glove" else sorted(self.folder(model).glob("*.safetensors"))
@@ -156,7 +156,7 @@ class Bench:
         if folder not in self.models:
             self.models[folder] = load(folder)
         start = self.models[folder]
-        network = fresh(start.architecture, {}, seed).network if name == "fresh" else start.network
+        network = random_model(start.architecture, {}, seed).network if name == "fresh" else start.network
         config = configs.load([f"device={self.options.device}", *self.settings(name)], data.task)
         longest = effective_max_length(config.train.max_length, data.task.max_length, start.architecture.max_positions)
         config = replace(
@@ -180,7 +180,7 @@ class Bench:
         return _result(data.task, scores, lines) | {"parameters": parameters} | said
 
     def _split(self, data: Data, part: str, start: Model, longest: int) -> EncodedSplit[TextExample]:
-        tokenizer = start.needed_tokenizer
+        tokenizer = start.required_tokenizer
         key = data.task.name, part, longest, tokenizer_hash(tokenizer)
         examples = data.train if part == "train" else data.dev
         if key not in self.units:

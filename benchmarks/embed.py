@@ -30,11 +30,11 @@ import torch
 import bertree
 from benchmarks.common import CORPUS, environment, medians, sentences, table
 from benchmarks.encode import real_weights
-from bertree.config.default_model import located
-from bertree.inference.cpu.linear import products
+from bertree.config.default_model import resolve_model_path
+from bertree.inference.cpu.linear import linear_class
 from bertree.inference.embedding import Vectors
 from bertree.interop import folder, onnx
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 from bertree.text.tokenizer import Tokenizer
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -69,9 +69,9 @@ def model_folder(preset: str | None, scratch: Path) -> Path:
     if preset is None:
         return real_weights()
     model = bertree.load(preset)
-    model.tokenizer = Tokenizer.load(located("default"))
+    model.tokenizer = Tokenizer.load(resolve_model_path("default"))
     model.network.heads.clear()
-    model.vector = Vector("mean", True)
+    model.vector = PoolingConfig("mean", True)
     model.save(scratch / "model")
     return scratch / "model"
 
@@ -80,14 +80,14 @@ def compare(place: Path, given: argparse.Namespace, scratch: Path) -> None:
     """Time everything in turns and print one table."""
     texts = sentences(given.file, given.texts)
     reader = bertree.load(place)
-    ids = [e.ids for e in reader.tokenised(texts, given.max_length)]
+    ids = [e.ids for e in reader.tokenize(texts, given.max_length)]
     wanted = bertree.load(place, device=given.device).embed(texts, max_length=given.max_length)
     runs: dict[str, Callable[[], Vectors]] = {}
     for name, peer in peers(place, given, scratch, ids).items():
         size = best(peer, ids, given.batch_sizes)
         runs[f"{name}, batch {size}, from ids"] = lambda peer=peer, size=size: peer(ids, size)  # type: ignore[misc]
         runs[f"{name}, batch {size}, from texts"] = lambda peer=peer, size=size: peer(  # type: ignore[misc]
-            [e.ids for e in reader.tokenised(texts, given.max_length)], size
+            [e.ids for e in reader.tokenize(texts, given.max_length)], size
         )
     if encode := theirs(place, given):
         runs["sentence-transformers, from texts"] = lambda: encode(texts)
@@ -129,14 +129,14 @@ def ours(place: Path, given: argparse.Namespace, dtype: str, start: str, texts: 
     """bertree, tokenising or not."""
     model = bertree.load(place, device=given.device, dtype=dtype)
     if start == "ids":  # the tokenizer is replaced by what it would say
-        known = dict(zip(texts, model.tokenised(texts, given.max_length), strict=True))
+        known = dict(zip(texts, model.tokenize(texts, given.max_length), strict=True))
         model.__dict__["tokenised"] = lambda some, limit=None: [known[text] for text in some]
     return lambda: model.embed(texts, max_length=given.max_length)
 
 
 def bound(model: bertree.Model, tokens: int) -> Callable[[], Vectors]:
     """The products of every layer for so many tokens, on weights that were packed before."""
-    kind: Any = products(torch.float32)
+    kind: Any = linear_class(torch.float32)
     layers = [
         (kind(module), torch.randn(PIECE, module.in_features))
         for module in model.network.encoder.stack.modules()

@@ -61,7 +61,7 @@ def compare(folder: Path, given: argparse.Namespace) -> None:
 
     texts = sentences(given.file, given.texts)
     model = bertree.load(folder, device=given.device, dtype=given.dtype)
-    ids = [e.ids for e in model.tokenised(texts, given.max_length)]
+    ids = [e.ids for e in model.tokenize(texts, given.max_length)]
     tokens = sum(map(len, ids))
     peer = AutoModel.from_pretrained(folder, dtype=getattr(torch, given.dtype)).to(given.device).eval()
     check(model, peer, ids[:64])

@@ -37,7 +37,7 @@ from bertree.embeddings.train import TrainingRows, TrainingSource, prepare_vecto
 from bertree.errors import BertreeWarning, suggest
 from bertree.files import Json
 from bertree.inference.load import Model, load
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 from bertree.tasks.metrics import spearman
 from bertree.tasks.similarity import read as read_sentences
 from bertree.tasks.similarity.read import ColumnNames, SentenceExample
@@ -93,7 +93,7 @@ class Bench:
         """The weights every run starts from; training works on a copy."""
         if self.loaded is None:
             self.loaded = load(self.options.model)
-            self.loaded.tokenizer = Remembering(self.loaded.needed_tokenizer)
+            self.loaded.tokenizer = Remembering(self.loaded.required_tokenizer)
         return self.loaded
 
     def data(self, loss: str) -> TrainingRows:
@@ -125,7 +125,7 @@ class Bench:
             return self._glove(name)
         if name in UNTRAINED:
             start = load(self.options.model, device=_device(self.options.device))
-            start.vector = Vector(name)
+            start.vector = PoolingConfig(name)
             return self._judged(start)
         model, found = self.model, dict[str, Json]()
         began = time.perf_counter()

@@ -28,7 +28,7 @@ from bertree.batch import Batch
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.interop.hf_config import config_of, family_for
+from bertree.interop.hf_config import config_from_architecture, family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
@@ -132,8 +132,8 @@ class Theirs:
     def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Placement) -> None:
         import transformers
 
-        family = family_for(a)
-        settings = config_of(a, family, 0)
+        family = family_of_architecture(a)
+        settings = config_from_architecture(a, family, 0)
         config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
         config._attn_implementation = "sdpa"
         torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 import bertree
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 from tests.support.command import Command
 from tests.support.topics import JUDGED
 
@@ -57,7 +57,7 @@ def test_evaluate_with_its_baselines(command: Command, minilm: Path, table: Path
     assert names == ["cls", "mean", "mean", "mean of content words"]
     model, gold = bertree.load(minilm), [points for _, _, points in JUDGED]
     for encoder in found["encoders"][:2]:
-        model.vector = Vector(pooling=encoder["pooling"], normalise=True)
+        model.vector = PoolingConfig(pooling=encoder["pooling"], normalise=True)
         first, second = (model.embed([pair[side] for pair in JUDGED]) for side in (0, 1))
         values = (first * second).sum(1)
         figures = encoder["sets"]["pairs"]["all"]

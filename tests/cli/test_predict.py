@@ -14,7 +14,7 @@ from bertree.batch import Batch
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.network import build
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from tests.support import learnable
 from tests.support.command import Command, CommandResult
 from tests.support.learnable import Trained
@@ -222,7 +222,7 @@ def test_layers_that_can_be_read(layers: str, deep: Path, command: Command, tmp_
     rows = np.load(tmp_path / "out" / "features.npy")
     assert rows.shape == (6, WIDTHS[layers])
     model = bertree.load(deep)
-    (encoded,) = model.tokenised(["the boat"])
+    (encoded,) = model.tokenize(["the boat"])
     with torch.no_grad():
         states = list(model.network.encoder.states(Batch.pack([encoded.ids])))
     expected = {
@@ -241,7 +241,9 @@ def test_features_of_a_tagger_with_a_top_of_its_own(deep: Path, command: Command
     start = bertree.load(deep)
     (tmp_path / "text.txt").write_text("the boat\n")
     found = []
-    for number, top in enumerate((Top("last"), Top("sum-all"), Top("sum-all", lstm=4), Top("sum-last-four"))):
+    for number, top in enumerate(
+        (Readout("last"), Readout("sum-all"), Readout("sum-all", lstm=4), Readout("sum-last-four"))
+    ):
         network = build(start.architecture, {"token": 3}, top)
         network.load_state_dict(start.network.state_dict(), strict=False)
         if network.features is not None:

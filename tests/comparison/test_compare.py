@@ -15,14 +15,14 @@ from bertree.comparison.samples import SENTENCES
 from bertree.comparison.timing import TimedModel
 from bertree.errors import UserError
 from bertree.finetuning.page.page import finetuning_page
-from bertree.inference.load import Model, fresh, load
+from bertree.inference.load import Model, load, random_model
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from bertree.report.comparison import Comparison, ModelCosts, Speed, read_comparison, times, verdict
 from bertree.report.comparison_page import comparison_of_run, comparison_page
 from bertree.report.comparison_rows import comparison_rows
@@ -123,7 +123,7 @@ def test_counts_are_those_of_the_architecture(name: str) -> None:
 
 def test_what_stands_between_encoder_and_head_is_counted(words: Tokenizer) -> None:
     a = point(words, 1)
-    network = build(a, {"token": 5, "span": 2}, Top(layers="last", lstm=8, crf=True))
+    network = build(a, {"token": 5, "span": 2}, Readout(layers="last", lstm=8, crf=True))
     above = sum(
         p.numel() for name, p in network.named_parameters() if name.startswith(("features.", "heads.token", "crf."))
     )
@@ -148,7 +148,7 @@ def test_bytes_are_those_of_the_files(words: Tokenizer, tmp_path: Path) -> None:
 
 
 def model(words: Tokenizer, layers: int = 1) -> Model:
-    made = fresh(point(words, layers), {})
+    made = random_model(point(words, layers), {})
     made.tokenizer = words
     return made
 
@@ -240,7 +240,7 @@ def test_every_head_is_timed_in_half_precision_too(
     if not task.labels and task.head in ("sequence", "token"):
         task = task.with_labels(task.labels_in(task.read(task.splits(data)["train"])))
     a = point(words, 1)
-    top = Top(layers="last", lstm=8, crf=True) if kind == "crf" else Top()
+    top = Readout(layers="last", lstm=8, crf=True) if kind == "crf" else Readout()
     models = []
     for _ in range(2):
         made = Model(Contents(a, build(a, {task.head: max(task.classes, 1)}, top), words))

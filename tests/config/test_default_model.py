@@ -13,7 +13,7 @@ import bertree
 from bertree.cli import main
 from bertree.config import default_model
 from bertree.errors import UserError
-from bertree.inference.load import fresh
+from bertree.inference.load import random_model
 from bertree.interop.description import read_description
 from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def made_up(tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A small folder in the place of the default model, and an empty folder to be in."""
     place = tmp_path / "package" / "default"
     a = preset("bert-tiny").architecture.with_values({"residual": "pre-norm", "embedding_width": 32, "segments": 0})
-    model = fresh(a, {"mask": 0}, seed=3)
+    model = random_model(a, {"mask": 0}, seed=3)
     model.tokenizer = Tokenizer.load(minilm)
     model.save(place, dtype="int8")
     (place / "README.md").write_text("# A made-up card\n")

@@ -6,7 +6,7 @@ import torch
 from bertree.batch import Batch
 from bertree.distillation.student import copy_weights, halve, last_layers, parse_layers, spread_evenly
 from bertree.errors import UserError
-from bertree.inference.load import fresh
+from bertree.inference.load import random_model
 from bertree.model.architecture import Architecture
 from bertree.model.presets import preset
 
@@ -46,8 +46,8 @@ def test_layers_are_spread_evenly() -> None:
 
 
 def test_warm_start_takes_the_layers_named() -> None:
-    teacher = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
-    student = fresh(halve(point("bert-base", layers=4)), {"mask": 0}, seed=2).network
+    teacher = random_model(point("bert-base", layers=4), {"mask": 0}, seed=1).network
+    student = random_model(halve(point("bert-base", layers=4)), {"mask": 0}, seed=2).network
     assert copy_weights(student, teacher, [4, 2]) == (len(student.state_dict()), 2, "")
     for mine, its in ((0, 3), (1, 1)):
         for part in ("attention", "ffn"):
@@ -57,8 +57,8 @@ def test_warm_start_takes_the_layers_named() -> None:
 
 
 def test_without_segments_the_first_one_is_not_lost() -> None:
-    teacher = fresh(point("bert-base", layers=2), {"mask": 0}, seed=1).network.eval()
-    student = fresh(
+    teacher = random_model(point("bert-base", layers=2), {"mask": 0}, seed=1).network.eval()
+    student = random_model(
         point("bert-base", layers=2, segments=0, pooler=False, sequence_head="relu"), {"mask": 0}, seed=2
     ).network.eval()
     copy_weights(student, teacher, [1, 2])
@@ -69,18 +69,18 @@ def test_without_segments_the_first_one_is_not_lost() -> None:
 
 def test_shared_layers_are_given_once() -> None:
     a = point("albert-base", layers=4, embedding_width=16)
-    teacher, student = (fresh(a.with_values({"layers": n}), {"mask": 0}, seed=n).network for n in (4, 2))
+    teacher, student = (random_model(a.with_values({"layers": n}), {"mask": 0}, seed=n).network for n in (4, 2))
     assert copy_weights(student, teacher, [1, 3]) == (len(student.state_dict()), 2, "")
-    unshared = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
-    shared = fresh(point("bert-base", layers=4, sharing="all"), {"mask": 0}, seed=2).network
+    unshared = random_model(point("bert-base", layers=4), {"mask": 0}, seed=1).network
+    shared = random_model(point("bert-base", layers=4, sharing="all"), {"mask": 0}, seed=2).network
     copy_weights(shared, unshared, [2, 3, 4, 1])
     first = unshared.encoder.stack.attention[1]
     assert torch.equal(shared.encoder.stack.attention[0].part.qkv.weight, first.part.qkv.weight)
 
 
 def test_what_does_not_fit_is_left_alone() -> None:
-    teacher = fresh(point("bert-base", layers=4), {"mask": 0}, seed=1).network
-    other = fresh(point("bert-base", layers=2, width=16), {"mask": 0}, seed=2)
+    teacher = random_model(point("bert-base", layers=4), {"mask": 0}, seed=1).network
+    other = random_model(point("bert-base", layers=2, width=16), {"mask": 0}, seed=2)
     before = {name: tensor.clone() for name, tensor in other.network.state_dict().items()}
     copied = copy_weights(other.network, teacher, [1, 3])
     changed = [name for name, tensor in other.network.state_dict().items() if not torch.equal(tensor, before[name])]
@@ -88,20 +88,20 @@ def test_what_does_not_fit_is_left_alone() -> None:
     assert "width" in copied.misfit
     assert not changed
     # Layers that join the residual in another way are of no use, embeddings are.
-    pre = fresh(point("bert-base", layers=2, residual="pre-norm"), {"mask": 0}, seed=2).network
+    pre = random_model(point("bert-base", layers=2, residual="pre-norm"), {"mask": 0}, seed=2).network
     layers = pre.encoder.stack.attention[0].part.qkv.weight.clone()
     assert copy_weights(pre, teacher, [1, 3]).layers == 0
     assert torch.equal(pre.encoder.embeddings.tokens.weight, teacher.encoder.embeddings.tokens.weight)
     assert torch.equal(pre.encoder.stack.attention[0].part.qkv.weight, layers)
     # Layers of other heads have the same shapes and another meaning.
-    heads = fresh(point("bert-base", layers=2, heads=4), {"mask": 0}, seed=2).network
+    heads = random_model(point("bert-base", layers=2, heads=4), {"mask": 0}, seed=2).network
     assert "heads" in copy_weights(heads, teacher, [1, 3]).misfit
 
 
 def test_fewer_positions_are_the_first_ones() -> None:
-    teacher = fresh(point("bert-base", layers=2), {"mask": 0}, seed=1).network.eval()
+    teacher = random_model(point("bert-base", layers=2), {"mask": 0}, seed=1).network.eval()
     short = point("bert-base", layers=2, segments=0, pooler=False, sequence_head="relu", max_positions=8)
-    student = fresh(short, {"mask": 0}, seed=2).network.eval()
+    student = random_model(short, {"mask": 0}, seed=2).network.eval()
     assert copy_weights(student, teacher, [1, 2]).tensors == len(student.state_dict())
     batch = Batch.pack([[1, 2, 3], [4, 5]])
     with torch.no_grad():

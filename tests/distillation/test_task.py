@@ -314,8 +314,8 @@ def test_no_label_at_all(command: Command, trained: Trained, tmp_path: Path) -> 
 def apart(one: Path, other: Path, data: Path) -> float:
     """How far a model's spans are from another's, in nats: the mean of the divergences of starts and of ends."""
     models = [bertree.load(path) for path in (one, other)]
-    task = models[0].task_named()
-    units, _ = task.units(task.read([data]), models[0].needed_tokenizer, 64)
+    task = models[0].find_task()
+    units, _ = task.units(task.read([data]), models[0].required_tokenizer, 64)
     total = 0.0
     for rows in zip(*(logits(made.network, task.head, units) for made in models), strict=True):
         shares = [np.exp(x - x.max(0)) / np.exp(x - x.max(0)).sum(0) for x in rows]

@@ -19,7 +19,7 @@ from bertree.distillation import text_student as students
 from bertree.distillation.run import distill
 from bertree.errors import UserError
 from bertree.files import read_toml
-from bertree.inference.load import fresh
+from bertree.inference.load import random_model
 from bertree.objectives.distill_pretraining import TERMS, add_projections, distillation_objective
 from bertree.objectives.objective import IGNORED
 from bertree.objectives.pretraining import pretraining_objective
@@ -196,7 +196,7 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
     """All five terms, through bridges: the gradient does not depend on how a batch is cut."""
     model = bertree.load(teacher)
     model.network.requires_grad_(False)
-    student = fresh(
+    student = random_model(
         model.architecture.with_values({"width": 16, "layers": 2, "dropout": 0.0}), {"mask": 0}, seed=1
     ).network
     weights = dict.fromkeys(TERMS, 1.0)
@@ -238,7 +238,7 @@ def part(sequences: list[list[int]], masked: list[list[int]], targets: list[list
 def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
     model = bertree.load(teacher)
     batch = part([[5, 6, 7, 8]], [[1, 3]], [[30, 31]], [0])
-    student = fresh(model.architecture, {"mask": 0}, seed=1).network
+    student = random_model(model.architecture, {"mask": 0}, seed=1).network
     learner = add_projections(student, 64, 64, {}, 0)
     ours = distillation_objective({"mlm": 2.0}, model.network)(learner, batch)["mlm"].sum
     assert torch.equal(ours, pretraining_objective(mlm=2.0)(student, batch)["mlm"].sum)

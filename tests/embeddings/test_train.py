@@ -16,7 +16,7 @@ import bertree
 from bertree.config.bounds import AtLeast
 from bertree.embeddings import config as embedding_config
 from bertree.model.network import Network
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 from bertree.objectives import embedding_losses
 from bertree.objectives.embedding_losses import TripletLoss
 from bertree.objectives.objective import Loss
@@ -226,7 +226,7 @@ def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: C
     ],
 )
 def test_a_margin_can_be_kept(given: tuple[str, ...], margin: float) -> None:
-    config = embedding_config.load(given, SimilarityTask("sentence"), TripletLoss, Vector())
+    config = embedding_config.load(given, SimilarityTask("sentence"), TripletLoss, PoolingConfig())
     assert config.loss.margin == margin
     assert config.train.batch == 16
 

@@ -10,7 +10,7 @@ import torch
 import bertree
 from bertree.batch import Batch
 from bertree.finetuning import config
-from bertree.interop.folder import describe
+from bertree.interop.folder import read_architecture
 from bertree.tasks import registry
 from bertree.tasks.collate import collate
 from bertree.text.framing import Frame
@@ -98,7 +98,7 @@ def test_what_can_be_learned_is_learned(name: str, head: str, start: Path, tmp_p
     kind, out = KINDS[name], tmp_path / "out"
     said = command(*arguments(start, name, tmp_path, out))
     assert said.code == 0, said.err
-    assert describe(out / "model").sequence_head == head
+    assert read_architecture(out / "model").sequence_head == head
     said = command("evaluate", out / "model", *kind.options, "--data", tmp_path / "data", "--json")
     assert said.code == 0, said.err
     assert said.json[kind.metric] >= kind.bar - 0.05, said.out
@@ -113,7 +113,7 @@ def test_it_predicts_and_goes_on_with_another_kind(start: Path, tmp_path: Path, 
     again = tmp_path / "single"
     said = command(*arguments(tmp_path / "pairs" / "model", "classification", tmp_path / "other", again), "epochs=2")
     assert said.code == 0, said.err
-    assert describe(again / "model").sequence_head == "relu"
+    assert read_architecture(again / "model").sequence_head == "relu"
     said = command("convert", again / "model", tmp_path / "theirs", "--to", "huggingface")
     assert (said.code, len(said.lines)) == (2, 1)
     assert "Hugging Face has no such model" in said.err
@@ -123,7 +123,7 @@ def test_a_preset_takes_the_vocabulary_of_its_tokenizer(start: Path, tmp_path: P
     given = arguments(Path("bilstm"), "classification", tmp_path, tmp_path / "out")
     said = command(*given, "--tokenizer", str(start), "epochs=1")
     assert said.code == 0, said.err
-    a = describe(tmp_path / "out" / "model")
+    a = read_architecture(tmp_path / "out" / "model")
     assert (a.vocab_size, a.width) == (learnable.tokenizer().size, 400)
 
 

@@ -100,7 +100,7 @@ def test_transformers_reads_the_saved_model(name: str, trained: Trained) -> None
     assert all("pooler" in key for key in info["unexpected_keys"])
     ours = bertree.load(path)
     texts = [("the boat is fine", "awful in the garden"), ("Ada to Turin", "red")]
-    encoded = ours.tokenised(texts)
+    encoded = ours.tokenize(texts)
     words = transformers.AutoTokenizer.from_pretrained(path)
     given = words(*map(list, zip(*texts, strict=True)), padding=True, return_tensors="pt", return_token_type_ids=True)
     assert [row[row != words.pad_token_id].tolist() for row in given["input_ids"]] == [e.ids for e in encoded]

@@ -11,7 +11,7 @@ import torch
 import bertree
 from bertree.errors import UserError
 from bertree.inference import embedding
-from bertree.inference.cpu.linear import products
+from bertree.inference.cpu.linear import linear_class
 
 WORDS = [
     "the",
@@ -53,7 +53,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ALONE)
 def test_a_vector_does_not_depend_on_its_neighbours(minilm: Path, dtype: str) -> None:
-    if dtype == "int8" and products(torch.int8) is None:
+    if dtype == "int8" and linear_class(torch.int8) is None:
         pytest.skip("needs VNNI or AMX")
     model, given = bertree.load(minilm, dtype=dtype), texts(24, 0)
     alone = np.concatenate([model.embed(text) for text in given])
@@ -76,7 +76,7 @@ def test_any_number_of_texts_comes_window_by_window(minilm: Path, monkeypatch: p
             taken += 1
             yield text
 
-    coming = model.embedded(source())
+    coming = model.embed_windows(source())
     first = next(coming)
     assert taken <= 3 * 16
     rest = list(coming)
@@ -105,7 +105,7 @@ def test_a_trained_weight_is_seen(minilm: Path) -> None:
     assert cosine(before, model.embed("A ship.")).max() < 0.999
 
 
-@pytest.mark.skipif(products(torch.int8) is None, reason="needs VNNI or AMX")
+@pytest.mark.skipif(linear_class(torch.int8) is None, reason="needs VNNI or AMX")
 def test_int8_is_for_vectors_alone(minilm: Path) -> None:
     model = bertree.load(minilm, dtype="int8")
     assert {p.dtype for p in model.network.parameters()} == {torch.float32}

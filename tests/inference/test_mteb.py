@@ -11,8 +11,8 @@ import torch
 
 import bertree
 from bertree.errors import UserError
-from bertree.inference.mteb import kind_of, texts_of
-from bertree.model.pooling import Vector
+from bertree.inference.mteb import choose_prompt, extract_texts
+from bertree.model.pooling import PoolingConfig
 from tests.support.topics import JUDGED
 
 
@@ -22,11 +22,11 @@ def model(minilm: Path) -> bertree.Model:
 
 
 def test_texts_are_found_in_every_form() -> None:
-    assert texts_of("one") == ["one"]
-    assert texts_of(("a", "b")) == ["a", "b"]
-    assert texts_of([{"text": ["a", "b"], "id": [1, 2]}, {"text": ["c"]}]) == ["a", "b", "c"]
-    assert texts_of({"text": "a"}) == ["a"]
-    assert texts_of(text for text in "xy") == ["x", "y"]
+    assert extract_texts("one") == ["one"]
+    assert extract_texts(("a", "b")) == ["a", "b"]
+    assert extract_texts([{"text": ["a", "b"], "id": [1, 2]}, {"text": ["c"]}]) == ["a", "b", "c"]
+    assert extract_texts({"text": "a"}) == ["a"]
+    assert extract_texts(text for text in "xy") == ["x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_texts_are_found_in_every_form() -> None:
 )
 def test_what_holds_no_texts_is_refused(inputs: object, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        texts_of(inputs)
+        extract_texts(inputs)
 
 
 def test_encode_is_embed_under_another_name(model: bertree.Model) -> None:
@@ -72,7 +72,7 @@ def test_pairwise_is_the_diagonal_for_texts_arrays_and_tensors(model: bertree.Mo
 def test_pairs_are_compared_as_the_model_says(model: bertree.Model, by: str) -> None:
     before = model.vector
     try:
-        model.vector = Vector(similarity=by)
+        model.vector = PoolingConfig(similarity=by)
         first, second = ([pair[side] for pair in JUDGED] for side in (0, 1))
         expected = np.diagonal(model.similarity(first, second))
         assert np.allclose(model.similarity_pairwise(first, second), expected, atol=1e-4)
@@ -83,19 +83,19 @@ def test_pairs_are_compared_as_the_model_says(model: bertree.Model, by: str) -> 
 def test_the_prompt_of_a_task_is_the_most_special_one() -> None:
     task = SimpleNamespace(name="NFCorpus", type="Retrieval")
     query = SimpleNamespace(value="query")
-    assert kind_of(["query", "NFCorpus-query", "Retrieval"], task, query) == "NFCorpus-query"
-    assert kind_of(["query", "Retrieval"], task, query) == "Retrieval"
-    assert kind_of(["query", "passage"], task, SimpleNamespace(value="document")) == "passage"
-    assert kind_of(["query"], task, None) is None
+    assert choose_prompt(["query", "NFCorpus-query", "Retrieval"], task, query) == "NFCorpus-query"
+    assert choose_prompt(["query", "Retrieval"], task, query) == "Retrieval"
+    assert choose_prompt(["query", "passage"], task, SimpleNamespace(value="document")) == "passage"
+    assert choose_prompt(["query"], task, None) is None
 
 
 def test_only_a_model_of_a_task_predicts(model: bertree.Model, small_folder: Path) -> None:
     assert not hasattr(model, "predict")
     with pytest.raises(UserError):
         model.predict(["a"])
-    from bertree.inference.load import TaskModel, fresh
+    from bertree.inference.load import TaskModel, random_model
 
-    made = fresh(bertree.load(small_folder).architecture, {"sequence": 2})
+    made = random_model(bertree.load(small_folder).architecture, {"sequence": 2})
     assert isinstance(made, TaskModel)
     assert callable(made.predict)
     assert type(copy.copy(made)) is TaskModel
@@ -105,7 +105,7 @@ def test_only_a_model_of_a_task_predicts(model: bertree.Model, small_folder: Pat
 def test_the_digest_follows_the_pooling(model: bertree.Model) -> None:
     before, digest = model.vector, model.digest
     try:
-        model.vector = Vector(pooling="cls")
+        model.vector = PoolingConfig(pooling="cls")
         assert model.digest != digest
     finally:
         model.vector = before

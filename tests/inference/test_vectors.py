@@ -10,8 +10,8 @@ import torch
 import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.load import fresh, load
-from bertree.model.pooling import POOLINGS, Dense, ToVector, Vector
+from bertree.inference.load import load, random_model
+from bertree.model.pooling import POOLINGS, Dense, PoolingConfig, SentencePooling
 from bertree.model.presets import preset
 from bertree.text.tokenizer import Tokenizer
 from tests.support.parts import UNKNOWN
@@ -33,15 +33,15 @@ def peer(folder: Path):  # type: ignore[no-untyped-def]
     return SentenceTransformer(str(folder), device="cpu")
 
 
-def tiny(minilm: Path, name: str = "bert-base", vector: Vector | None = None) -> bertree.Model:
-    model = fresh(
+def tiny(minilm: Path, name: str = "bert-base", vector: PoolingConfig | None = None) -> bertree.Model:
+    model = random_model(
         preset(name).architecture.with_values(TINY | ({"embedding_width": 16} if "albert" in name else {})), {}
     )
     model.tokenizer = Tokenizer.load(minilm)
     if vector is not None:
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            model.network.vector = ToVector(32, vector)
+            model.network.vector = SentencePooling(32, vector)
     return model
 
 
@@ -57,7 +57,7 @@ def test_equal_to_sentence_transformers(minilm: Path) -> None:
 @pytest.mark.parametrize("name", ["bert-base", "distilbert-base"])
 def test_written_here_read_there_and_back(minilm: Path, tmp_path: Path, pooling: str, name: str) -> None:
     dense = (Dense(24, "tanh"), Dense(8, "identity", bias=False)) if name == "bert-base" else ()
-    model = tiny(minilm, name, Vector(pooling, normalise=name != "bert-base", dense=dense))
+    model = tiny(minilm, name, PoolingConfig(pooling, normalise=name != "bert-base", dense=dense))
     model.save(tmp_path / "ours")
     ours = model.embed(TEXTS[:5])
     assert np.abs(ours - peer(tmp_path / "ours").encode(TEXTS[:5])).max() < 1e-5
@@ -71,7 +71,7 @@ def test_written_here_read_there_and_back(minilm: Path, tmp_path: Path, pooling:
 
 @pytest.mark.parametrize("name", ["albert-base", "roberta-base"])
 def test_other_members(minilm: Path, tmp_path: Path, name: str) -> None:
-    model = tiny(minilm, name, Vector("mean", dense=(Dense(4),)))
+    model = tiny(minilm, name, PoolingConfig("mean", dense=(Dense(4),)))
     if name == "roberta-base":  # MiniLM's tokenizer pads with 0, which Hugging Face's positions do not allow
         model.tokenizer = None
         model.save(tmp_path / "m")
@@ -90,7 +90,7 @@ def test_an_unknown_part_is_not_left_out_of_vectors(minilm: Path) -> None:
 
 
 def test_int8_storage_keeps_the_vector(minilm: Path, tmp_path: Path) -> None:
-    model = tiny(minilm, vector=Vector("mean+max", True, (Dense(8),)))
+    model = tiny(minilm, vector=PoolingConfig("mean+max", True, (Dense(8),)))
     model.save(tmp_path / "m", dtype="int8")
     again = load(tmp_path / "m")
     assert again.vector == model.vector
@@ -98,7 +98,7 @@ def test_int8_storage_keeps_the_vector(minilm: Path, tmp_path: Path) -> None:
 
 
 def test_prompts_both_ways(minilm: Path, tmp_path: Path) -> None:
-    model = tiny(minilm, vector=Vector(prompts=(("query", "ask: "), ("passage", "text: ")), prompt="passage"))
+    model = tiny(minilm, vector=PoolingConfig(prompts=(("query", "ask: "), ("passage", "text: ")), prompt="passage"))
     model.save(tmp_path / "m")
     theirs = peer(tmp_path / "m")
     for kind, name in ((None, None), ("query", "query")):
@@ -137,7 +137,7 @@ def test_pooling_by_hand() -> None:
         "weighted": [[(1 + 4 + 18) / 6, (5 + 8) / 6], [7, 8]],
     }
     for name, wanted in expected.items():
-        found = ToVector(2, Vector(name))(states, batch)
+        found = SentencePooling(2, PoolingConfig(name))(states, batch)
         assert torch.allclose(found[:2], torch.tensor(wanted, dtype=torch.float32)), name
         assert found.isfinite().all()
 
@@ -185,7 +185,7 @@ def test_similarity(minilm: Path) -> None:
     ],
 )
 def test_strange_folders(minilm: Path, tmp_path: Path, file: str, value: object, message: str) -> None:
-    tiny(minilm, vector=Vector()).save(tmp_path / "m")
+    tiny(minilm, vector=PoolingConfig()).save(tmp_path / "m")
     (tmp_path / "m/bertree.toml").unlink()
     (tmp_path / "m" / file).write_text(value if isinstance(value, str) else json.dumps(value))
     with pytest.raises(UserError, match=message):
@@ -193,30 +193,30 @@ def test_strange_folders(minilm: Path, tmp_path: Path, file: str, value: object,
 
 
 def test_another_setting_keeps_the_trained_layers(minilm: Path) -> None:
-    model = tiny(minilm, vector=Vector("mean", dense=(Dense(8),)))
+    model = tiny(minilm, vector=PoolingConfig("mean", dense=(Dense(8),)))
     before = model.embed(TEXTS[:2])
-    model.vector = Vector("mean", normalise=True, dense=(Dense(8),))
+    model.vector = PoolingConfig("mean", normalise=True, dense=(Dense(8),))
     assert np.allclose(model.embed(TEXTS[:2]), before / np.linalg.norm(before, axis=1, keepdims=True), atol=1e-6)
     for wrong in (
-        Vector("mean", dense=(Dense(4),)),
-        Vector("mean+max", dense=(Dense(8),)),
-        Vector("cls", dense=(Dense(8),)),
+        PoolingConfig("mean", dense=(Dense(4),)),
+        PoolingConfig("mean+max", dense=(Dense(8),)),
+        PoolingConfig("cls", dense=(Dense(8),)),
     ):
         with pytest.raises(UserError, match="trained on"):
             model.vector = wrong
 
 
 def test_the_digest_follows_what_makes_vectors(minilm: Path) -> None:
-    model = tiny(minilm, vector=Vector())
+    model = tiny(minilm, vector=PoolingConfig())
     first = model.digest
     assert model.digest == first
-    model.vector = Vector(similarity="dot")
+    model.vector = PoolingConfig(similarity="dot")
     assert model.digest == first, "how vectors are compared does not change them"
     with torch.no_grad():
         next(model.network.encoder.parameters()).mul_(1.5)
     second = model.digest
     assert second != first
-    model.vector = Vector("max")
+    model.vector = PoolingConfig("max")
     assert model.digest not in (first, second)
     third = model.digest
     model.tokenizer = None
@@ -224,7 +224,7 @@ def test_the_digest_follows_what_makes_vectors(minilm: Path) -> None:
 
 
 def test_weights_of_inference_mode(minilm: Path, tmp_path: Path) -> None:
-    tiny(minilm, vector=Vector()).save(tmp_path / "m")
+    tiny(minilm, vector=PoolingConfig()).save(tmp_path / "m")
     with torch.inference_mode():
         model = load(tmp_path / "m")
     assert np.abs(model.embed(TEXTS[:2]) - load(tmp_path / "m").embed(TEXTS[:2])).max() < 1e-5
@@ -232,7 +232,7 @@ def test_weights_of_inference_mode(minilm: Path, tmp_path: Path) -> None:
 
 
 def test_small_letters_where_the_folder_wants_them(minilm: Path, tmp_path: Path) -> None:
-    model = tiny(minilm, vector=Vector())
+    model = tiny(minilm, vector=PoolingConfig())
     assert model.tokenizer is not None
     model.tokenizer.backend.normalizer = None  # as a cased tokenizer
     model.tokenizer.files.clear()
@@ -245,7 +245,7 @@ def test_small_letters_where_the_folder_wants_them(minilm: Path, tmp_path: Path)
 
 
 def test_encode_refuses_what_would_change_its_result(minilm: Path) -> None:
-    model = tiny(minilm, vector=Vector())
+    model = tiny(minilm, vector=PoolingConfig())
     assert model.encode(TEXTS[:2], batch_size=7, truncate_dim=5).shape == (2, 5)
     with pytest.raises(UserError, match="precision='int8' is not known"):
         model.encode(TEXTS[:2], precision="int8")

@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 import bertree
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError
-from bertree.inference.load import fresh
+from bertree.inference.load import random_model
 from bertree.interop import folder
-from bertree.interop.hf_config import family_for
+from bertree.interop.hf_config import family_of_architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from tests.support.parity import peer, ragged
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
@@ -26,7 +26,7 @@ MEMBERS = ["bert-base", "megatron-bert", "roberta-base", "albert-base", "distilb
 
 
 def tiny(name: str, heads: dict[str, int], **more: object) -> bertree.Model:
-    return fresh(preset(name).architecture.with_values(SMALL | more), heads, seed=1)
+    return random_model(preset(name).architecture.with_values(SMALL | more), heads, seed=1)
 
 
 def hidden(model: bertree.Model, ids: list[list[int]]) -> torch.Tensor:
@@ -94,15 +94,15 @@ def test_points_hugging_face_does_not_know_keep_our_names(changes: dict[str, obj
 )
 def test_residuals_hugging_face_does_not_know_are_refused(name: str, changes: dict[str, object], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        family_for(preset(name).architecture.with_values(changes))
+        family_of_architecture(preset(name).architecture.with_values(changes))
 
 
 def test_dropout_before_a_classifier_survives_a_family_that_has_no_key_for_it(tmp_path: Path) -> None:
     model = tiny("megatron-bert", {"sequence": 2}, dropout=0.0, classifier_dropout=0.2)
     folder.write(model._contents, tmp_path / "m", to="huggingface")
-    assert folder.describe(tmp_path / "m") == model.architecture
+    assert folder.read_architecture(tmp_path / "m") == model.architecture
     edit(tmp_path / "m", classifier_dropout=None)
-    assert folder.describe(tmp_path / "m").classifier_dropout == 0.0
+    assert folder.read_architecture(tmp_path / "m").classifier_dropout == 0.0
 
 
 def test_a_file_from_before_an_axis_existed_has_its_default(tmp_path: Path) -> None:
@@ -302,18 +302,25 @@ TASK = {"name": "ner", "scheme": "BIO", "threshold": -0.25, "limit": float("inf"
 
 
 @pytest.mark.parametrize(
-    "top", [Top("sum-all"), Top("concat-last-four", 5, 1, True), Top(frozen=True), Top(crf=True), Top(lstm=4, crf=True)]
+    "readout",
+    [
+        Readout("sum-all"),
+        Readout("concat-last-four", 5, 1, True),
+        Readout(frozen=True),
+        Readout(crf=True),
+        Readout(lstm=4, crf=True),
+    ],
 )
-def test_what_stands_on_top_survives(top: Top, tmp_path: Path) -> None:
+def test_what_stands_on_top_survives(readout: Readout, tmp_path: Path) -> None:
     torch.manual_seed(0)
     a = preset("bert-base").architecture.with_values(SMALL | {"layers": 4, "init_std": 0.3})
-    network = build(a, {"token": 3}, top).eval()
+    network = build(a, {"token": 3}, readout).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     folder.write(folder.Contents(a, network, labels=["O", "B", "I"], task=TASK), tmp_path / "m")
     again = folder.read(tmp_path / "m")
-    assert (again.network.top, again.task, again.labels) == (top, TASK, ["O", "B", "I"])
+    assert (again.network.readout, again.task, again.labels) == (readout, TASK, ["O", "B", "I"])
     batch = Batch.pack([[5, 6, 7], [8, 9]])
     cells = torch.tensor([0, 1, 2, 3, 4])
     one, two = (n.class_logits("token", n(batch), batch) for n in (network, again.network.eval()))
@@ -321,7 +328,7 @@ def test_what_stands_on_top_survives(top: Top, tmp_path: Path) -> None:
     assert {n: p.requires_grad for n, p in again.network.named_parameters()} == {
         n: p.requires_grad for n, p in network.named_parameters()
     }
-    if top.crf:
+    if readout.crf:
         assert again.network.crf is not None
         assert torch.equal(again.network.crf.decode(one, cells, 3), network.crf.decode(two, cells, 3))
     with pytest.raises(UserError, match=r"Hugging Face has no model with this on top of its encoder: .* = "):

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import bertree
 from bertree.errors import UserError
-from bertree.inference.load import fresh
+from bertree.inference.load import random_model
 from bertree.interop import folder
-from bertree.interop.int8_storage import restored, rounded
+from bertree.interop.int8_storage import dequantize, quantize
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from tests.support.command import run_bertree
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 3, "max_positions": 32}
@@ -26,7 +26,7 @@ MATRIX = "encoder.embeddings.tokens.weight"
 
 
 def tiny(**more: object) -> bertree.Model:
-    return fresh(preset("bert-base").architecture.with_values(SMALL | more), {"mask": 0, "sequence": 3}, seed=1)
+    return random_model(preset("bert-base").architecture.with_values(SMALL | more), {"mask": 0, "sequence": 3}, seed=1)
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ def test_rounding_errs_by_half_a_step_and_never_twice(seed: int, power: float, w
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn(7, width, generator=generator, dtype=torch.float64).mul(10.0**power).float()
     matrix[2] = 0
-    whole, scale = rounded(matrix)
-    again = restored(whole, scale)
+    whole, scale = quantize(matrix)
+    again = dequantize(whole, scale)
     # Half a step, and what the scale's sixteen bits leave at the end of the grid.
     assert ((again - matrix).abs() <= 0.51 * scale[:, None]).all()
     assert not again[2].any()
-    whole_again, scale_again = rounded(again)
+    whole_again, scale_again = quantize(again)
     assert torch.equal(whole, whole_again)
     assert torch.equal(scale, scale_again)
 
 
 def test_rounding_by_hand() -> None:
-    whole, scale = rounded(torch.tensor([[127.0, -63.6, 1.4], [0.0, 0.0, 0.0], [-2.54, 0.02, 0.03]]))
+    whole, scale = quantize(torch.tensor([[127.0, -63.6, 1.4], [0.0, 0.0, 0.0], [-2.54, 0.02, 0.03]]))
     assert whole.tolist() == [[127, -64, 1], [0, 0, 0], [-127, 1, 2]]
     assert scale[0] == 1
     assert scale[2].item() == pytest.approx(0.02, rel=1e-5)
@@ -99,7 +99,7 @@ def test_what_the_folder_says(stored: Path) -> None:
 
 def test_a_model_with_a_parameter_called_scale(tmp_path: Path) -> None:
     a = preset("bert-base").architecture.with_values(SMALL)
-    network = build(a, {"token": 4}, Top(layers="sum-all", frozen=True))
+    network = build(a, {"token": 4}, Readout(layers="sum-all", frozen=True))
     assert any(name.endswith(".scale") for name in network.state_dict())
     folder.write(folder.Contents(a, network), tmp_path / "m", dtype=torch.int8)
     again = folder.read(tmp_path / "m").network.state_dict()
@@ -145,10 +145,10 @@ def test_a_description_that_does_not_fit(stored: Path) -> None:
 
 
 def test_int8_in_a_folder_of_hugging_face_is_refused(tmp_path: Path) -> None:
-    model = fresh(preset("bert-base").architecture.with_values(SMALL), {"mask": 0})
+    model = random_model(preset("bert-base").architecture.with_values(SMALL), {"mask": 0})
     folder.write(model._contents, tmp_path / "h", to="huggingface")
     name = "bert.embeddings.word_embeddings.weight"
-    whole, scale = rounded(load_file(tmp_path / "h" / WEIGHTS)[name])
+    whole, scale = quantize(load_file(tmp_path / "h" / WEIGHTS)[name])
     change(tmp_path / "h", {name: whole, name + ".scale": scale})
     with (
         pytest.warns(match="not used"),

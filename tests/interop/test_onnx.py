@@ -10,15 +10,15 @@ import torch
 import bertree
 from bertree.errors import UserError
 from bertree.inference.convert import convert
-from bertree.inference.inputs import packed
-from bertree.inference.load import Model, fresh
+from bertree.inference.inputs import pack_inputs
+from bertree.inference.load import Model, random_model
 from bertree.interop import folder, onnx
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
-from bertree.model.pooling import Dense, Vector
+from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.presets import preset
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from tests.support.command import run_bertree
 from tests.support.parts import UNKNOWN
 
@@ -29,9 +29,9 @@ SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 2, "ffn_width": 48
 TEXTS = [[5, 9, 11, 3], [7], [8, 8, 20, 31, 40, 59, 1, 2, 3, 12, 13], [4, 6]]
 
 
-def made(a: Architecture, vector: Vector | None, top: Top | None = None) -> Contents:
+def made(a: Architecture, vector: PoolingConfig | None, readout: Readout | None = None) -> Contents:
     torch.manual_seed(0)
-    network = build(a, {}, top, vector).eval()
+    network = build(a, {}, readout, vector).eval()
     with torch.no_grad():
         for name, p in network.named_parameters():
             p.copy_(torch.randn_like(p) * 0.2 + (1.0 if "norm.weight" in name else 0.0))
@@ -59,19 +59,19 @@ def computed(path: Path, texts: list[list[int]]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "changes", "vector"),
     [
-        ("bert-base", {}, Vector("mean", True)),
-        ("roberta-base", {}, Vector("cls+max", False, (Dense(20, "tanh"),))),
-        ("albert-base", {"embedding_width": 16}, Vector("sqrt+weighted")),
-        ("distilbert-base", {}, Vector("last", True)),
-        ("bert-base", {"residual": "pre-norm"}, Vector("mean")),
+        ("bert-base", {}, PoolingConfig("mean", True)),
+        ("roberta-base", {}, PoolingConfig("cls+max", False, (Dense(20, "tanh"),))),
+        ("albert-base", {"embedding_width": 16}, PoolingConfig("sqrt+weighted")),
+        ("distilbert-base", {}, PoolingConfig("last", True)),
+        ("bert-base", {"residual": "pre-norm"}, PoolingConfig("mean")),
     ],
 )
-def test_vectors(tmp_path: Path, name: str, changes: dict[str, object], vector: Vector) -> None:
+def test_vectors(tmp_path: Path, name: str, changes: dict[str, object], vector: PoolingConfig) -> None:
     a = preset(name).architecture.with_values(SMALL | changes)
     contents = made(a, vector)
     onnx.write(contents, tmp_path / "o")
     model = Model(contents)
-    batch = packed(model.tokenised(TEXTS), model.architecture.vocab_size)
+    batch = pack_inputs(model.tokenize(TEXTS), model.architecture.vocab_size)
     with torch.no_grad():
         wanted = model.network.vectors(model.network(batch), batch).numpy()
     np.testing.assert_allclose(computed(tmp_path / "o", TEXTS), wanted, atol=1e-5)
@@ -89,7 +89,7 @@ def test_states_of_a_model_without_vectors(tmp_path: Path) -> None:
 def test_real_weights_by_the_command(tmp_path: Path, minilm: Path) -> None:
     texts = ["A dog runs.", "Stocks fell sharply on Monday after the report was published.", "Yes"]
     model = bertree.load(minilm)
-    wanted, ids = model.embed(texts), [e.ids for e in model.tokenised(texts)]
+    wanted, ids = model.embed(texts), [e.ids for e in model.tokenize(texts)]
     onnx.write(folder.read(minilm), tmp_path / "float32", "float32")
     done = run_bertree("convert", str(minilm), str(tmp_path / "int8"), "--to", "onnx", "--dtype", "int8")
     assert (done.returncode, done.stderr) == (0, "")
@@ -102,9 +102,9 @@ def test_real_weights_by_the_command(tmp_path: Path, minilm: Path) -> None:
     assert "--force" in done.stderr
 
 
-@pytest.mark.parametrize(("changes", "top"), [({"attention": "causal"}, None), ({}, Top(layers="sum-all"))])
-def test_others_are_refused(tmp_path: Path, changes: dict[str, object], top: Top | None) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, top)
+@pytest.mark.parametrize(("changes", "readout"), [({"attention": "causal"}, None), ({}, Readout(layers="sum-all"))])
+def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout: Readout | None) -> None:
+    contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, readout)
     with pytest.raises(UserError, match="ONNX: is written for transformers"):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()
@@ -121,7 +121,7 @@ def test_unknown_parts_are_refused_by_name(tmp_path: Path, change: str) -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fresh(preset("bert-base").architecture.with_values(SMALL), {})
+    model = random_model(preset("bert-base").architecture.with_values(SMALL), {})
     with pytest.raises(UserError, match="float32 or int8"):
         onnx.write(model._contents, tmp_path / "o", "float16")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

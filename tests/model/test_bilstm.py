@@ -29,7 +29,7 @@ def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int, layers
         weights = torch.randn_like(out)
         grads = [torch.autograd.grad((y * weights).sum(), x)[0] for y in (out, expected)]
         assert torch.allclose(*grads, atol=1e-6)
-        ends = lstm.ends(out, batch)
+        ends = lstm.final_states(out, batch)
         for row, part in ((row, part) for row, part in enumerate(out.split(lengths)) if len(part)):
             assert torch.equal(ends[row], torch.cat([part[-1, :WIDTH], part[0, WIDTH:]]))
 

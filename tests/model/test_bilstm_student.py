@@ -11,13 +11,13 @@ from torch import nn
 import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.load import Model, fresh
+from bertree.inference.load import Model, random_model
 from bertree.interop import folder
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 
 WIDTH, E, INNER, VOCABULARY = 8, 6, 5, 40
 
@@ -27,9 +27,9 @@ def point(**axes: object) -> Architecture:
     return Architecture().with_values(values | {"layers": 1, "init_std": 0.3} | axes)
 
 
-def made(heads: dict[str, int] | None = None, top: Top | None = None, **axes: object) -> Network:
+def made(heads: dict[str, int] | None = None, readout: Readout | None = None, **axes: object) -> Network:
     torch.manual_seed(0)
-    return build(point(**axes), heads or {"sequence": 3}, top).eval()
+    return build(point(**axes), heads or {"sequence": 3}, readout).eval()
 
 
 def lstm_of(network: Network, layer: int = 0) -> nn.LSTM:
@@ -79,7 +79,7 @@ def test_a_packed_text_is_read_as_if_alone(lengths: list[int], layers: int, seed
     states = network(batch)
     alone = [read_alone(network, text, layers) for text in texts]
     assert torch.allclose(states, torch.cat(alone), atol=1e-6)
-    assert torch.allclose(network.whole(states, batch), torch.stack([ends(one) for one in alone]), atol=1e-6)
+    assert torch.allclose(network.sequence_states(states, batch), torch.stack([ends(one) for one in alone]), atol=1e-6)
 
 
 def test_every_depth_is_given() -> None:
@@ -109,7 +109,7 @@ def test_a_pair_is_two_texts_read_apart_and_compared(marked: bool) -> None:
         torch.zeros(4 * WIDTH),
         torch.cat([v, u, u * v, (u - v).abs()]),
     ]
-    assert torch.allclose(network.whole(states, batch), torch.stack(expected), atol=1e-6)
+    assert torch.allclose(network.sequence_states(states, batch), torch.stack(expected), atol=1e-6)
     head = network.heads["sequence"]
     assert (head.dense.weight.shape, head.out.weight.shape) == ((INNER, 4 * WIDTH), (3, INNER))
     by_hand = head.out(torch.relu(head.dense(torch.stack(expected))))
@@ -128,7 +128,7 @@ def test_heads_and_what_is_on_top() -> None:
     states = network(batch)
     shapes = {name: tuple(network.class_logits(name, states, batch).shape) for name in network.heads}
     assert shapes == {"token": (5, 4), "span": (5, 2), "choice": (2, 1)}
-    frozen = made(top=Top(frozen=True), sequence_head="compare")
+    frozen = made(readout=Readout(frozen=True), sequence_head="compare")
     assert frozen.class_logits("sequence", frozen(batch), batch).shape == (2, 3)
     assert [name for name, p in frozen.named_parameters() if p.requires_grad] == [
         "heads.sequence.out.weight",
@@ -137,9 +137,9 @@ def test_heads_and_what_is_on_top() -> None:
     for name in ("mask", "pair"):
         with pytest.raises(UserError, match=f"head '{name}': a bilstm is not pretrained"):
             made({name: 2})
-    for top in (Top(layers="embeddings"), Top(lstm=4)):
-        with pytest.raises(UserError, match="a bilstm is read at its last"):
-            made(top=top)
+    for readout in (Readout(layers="embeddings"), Readout(lstm=4)):
+        with pytest.raises(UserError, match=r"top\.layers, top\.lstm.*bilstm"):
+            made(readout=readout)
 
 
 def test_dropout_is_on_embeddings_and_between_layers() -> None:
@@ -201,7 +201,7 @@ def test_turning_the_body_brings_what_it_implies() -> None:
 
 @pytest.mark.parametrize("head", ["relu", "compare"])
 def test_a_folder_gives_back_the_same_bytes(head: str, tmp_path: Path) -> None:
-    model = fresh(point(sequence_head=head, layers=2), {"sequence": 3})
+    model = random_model(point(sequence_head=head, layers=2), {"sequence": 3})
     model.save(tmp_path / "one")
     again = bertree.load(tmp_path / "one")
     assert again.architecture == model.architecture

@@ -8,8 +8,8 @@ import torch
 import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.load import fresh
-from bertree.interop.hf_config import family_for
+from bertree.inference.load import random_model
+from bertree.interop.hf_config import family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
@@ -65,8 +65,8 @@ def test_the_axis_in_files_and_costs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'causal'"):
         Architecture(attention="casual")
     with pytest.raises(UserError, match="attention is causal, there it is full"):
-        family_for(architecture())
-    model = fresh(architecture(), {"mask": 0}, seed=1)
+        family_of_architecture(architecture())
+    model = random_model(architecture(), {"mask": 0}, seed=1)
     model.save(tmp_path / "m")
     again = bertree.load(tmp_path / "m")
     assert again.architecture.attention == "causal"

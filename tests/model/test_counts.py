@@ -5,9 +5,9 @@ import torch
 import transformers
 
 from bertree.errors import UserError
-from bertree.interop.hf_config import config_of, family_for
+from bertree.interop.hf_config import config_from_architecture, family_of_architecture
 from bertree.model import cost
-from bertree.model.architecture import RESIDUALS, Architecture, parsed
+from bertree.model.architecture import RESIDUALS, Architecture, parse_override
 from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
 
@@ -41,7 +41,7 @@ def test_the_arithmetic_counts_what_is_built(name: str) -> None:
 
 def representable(name: str) -> bool:
     try:
-        family_for(preset(name).architecture)
+        family_of_architecture(preset(name).architecture)
     except UserError:
         return False
     return True
@@ -50,8 +50,8 @@ def representable(name: str) -> bool:
 @pytest.mark.parametrize("name", filter(representable, PRESETS))
 def test_counts_equal_transformers(name: str) -> None:
     a = preset(name).architecture
-    family = family_for(a)
-    config = transformers.AutoConfig.for_model(**config_of(a, family, None))
+    family = family_of_architecture(a)
+    config = transformers.AutoConfig.for_model(**config_from_architecture(a, family, None))
     with torch.device("meta"):
         bare = transformers.AutoModel.from_config(config)
         with_head = transformers.AutoModelForMaskedLM.from_config(config)
@@ -120,11 +120,11 @@ def test_a_change_brings_what_it_implies() -> None:
     given = {"residual": "pre-norm", "embedding_norm": True, "residual_init": "plain"}
     assert Architecture().with_values(given).differences(Architecture()) == {"residual": ("post-norm", "pre-norm")}
     assert Architecture().with_values(given).with_values({"residual": "pre-norm"}).embedding_norm  # nothing changed
-    assert parsed("layers=6") == ("layers", 6)
-    assert parsed("pooler=false") == ("pooler", False)
+    assert parse_override("layers=6") == ("layers", 6)
+    assert parse_override("pooler=false") == ("pooler", False)
     for wrong, reason in (("layers", "axis=value"), ("layer=6", "did you mean 'layers'"), ("layers=x", "whole number")):
         with pytest.raises(UserError, match=reason):
-            parsed(wrong)
+            parse_override(wrong)
 
 
 def test_sharing_plans_and_groups() -> None:

@@ -10,24 +10,24 @@ from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.model.readout import DEPTHS, Top
+from bertree.model.readout import DEPTHS, Readout
 from bertree.train.optim import build_optimizer
 
 SMALL = {"vocab_size": 60, "width": 16, "heads": 2, "layers": 5, "max_positions": 32, "init_std": 0.3}
 HEADS = {"sequence": 3, "token": 4, "span": 2, "choice": 1}
-TOPS = [
-    *(Top(layers=name) for name in DEPTHS),
-    *(Top(layers=name, lstm=7, lstm_layers=1, frozen=True) for name in DEPTHS),
-    Top(lstm=5),
-    Top(frozen=True),
-    Top(crf=True),
-    Top("concat-last-four", 6, 2, True, True),
+READOUTS = [
+    *(Readout(layers=name) for name in DEPTHS),
+    *(Readout(layers=name, lstm=7, lstm_layers=1, frozen=True) for name in DEPTHS),
+    Readout(lstm=5),
+    Readout(frozen=True),
+    Readout(crf=True),
+    Readout("concat-last-four", 6, 2, True, True),
 ]
 
 
-def network(top: Top, **axes: object) -> Network:
+def network(readout: Readout, **axes: object) -> Network:
     torch.manual_seed(0)
-    return build(Architecture().with_values(SMALL | axes), HEADS, top).eval()
+    return build(Architecture().with_values(SMALL | axes), HEADS, readout).eval()
 
 
 def logits(made: Network, batch: Batch) -> dict[str, torch.Tensor]:
@@ -35,10 +35,10 @@ def logits(made: Network, batch: Batch) -> dict[str, torch.Tensor]:
     return {name: made.class_logits(name, read, batch) for name in HEADS}
 
 
-@pytest.mark.parametrize("top", TOPS, ids=str)
+@pytest.mark.parametrize("readout", READOUTS, ids=str)
 @pytest.mark.parametrize("attention", ["full", "causal"])
-def test_what_else_is_in_the_batch_does_not_matter(top: Top, attention: str) -> None:
-    made = network(top, attention=attention)
+def test_what_else_is_in_the_batch_does_not_matter(readout: Readout, attention: str) -> None:
+    made = network(readout, attention=attention)
     texts = [[5, 6, 7, 8], [9], [10, 11, 12]]
     together = logits(made, Batch.pack([texts[0], [], *texts[1:]]))
     for row, text in zip((0, 2, 3), texts, strict=True):
@@ -53,7 +53,7 @@ def test_what_else_is_in_the_batch_does_not_matter(top: Top, attention: str) -> 
 def test_the_states_that_are_read(residual: str) -> None:
     batch = Batch.pack([[5, 6, 7], [8, 9]])
     for name in DEPTHS:
-        made = network(Top(layers=name), residual=residual)
+        made = network(Readout(layers=name), residual=residual)
         states = list(made.encoder.states(batch))
         expected = {
             "last": made.encoder(batch),
@@ -67,7 +67,7 @@ def test_the_states_that_are_read(residual: str) -> None:
 
 
 def test_a_weighted_sum_is_learned_weights_and_scale() -> None:
-    made, batch = network(Top(layers="sum-last-four")), Batch.pack([[5, 6, 7]])
+    made, batch = network(Readout(layers="sum-last-four")), Batch.pack([[5, 6, 7]])
     made.features.join.weights.data = torch.tensor([0.0, 1.0, 2.0, -1.0])
     made.features.join.scale.data.fill_(1.5)
     shares = made.features.join.weights.softmax(0)
@@ -79,7 +79,7 @@ def test_a_weighted_sum_is_learned_weights_and_scale() -> None:
 
 
 def test_layers_above_what_is_read_are_not_computed() -> None:
-    made, calls = network(Top(layers="second-to-last")), []
+    made, calls = network(Readout(layers="second-to-last")), []
     for block in made.encoder.stack.ffn:
         block.register_forward_hook(lambda *_: calls.append(1))
     made(Batch.pack([[5, 6]]))
@@ -89,19 +89,19 @@ def test_layers_above_what_is_read_are_not_computed() -> None:
 @pytest.mark.parametrize("attention", ["full", "causal"])
 @pytest.mark.parametrize("lstm", [0, 5])
 def test_a_sequence_is_read_where_it_has_been_seen(attention: str, lstm: int) -> None:
-    made, batch = network(Top("second-to-last", lstm), attention=attention), Batch.pack([[5, 6, 7], [8, 9]])
+    made, batch = network(Readout("second-to-last", lstm), attention=attention), Batch.pack([[5, 6, 7], [8, 9]])
     read = made(batch)
     place = [2, 4] if attention == "causal" else [0, 3]
     expected = torch.cat([read[[2, 4], :lstm], read[[0, 3], lstm:]], -1) if lstm else read[place]
-    assert torch.equal(made.whole(read, batch), expected)
+    assert torch.equal(made.sequence_states(read, batch), expected)
     head = made.heads["sequence"]
     assert torch.equal(made.class_logits("sequence", read, batch), head.out(expected))
     assert head.dense is None
 
 
-@pytest.mark.parametrize("top", [t for t in TOPS if t.frozen], ids=str)
-def test_a_frozen_encoder_stays_as_it_is(top: Top) -> None:
-    made = network(top).train()
+@pytest.mark.parametrize("readout", [t for t in READOUTS if t.frozen], ids=str)
+def test_a_frozen_encoder_stays_as_it_is(readout: Readout) -> None:
+    made = network(readout).train()
     assert made.training
     assert not made.encoder.training
     assert made.heads.training
@@ -119,18 +119,18 @@ def test_a_frozen_encoder_stays_as_it_is(top: Top) -> None:
 
 
 def test_names_in_a_checkpoint() -> None:
-    made = network(Top("sum-last-four", 6, 1, True, True))
+    made = network(Readout("sum-last-four", 6, 1, True, True))
     assert {name for name in made.state_dict() if not name.startswith(("encoder.", "heads."))} == {
         *("features.join.weights", "features.join.scale", "crf.start", "crf.end", "crf.transitions"),
         *(f"features.lstm.lstm.{kind}_l0{way}" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
           for way in ("", "_reverse")),
     }  # fmt: skip
-    assert not [name for name in network(Top()).state_dict() if not name.startswith(("encoder.", "heads."))]
+    assert not [name for name in network(Readout()).state_dict() if not name.startswith(("encoder.", "heads."))]
 
 
 def test_a_crf_learns_what_may_follow() -> None:
     none = dict.fromkeys(("dropout", "attention_dropout", "classifier_dropout"), 0.0)
-    made = network(Top(crf=True), vocab_size=50, **none).train()
+    made = network(Readout(crf=True), vocab_size=50, **none).train()
     batch = replace(Batch.pack([[5, 6, 7, 8], [9, 10]]), chosen=torch.tensor([1, 2, 3, 5]), width=3)
     cells, answers = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 1])
     mover = build_optimizer(made, OptimSettings(lr=1e-2))
@@ -162,17 +162,17 @@ def test_a_crf_learns_what_may_follow() -> None:
 )
 def test_what_cannot_be_is_refused(values: dict[str, object], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        Top.from_mapping(values, "file")
+        Readout.from_mapping(values, "file")
 
 
 def test_what_does_not_fit_is_refused() -> None:
     a = Architecture().with_values(SMALL | {"layers": 3})
     with pytest.raises(UserError, match="concat-last-four needs 4 layers, but the encoder has 3"):
-        build(a, HEADS, Top("concat-last-four"))
+        build(a, HEADS, Readout("concat-last-four"))
     with pytest.raises(UserError, match="second-to-last needs 2 layers"):
-        build(a.with_values({"layers": 1}), HEADS, Top("second-to-last"))
+        build(a.with_values({"layers": 1}), HEADS, Readout("second-to-last"))
     with pytest.raises(UserError, match="head 'mask': reads an encoder's last states"):
-        build(a, {"mask": 0}, Top(lstm=3))
+        build(a, {"mask": 0}, Readout(lstm=3))
     with pytest.raises(UserError, match="needs a 'token' head"):
-        build(a, {"sequence": 2}, Top(crf=True))
-    assert build(a, {"mask": 0, "pair": 0}, Top(frozen=True)).crf is None
+        build(a, {"sequence": 2}, Readout(crf=True))
+    assert build(a, {"mask": 0, "pair": 0}, Readout(frozen=True)).crf is None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.errors import UserError
-from bertree.model.comparison import Comparison, parts_of
+from bertree.model.heads import PairClassifier, parse_concat
 from bertree.objectives import embedding_losses
 from bertree.objectives.embedding import embedding_objective
 from bertree.objectives.embedding_losses import CosineLoss, EmbeddingLoss, RankingLoss, SoftmaxLoss, TripletLoss
@@ -56,7 +56,7 @@ class Columns(nn.Module):
 )
 def test_softmax_is_theirs(concat: str, given: tuple[bool, bool, bool]) -> None:
     peer = theirs().SoftmaxLoss(Columns(), WIDTH, 3, *given)
-    ours = Comparison(WIDTH, 3, parts_of(concat))
+    ours = PairClassifier(WIDTH, 3, parse_concat(concat))
     ours.out.load_state_dict(peer.classifier.state_dict())
     table, labels = drawn(COUNT, 2, WIDTH), torch.tensor([0, 1, 2, 2, 1, 0, 0])
     wanted = peer([{"sentence_embedding": table[:, 0]}, {"sentence_embedding": table[:, 1]}], labels)
@@ -71,7 +71,7 @@ def test_softmax_is_theirs(concat: str, given: tuple[bool, bool, bool]) -> None:
 @pytest.mark.parametrize("text", ["u,w", "", "u,u", "u-v"])
 def test_parts_nobody_knows(text: str) -> None:
     with pytest.raises(UserError, match="concat: "):
-        parts_of(text)
+        parse_concat(text)
 
 
 def test_cosine_is_theirs() -> None:
@@ -183,7 +183,7 @@ def test_slopes_are_those_of_finite_differences(question: EmbeddingLoss) -> None
     elif isinstance(question, CosineLoss):
         answers = drawn(COUNT, seed=1, dtype=torch.float64).sigmoid()
         answers[2] = torch.nan
-    head = Comparison(WIDTH, 3, parts_of("u,v,|u-v|,u*v")).double()
+    head = PairClassifier(WIDTH, 3, parse_concat("u,v,|u-v|,u*v")).double()
     network = SimpleNamespace(heads={"compare": head})
 
     def total(given: Tensor) -> Tensor:

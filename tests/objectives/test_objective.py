@@ -82,7 +82,7 @@ def test_filling_up_the_vocabulary_changes_no_loss(dtype: torch.dtype) -> None:
     table = torch.randn(50, 8, dtype=dtype, requires_grad=True)
     hidden = torch.randn(6, 8, dtype=dtype)
     targets = torch.randint(0, 50, (6,))
-    logits = head(hidden, table, rounded=True)
+    logits = head(hidden, table, pad_vocab=True)
     assert logits.shape[-1] == (50 if not torch.cuda.is_available() else logits.shape[-1])
     spare = -50 % ROUND
     # What the GPU computes: rows of zeros in the table, whose bias rules them out.
@@ -100,6 +100,6 @@ def test_a_gpu_fills_up_the_vocabulary() -> None:
     head = MaskHead(8, 8, 50, "gelu", 1e-12).cuda()
     table, hidden = torch.randn(50, 8, device="cuda"), torch.randn(6, 8, device="cuda")
     targets = torch.randint(0, 50, (6,), device="cuda")
-    plain, filled = head(hidden, table), head(hidden, table, rounded=True)
+    plain, filled = head(hidden, table), head(hidden, table, pad_vocab=True)
     assert (plain.shape[-1], filled.shape[-1]) == (50, ROUND)
     assert float(cross_entropy(plain, targets).sum) == pytest.approx(float(cross_entropy(filled, targets).sum))

@@ -12,7 +12,7 @@ from bertree.batch import Batch
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
@@ -150,7 +150,7 @@ def test_what_is_not_known_is_not_asked(
 def test_a_crf_is_asked_for_whole_sequences() -> None:
     torch.manual_seed(0)
     a = Architecture().with_values({"vocab_size": 60, "width": 16, "heads": 2, "layers": 1, "max_positions": 32})
-    network = build(a, {"token": 5}, Top(crf=True)).eval()
+    network = build(a, {"token": 5}, Readout(crf=True)).eval()
     assert network.crf is not None
     with torch.no_grad():
         for parameter in network.crf.parameters():

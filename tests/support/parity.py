@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.interop import folder, hf_names
-from bertree.interop.hf_config import family_of
+from bertree.interop.hf_config import family_of_config
 
 CONFIGS = {
     "bert": transformers.BertConfig,
@@ -62,8 +62,10 @@ def flat(tensor: Tensor, ids: list[list[int]]) -> Tensor:
 
 def gradients(network: torch.nn.Module, contents: folder.Contents, model: transformers.PreTrainedModel) -> float:
     """Largest difference between the gradients of the two models, relative to the largest gradient."""
-    heads = folder.heads_of(contents.network)
-    table = hf_names.theirs(family_of(model.config.to_dict(), "config"), heads, contents.network.state_dict())
+    heads = folder.head_classes(contents.network)
+    table = hf_names.hf_tensor_names(
+        family_of_config(model.config.to_dict(), "config"), heads, contents.network.state_dict()
+    )
     theirs = dict(model.named_parameters())
     worst = 0.0
     for ours, parameter in network.named_parameters():

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
-from bertree.model.comparison import Comparison
+from bertree.model.heads import PairClassifier
 from bertree.model.network import Network, build
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 from bertree.objectives.embedding import EmbeddingObjective, embedding_objective
 from bertree.objectives.embedding_losses import LOSSES, RankingLoss
 from bertree.tasks.collate import collate
@@ -34,9 +34,9 @@ SIZE = 24
 
 def network(pooling: str = "mean", seed: int = 0, **axes: object) -> Network:
     torch.manual_seed(seed)
-    made = build(tiny(init_std=0.2, **axes), {}, None, Vector(pooling))
+    made = build(tiny(init_std=0.2, **axes), {}, None, PoolingConfig(pooling))
     assert made.vector is not None
-    made.heads["compare"] = Comparison(made.vector.width, 3, ("u", "v", "|u-v|"), 0.2)
+    made.heads["compare"] = PairClassifier(made.vector.width, 3, ("u", "v", "|u-v|"), 0.2)
     return made
 
 
@@ -136,7 +136,7 @@ def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) 
     from bertree.inference.load import load
     from tests.inference.test_vectors import tiny as small
 
-    model = small(minilm, vector=Vector("mean"))
+    model = small(minilm, vector=PoolingConfig("mean"))
     model.save(tmp_path / "model")
     rows = [
         (f"A man number {n} is walking.", f"Someone {n} walks on the road.", f"{n} cats sleep in the sun.")
@@ -152,7 +152,7 @@ def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) 
     start = load(tmp_path / "model")
     net = start.network
     task = SimilarityTask("sentence-ranking", loss="ranking")
-    some, _ = task.units([SentenceExample(row) for row in rows], start.needed_tokenizer, 64)
+    some, _ = task.units([SentenceExample(row) for row in rows], start.required_tokenizer, 64)
     loop = GradCacheLoop(net, embedding_objective(RankingLoss()), build_optimizer(net, OptimSettings(lr=1e-3)), seed=0)
     loop.network.train = lambda: None  # no dropout, as there
     works = UnitFeed(TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", micro=3)

@@ -61,10 +61,10 @@ def fill(
     """
     from bertree.cli.render.predictions import print_candidates
     from bertree.console import note
-    from bertree.inference.load import device_of, load
+    from bertree.inference.load import choose_device, load
     from bertree.inference.mask_filling import Candidate
 
-    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
+    loaded = load(model, device=choose_device(device), tokenizer=tokenizer)
     found = loaded.fill_mask(text, k)
     if not loaded.trained:
         note("a preset has random weights: its candidates mean nothing")

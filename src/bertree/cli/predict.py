@@ -50,12 +50,12 @@ def predict(
     cat questions.jsonl | bertree predict my-race/model[/dim]
     """
     from bertree.files import json_text
-    from bertree.inference.load import device_of, load
+    from bertree.inference.load import choose_device, load
 
     if file is not None and texts:
         raise UserError("give texts or --file, not both")
-    loaded = load(model, device=device_of(device), tokenizer=tokenizer)
-    task = loaded.task_named()
+    loaded = load(model, device=choose_device(device), tokenizer=tokenizer)
+    task = loaded.find_task()
     rest, done = _records(task, texts or [], file, question), 0
     while some := list(islice(rest, CHUNK)):
         for line in loaded.predict(some, max_length, done + 1):

@@ -210,7 +210,7 @@ def query(
     bertree index query my-index "Is it raining?" --rerank my-cross-encoder/model[/dim]
     """
     from bertree.cli.render.index import print_hits
-    from bertree.inference.load import device_of, load
+    from bertree.inference.load import choose_device, load
     from bertree.search.index import CANDIDATES, Index
 
     for option, given in (("--label", label), ("--candidates", candidates)):
@@ -221,7 +221,7 @@ def query(
     if not state.complete:
         note(f"{folder}: is not finished; what is there is searched (run `bertree index build` again to go on)")
     with Index.open(folder, _load(model or _model_of(folder), device, precision)) as index:
-        second = load(rerank, device=device_of(device)) if rerank else None
+        second = load(rerank, device=choose_device(device)) if rerank else None
         hits = index.search(
             question, k, where=_filters(where or []), rerank=second, candidates=candidates or CANDIDATES, label=label
         )
@@ -267,9 +267,9 @@ def _filters(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _load(name: str, device: str, precision: str) -> "Model":
-    from bertree.inference.load import device_of, load
+    from bertree.inference.load import choose_device, load
 
-    model = load(name, device=device_of(device), dtype=precision)
+    model = load(name, device=choose_device(device), dtype=precision)
     if not model.trained:
         note(f"{name}: has random weights, so the results mean nothing")
     return model

@@ -10,13 +10,13 @@ import torch
 
 from bertree.comparison.measure import available_devices, compare_all
 from bertree.comparison.timing import TimedModel
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.console import bar, note, showing, status
 from bertree.errors import UserError
 from bertree.files import json_text, write_into_folder
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
-from bertree.inference.load import device_of, load, load_or_take
+from bertree.inference.load import choose_device, load, load_or_take
 from bertree.inference.model import Model
 from bertree.report.comparison import Comparison
 from bertree.report.comparison_page import comparison_page
@@ -120,7 +120,7 @@ def compare_to_teacher(
     """
     student = str(out / MODEL)
     models = [
-        TimedModel(name, load(given), located(given), task)
+        TimedModel(name, load(given), resolve_model_path(given), task)
         for name, given in (("teacher", teacher), ("student", student))
     ]
     devices = available_devices() if device is None or device.type == "cuda" else ("cpu",)
@@ -153,15 +153,17 @@ def _timed_model(
     name: str, model: str | Path | Model, inputs: ComparisonInputs, device: str, tokenizer: Path | None
 ) -> TimedModel:
     given = _name(model)
-    model, _ = load_or_take(model, device=device_of(device))
+    model, _ = load_or_take(model, device=choose_device(device))
     if not model.trained:
         note(f"{given}: a preset has random weights: its speed is real, its scores are not")
     if model.tokenizer is None:
         _set_tokenizer(given, model, tokenizer)
     if inputs.task is None:
-        return TimedModel(name, model, located(given))
+        return TimedModel(name, model, resolve_model_path(given))
     try:
-        return TimedModel(name, model, located(given), model.task_named(inputs.task, **(inputs.columns or {})))
+        return TimedModel(
+            name, model, resolve_model_path(given), model.find_task(inputs.task, **(inputs.columns or {}))
+        )
     except UserError as error:
         raise UserError(f"{given}: {error}") from None
 

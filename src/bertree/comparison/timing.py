@@ -54,7 +54,7 @@ class Runner:
         self.device, self.precision = device, _precision(device)
         network = _place(model.network, device, self.precision)
         self._model = Model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
-        self._tokenizer = model.needed_tokenizer
+        self._tokenizer = model.required_tokenizer
         most = model.architecture.max_positions
         usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
         self._longest = effective_max_length(0, usual, most)

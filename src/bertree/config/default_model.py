@@ -14,11 +14,11 @@ CARD = "README.md"  # in the folder: what it is, what it was made of, what it ca
 
 def remembered_name(model: str) -> str:
     """Return a name by which a model can be found again from any folder."""
-    path = located(model)
+    path = resolve_model_path(model)
     return DEFAULT if model == DEFAULT and path != Path(model) else str(path.resolve()) if path.exists() else model
 
 
-def located(name: str | Path) -> Path:
+def resolve_model_path(name: str | Path) -> Path:
     """The path of a model: as given, or the package's own folder where `default` is the name of no other."""
     path = Path(name)
     if str(name) != DEFAULT or path.exists():

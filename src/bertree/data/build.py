@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.console import Bar, bar, showing
 from bertree.data import prepare as preparing
 from bertree.data import store as stores
@@ -113,7 +113,7 @@ def prepare(
 
     >>> bertree.prepare("corpus/", "my-tokenizer", "my-store").store.tokens
     """
-    names, out, folder = _names(corpus), Path(out), located(tokenizer)
+    names, out, folder = _names(corpus), Path(out), resolve_model_path(tokenizer)
     options = CorpusOptions(text, format, whole_files, wrapped, deduplicate, min_characters)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; train a tokenizer with `bertree tokenizer train`")

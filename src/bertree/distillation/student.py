@@ -11,7 +11,7 @@ from torch import nn
 
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture
-from bertree.model.bilstm import LstmStack
+from bertree.model.bilstm import BiLstmStack
 from bertree.model.embeddings import Embeddings
 from bertree.model.network import Network
 from bertree.model.stack import Stack
@@ -104,7 +104,7 @@ def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
 
 def _misfit(mine: Stack, its: Stack) -> str:
     """Return why no layer of one stack can be copied to the other; empty if it can."""
-    if isinstance(mine, LstmStack) or isinstance(its, LstmStack):
+    if isinstance(mine, BiLstmStack) or isinstance(its, BiLstmStack):
         return "no layer fits: one of the two is an LSTM"
     one, other = mine.attention[0], its.attention[0]
     if type(one) is not type(other):

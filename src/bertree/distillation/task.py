@@ -25,7 +25,7 @@ from bertree.finetuning.config import TaskDistillConfig, TaskDistillSettings
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run, read_examples, training_splits
 from bertree.finetuning.seeds import Measurement, check_run_folder, evaluate_dev, run_seeds
 from bertree.finetuning.tuner import EncodedSplit
-from bertree.inference.load import Model, fresh, load
+from bertree.inference.load import Model, load, random_model
 from bertree.inference.run import Run
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -76,7 +76,7 @@ def distill_on_task(
     _reorder_classes(start, guide, examples.task)
     about = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher}"
     config = replace(config, note=about, train=_max_length_of_both(config, examples.task, start, guide))
-    reader = start.needed_tokenizer
+    reader = start.required_tokenizer
     shared = guide.check(examples.task, student, reader, config.train.max_length)
     examples, mask = _add_copies(examples, config.distil, reader)
     distil, head = config.distil, examples.task.head
@@ -136,7 +136,7 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
     if layers:
         return _warm(a, guide, task, layers)
     note(f"{name}: is a preset with fresh weights; where shapes agree, --layers 1,3,... begins with the teacher's")
-    made = fresh(a, {})
+    made = random_model(a, {})
     made.tokenizer = its.tokenizer
     return made
 
@@ -153,13 +153,13 @@ def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Mode
         )
     depths = its.architecture.layers
     picked = parse_layers(layers, depths, a.layers, "--layers") if layers else spread_evenly(depths, a.layers)
-    made = fresh(a, {task.head: its.classes[task.head]}).network
+    made = random_model(a, {task.head: its.classes[task.head]}).network
     copied = copy_weights(made, its.network, picked)
     if copied.misfit:
         raise UserError(f"--layers, --student half: {copied.misfit}; leave out --layers to start with random weights")
     mine, theirs = made.heads[task.head].state_dict(), its.network.heads[task.head].state_dict()
     same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
-    known = {"name": task.name} if same and its.network.top.trivial else {}
+    known = {"name": task.name} if same and its.network.readout.trivial else {}
     return Model(Contents(a, made, its.tokenizer, list(guide.labels) if known else [], its.limit, known))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
 from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, load
@@ -37,7 +37,7 @@ class Teacher:
     @classmethod
     def of(cls, name: str, task: Task[Any]) -> "Teacher":
         """Load a teacher; refuse a model that was not fine-tuned for such a task."""
-        if not located(name).is_dir():
+        if not resolve_model_path(name).is_dir():
             raise UserError(f"{name}: no such folder; a teacher is the model/ folder that bertree finetune has written")
         model = load(name)
         do = f"fine-tune it first: bertree finetune {name} --task {task.name} ..."
@@ -51,7 +51,7 @@ class Teacher:
         if model.tokenizer is None:
             raise UserError(f"{name}: has no tokenizer, so it cannot read the task's texts; put its files there")
         try:
-            return cls(name, model, model.task_named(task.name).labels)
+            return cls(name, model, model.find_task(task.name).labels)
         except UserError as error:
             raise UserError(f"{name}: {error}; {do}") from None
 
@@ -86,12 +86,12 @@ class Teacher:
     @property
     def tokenizer(self) -> Tokenizer:
         """The teacher's tokenizer."""
-        return self.model.needed_tokenizer
+        return self.model.required_tokenizer
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of its weight files."""
-        return digest(Path(self.name))
+        return weights_hash(Path(self.name))
 
     def longest(self, task: Task[Any]) -> int:
         """Return the maximum length it was fine-tuned with."""

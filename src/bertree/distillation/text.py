@@ -13,7 +13,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.comparison.run import compare_to_teacher
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import Override
 from bertree.console import bar
 from bertree.data.store import Store
@@ -23,7 +23,7 @@ from bertree.errors import UserError
 from bertree.files import Json, exclusive_lock
 from bertree.inference.load import Model, load
 from bertree.inference.run import Run
-from bertree.interop.weights import digest
+from bertree.interop.weights import weights_hash
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining_objective
@@ -97,7 +97,7 @@ def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) 
         for network in (loaded_teacher.network, training.contents.network)
     ]
     scores = {name: [one[name] for one in found] for name in ("perplexity", "accuracy")}
-    backend, count = loaded_teacher.needed_tokenizer.backend, min(stream.examples, TEXTS)
+    backend, count = loaded_teacher.required_tokenizer.backend, min(stream.examples, TEXTS)
     examples = [stream.example(k * stream.examples // count) for k in range(count)]
     texts = [backend.decode(_unmasked(example).tolist()) for example in examples]
     compare_to_teacher(teacher, out, [text for text in texts if text.strip()], scores, seconds, device=machine.device)
@@ -128,7 +128,7 @@ def _build(
     identity: Json = {
         "text in data.store": train.fingerprint,
         "held-out text": held.fingerprint,
-        "teacher": digest(located(name)),
+        "teacher": weights_hash(resolve_model_path(name)),
     }
     flops: list[float] = []
     for phase, share in zip(recipe.phases, rates, strict=True):

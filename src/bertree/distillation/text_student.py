@@ -172,7 +172,7 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
     """Return the student with its initial weights, and a line about them."""
     a = _architecture(recipe, teacher.architecture)
     contents = build.build_untrained(a, {"mask": 0}, recipe.run.seed)
-    contents.tokenizer = teacher.needed_tokenizer
+    contents.tokenizer = teacher.required_tokenizer
     line = "random"
     if recipe.distil.start == "teacher":
         depth, given = teacher.architecture.layers, recipe.distil.layers

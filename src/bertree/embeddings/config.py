@@ -9,7 +9,7 @@ from bertree.config.overrides import Override, parse
 from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 from bertree.objectives.embedding_losses import LOSSES, EmbeddingLoss
 from bertree.tasks.task import Task
 
@@ -40,7 +40,7 @@ class EmbeddingConfig(FineTuneConfig):
 
 
 def load(
-    overrides: Iterable[str | Override], task: Task[Any], loss: type[EmbeddingLoss], vector: Vector
+    overrides: Iterable[str | Override], task: Task[Any], loss: type[EmbeddingLoss], vector: PoolingConfig
 ) -> EmbeddingConfig:
     """Load and check the configuration of a run with that loss; pooling is that of `vector`, unless overridden."""
     section = _loss_section(loss)
@@ -62,7 +62,7 @@ def load(
     return replace(config, loss=resolved)
 
 
-def pooling_of(config: EmbeddingConfig, vector: Vector) -> Vector:
+def pooling_of(config: EmbeddingConfig, vector: PoolingConfig) -> PoolingConfig:
     """Return how vectors are made. Dense layers are kept only on the pooling they were trained on."""
     chosen = replace(vector, pooling=config.vector.pooling, normalise=config.vector.normalise)
     keep = chosen.pooling == vector.pooling and config.top.layers == "last" and not config.top.lstm

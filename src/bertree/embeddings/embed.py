@@ -18,7 +18,7 @@ from bertree.embeddings.npy_file import Fingerprint, VectorFile
 from bertree.embeddings.text_rows import RowCounts, TextRows
 from bertree.errors import TextsCut, UserError
 from bertree.inference.embedding import WINDOW, Vectors
-from bertree.inference.load import device_of, load_or_take
+from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 
 
@@ -65,7 +65,7 @@ class Embedder:
 
     def __init__(self, model: str | Path | Model, options: EmbedOptions, pooling: str | None = None) -> None:
         self.model, self.given = load_or_take(
-            model, device=device_of(options.device), tokenizer=options.tokenizer, dtype=options.precision
+            model, device=choose_device(options.device), tokenizer=options.tokenizer, dtype=options.precision
         )
         if not self.model.trained:
             if self.model.tokenizer is None:
@@ -81,7 +81,7 @@ class Embedder:
             self.model.vector = replace(known, pooling=pooling, dense=())
         if options.normalize:
             self.model.vector = replace(self.model.vector, normalise=True)
-        self.model.needed_tokenizer  # noqa: B018  # raises before texts are read
+        self.model.required_tokenizer  # noqa: B018  # raises before texts are read
         prompts = dict(self.model.vector.prompts)
         literal = (
             options.prompt is not None
@@ -90,13 +90,13 @@ class Embedder:
         )
         self.before = (options.prompt or "") if literal else ""
         self.kind = "" if literal else options.prompt
-        self.model.vector.before(self.kind)  # raises before the work, not after it
+        self.model.vector.prompt_text(self.kind)  # raises before the work, not after it
 
     def windows(self, texts: Iterable[str], advance: Callable[[int], None]) -> Iterator[Vectors]:
         """Yield vectors, some thousand rows at a time; `advance` is called more often, with the number of new rows."""
         given = (self.before + text for text in texts) if self.before else texts
         done = 0
-        for vectors in self.model.embedded(
+        for vectors in self.model.embed_windows(
             given,
             prompt=self.kind,
             max_length=self.options.max_length or None,

@@ -161,7 +161,7 @@ def prepare_vectors(
     """Prepare a run that trains vectors."""
     kind = loss_named(rows.loss)
     regression = "score" in kind.reads
-    prompt = start.vector.before(None)
+    prompt = start.vector.prompt_text(None)
     task = SimilarityTask(f"sentence-{kind.name}", loss=kind.name, regression=regression, prompt=prompt)
     config = embedding_config.load(overrides, task, kind, start.vector)
     set_deterministic(config.run.deterministic)
@@ -223,7 +223,7 @@ def _with_score_range(
 
 def _without_classifier(job: FineTuningJob, network: Network) -> Contents:
     """Return what is saved: the encoder and the pooling; a classifier it was trained under is not."""
-    bare = Network(network.encoder, {}, network.top, network.features, None, network.vector, network.width)
+    bare = Network(network.encoder, {}, network.readout, network.features, None, network.vector, network.width)
     return Contents(job.tuner.architecture, bare, job.start.tokenizer, max_length=job.tuner.config.train.max_length)
 
 

@@ -6,16 +6,16 @@ import torch
 
 from bertree.finetuning.tuner import FineTuning
 from bertree.model.architecture import Architecture
-from bertree.model.comparison import Comparison
+from bertree.model.heads import PairClassifier
 from bertree.model.network import Network, build
-from bertree.model.pooling import Vector
+from bertree.model.pooling import PoolingConfig
 
 
 @dataclass
 class EmbeddingFineTuning(FineTuning):
     """A task of vectors to be learned from a start; `run` learns it with one seed."""
 
-    vector: Vector = field(default_factory=Vector)
+    vector: PoolingConfig = field(default_factory=PoolingConfig)
     concat: tuple[str, ...] = ()  # what a classifier reads of two vectors; nothing: there is none
 
     @property
@@ -55,5 +55,5 @@ class EmbeddingFineTuning(FineTuning):
         made = build(a, {}, self.config.top, self.vector)
         if self.concat:
             assert made.vector is not None
-            made.heads["compare"] = Comparison(made.vector.width, self.task.classes, self.concat, a.init_std)
+            made.heads["compare"] = PairClassifier(made.vector.width, self.task.classes, self.concat, a.init_std)
         return made

@@ -11,7 +11,7 @@ from bertree.config.sections import SHAPES, OptimSettings, RunSettings
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.model.architecture import Architecture
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from bertree.objectives.distill_task import KINDS
 from bertree.tasks.options import task_options
 from bertree.tasks.task import Task
@@ -60,7 +60,7 @@ class FineTuneConfig:
     model: Json = field(default_factory=dict)  # dropouts
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: TrainSettings = TrainSettings()
-    top: Top = field(default_factory=Top)
+    top: Readout = field(default_factory=Readout)
     optim: FineTuneOptimSettings = FineTuneOptimSettings()
     run: FineTuneRunSettings = FineTuneRunSettings()
     overridden: frozenset[str] = field(default=frozenset(), compare=False, metadata=settings.NOT_A_SETTING)

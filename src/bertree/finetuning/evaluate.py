@@ -11,7 +11,7 @@ from bertree.files import Json, json_text, read_json, write_into_folder, write_j
 from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
-from bertree.inference.load import device_of, load_or_take
+from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.files import TaskFiles, note_all_rows_scored
@@ -56,7 +56,7 @@ def evaluate(
     >>> bertree.evaluate("sst/model", task="sst-2", data="glue/SST-2").metrics["accuracy"]
     """
     with showing(progress):
-        loaded, name = load_or_take(model, device=device_of(device), tokenizer=tokenizer)
+        loaded, name = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
         known = _task_of(loaded, name, task, {"text": text, "pair": pair, "label": label})
         if submission is not None:
             known.submission([], [])  # raises before the work, not after it
@@ -66,7 +66,7 @@ def evaluate(
 def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, str | None]) -> Task[Any]:
     try:
         return (
-            model.task_named(task, **columns)
+            model.find_task(task, **columns)
             if isinstance(task, str)
             else with_model_labels(task, model.classes, model.labels)
         )

@@ -11,10 +11,10 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import new_folder, npy_header
 from bertree.finetuning.prepare import encode_split
-from bertree.inference.load import device_of, load_or_take
+from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.network import build
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from bertree.tasks.files import read
 from bertree.tasks.logits import effective_max_length, inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
@@ -48,12 +48,12 @@ def write_features(
     `layers`: last, embeddings, second-to-last, sum-last-four, concat-last-four or sum-all.
     """
     file, out = Path(file), Path(out)
-    loaded, _ = load_or_take(model, device=device_of(device), tokenizer=tokenizer)
+    loaded, _ = load_or_take(model, device=choose_device(device), tokenizer=tokenizer)
     network = loaded.network
-    if network.top.layers != layers or network.top.lstm:
-        network = build(loaded.architecture, {}, Top(layers=layers, frozen=True))
+    if network.readout.layers != layers or network.readout.lstm:
+        network = build(loaded.architecture, {}, Readout(layers=layers, frozen=True))
         # Weights of a sum are learned for its own layers and say nothing about others.
-        kept = ("encoder.", "features.join.") if loaded.network.top.layers == layers else ("encoder.",)
+        kept = ("encoder.", "features.join.") if loaded.network.readout.layers == layers else ("encoder.",)
         known = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
         network.load_state_dict(known, strict=False)
         network.to(loaded.device)

@@ -141,5 +141,5 @@ def encode_split(
     task: Task[Any], examples: Sequence[Any], model: Model, longest: int
 ) -> tuple[EncodedSplit[Any], Truncation]:
     """What the encoder reads of examples."""
-    units, cut = task.units(examples, model.needed_tokenizer, longest)
+    units, cut = task.units(examples, model.required_tokenizer, longest)
     return EncodedSplit(examples, units), cut

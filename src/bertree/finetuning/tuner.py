@@ -112,7 +112,7 @@ class FineTuning:
     def reuses_head(self) -> bool:
         """Whether the start has the very head that is trained: of this task or, where it names none, of these labels,
         and standing on the same states."""
-        mine, its = self.config.top, self.start.network.top
+        mine, its = self.config.top, self.start.network.readout
         if (mine.layers, mine.lstm, mine.lstm_layers) != (its.layers, its.lstm, its.lstm_layers):
             return False
         same = self.start.task == self.task.name if self.start.task else bool(self.task.labels)

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 BATCH_TOKENS = {"cpu": 1024, "cuda": 131072}
 
 
-def grouped(lengths: Sequence[int], device: torch.device, tokens: int = 0) -> Iterator[list[int]]:
+def batch_by_length(lengths: Sequence[int], device: torch.device, tokens: int = 0) -> Iterator[list[int]]:
     """Rows of similar lengths, so many tokens at once, the longest first."""
     limit = tokens or BATCH_TOKENS["cuda" if device.type == "cuda" else "cpu"]
     sizes = np.asarray(lengths, np.int64)
@@ -29,7 +29,7 @@ def grouped(lengths: Sequence[int], device: torch.device, tokens: int = 0) -> It
         start = stop
 
 
-def spread(work: Callable[[Job], Result], jobs: Iterable[Job], device: torch.device) -> Iterator[Result]:
+def map_jobs(work: Callable[[Job], Result], jobs: Iterable[Job], device: torch.device) -> Iterator[Result]:
     """Do the jobs: on a CPU with several threads, one job a thread.
 
     Threads that each take a batch of their own need not wait for one another after every small operation,

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.console import note
 from bertree.errors import UserError, suggest
-from bertree.inference.model import dtype_of
+from bertree.inference.model import parse_precision
 from bertree.interop import folder, onnx
 from bertree.interop.description import LAYOUTS
 from bertree.model.architecture import Architecture
@@ -20,8 +20,8 @@ def convert(source: Path, target: Path, to: str, precision: str = "float32", for
     """
     if to not in (*LAYOUTS, ONNX):
         raise UserError(f"--to {to}: {suggest(to, (*LAYOUTS, ONNX))}")
-    dtype = dtype_of(precision)
-    source = located(source)
+    dtype = parse_precision(precision)
+    source = resolve_model_path(source)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
     if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE)) and not force:

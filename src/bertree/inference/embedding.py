@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.batching import grouped, spread
+from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.text.tokenizer import Encoded
 
 WINDOW = 4096  # texts
 Vectors = NDArray[np.float32]
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """What everything here needs of a model."""
 
     @property
@@ -41,7 +41,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Parts:
+class WindowSteps:
     """What a window goes through."""
 
     tokenise: Callable[[Sequence[str]], Sequence[Encoded]]
@@ -53,7 +53,7 @@ class Parts:
     advance: Callable[[int], None] = lambda count: None  # hears how many more texts are done
 
 
-def embedded(parts: Parts, texts: Iterable[str]) -> Iterator[Vectors]:
+def embed_windows(parts: WindowSteps, texts: Iterable[str]) -> Iterator[Vectors]:
     """The vectors of each window of texts, in their order."""
     source = iter(texts)
 
@@ -77,13 +77,13 @@ def embedded(parts: Parts, texts: Iterable[str]) -> Iterator[Vectors]:
         yield from (fetched() for fetched in waiting)
 
 
-def _begun(parts: Parts, encoded: Sequence[Encoded]) -> Callable[[], Vectors]:
+def _begun(parts: WindowSteps, encoded: Sequence[Encoded]) -> Callable[[], Vectors]:
     """A window on its way: a GPU gets all of it at once and is asked for the results when the next one is there."""
 
     def work(rows: list[int]) -> tuple[list[int], torch.Tensor]:
         return rows, parts.vectors(parts.pack([encoded[row] for row in rows]))
 
-    given = spread(work, grouped([len(e.ids) for e in encoded], parts.device, parts.tokens), parts.device)
+    given = map_jobs(work, batch_by_length([len(e.ids) for e in encoded], parts.device, parts.tokens), parts.device)
     if parts.device.type == "cuda":
         given = iter(list(given))
 

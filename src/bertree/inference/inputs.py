@@ -15,7 +15,7 @@ from bertree.text.tokenizer import Encoded, Tokenizer
 Input = str | tuple[str, str] | Sequence[int] | Tensor
 
 
-def tokenised(inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int) -> list[Encoded]:
+def tokenize_inputs(inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int) -> list[Encoded]:
     """Ids and segments of each input; texts of more than `limit` tokens are cut, with a warning to who asked."""
     if not 1 <= limit <= a.max_positions:
         raise UserError(f"max_length {limit}: must lie between 1 and {a.max_positions}")
@@ -44,7 +44,7 @@ def _checked(ids: Sequence[int] | Tensor, longest: int) -> Encoded:
     return Encoded(ids, None, 0)  # type: ignore[arg-type]
 
 
-def packed(encoded: Sequence[Encoded], vocab_size: int) -> Batch:
+def pack_inputs(encoded: Sequence[Encoded], vocab_size: int) -> Batch:
     """One batch of them, whose ids the vocabulary has."""
     try:
         batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded], [e.second for e in encoded])

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
 from bertree.inference.mask_filling import Candidate
-from bertree.inference.model import DTYPES, Model, TaskModel, dtype_of
+from bertree.inference.model import DTYPES, Model, TaskModel, parse_precision
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -16,7 +16,7 @@ from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
 from bertree.text.tokenizer import Tokenizer
 
-__all__ = ["DTYPES", "Candidate", "Model", "TaskModel", "fresh", "load"]
+__all__ = ["DTYPES", "Candidate", "Model", "TaskModel", "load", "random_model"]
 
 
 def load(
@@ -33,10 +33,10 @@ def load(
     `dtype`: float32, bfloat16, float16, or int8: see `Model.to`.
     `tokenizer` is a folder to take the tokenizer from; a preset then gets the size of its vocabulary.
     """
-    whole = dtype_of(dtype) == torch.int8
-    precision = torch.float32 if whole else dtype_of(dtype)
-    given = _tokenizer(located(tokenizer)) if tokenizer is not None else None
-    path = located(name)
+    whole = parse_precision(dtype) == torch.int8
+    precision = torch.float32 if whole else parse_precision(dtype)
+    given = _tokenizer(resolve_model_path(tokenizer)) if tokenizer is not None else None
+    path = resolve_model_path(name)
     try:
         is_there = path.exists()
     except OSError as error:
@@ -48,7 +48,7 @@ def load(
             raise UserError(f"{name}: no such folder")
         a = preset(str(name)).architecture
         heads = {"mask": 0} if a.body == "transformer" else {}
-        model = fresh(a.with_values({"vocab_size": given.size}) if given else a, heads, seed)
+        model = random_model(a.with_values({"vocab_size": given.size}) if given else a, heads, seed)
         model.tokenizer = given
         model.network.to(precision)
     try:
@@ -69,14 +69,14 @@ def _tokenizer(path: Path) -> Tokenizer:
     return found
 
 
-def fresh(a: Architecture, heads: dict[str, int], seed: int = 0) -> Model:
+def random_model(a: Architecture, heads: dict[str, int], seed: int = 0) -> Model:
     """An untrained model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Model(Contents(a, build(a, heads)), trained=False)
 
 
-def device_of(name: str) -> str:
+def choose_device(name: str) -> str:
     """The device asked for, or the best there is."""
     return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
     id: int
 
 
-def spelled(text: str, tokenizer: Tokenizer) -> tuple[str, int]:
+def normalize_mask_tokens(text: str, tokenizer: Tokenizer) -> tuple[str, int]:
     """A text with its masks as this tokenizer writes them, also another member's; and how many there are."""
     mask = tokenizer.special["mask"]
     for other in MASKS:
@@ -29,7 +29,7 @@ def spelled(text: str, tokenizer: Tokenizer) -> tuple[str, int]:
     return text, wanted
 
 
-def likeliest(logits_mv: Tensor, tokenizer: Tokenizer, k: int) -> list[list[Candidate]]:
+def top_candidates(logits_mv: Tensor, tokenizer: Tokenizer, k: int) -> list[list[Candidate]]:
     """The k best tokens at each of m masks."""
     best = logits_mv.float()[:, : tokenizer.size].softmax(-1).topk(min(k, tokenizer.size))
     return [

@@ -12,19 +12,19 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, Unable, UserError, suggest
 from bertree.files import Json
-from bertree.inference.batching import grouped, spread
-from bertree.inference.cpu.encoder import Served, marks
-from bertree.inference.embedding import Parts, Vectors, embedded
-from bertree.inference.inputs import Input, packed, tokenised
-from bertree.inference.mask_filling import Candidate, likeliest, spelled
-from bertree.inference.mteb import Encodes, as_vectors
-from bertree.inference.similarity import compared
+from bertree.inference.batching import batch_by_length, map_jobs
+from bertree.inference.cpu.encoder import CpuRuntime, weight_versions
+from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
+from bertree.inference.inputs import Input, pack_inputs, tokenize_inputs
+from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, top_candidates
+from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
+from bertree.inference.similarity import similarity_matrix
 from bertree.interop import folder
 from bertree.interop.folder import Contents
-from bertree.interop.weights import digest_of
+from bertree.interop.weights import network_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
-from bertree.model.pooling import ToVector, Vector
+from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks import registry
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
@@ -35,7 +35,7 @@ from bertree.text.tokenizer import Encoded, Tokenizer
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
-class Model(Encodes):
+class Model(SentenceTransformersMethods):
     """An encoder with its heads and, where the folder had one, its tokenizer.
 
     One with the head of a task is a `TaskModel`: it alone has `predict`.
@@ -43,7 +43,9 @@ class Model(Encodes):
 
     def __new__(cls, contents: Contents | None = None, trained: bool = True, source: Path | None = None) -> "Model":
         """A `TaskModel` where there is the head of a task; without contents, what `copy` asks for."""
-        of_task = cls is Model and contents is not None and set(folder.heads_of(contents.network)) - {"mask", "pair"}
+        of_task = (
+            cls is Model and contents is not None and set(folder.head_classes(contents.network)) - {"mask", "pair"}
+        )
         return super().__new__(TaskModel if of_task else cls)
 
     def __init__(self, contents: Contents, trained: bool = True, source: Path | None = None) -> None:
@@ -51,7 +53,7 @@ class Model(Encodes):
         self._contents = contents
         self._source = source
         self.trained = trained
-        self._served = Served()
+        self._runtime = CpuRuntime()
         self._digest: tuple[object, str] = (None, "")  # and what it was computed of
         self.network.eval()
 
@@ -95,7 +97,7 @@ class Model(Encodes):
     @property
     def classes(self) -> dict[str, int]:
         """The heads and how many scores each gives."""
-        return folder.heads_of(self.network)
+        return folder.head_classes(self.network)
 
     @property
     def task(self) -> Json:
@@ -122,12 +124,12 @@ class Model(Encodes):
         """Move the model to a device, a precision, or both.
 
         int8: vectors are computed with 8-bit integers, on the CPU; the network itself, and all else, is float32."""
-        precision = dtype_of(dtype) if dtype else None
-        whole = precision == torch.int8 if precision else self._served.whole
+        precision = parse_precision(dtype) if dtype else None
+        whole = precision == torch.int8 if precision else self._runtime.int8
         self.network.to(device=device, dtype=torch.float32 if whole else precision)
-        self._served.whole = whole
+        self._runtime.int8 = whole
         if whole:
-            self._served.of(self.network)
+            self._runtime.states_of(self.network)
         return self
 
     def save(self, path: str | Path, dtype: str | None = None) -> None:
@@ -136,15 +138,15 @@ class Model(Encodes):
         `dtype`: precision of the written weights (float32, bfloat16, float16, int8), where not the model's own. int8
         is a quarter of float32 and for bertree alone; loaded, it is floating-point again.
         """
-        folder.write(self._contents, Path(path), dtype=dtype_of(dtype) if dtype else None)
+        folder.write(self._contents, Path(path), dtype=parse_precision(dtype) if dtype else None)
 
-    def tokenised(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
+    def tokenize(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
         """Ids and segments of each input, checked; texts that are too long are cut, with a warning."""
         limit = self.max_length if max_length is None else max_length
-        return tokenised(inputs, self.tokenizer, self.architecture, limit)
+        return tokenize_inputs(inputs, self.tokenizer, self.architecture, limit)
 
     def _packed(self, encoded: Sequence[Encoded]) -> Batch:
-        return packed(encoded, self.architecture.vocab_size)
+        return pack_inputs(encoded, self.architecture.vocab_size)
 
     def hidden(self, inputs: Iterable[Input] | str, max_length: int | None = None) -> list[Tensor]:
         """Last hidden states of each input (tokens x width), in the order given.
@@ -152,15 +154,15 @@ class Model(Encodes):
         Inputs are texts, pairs of texts (as tuples), or lists of token ids. What else is in the list
         does not change the result.
         """
-        encoded = self.tokenised([inputs] if isinstance(inputs, str) else list(inputs), max_length)
+        encoded = self.tokenize([inputs] if isinstance(inputs, str) else list(inputs), max_length)
         results: dict[int, Tensor] = {}
-        for rows, states in spread(self._states, self._batches(encoded), self.device):
+        for rows, states in map_jobs(self._states, self._batches(encoded), self.device):
             results.update(zip(rows, states, strict=True))
         return [results[i] for i in range(len(encoded))]
 
     def _batches(self, encoded: Sequence[Encoded]) -> Iterator[tuple[list[int], Batch]]:
         """Packed batches of similar lengths and which inputs each holds."""
-        for rows in grouped([len(e.ids) for e in encoded], self.device):
+        for rows in batch_by_length([len(e.ids) for e in encoded], self.device):
             yield rows, self._packed([encoded[i] for i in rows])
 
     @torch.no_grad()
@@ -169,32 +171,32 @@ class Model(Encodes):
         return rows, batch.split(self.network.encoder(batch.to(self.device)))
 
     @property
-    def vector(self) -> Vector:
+    def vector(self) -> PoolingConfig:
         """How a text becomes one vector: as the folder says, or else by the mean of its tokens' states."""
-        return self._to_vector.settings
+        return self._pooling.config
 
     @vector.setter
-    def vector(self, vector: Vector) -> None:
-        before = self._to_vector
-        known = before.settings
+    def vector(self, vector: PoolingConfig) -> None:
+        before = self._pooling
+        known = before.config
         if vector.dense and (vector.dense, vector.pooling) != (known.dense, known.pooling):
             raise UserError(
                 "vector: dense layers come with trained weights and stand on the pooling they were trained on; "
                 "leave both as they are, or dense out"
             )
-        made = ToVector(before.states, vector)
+        made = SentencePooling(before.state_width, vector)
         if vector.dense:
             made.dense = before.dense
         self.network.vector = made
 
     @property
-    def _to_vector(self) -> ToVector:
-        return self.network.vector or ToVector(self.network.width, Vector())
+    def _pooling(self) -> SentencePooling:
+        return self.network.vector or SentencePooling(self.network.width, PoolingConfig())
 
     @property
     def dimension(self) -> int:
         """Width of its vectors."""
-        return self._to_vector.width
+        return self._pooling.width
 
     @property
     def digest(self) -> str:
@@ -202,16 +204,16 @@ class Model(Encodes):
 
         A model that was loaded in half precision is still the one in its folder."""
         settings = {key: value for key, value in self.vector.as_mapping().items() if key != "similarity"}
-        now = marks(self.network), id(self.tokenizer), repr(settings)
+        now = weight_versions(self.network), id(self.tokenizer), repr(settings)
         if now[0] is None or self._digest[0] != now:
             network = self.network
             if self._source is not None and next(network.parameters()).dtype != torch.float32:
                 network = folder.read(self._source).network
             words = tokenizer_hash(self.tokenizer) if self.tokenizer else ""
-            self._digest = now, digest_of(network, f"{words} {settings}")
+            self._digest = now, network_hash(network, f"{words} {settings}")
         return self._digest[1]
 
-    def embedded(
+    def embed_windows(
         self,
         texts: Iterable[str] | str,
         *,
@@ -222,20 +224,20 @@ class Model(Encodes):
     ) -> Iterator[Vectors]:
         """As `embed`, for any number of texts: some thousand rows at a time, in the order given. `advance` hears how
         many more are done."""
-        before, to_vector = self.vector.before(prompt), self._to_vector
-        states = self._served.of(self.network)
+        before, pooling = self.vector.prompt_text(prompt), self._pooling
+        states = self._runtime.states_of(self.network)
 
         def tokenise(some: Sequence[str]) -> Sequence[Encoded]:
-            return self.tokenised([_whole(text, before) for text in some], max_length)
+            return self.tokenize([_whole(text, before) for text in some], max_length)
 
         def vectors(batch: Batch) -> Tensor:
             batch = batch.to(self.device)
             with torch.no_grad():
-                found: Tensor = to_vector(states(batch), batch)
+                found: Tensor = pooling(states(batch), batch)
             return found
 
-        parts = Parts(tokenise, self._packed, vectors, self.device, self.dimension, batch_tokens, advance)
-        return embedded(parts, [texts] if isinstance(texts, str) else texts)
+        parts = WindowSteps(tokenise, self._packed, vectors, self.device, self.dimension, batch_tokens, advance)
+        return embed_windows(parts, [texts] if isinstance(texts, str) else texts)
 
     def embed(
         self,
@@ -252,7 +254,7 @@ class Model(Encodes):
         computed at once, 0: what suits the device. `progress` hears how many rows are done.
         """
         found = [np.empty((0, self.dimension), np.float32)]
-        for rows in self.embedded(texts, prompt=prompt, max_length=max_length, batch_tokens=batch_tokens):
+        for rows in self.embed_windows(texts, prompt=prompt, max_length=max_length, batch_tokens=batch_tokens):
             found.append(rows)
             progress(len(rows))
         return np.concatenate(found)
@@ -262,9 +264,9 @@ class Model(Encodes):
 
         By what the model's vectors are to be compared by: cosine, if nothing else is said."""
         one, other = (
-            as_vectors(given) if isinstance(given, np.ndarray | Tensor) else self.embed(given) for given in (a, b)
+            to_vectors(given) if isinstance(given, np.ndarray | Tensor) else self.embed(given) for given in (a, b)
         )
-        return compared(one, other, self.vector.similarity)
+        return similarity_matrix(one, other, self.vector.similarity)
 
     @torch.no_grad()
     def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
@@ -277,8 +279,8 @@ class Model(Encodes):
             )
         if k < 1:
             raise UserError(f"k: must be at least 1, not {k}")
-        text, wanted = spelled(text, self.tokenizer)
-        (encoded,) = self.tokenised([text])
+        text, wanted = normalize_mask_tokens(text, self.tokenizer)
+        (encoded,) = self.tokenize([text])
         mask_id = self.tokenizer.id_of("mask")
         chosen = [i for i, token in enumerate(encoded.ids) if token == mask_id]
         if len(chosen) < wanted:
@@ -290,15 +292,15 @@ class Model(Encodes):
             warnings.warn(line, BertreeWarning, stacklevel=2)
         batch = self._packed([encoded]).to(self.device)
         logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
-        lists = likeliest(logits, self.tokenizer, k)
+        lists = top_candidates(logits, self.tokenizer, k)
         return lists[0] if len(lists) == 1 else lists
 
-    def task_named(self, name: str | None = None, **columns: str | None) -> Task[Any]:
+    def find_task(self, name: str | None = None, **columns: str | None) -> Task[Any]:
         """The task it answers: the one of that name, or the one it was fine-tuned for."""
         return registry.task_of_model(self.classes, self.labels, self.task, self.network.crf is not None, name, columns)
 
     @property
-    def needed_tokenizer(self) -> Tokenizer:
+    def required_tokenizer(self) -> Tokenizer:
         """The tokenizer, where there must be one."""
         if self.tokenizer is None:
             raise UserError("this model has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
@@ -316,7 +318,7 @@ class Model(Encodes):
             """Why there is no `predict`; anything else is not there."""
             if name == "predict":
                 try:
-                    self.task_named()
+                    self.find_task()
                 except UserError as error:
                     raise Unable(str(error)) from None
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
@@ -338,7 +340,7 @@ class TaskModel(Model):
         question and options; words). `max_length`: tokens a sequence; 0: as it was fine-tuned. `first`: number of the
         first input, for messages.
         """
-        task = self.task_named()
+        task = self.find_task()
         longest = effective_max_length(
             max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions
         )
@@ -348,14 +350,14 @@ class TaskModel(Model):
                 examples += task.parse_all(_record(record, task.head))
             except UserError as error:
                 raise UserError(f"input {number}: {error}") from None
-        units, cut = task.units(examples, self.needed_tokenizer, longest)
+        units, cut = task.units(examples, self.required_tokenizer, longest)
         if cut.examples:
             warnings.warn(cut.message("input", len(examples), longest), BertreeWarning, stacklevel=2)
         found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
         return task.predict(examples, units, found)
 
 
-def dtype_of(name: str) -> torch.dtype:
+def parse_precision(name: str) -> torch.dtype:
     """The precision of a name."""
     if name not in DTYPES:
         raise UserError(f"precision '{name}': unknown, {suggest(name, DTYPES)}")

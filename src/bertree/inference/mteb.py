@@ -14,8 +14,8 @@ import torch
 
 from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
-from bertree.inference.similarity import SIMILARITIES, checked
-from bertree.model.pooling import Vector
+from bertree.inference.similarity import SIMILARITIES, check_vectors
+from bertree.model.pooling import PoolingConfig
 from bertree.text.cleaning import replace_surrogates
 
 # What sentence-transformers' `encode` may be told that changes its result, and the one way it is done here.
@@ -23,7 +23,7 @@ USUAL = {"output_value": "sentence_embedding", "precision": "float32", "convert_
 SAME = {"document": "passage", "passage": "document"}  # two words for one kind of text
 
 
-def texts_of(inputs: object) -> list[str]:
+def extract_texts(inputs: object) -> list[str]:
     """The texts in whatever `encode` was given: one, a sequence of them, a column, or batches with a key "text"."""
     if isinstance(inputs, str | Mapping):
         inputs = [inputs]
@@ -47,7 +47,7 @@ def _item(item: object) -> Iterator[str]:
         yield replace_surrogates(text)
 
 
-def kind_of(known: Iterable[str], metadata: Any, prompt_type: Any) -> str | None:
+def choose_prompt(known: Iterable[str], metadata: Any, prompt_type: Any) -> str | None:
     """Which of a model's prompts belongs to a task of mteb: the most special that there is."""
     known = set(known)
     side = getattr(prompt_type, "value", prompt_type)
@@ -57,17 +57,17 @@ def kind_of(known: Iterable[str], metadata: Any, prompt_type: Any) -> str | None
     return next((str(name) for name in names if name in known), None)
 
 
-def as_vectors(given: Any) -> Vectors:
+def to_vectors(given: Any) -> Vectors:
     """n x d, for numpy's and torch's, one vector or many."""
     if isinstance(given, torch.Tensor):
         given = given.detach().float().cpu().numpy()
-    found: Vectors = checked(given).numpy()
+    found: Vectors = check_vectors(given).numpy()
     return found
 
 
-def paired(a: Vectors, b: Vectors, by: str) -> Vectors:
+def pairwise_similarity(a: Vectors, b: Vectors, by: str) -> Vectors:
     """The first of `a` with the first of `b`, the second with the second."""
-    one, other = checked(a), checked(b)
+    one, other = check_vectors(a), check_vectors(b)
     if one.shape != other.shape:
         raise UserError(f"vectors of shapes {tuple(one.shape)} and {tuple(other.shape)} cannot be compared in pairs")
     # A thousand small products would be slow: by the same definition, on rows.
@@ -82,11 +82,11 @@ def paired(a: Vectors, b: Vectors, by: str) -> Vectors:
     return values
 
 
-class Asked(Protocol):
+class EmbeddingModel(Protocol):
     """What `Encodes` needs of the model it is put on."""
 
     @property
-    def vector(self) -> Vector: ...
+    def vector(self) -> PoolingConfig: ...
     @property
     def dimension(self) -> int: ...
     @property
@@ -100,11 +100,11 @@ class Asked(Protocol):
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors: ...
 
 
-class Encodes:
+class SentenceTransformersMethods:
     """`encode` and what else mteb looks for, for a model that has `embed`."""
 
     def encode(
-        self: Asked,
+        self: EmbeddingModel,
         sentences: Any,
         *,
         prompt_name: str | None = None,
@@ -126,8 +126,8 @@ class Encodes:
         for name, usual in USUAL.items():
             if ignored.get(name, usual) not in (usual, None):
                 raise UserError(f"encode: {name}={ignored[name]!r} is not known here; leave it out")
-        texts = texts_of(sentences)
-        kind = prompt_name or kind_of(dict(self.vector.prompts), task_metadata, prompt_type)
+        texts = extract_texts(sentences)
+        kind = prompt_name or choose_prompt(dict(self.vector.prompts), task_metadata, prompt_type)
         if prompt is not None:
             texts, kind = [prompt + text for text in texts], ""
         found = self.embed(texts, prompt=kind)
@@ -137,13 +137,13 @@ class Encodes:
         one = found[0] if isinstance(sentences, str) else found
         return torch.from_numpy(np.ascontiguousarray(one)) if convert_to_tensor else one
 
-    def similarity_pairwise(self: Asked, a: Any, b: Any) -> Vectors:
+    def similarity_pairwise(self: EmbeddingModel, a: Any, b: Any) -> Vectors:
         """How similar the first of `a` is to the first of `b`, the second to the second; texts or vectors."""
-        one, other = (self.embed(texts_of(side)) if _texts(side) else as_vectors(side) for side in (a, b))
-        return paired(one, other, self.vector.similarity)
+        one, other = (self.embed(extract_texts(side)) if _texts(side) else to_vectors(side) for side in (a, b))
+        return pairwise_similarity(one, other, self.vector.similarity)
 
     @property
-    def mteb_model_meta(self: Asked) -> Any:
+    def mteb_model_meta(self: EmbeddingModel) -> Any:
         """What mteb asks of a model before it takes it; AttributeError without mteb, so that `hasattr` says no."""
         try:
             from mteb.models.model_meta import ModelMeta, ScoringFunction  # type: ignore[import-not-found,unused-ignore]

@@ -17,7 +17,7 @@ SIMILARITIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 }
 
 
-def checked(vectors: Vectors) -> torch.Tensor:
+def check_vectors(vectors: Vectors) -> torch.Tensor:
     """Rows of finite numbers."""
     found = np.asarray(vectors, np.float32)
     if found.ndim == 1:
@@ -30,9 +30,9 @@ def checked(vectors: Vectors) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(found))
 
 
-def compared(a: Vectors, b: Vectors, by: str = "cosine") -> Vectors:
+def similarity_matrix(a: Vectors, b: Vectors, by: str = "cosine") -> Vectors:
     """Each of `a` with each of `b`: a row for each of `a`."""
-    one, other = checked(a), checked(b)
+    one, other = check_vectors(a), check_vectors(b)
     if one.shape[1] != other.shape[1]:
         raise UserError(f"vectors of {one.shape[1]} and of {other.shape[1]} numbers cannot be compared")
     found: Vectors = SIMILARITIES[by](one, other).numpy()

@@ -15,11 +15,11 @@ from bertree.errors import UserError
 from bertree.files import Json, read_toml, toml_text
 from bertree.model.architecture import Architecture
 from bertree.model.network import HEADS
-from bertree.model.pooling import Vector
-from bertree.model.readout import Top
+from bertree.model.pooling import PoolingConfig
+from bertree.model.readout import Readout
 
 LAYOUTS = ("bertree", "huggingface")
-WHOLE = "int8"  # the one storage that has a name: matrices as int8 with one scale a row; else as the file says
+INT8 = "int8"  # the one storage that has a name: matrices as int8 with one scale a row; else as the file says
 TABLES = ("model", "heads", "architecture", "top", "vector", "task")
 PLAIN = (str, int, float, bool)  # what the settings of a task may be
 
@@ -33,10 +33,10 @@ class Description:
     layout: str
     labels: list[str] = field(default_factory=list)
     max_length: int | None = None
-    top: Top = field(default_factory=Top)
+    readout: Readout = field(default_factory=Readout)
     task: Json = field(default_factory=dict)
     storage: str = ""
-    vector: Vector | None = None
+    vector: PoolingConfig | None = None
 
     def as_toml(self) -> str:
         """The text of the file."""
@@ -47,8 +47,8 @@ class Description:
         if self.storage:
             model["storage"] = self.storage
         tables: Json = {"model": model, "heads": self.heads, "architecture": asdict(self.architecture)}
-        if not self.top.trivial:
-            tables["top"] = asdict(self.top)
+        if not self.readout.trivial:
+            tables["top"] = asdict(self.readout)
         if self.vector is not None:
             tables["vector"] = self.vector.as_mapping()
         if self.task:
@@ -79,17 +79,17 @@ def read_description(path: Path) -> Description:
     if longest is not None and (type(longest) is not int or longest < 1):
         raise UserError(f"{path}: model.max_length: must be a whole number of tokens, not {longest!r}")
     storage = model.get("storage", "")
-    if storage not in ("", WHOLE):
-        raise UserError(f'{path}: model.storage: must be "{WHOLE}" or left out, not {storage!r}')
+    if storage not in ("", INT8):
+        raise UserError(f'{path}: model.storage: must be "{INT8}" or left out, not {storage!r}')
     if storage and layout != "bertree":
-        raise UserError(f'{path}: model.storage: {WHOLE} goes only with layout = "bertree", not {layout!r}')
+        raise UserError(f'{path}: model.storage: {INT8} goes only with layout = "bertree", not {layout!r}')
     for name, value in task.items():
         if type(value) not in PLAIN or (name == "name" and not isinstance(value, str)):
             wanted = "a word" if name == "name" else "a single value"
             raise UserError(f"{path}: task.{name}: must be {wanted}, not {value!r}")
     a = Architecture.from_mapping(table("architecture"), str(path))
-    top = Top.from_mapping(table("top"), str(path))
-    if layout == "huggingface" and not top.trivial:
+    readout = Readout.from_mapping(table("top"), str(path))
+    if layout == "huggingface" and not readout.trivial:
         raise UserError(f'{path}: top: has no place in the layout of Hugging Face; set model.layout = "bertree"')
-    vector = Vector.from_mapping(table("vector"), str(path)) if "vector" in tables else None
-    return Description(a, heads, layout, labels, longest, top, task, storage, vector)
+    vector = PoolingConfig.from_mapping(table("vector"), str(path)) if "vector" in tables else None
+    return Description(a, heads, layout, labels, longest, readout, task, storage, vector)

@@ -18,14 +18,19 @@ import torch
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json, new_folder, read_json, write_text
 from bertree.interop import hf_names, sentence_transformers, weights
-from bertree.interop.description import WHOLE, Description, read_description
-from bertree.interop.hf_config import architecture_of, config_of, family_for, family_of
+from bertree.interop.description import INT8, Description, read_description
+from bertree.interop.hf_config import (
+    architecture_from_config,
+    config_from_architecture,
+    family_of_architecture,
+    family_of_config,
+)
 from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
 from bertree.model.network import FIXED_CLASSES, Network, build
-from bertree.model.pooling import ToVector, Vector
-from bertree.model.readout import Top
+from bertree.model.pooling import PoolingConfig, SentencePooling
+from bertree.model.readout import Readout
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
@@ -45,7 +50,7 @@ class Contents:
     task: Json = field(default_factory=dict)  # what it was trained for: a name and plain settings
 
 
-def heads_of(network: Network) -> dict[str, int]:
+def head_classes(network: Network) -> dict[str, int]:
     """The heads of a network and their number of classes."""
     return {n: h.out.out_features if isinstance(h, ClassHead) else 0 for n, h in network.heads.items()}
 
@@ -64,20 +69,20 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
-    if tokenizer is None and contents.tokenizer is not None and sentence_transformers.lowers(folder):
+    if tokenizer is None and contents.tokenizer is not None and sentence_transformers.wants_lowercase(folder):
         contents.tokenizer = contents.tokenizer.with_lowercase()
     _fit(contents, folder)
     return contents
 
 
-def describe(folder: Path) -> Architecture:
+def read_architecture(folder: Path) -> Architecture:
     """The architecture of a folder without loading its weights."""
     if (folder / OURS).is_file():
         return read_description(folder / OURS).architecture
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder}: holds neither {CONFIG} nor {OURS}, so it is not a model folder")
-    a = architecture_of(read_json(path), str(path))
+    a = architecture_from_config(read_json(path), str(path))
     return a.with_values({"pooler": _has_pooler(Weights(folder))})
 
 
@@ -88,39 +93,45 @@ def _has_pooler(tensors: Weights) -> bool:
 def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     path = folder / CONFIG
     config = read_json(path)
-    family = family_of(config, str(path))
+    family = family_of_config(config, str(path))
     tensors = Weights(folder)
-    a = architecture_of(config, str(path)).with_values({"pooler": _has_pooler(tensors)})
+    a = architecture_from_config(config, str(path)).with_values({"pooler": _has_pooler(tensors)})
     # As our table spells it -> as the file does: prefixes come and go, old files have old names.
     spelled = {_modern(name).removeprefix(family.prefix): name for name in tensors.names}
     heads = _heads_in(config, family, tensors, spelled, path)
     network = _empty(a, heads, path)
-    table = hf_names.theirs(family, heads, network.state_dict(), prefixed=False)
+    table = hf_names.hf_tensor_names(family, heads, network.state_dict(), prefixed=False)
     _check_rest(heads, table, tensors, spelled)
     table = {ours: tuple(spelled.get(name, name) for name in theirs) for ours, theirs in table.items()}
     weights.load_into(network, tensors, table, dtype)
-    _add_vector(network, a, sentence_transformers.read_vector(folder), folder, dtype)
+    _add_vector(network, a, sentence_transformers.read_pooling(folder), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
 
-def _add_vector(network: Network, a: Architecture, vector: Vector | None, folder: Path, dtype: torch.dtype) -> None:
+def _add_vector(
+    network: Network, a: Architecture, vector: PoolingConfig | None, folder: Path, dtype: torch.dtype
+) -> None:
     """What makes vectors, as sentence-transformers' folders have it."""
     if vector is None:
         return
     with torch.device("meta"):
-        made = ToVector(a.width, vector)
+        made = SentencePooling(a.width, vector)
     if vector.dense:
         sentence_transformers.load_dense(made, sentence_transformers.dense_folders(folder), dtype)
     network.vector = made
 
 
 def _empty(
-    a: Architecture, heads: dict[str, int], where: Path, top: Top | None = None, vector: Vector | None = None
+    a: Architecture,
+    heads: dict[str, int],
+    where: Path,
+    readout: Readout | None = None,
+    vector: PoolingConfig | None = None,
 ) -> Network:
     """A network without storage, to be given its tensors."""
     try:
         with torch.device("meta"):
-            return build(a, heads, top, vector)
+            return build(a, heads, readout, vector)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
@@ -203,8 +214,8 @@ def _max_length(folder: Path) -> int | None:
 def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
     ours = read_description(folder / OURS)
     theirs = ours.layout == "huggingface"
-    network = _empty(ours.architecture, ours.heads, folder / OURS, ours.top, None if theirs else ours.vector)
-    tensors = Weights(folder, whole=ours.storage == WHOLE)
+    network = _empty(ours.architecture, ours.heads, folder / OURS, ours.readout, None if theirs else ours.vector)
+    tensors = Weights(folder, whole=ours.storage == INT8)
     weights.load_into(network, tensors, _table(ours.layout, ours.architecture, network), dtype)
     if theirs:
         _add_vector(network, ours.architecture, ours.vector, folder, dtype)
@@ -215,7 +226,7 @@ def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[st
     state = network.state_dict()
     if layout == "huggingface":
         own = [name for name in state if not name.startswith("vector.")]  # those have folders of their own
-        return hf_names.theirs(family_for(a), heads_of(network), own)
+        return hf_names.hf_tensor_names(family_of_architecture(a), head_classes(network), own)
     return {name: (name,) for name in state}
 
 
@@ -256,14 +267,16 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
         weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)
         if network.vector is not None and layout == "huggingface":
             limit = min(contents.max_length or a.max_positions, a.max_positions)
-            sentence_transformers.write_vector(network.vector, a.width, work, limit, dtype)
+            sentence_transformers.write_pooling(network.vector, a.width, work, limit, dtype)
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.segments > 1)
         if to == "bertree":
             labels, longest, task = contents.labels, contents.max_length, contents.task
-            storage = WHOLE if whole else ""
-            vector = network.vector.settings if network.vector is not None else None
-            ours = Description(a, heads_of(network), layout, labels, longest, network.top, task, storage, vector)
+            storage = INT8 if whole else ""
+            vector = network.vector.config if network.vector is not None else None
+            ours = Description(
+                a, head_classes(network), layout, labels, longest, network.readout, task, storage, vector
+            )
             write_text(work / OURS, ours.as_toml())
 
 
@@ -271,9 +284,9 @@ def _their_config(contents: Contents) -> Json:
     """What Hugging Face's config.json says, or the reason why they have no such model."""
     a, network, tokenizer = contents.architecture, contents.network, contents.tokenizer
     pad = tokenizer.id_of("pad") if tokenizer else None
-    if not network.top.trivial:
-        raise UserError(f"Hugging Face has no model with this on top of its encoder: {network.top.differences()}")
-    family = family_for(a)
+    if not network.readout.trivial:
+        raise UserError(f"Hugging Face has no model with this on top of its encoder: {network.readout.differences()}")
+    family = family_of_architecture(a)
     class_name = family.class_name(network.heads)
     if class_name is None:
         raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
@@ -282,7 +295,11 @@ def _their_config(contents: Contents) -> Json:
             f"Hugging Face's Roberta counts positions from its padding id {a.position_offset - 1}, "
             f"but the tokenizer pads with {pad}; use a tokenizer with RoBERTa's special tokens"
         )
-    config: Json = {"architectures": [class_name], **config_of(a, family, pad), **_label_tables(contents)}
+    config: Json = {
+        "architectures": [class_name],
+        **config_from_architecture(a, family, pad),
+        **_label_tables(contents),
+    }
     if tokenizer:
         ends = {"bos_token_id": tokenizer.id_of("cls"), "eos_token_id": tokenizer.id_of("sep")}
         config |= {key: value for key, value in ends.items() if key in config and value is not None}
@@ -291,7 +308,7 @@ def _their_config(contents: Contents) -> Json:
 
 def _label_tables(contents: Contents) -> Json:
     """Names of the classes; transformers needs them to know how many there are."""
-    heads = heads_of(contents.network)
+    heads = head_classes(contents.network)
     count = max((n for head, n in heads.items() if head in ("sequence", "token")), default=0)
     labels = contents.labels or [f"LABEL_{i}" for i in range(count)]
     if not labels:

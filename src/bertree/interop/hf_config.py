@@ -10,7 +10,7 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.interop.hf_names import FAMILIES, Family
-from bertree.model.architecture import Architecture, typed
+from bertree.model.architecture import Architecture, check_type
 from bertree.model.presets import PRESETS
 
 _COMMON = {
@@ -62,7 +62,7 @@ _PRESET = {
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
 
 
-def family_of(config: Json, where: str) -> Family:
+def family_of_config(config: Json, where: str) -> Family:
     """The family a config.json names."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -74,9 +74,9 @@ def family_of(config: Json, where: str) -> Family:
     return FAMILIES[model_type]
 
 
-def architecture_of(config: Json, where: str) -> Architecture:
+def architecture_from_config(config: Json, where: str) -> Architecture:
     """The point of the design space that a config.json describes. Keys it leaves out have the family's defaults."""
-    family = family_of(config, where)
+    family = family_of_config(config, where)
     _refuse_what_is_not_there(config, where)
     base = PRESETS[_PRESET[family.model_type]].architecture
     values: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def architecture_of(config: Json, where: str) -> Architecture:
             if ours == "activation":
                 value = _activation(value, f"{where}: {theirs}")
             try:
-                values[ours] = typed(ours, value, where)
+                values[ours] = check_type(ours, value, where)
             except UserError:
                 raise UserError(f"{where}: {theirs}: {value!r} is not a value it can have") from None
     if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
@@ -134,7 +134,7 @@ def _refuse_what_is_not_there(config: Json, where: str) -> None:
             raise UserError(f"{where}: {key}: decoders are not supported")
 
 
-def family_for(a: Architecture) -> Family:
+def family_of_architecture(a: Architecture) -> Family:
     """The Hugging Face family that can hold this point, or the reason why none can."""
     if a.body != "transformer":
         raise UserError(f"Hugging Face has no such model: its body is {a.body}; bertree's own layout holds it")
@@ -183,7 +183,7 @@ def family_for(a: Architecture) -> Family:
     return FAMILIES[name]
 
 
-def config_of(a: Architecture, family: Family, pad_id: int | None) -> Json:
+def config_from_architecture(a: Architecture, family: Family, pad_id: int | None) -> Json:
     """The config.json of a point in the design space (without its class name and labels)."""
     back = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}

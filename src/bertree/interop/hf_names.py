@@ -191,7 +191,7 @@ TIED = {
 IGNORED = ("embeddings.position_ids",)
 
 
-def theirs(
+def hf_tensor_names(
     family: Family, heads: Iterable[str], ours: Iterable[str], prefixed: bool = True
 ) -> dict[str, tuple[str, ...]]:
     """For each of our tensor names the one or three Hugging Face names it is stored under.

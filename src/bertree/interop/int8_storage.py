@@ -14,7 +14,7 @@ LARGEST = 127
 TINY = torch.finfo(torch.float32).tiny  # the scale of a row of zeros
 
 
-def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers from -127 to 127, and the scale of each row."""
     assert matrix.ndim == 2, "only matrices have rows"
     matrix = matrix.float()
@@ -24,6 +24,6 @@ def rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (matrix / scale[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
-def restored(whole: Tensor, scale: Tensor) -> Tensor:
+def dequantize(whole: Tensor, scale: Tensor) -> Tensor:
     """The matrix in float32."""
     return whole.float() * scale.float()[:, None]

@@ -30,8 +30,8 @@ from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import part_difference, unknown_part
 from bertree.model.feed_forward import FeedForward
 from bertree.model.network import Network
-from bertree.model.pooling import ToVector
-from bertree.model.residual import Joined, PreNorm
+from bertree.model.pooling import SentencePooling
+from bertree.model.residual import PreNorm, Residual
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
 FILE, BESIDE = "model.onnx", "model.onnx.data"
@@ -47,7 +47,7 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
     missing = [name for name in NEEDED[dtype] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"ONNX: {', '.join(missing)} not installed; pip install 'bertree[onnx]'")
-    module = Rectangular(contents)
+    module = PaddedModel(contents)
     with new_folder(folder, (FILE, BESIDE, *TOKENIZER_FILES)) as work, _quiet():
         if dtype == "int8":
             with tempfile.TemporaryDirectory(dir=work) as scratch:
@@ -59,7 +59,7 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
             contents.tokenizer.save(work, contents.max_length, contents.architecture.segments > 1)
 
 
-class Rectangular(nn.Module):
+class PaddedModel(nn.Module):
     """The model over padded batches."""
 
     def __init__(self, contents: Contents) -> None:
@@ -82,8 +82,8 @@ class Rectangular(nn.Module):
         least = torch.finfo(x_blh.dtype).min
         hidden_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, least).to(x_blh.dtype)
         for mixing, thinking in encoder.stack.plan:
-            x_blh = self._joined(cast(Joined, encoder.stack.attention[mixing]), x_blh, hidden_b11l)
-            x_blh = self._joined(cast(Joined, encoder.stack.ffn[thinking]), x_blh, hidden_b11l)
+            x_blh = self._joined(cast(Residual, encoder.stack.attention[mixing]), x_blh, hidden_b11l)
+            x_blh = self._joined(cast(Residual, encoder.stack.ffn[thinking]), x_blh, hidden_b11l)
         x_blh = x_blh if encoder.norm is None else encoder.norm(x_blh)
         vector = self.network.vector
         return x_blh if vector is None else _vectors(vector, x_blh.float(), attention_mask)
@@ -99,7 +99,7 @@ class Rectangular(nn.Module):
         x_ble = x_ble if tables.norm is None else tables.norm(x_ble)
         return x_ble if tables.projection is None else tables.projection(x_ble)
 
-    def _joined(self, joined: Joined, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:
+    def _joined(self, joined: Residual, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:
         before = isinstance(joined, PreNorm)
         read_blh = joined.norm(x_blh) if before else x_blh
         if isinstance(joined.part, Attention):
@@ -118,7 +118,7 @@ def _unknown(network: Network) -> str:
     for module in network.encoder.modules():
         if isinstance(module, Attention) and module.causal:
             return "encoder.stack.attention is causal"
-    for name, part, known in (("network", network, Network), ("network.vector", network.vector, ToVector)):
+    for name, part, known in (("network", network, Network), ("network.vector", network.vector, SentencePooling)):
         if part is not None and (reason := part_difference(part, (known,))):
             return f"{name} {reason}"
     return ""
@@ -132,7 +132,7 @@ def _attended(part: Attention, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:
     return out
 
 
-def _vectors(vector: ToVector, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
+def _vectors(vector: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
     real_bl1 = mask_bl[:, :, None].to(x_blh.dtype)
     count_b1 = real_bl1.sum(1).clamp(min=1.0)
     last_b1h = (mask_bl.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, x_blh.shape[2])
@@ -145,13 +145,13 @@ def _vectors(vector: ToVector, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
         "last": lambda: x_blh.gather(1, last_b1h).squeeze(1),
         "weighted": lambda: (x_blh * real_bl1 * place_l1).sum(1) / (count_b1 * (count_b1 + 1) / 2),
     }
-    x_bw = torch.cat([pools[name]() for name in vector.settings.pooling.split("+")], -1)
+    x_bw = torch.cat([pools[name]() for name in vector.config.pooling.split("+")], -1)
     for layer in vector.dense:
         x_bw = layer(x_bw)
-    return F.normalize(x_bw, dim=-1) if vector.settings.normalise else x_bw
+    return F.normalize(x_bw, dim=-1) if vector.config.normalise else x_bw
 
 
-def _export(module: Rectangular, path: Path) -> None:
+def _export(module: PaddedModel, path: Path) -> None:
     example = tuple(torch.ones(2, 3, dtype=torch.long) for _ in module.names)  # one tensor would be one input
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     weights = sum(p.numel() * p.element_size() for p in module.parameters())

@@ -1,7 +1,7 @@
 """Folders of sentence-transformers: a Hugging Face model and, beside it, what makes vectors of its states.
 
-modules.json names the stages in their order. Those that a `Vector` can say are read and written: Transformer, Pooling,
-Dense, Normalize. Any other is refused by name, for leaving it out would give other vectors without a word.
+modules.json lists the stages in order. Those that a `PoolingConfig` can express are read and written: Transformer,
+Pooling, Dense, Normalize. Any other is refused by name, since leaving it out would silently give other vectors.
 """
 
 import json
@@ -14,7 +14,7 @@ from bertree.errors import UserError
 from bertree.files import Json, read_json, write_text
 from bertree.interop import weights
 from bertree.interop.weights import Weights
-from bertree.model.pooling import Dense, ToVector, Vector
+from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 
 MODULES, SETTINGS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING, NORMALISE = "1_Pooling", "{}_Normalize"
@@ -44,7 +44,7 @@ def files() -> list[str]:
     return [MODULES, SETTINGS, LENGTH, POOLING, *numbered]
 
 
-def read_vector(folder: Path) -> Vector | None:
+def read_pooling(folder: Path) -> PoolingConfig | None:
     """What a folder says about vectors, if it is one of theirs."""
     if not (folder / MODULES).is_file():
         return None
@@ -58,7 +58,7 @@ def read_vector(folder: Path) -> Vector | None:
         )
     pooling = _pooling(folder / stages[1][1] / "config.json") if len(stages) > 1 else "mean"
     dense = tuple(_dense(folder / path / "config.json") for name, path in stages[2:] if name == "Dense")
-    return Vector(pooling, "Normalize" in rest, dense, **_settings(folder / SETTINGS))
+    return PoolingConfig(pooling, "Normalize" in rest, dense, **_settings(folder / SETTINGS))
 
 
 def dense_folders(folder: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def _stages(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def lowers(folder: Path) -> bool:
+def wants_lowercase(folder: Path) -> bool:
     """Whether a folder wants its texts in small letters, whatever its tokenizer does."""
     return (folder / LENGTH).is_file() and read_json(folder / LENGTH).get("do_lower_case") is True
 
@@ -131,7 +131,7 @@ def _settings(path: Path) -> dict[str, Any]:
     return {"similarity": str(similarity), "prompts": given, "prompt": str(default) if default in dict(given) else ""}
 
 
-def load_dense(vector: ToVector, folders: list[Path], dtype: torch.dtype) -> None:
+def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype) -> None:
     """Give the dense layers (built on the meta device) their weights."""
     if len(folders) != len(vector.dense):
         raise UserError(f"{MODULES} names {len(folders)} dense layers, but bertree.toml {len(vector.dense)}")
@@ -140,9 +140,11 @@ def load_dense(vector: ToVector, folders: list[Path], dtype: torch.dtype) -> Non
         weights.load_into(layer, tensors, {name: (name,) for name in layer.state_dict()}, dtype)
 
 
-def write_vector(vector: ToVector, width: int, folder: Path, longest: int | None, dtype: torch.dtype | None) -> None:
+def write_pooling(
+    vector: SentencePooling, width: int, folder: Path, longest: int | None, dtype: torch.dtype | None
+) -> None:
     """Write what sentence-transformers needs beside a Hugging Face model of that width."""
-    settings = vector.settings
+    settings = vector.config
     stages = [("Transformer", ""), ("Pooling", POOLING)]
     modes = [MODES[name] for name in settings.pooling.split("+")]
     flags = {flag: (theirs, flag) in modes for theirs, flag in MODES.values()}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bertree.errors import UserError
 from bertree.files import file_hash, read_json, sync
-from bertree.interop.int8_storage import restored, rounded
+from bertree.interop.int8_storage import dequantize, quantize
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALE = ".scale"  # what the name of a matrix's scales ends in
@@ -61,7 +61,7 @@ class Weights:
         """A tensor of floating-point numbers."""
         tensor: Tensor = self._files[self._home[name]].get_tensor(name)
         if tensor.dtype == torch.int8 and self._whole:
-            return restored(tensor, self._scale(name))
+            return dequantize(tensor, self._scale(name))
         if tensor.dtype == torch.int8:
             raise UserError(
                 f"{self.path(name)}: tensor '{name}' is stored as int8, which only a bertree folder can be; "
@@ -87,12 +87,12 @@ class Weights:
         return scale
 
 
-def digest(folder: Path) -> str:
+def weights_hash(folder: Path) -> str:
     """What tells the weights in a folder from others."""
     return " ".join(file_hash(path) for path in sorted(folder.glob("*.safetensors")))
 
 
-def digest_of(network: torch.nn.Module, more: str) -> str:
+def network_hash(network: torch.nn.Module, more: str) -> str:
     """What tells the states of a network from those of another: of its weights as float32, whatever file they are in.
 
     Heads have no part in them. `more` is what else is to make a difference."""
@@ -184,7 +184,7 @@ def _whole(name: str, tensor: Tensor) -> dict[str, Tensor]:
     if not tensor.isfinite().all():
         raise UserError(f"{name}: holds numbers that are not finite, which int8 has no way to say; save it in float32")
     if tensor.ndim == 2:
-        whole, scale = rounded(tensor)
+        whole, scale = quantize(tensor)
         return {name: whole.contiguous(), name + SCALE: scale.contiguous()}
     fits = bool((tensor.abs() <= torch.finfo(torch.float16).max).all())
     return {name: tensor.to(torch.float16 if fits else torch.float32).contiguous()}

@@ -1,7 +1,7 @@
-"""A member of the family is a value: one point in the space of choices, frozen and checked.
+"""The architecture of a model: one point in a space of choices, frozen and checked.
 
-Every field is one axis. A new member is a new value in `presets.py`; a new idea is one more option
-on one axis. Nothing here imports torch, so that `bertree info` answers at once.
+Every field is one axis. A new model of the family is a new value in `presets.py`; a new idea is one more option on one
+axis. Nothing here imports torch, so that `bertree info` starts fast.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ ATTENTION = ("full", "causal")
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
 
-# What each axis means, for `bertree info`; the order is the order of the dataclass.
+# The meaning of each axis, for `bertree info`, in the order of the dataclass.
 MEANING = {
     "vocab_size": "entries in the vocabulary",
     "body": "what reads the embeddings: a transformer, or an LSTM from both ends (bilstm)",
@@ -87,7 +87,7 @@ class Architecture:
             raise UserError(f"architecture: {problem}")
 
     def _problems(self) -> list[str]:
-        """Every reason why this point does not exist, nearest cause first."""
+        """Return every violated constraint, most likely cause first."""
         found = [
             f"{name}: must be at least 1, not {value}"
             for name in (
@@ -133,7 +133,7 @@ class Architecture:
         ]
         if found:
             return found
-        # Files are not trusted: a width of a billion would be built.
+        # Files are not trusted: a width of a billion must not be built.
         found += [
             f"{name}: {value} is more than the {most} supported"
             for most, names in (
@@ -143,8 +143,8 @@ class Architecture:
             for name in names
             if (value := getattr(self, name)) > most
         ]
-        found += self._of_transformer() if self.body == "transformer" else self._of_bilstm()
-        if self.layers > MAX_LAYERS:  # files are not trusted: a depth of a billion would be built module by module
+        found += self._transformer_problems() if self.body == "transformer" else self._bilstm_problems()
+        if self.layers > MAX_LAYERS:
             found.append(f"layers: {self.layers} is more than the {MAX_LAYERS} supported")
         if not 1 <= self.groups <= self.layers:
             found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
@@ -152,8 +152,8 @@ class Architecture:
             found.append(f"groups: {self.groups} has no meaning when nothing is shared (sharing = none)")
         return found
 
-    def _of_transformer(self) -> list[str]:
-        """Why a transformer cannot be this point."""
+    def _transformer_problems(self) -> list[str]:
+        """Return the violated constraints of a transformer."""
         found = []
         if self.width % self.heads:
             found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly")
@@ -166,13 +166,13 @@ class Architecture:
             found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
         return found
 
-    def _of_bilstm(self) -> list[str]:
-        """Why a bilstm cannot be this point. What it merely has no use for (heads, residual, ...) is let be."""
+    def _bilstm_problems(self) -> list[str]:
+        """Return the violated constraints of a BiLSTM. Axes it does not use may have any value."""
         found = [f"width: a bilstm has two equal halves, but {self.width} is odd"] if self.width % 2 else []
-        for axis, value in BILSTM.items():
-            if axis in REFUSED and (given := getattr(self, axis)) != value:
+        for axis, value in BILSTM_VALUES.items():
+            if axis in BILSTM_REASONS and (given := getattr(self, axis)) != value:
                 found.append(
-                    f"{axis}: {REFUSED[axis]}, so with body = bilstm it is {_shown(value)}, not {_shown(given)}"
+                    f"{axis}: {BILSTM_REASONS[axis]}, so with body = bilstm it is {_lower(value)}, not {_lower(given)}"
                 )
         if self.sequence_head not in ("relu", "compare"):
             found.append(
@@ -186,24 +186,24 @@ class Architecture:
         return self.width // self.heads
 
     @property
-    def whole_width(self) -> int:
-        """Width of what stands for a sequence: of two texts compared, u, v, u * v and |u - v|."""
+    def sequence_width(self) -> int:
+        """Width of a sequence's state; if pairs are compared, of u, v, u * v and |u - v| together."""
         return 4 * self.width if self.sequence_head == "compare" else self.width
 
     def plan(self, part: str) -> tuple[int, ...]:
-        """Which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""
+        """Return which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""
         if self.sharing in (part, "all"):
             return tuple(int(depth / (self.layers / self.groups)) for depth in range(self.layers))
         return tuple(range(self.layers))
 
     def with_values(self, changes: Mapping[str, Any]) -> "Architecture":
-        """A neighbour in the design space. What one change implies on another axis follows along:
-        an E that differs from H brings the projection, a new width keeps E = H and ffn = 4 H where
-        they held, the MLM head keeps the activation of the layers, and pre-norm comes as Megatron has it:
-        no norm on the embeddings, smaller initial matrices where the residual is written. A bilstm leaves behind
-        what only a transformer has; the way back ends at DistilBERT's kind, without segments and pooler."""
+        """Return an architecture with other values. Changes that follow from them on other axes are made too:
+        an E that differs from H brings the projection; a new width keeps E = H and ffn = 4 H if they held; the MLM head
+        keeps the activation of the layers; pre-norm comes as Megatron has it, without a norm on the embeddings and with
+        smaller initial matrices that write into the residual. A bilstm drops what only a transformer has; the way back
+        ends at DistilBERT's kind, without segments and pooler."""
         body = changes.get("body", self.body)
-        implied: dict[str, Any] = _turned(self.body, body)
+        implied: dict[str, Any] = _body_change(self.body, body)
         if "width" in changes and body != "bilstm":
             if self.embedding_width == self.width:
                 implied["embedding_width"] = changes["width"]
@@ -224,22 +224,22 @@ class Architecture:
         return replace(self, **(implied | dict(changes)))
 
     def differences(self, other: "Architecture") -> dict[str, tuple[Any, Any]]:
-        """Axes on which two points differ: name -> (other's value, this value)."""
+        """Return the axes on which two architectures differ: name -> (other's value, this value)."""
         pairs = {f.name: (getattr(other, f.name), getattr(self, f.name)) for f in fields(self)}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> "Architecture":
-        """Read untrusted values (a TOML table): unknown keys and wrong types are refused by name."""
-        checked = {name: typed(name, value, where) for name, value in values.items()}
+        """Check and read a TOML table of untrusted origin."""
+        checked = {name: check_type(name, value, where) for name, value in values.items()}
         try:
             return cls(**checked)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
 
-# What becomes of a transformer's axes when the body turns into a bilstm.
-BILSTM: dict[str, Any] = {
+# Values of a transformer's axes once the body becomes a bilstm.
+BILSTM_VALUES: dict[str, Any] = {
     "heads": 1,
     "attention": "full",
     "embedding_projection": False,
@@ -254,32 +254,32 @@ BILSTM: dict[str, Any] = {
     "sequence_head": "relu",
     "attention_dropout": 0.0,
 }
-REFUSED = {  # of these, the ones whose other values would say that something is there which is not
+BILSTM_REASONS = {  # of these axes, those of which a BiLSTM refuses other values, and why
     "attention": "an LSTM from both ends sees the whole sequence",
     "embedding_projection": "the LSTM reads the embeddings as they are",
-    "segments": "two texts are told apart by reading each alone",
+    "segments": "the two texts of a pair are encoded apart",
     "sharing": "each layer has its own weights",
-    "pooler": "both ends of the LSTM stand for a text",
+    "pooler": "a text is represented by both ends of the LSTM",
 }
 
 
-def _turned(before: str, after: str) -> dict[str, Any]:
-    """What a change of the body implies on other axes."""
+def _body_change(before: str, after: str) -> dict[str, Any]:
+    """Return the changes on other axes that follow from a change of the body."""
     if before == after:
         return {}
-    return dict(BILSTM) if after == "bilstm" else {"embedding_norm": True, "sequence_head": "relu"}
+    return dict(BILSTM_VALUES) if after == "bilstm" else {"embedding_norm": True, "sequence_head": "relu"}
 
 
-def _shown(value: Any) -> str:
+def _lower(value: Any) -> str:
     return str(value).lower()
 
 
 TYPES: dict[str, type] = get_type_hints(Architecture)
-assert list(MEANING) == list(TYPES), "every axis is explained, in order"
+assert list(MEANING) == list(TYPES), "every axis has its meaning, in order"
 
 
-def typed(name: str, value: Any, where: str) -> Any:
-    """`value` as the type of axis `name`, or the one-line reason why it cannot be."""
+def check_type(name: str, value: Any, where: str) -> Any:
+    """Return `value` with the type of axis `name`, or raise UserError."""
     if name not in TYPES:
         raise UserError(f"{where}: {name}: unknown key, {suggest(name, TYPES)}")
     wanted = TYPES[name]
@@ -290,8 +290,8 @@ def typed(name: str, value: Any, where: str) -> Any:
     return value
 
 
-def parsed(override: str) -> tuple[str, Any]:
-    """One `axis=value` from the command line."""
+def parse_override(override: str) -> tuple[str, Any]:
+    """Parse one `axis=value` of the command line."""
     name, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"'{override}': expected axis=value, for example layers=6")

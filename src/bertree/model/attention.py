@@ -2,13 +2,12 @@
 
 One table, `KERNELS`, from name to function; `choose` picks by device, precision and axis at call time:
 
-    short     CUDA, half precision, no sequence above 128 tokens: one tile for each (see `short`)
-    blocks    CUDA, half precision, longer sequences (see `blocks`)
-    varlen    CUDA, half precision, where those two cannot be had, or attention is causal, which they are
-              not: PyTorch's flash attention
-    grouped   CPU: sequences of equal length share one call, no padding
-    padded    the rest: fp32 on CUDA, or dropout on the attention probabilities, which the other
-              kernels do not have. Padding lives and dies inside this function.
+    short     CUDA, half precision, no sequence above 128 tokens: one tile each (see `kernels.triton_short`)
+    blocks    CUDA, half precision, longer sequences (see `kernels.triton_blocked`)
+    varlen    CUDA, half precision, causal attention or without Triton: PyTorch's flash attention
+    grouped   CPU: sequences of equal length share one call, no padding (see `kernels.grouped`)
+    padded    the rest: fp32 on CUDA, or dropout on the attention probabilities, which the other kernels do not have.
+              Padding exists inside this function only.
 
 Shape letters: t tokens, s sequences, l longest sequence, n heads, d head width, h width.
 """
@@ -21,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch
 from bertree.model.kernels import triton_blocked, triton_short
-from bertree.model.kernels.grouped import _back, _grouped, _grouped_backward, _keep, _like
+from bertree.model.kernels.grouped import grouped_attention
 
 
 class Attention(nn.Module):
@@ -39,7 +38,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
-        """Hidden states in, mixed hidden states out."""
+        """Mix the hidden states of each sequence's tokens."""
         qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
         dropout = self.dropout if self.training else 0.0
         kernel = KERNELS[choose(qkv_t3nd, batch, dropout, self.causal)]
@@ -49,12 +48,12 @@ class Attention(nn.Module):
 
 
 def choose(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> str:
-    """Name of the kernel for these tensors."""
+    """Return the name of the kernel for these tensors."""
     if dropout > 0:
         return "padded"
     if not qkv_t3nd.is_cuda:
         return "grouped"
-    if triton_short.usable(qkv_t3nd) and not causal:
+    if triton_short.supports(qkv_t3nd) and not causal:
         return "short" if batch.max_seqlen <= triton_short.LONGEST else "blocks"
     return "varlen" if qkv_t3nd.dtype in (torch.float16, torch.bfloat16) else "padded"
 
@@ -65,15 +64,15 @@ class Kernel(Protocol):
     def __call__(self, qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor: ...
 
 
-def one_tile(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
-    """Sequences that fit into one tile each."""
-    assert not causal, "this kernel sees whole sequences"
+def short(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
+    """Sequences of at most 128 tokens, one tile each."""
+    assert not causal, "this kernel is not causal"
     return triton_short.attend(qkv_t3nd, batch.cu_seqlens, batch.max_seqlen)
 
 
-def by_blocks(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
+def blocks(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
     """Sequences of any length, block by block."""
-    assert not causal, "this kernel sees whole sequences"
+    assert not causal, "this kernel is not causal"
     return triton_blocked.attend(qkv_t3nd, batch.cu_seqlens, batch.max_seqlen)
 
 
@@ -83,16 +82,16 @@ def varlen(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False)
 
     q_tnd, k_tnd, v_tnd = qkv_t3nd.unbind(1)
     ends, longest = batch.cu_seqlens, batch.max_seqlen
-    window = (-1, 0 if causal else -1)  # how far a token sees, back and ahead; -1: to the end
+    window = (-1, 0 if causal else -1)  # how far a token sees to the left and right; -1: to the end
     mixed = varlen_attn(q_tnd, k_tnd, v_tnd, ends, ends, longest, longest, window_size=window)
     assert isinstance(mixed, Tensor)
     return mixed
 
 
 def padded(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
-    """Pad to the longest sequence, attend under a mask, drop the padding again.
+    """Pad to the longest sequence, attend under a mask, remove the padding.
 
-    Only indices computed on the device, so that nothing waits for the host.
+    All indices are computed on the device, so that nothing waits for the host.
     """
     starts_s1 = batch.cu_seqlens[:-1, None].long()
     slots_l = torch.arange(batch.max_seqlen, device=qkv_t3nd.device)
@@ -110,43 +109,14 @@ def padded(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False)
 
 
 def grouped(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> Tensor:
-    """Attend length by length."""
-    mixed: Tensor = _grouped(*qkv_t3nd.unbind(1), batch.cu_seqlens, causal)[0]
-    return mixed
+    """Sequences of equal length in one call each."""
+    return grouped_attention(qkv_t3nd, batch.cu_seqlens, causal)
 
 
 KERNELS: dict[str, Kernel] = {
-    "short": one_tile,
-    "blocks": by_blocks,
+    "short": short,
+    "blocks": blocks,
     "varlen": varlen,
     "grouped": grouped,
     "padded": padded,
 }
-
-
-# The grouped kernel reads the lengths on the host, which a compiler cannot follow, so it is an operator
-# of its own: the compiler sees one opaque call, and new lengths cause no recompilation. Inside an
-# operator there is no autograd, so forward and backward name the CPU flash kernels that
-# scaled_dot_product_attention would choose.
-
-
-@_grouped.register_fake
-def _(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    return _like(q_tnd), _like(q_tnd[..., 0].float())
-
-
-@_grouped_backward.register_fake
-def _(
-    grad_tnd: Tensor,
-    q_tnd: Tensor,
-    k_tnd: Tensor,
-    v_tnd: Tensor,
-    out_tnd: Tensor,
-    scale_tn: Tensor,
-    cu_seqlens: Tensor,
-    causal: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(q_tnd), _like(k_tnd), _like(v_tnd)
-
-
-_grouped.register_autograd(_back, setup_context=_keep)

@@ -1,10 +1,11 @@
-"""A bidirectional LSTM over a packed batch, without padding.
+"""A bidirectional LSTM over a packed batch, without padding, and the encoder made of it.
 
-PyTorch's packed sequences lie step by step: the first tokens of all sequences, then all second ones, the longest
-sequence first. Our stream lies sequence by sequence, so a permutation leads from one to the other. It runs in the
-precision of its weights whatever autocast says, since errors add up along a text; that costs speed on a GPU.
+PyTorch's packed sequences lie step by step: the first tokens of all sequences, then all second tokens, the longest
+sequence first. Our stream lies sequence by sequence, so a permutation leads from one to the other. The LSTM runs in
+the precision of its weights even under autocast, since errors add up along a text; that costs speed on a GPU.
 
-Shape letters: t tokens, s sequences, w width of what goes in, u width of one direction.
+Shape letters: t tokens, s sequences, w width of the input, u width of the output (both directions), e embedding width,
+h width, n texts (two per sequence).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,39 +18,39 @@ from bertree.batch import Batch
 from bertree.model.architecture import Architecture
 from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import Encoder
-from bertree.model.init import initialise
+from bertree.model.init import initialize
 from bertree.model.stack import Stack
 
 
 class BiLstm(nn.Module):
-    """Reads each sequence from both ends; `dropout` is between the layers."""
+    """A bidirectional LSTM. `dropout` is applied between its layers; `width` is that of one direction."""
 
     def __init__(self, width_in: int, width: int, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
-        self.width = 2 * width  # of what comes out
+        self.width = 2 * width  # of the output
         self.lstm = nn.LSTM(width_in, width, layers, dropout=dropout if layers > 1 else 0.0, bidirectional=True)
 
     def forward(self, x_tw: Tensor, batch: Batch) -> Tensor:
-        """Vectors of the stream -> what was read up to each token, from the left and from the right (t x 2u)."""
+        """Return the outputs of both directions at each token (t x u)."""
         x_tw = x_tw.to(next(self.lstm.parameters()).dtype)
         if not len(x_tw):
             return x_tw.new_zeros(0, self.width)
-        order_t, sizes = _by_step(batch)
+        order_t, sizes = _step_order(batch)
         with torch.autocast(x_tw.device.type, enabled=False):
-            read, _ = self.lstm(PackedSequence(x_tw[order_t], sizes))
+            packed, _ = self.lstm(PackedSequence(x_tw[order_t], sizes))
         back_t = torch.empty_like(order_t).scatter_(0, order_t, torch.arange(len(order_t), device=order_t.device))
-        out_tu: Tensor = read.data[back_t]
+        out_tu: Tensor = packed.data[back_t]
         return out_tu
 
-    def ends(self, out_tu: Tensor, batch: Batch) -> Tensor:
-        """What each direction says once it has read a whole sequence (s x 2u): the left one at the last token,
-        the right one at the first."""
-        from_left, from_right = out_tu.chunk(2, -1)
-        return torch.cat([from_left[batch.last], from_right[batch.first]], -1)
+    def final_states(self, out_tu: Tensor, batch: Batch) -> Tensor:
+        """Return each direction's output after its last step (s x u): forward at the last token, backward at the
+        first."""
+        forward_tu, backward_tu = out_tu.chunk(2, -1)
+        return torch.cat([forward_tu[batch.last], backward_tu[batch.first]], -1)
 
 
-def _by_step(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The order of the stream's tokens that lays them step by step, and how many each step has (on the host)."""
+def _step_order(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the order of the stream's tokens step by step, and the number of tokens of each step (on the host)."""
     lengths = batch.lengths
     rank_s = torch.empty_like(lengths, dtype=torch.int64)
     longest_first = lengths.argsort(descending=True, stable=True)
@@ -58,56 +59,57 @@ def _by_step(batch: Batch) -> tuple[Tensor, Tensor]:
     return (batch.positions * len(lengths) + rank_t).argsort(), batch.positions.bincount().cpu()
 
 
-class LstmStack(Stack):
-    """Layers of an LSTM from both ends, each reading what the one before it says of every token."""
+class BiLstmStack(Stack):
+    """Bidirectional LSTM layers, each on the outputs of the one before it."""
 
     def __init__(self, layers: Sequence[BiLstm], dropout: float) -> None:
         super().__init__((), (), [(depth, depth) for depth in range(len(layers))])
         self.layers = nn.ModuleList(layers)
-        self.dropout = nn.Dropout(dropout)  # between them; the embeddings have their own
+        self.dropout = nn.Dropout(dropout)  # between layers; the embeddings have their own
 
     def forward(self, x_te: Tensor, batch: Batch) -> Iterator[Tensor]:
-        """What was read up to each token after each layer. Nothing is computed twice: an LSTM keeps what it needs."""
+        """Yield the outputs of each layer. `recompute` has no effect: an LSTM keeps what its backward pass needs."""
         for depth, layer in enumerate(self.layers):
             x_te = layer(x_te if depth == 0 else self.dropout(x_te), batch)
             yield x_te
 
 
-class LstmEncoder(Encoder):
-    """Embeddings and LSTMs from both ends, after Tang et al. 2019. What stands for a text is what each direction says
-    once it has read all of it.
+class BiLstmEncoder(Encoder):
+    """Embeddings and bidirectional LSTMs, after Tang et al. 2019. A text is represented by both directions' final
+    states.
 
-    `compares`: the two texts of a pair are read apart, each as if it were alone, and u and v, what they come to, stand
-    for the pair as [u, v, u * v, |u - v|]; no word of one sees the other. v of a single text is 0.
+    `compare_pairs`: the two texts of a pair are encoded apart, each as if it were alone, and their representations u
+    and v are combined to [u, v, u * v, |u - v|]; no word of one text sees the other. v of a single text is 0.
     """
 
-    stack: LstmStack
+    stack: BiLstmStack
 
-    def __init__(self, embeddings: Embeddings, stack: LstmStack, compares: bool) -> None:
+    def __init__(self, embeddings: Embeddings, stack: BiLstmStack, compare_pairs: bool) -> None:
         super().__init__(embeddings, stack, None, None)
-        self.compares = compares
+        self.compare_pairs = compare_pairs
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
-        """What the first layer reads (t x e), and what each layer says (t x h)."""
-        return super().states(batch.split_pairs() if self.compares else batch)
+        """Yield the embeddings (t x e), then each layer's outputs (t x h)."""
+        return super().states(batch.split_pairs() if self.compare_pairs else batch)
 
     def forward(self, batch: Batch) -> Tensor:
-        """What was read up to each token, from the left and from the right (t x h)."""
-        return super().forward(batch.split_pairs() if self.compares else batch)
+        """Return the last layer's outputs (t x h)."""
+        return super().forward(batch.split_pairs() if self.compare_pairs else batch)
 
-    def whole(self, hidden_th: Tensor, batch: Batch) -> Tensor:
-        """What stands for each sequence (s x h, or s x 4h where pairs are compared)."""
+    def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
+        """Return one state per sequence (s x h, or s x 4h if pairs are compared)."""
         last = self.stack.layers[-1]
         assert isinstance(last, BiLstm)
-        if not self.compares:
-            return last.ends(hidden_th, batch)
+        if not self.compare_pairs:
+            return last.final_states(hidden_th, batch)
         texts = batch.split_pairs()
-        ends_nh = last.ends(hidden_th, texts).masked_fill((texts.lengths == 0)[:, None], 0.0)
+        ends_nh = last.final_states(hidden_th, texts).masked_fill((texts.lengths == 0)[:, None], 0.0)
         u_sh, v_sh = ends_nh.unflatten(0, (-1, 2)).unbind(1)
         return torch.cat([u_sh, v_sh, u_sh * v_sh, (u_sh - v_sh).abs()], -1)
 
 
-def _bilstm(a: Architecture) -> LstmEncoder:
+def build_bilstm(a: Architecture) -> BiLstmEncoder:
+    """Build a BiLSTM encoder with random weights."""
     embeddings = Embeddings(
         tokens=nn.Embedding(a.vocab_size, a.embedding_width),
         positions=None,
@@ -118,7 +120,7 @@ def _bilstm(a: Architecture) -> LstmEncoder:
         projection=None,
     )
     widths = [a.embedding_width] + [a.width] * (a.layers - 1)
-    stack = LstmStack([BiLstm(width, a.width // 2) for width in widths], a.dropout)
-    encoder = LstmEncoder(embeddings, stack, a.sequence_head == "compare")
-    initialise(encoder, a.init_std)  # the LSTMs keep PyTorch's own, which follow their width
+    stack = BiLstmStack([BiLstm(width, a.width // 2) for width in widths], a.dropout)
+    encoder = BiLstmEncoder(embeddings, stack, a.sequence_head == "compare")
+    initialize(encoder, a.init_std)  # the LSTMs keep PyTorch's initial weights, which depend on their width
     return encoder

@@ -1,4 +1,4 @@
-"""What a point of the design space costs: parameters, bytes, operations. Arithmetic, no torch.
+"""The cost of an architecture: parameters, bytes, operations. Arithmetic, no torch.
 
 Parameters are exact. Operations count a multiply-add as two and leave out norms, activations and
 softmax (under one percent at these widths).
@@ -7,25 +7,24 @@ The memory model is for one step of pretraining with the packed encoder and the 
 tokens, bf16 autocast, AdamW, not compiled, no activation checkpointing. The peak is the larger of two
 moments:
 
-    when the backward pass begins    weights and moments (12 bytes a parameter), autocast's bf16 copies of
-                                     the matrices (2), the token embedding's gradient, everything autograd
-                                     kept for the backward pass, and the logits of the masked tokens
-    when it ends                     weights, moments and gradients (16 bytes a parameter)
+    start of the backward pass    weights and moments (12 bytes per parameter), autocast's bf16 copies of
+                                  the matrices (2), the token embedding's gradient, everything autograd
+                                  keeps for the backward pass, and the logits of the masked tokens
+    end of the backward pass      weights, moments and gradients (16 bytes per parameter)
 
-A bilstm is not pretrained: its figures are those of a step in fp32 without a head, and were not measured.
+A BiLSTM is not pretrained: its figures are for a step in fp32 without a head, and were not measured.
 
-`benchmarks/memory.py` holds this against measured peaks. A packed batch has no term in length squared:
-flash attention keeps one number a head and query instead of the scores.
+`benchmarks/memory.py` compares this with measured peaks. A packed batch has no term in length squared: flash
+attention keeps one number per head and query instead of the scores.
 """
 
 from dataclasses import asdict, dataclass
 
-from bertree.model import cost
 from bertree.model.architecture import Architecture
 
 LENGTHS = (64, 128, 256, 320, 384, 512)
 MASK_RATE = 0.15
-LOGIT_BYTES = 10  # a logit: score in bf16, log-softmax and its gradient in fp32
+LOGIT_BYTES = 10  # per logit: score in bf16, log-softmax and its gradient in fp32
 RESERVE = 0.06  # of a card, for the CUDA context and fragmentation
 GIB = 1024**3
 
@@ -47,11 +46,11 @@ class Parameters:
 
     @property
     def total(self) -> int:
-        """The model without the MLM head, as people compare them."""
+        """Parameters without the MLM head, as usually compared."""
         return self.embeddings + self.encoder + self.pooler
 
     def as_dict(self) -> dict[str, int]:
-        """The parts and the total, for `--json`."""
+        """Return the parts and the total, for `--json`."""
         return asdict(self) | {"total": self.total}
 
 
@@ -60,17 +59,17 @@ def _linear(inputs: int, outputs: int) -> int:
 
 
 def _lstm_inputs(a: Architecture) -> list[int]:
-    """What each unit of each LSTM layer reads: the layer below, and its own direction one step before."""
+    """Inputs of each unit per LSTM layer: the layer below, and its own direction one step before."""
     return [below + a.width // 2 for below in [a.embedding_width] + [a.width] * (a.layers - 1)]
 
 
 def classifier_parameters(a: Architecture, classes: int = 2) -> int:
-    """The head of a bilstm on whole sequences, which its paper counts with it."""
-    return _linear(a.whole_width, a.ffn_width) + _linear(a.ffn_width, classes)
+    """Count the parameters of a BiLSTM's sequence head, which its paper includes."""
+    return _linear(a.sequence_width, a.ffn_width) + _linear(a.ffn_width, classes)
 
 
 def parameters(a: Architecture) -> Parameters:
-    """Count every parameter of the point."""
+    """Count the parameters of an architecture."""
     if a.body == "bilstm":
         tables = a.vocab_size * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
         return Parameters(tables, sum(4 * a.width * (each + 2) for each in _lstm_inputs(a)), pooler=0, mlm_head=0)
@@ -90,12 +89,12 @@ def parameters(a: Architecture) -> Parameters:
 
 
 def forward_flops(a: Architecture, length: int) -> int:
-    """Operations per token of one forward pass through the encoder at a sequence length."""
+    """Operations per token of the encoder's forward pass at a sequence length."""
     if a.body == "bilstm":  # four gates for each unit; its width is that of both directions
         return 2 * sum(4 * a.width * each for each in _lstm_inputs(a))
     linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
-    seen = length if a.attention == "full" else (length + 1) / 2  # tokens, on average
-    attention = 2 * seen * a.width  # scores and weighted sum
+    keys = length if a.attention == "full" else (length + 1) / 2  # per query, on average
+    attention = 2 * keys * a.width  # scores and weighted sum
     projection = a.embedding_width * a.width if a.embedding_projection else 0
     return round(2 * (a.layers * (linear + attention) + projection))
 
@@ -111,15 +110,15 @@ def training_flops(a: Architecture, length: int, rate: float = MASK_RATE) -> int
 
 
 def activation_bytes(a: Architecture) -> int:
-    """Bytes a token that autograd keeps for the encoder's backward pass."""
+    """Bytes per token that autograd keeps for the encoder's backward pass."""
     h, f = a.width, a.ffn_width
-    if a.body == "bilstm":  # in fp32: what each layer reads, and each unit's gates, cell and output
+    if a.body == "bilstm":  # in fp32: each layer's input, and each unit's gates, cell and output
         inputs = [a.embedding_width] + [h] * (a.layers - 1)
         return sum(4 * (each + 6 * h) + (each if a.dropout else 0) for each in inputs)
-    masks = 2 * h if a.dropout else 0  # one byte an element, after attention and after feed-forward
+    masks = 2 * h if a.dropout else 0  # one byte per element, after attention and after feed-forward
     attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
     ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
-    norms = 2 * (2 * h + 8)  # their inputs, mean and deviation; before or after the part, there are two
+    norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
     embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
     if a.embedding_projection:
         embeddings += 2 * a.embedding_width
@@ -128,7 +127,7 @@ def activation_bytes(a: Architecture) -> int:
 
 
 def mask_head_bytes(a: Architecture) -> int:
-    """Bytes a masked token: the transform's kept tensors and the logits."""
+    """Bytes per masked token: the tensors that autograd keeps, and the logits."""
     return 6 * a.width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size if a.body == "transformer" else 0
 
 
@@ -157,5 +156,5 @@ def largest_batch(a: Architecture, length: int, card_gb: float) -> int:
 
 
 def describe_architecture(a: Architecture) -> str:
-    """A few words on a size, for messages."""
-    return f"{a.layers} layers, width {a.width}, {cost.parameters(a).total / 1e6:.1f}M parameters"
+    """Describe the size of an architecture, for messages."""
+    return f"{a.layers} layers, width {a.width}, {parameters(a).total / 1e6:.1f}M parameters"

@@ -1,11 +1,11 @@
-"""A linear-chain conditional random field: tags that are chosen together, not token by token.
+"""A linear-chain conditional random field: the tags of a sequence are chosen together, not token by token.
 
-Beside a token's own scores it has one for every tag that may follow another, for those that may come first and for
-those that may come last. All of them begin at 0, where it is the plain classifier. The sums over all ways to tag a
-sequence take one step a column, for all sequences at once, in fp32 whatever autocast says.
+Beside the tokens' own scores it has scores for transitions between tags, for first tags and for last tags. All of them
+start at 0, where it equals the plain classifier. The sums over all tag sequences take one step per column, for all
+sequences at once, in fp32 even under autocast.
 
-The grid is the batch's (`Batch.cells`, `Batch.width`): a row for each sequence, whose chosen tokens fill its columns
-from the left. A row without any counts for nothing.
+The grid is the batch's (`Batch.cells`, `Batch.width`): a row per sequence, whose chosen tokens fill its columns from
+the left. An empty row is ignored.
 
 Shape letters: m chosen tokens, q rows of the grid, w its width, c classes.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class Crf(nn.Module):
-    """Scores between neighbouring tags."""
+    """Transition scores between tags."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -24,12 +24,12 @@ class Crf(nn.Module):
         self.transitions = nn.Parameter(torch.zeros(classes, classes))  # from, to
 
     def loss(self, scores_mc: Tensor, cells_m: Tensor, width: int, answers_m: Tensor) -> Tensor:
-        """Sum over the sequences of -log p(answers | scores)."""
+        """Return the sum over the sequences of -log p(answers | scores)."""
         assert bool((answers_m >= 0).all()), "a CRF needs an answer at every chosen token"
         if not len(scores_mc):
             return self.start.sum() * 0.0
         with torch.autocast(scores_mc.device.type, enabled=False):
-            start, end, transitions, scores_mc = self._exact(scores_mc)
+            start, end, transitions, scores_mc = self._in_float32(scores_mc)
             scores_qwc, real_qw = _grid(scores_mc, cells_m, width)
             sums_qc = start + scores_qwc[:, 0]
             for column in range(1, width):
@@ -46,11 +46,11 @@ class Crf(nn.Module):
 
     @torch.no_grad()
     def decode(self, scores_mc: Tensor, cells_m: Tensor, width: int) -> Tensor:
-        """The likeliest tags of each sequence, for each chosen token (m), by Viterbi."""
+        """Return the most likely tag of each chosen token (m), by Viterbi."""
         if not len(scores_mc):
             return cells_m
         with torch.autocast(scores_mc.device.type, enabled=False):
-            start, end, transitions, scores_mc = self._exact(scores_mc)
+            start, end, transitions, scores_mc = self._in_float32(scores_mc)
             scores_qwc, real_qw = _grid(scores_mc, cells_m, width)
             best_qc, came_from = start + scores_qwc[:, 0], []
             for column in range(1, width):
@@ -65,13 +65,13 @@ class Crf(nn.Module):
                 tags.append(tag_q)
             return torch.stack(tags[::-1], 1).flatten()[cells_m]
 
-    def _exact(self, scores_mc: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _in_float32(self, scores_mc: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         kind = torch.promote_types(scores_mc.dtype, torch.float32)
         return self.start.to(kind), self.end.to(kind), self.transitions.to(kind), scores_mc.to(kind)
 
 
 def _grid(values_m: Tensor, cells_m: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """What stands at each cell (q x w x ...), 0 where nothing does, and where something does (q x w)."""
+    """Return the value of each cell (q x w x ...), 0 in empty cells, and which cells are filled (q x w)."""
     rows = int(cells_m.max()) // width + 1
     grid = values_m.new_zeros(rows * width, *values_m.shape[1:]).index_copy(0, cells_m, values_m)
     real = torch.zeros(rows * width, dtype=torch.bool, device=cells_m.device).index_fill_(0, cells_m, True)

@@ -1,4 +1,7 @@
-"""TODO."""
+"""Token ids -> input of the first layer: token, position and segment embeddings.
+
+Shape letters: t tokens, e embedding width, h width, c segments.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +12,10 @@ from bertree.model.kernels.custom_ops import look_up
 
 
 class Embeddings(nn.Module):
-    """Tables of tokens and, where there are any, of positions and segments; dropout; a norm and a projection to H."""
+    """Sum of token, position and segment embeddings, then norm, dropout and a projection to the width of the layers.
+
+    Positions, segments, norm and projection are optional.
+    """
 
     def __init__(
         self,
@@ -31,21 +37,21 @@ class Embeddings(nn.Module):
         self.projection = projection
 
     def forward(self, batch: Batch) -> Tensor:
-        """Batch -> what the first layer reads (t x h)."""
+        """Return the input of the first layer (t x h)."""
         x_te = look_up(self.tokens.weight, batch.ids)
         if self.segments is not None:
-            x_te = x_te + _segments(self.segments.weight, batch.segments)
+            x_te = x_te + _segment_rows(self.segments.weight, batch.segments)
         if self.positions is not None:
             x_te = x_te + look_up(self.positions.weight, batch.positions + self.position_offset)
         x_te = self.dropout(x_te if self.norm is None else self.norm(x_te))
         x_te = x_te if self.projection is None else self.projection(x_te)
-        # What the layers hand on has the precision they compute in: half the memory, half the bytes to move.
+        # Under autocast the residual stream has the precision of the products: half the memory, half the traffic.
         kind = x_te.device.type
         return x_te.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x_te
 
 
-def _segments(table_ce: Tensor, segments_t: Tensor) -> Tensor:
-    """Rows of a table of one, two or more; for up to two their gradient is a plain sum, not a scatter."""
+def _segment_rows(table_ce: Tensor, segments_t: Tensor) -> Tensor:
+    """Look up segment embeddings. With one or two segments the gradient is a plain sum, not a scatter."""
     if len(table_ce) == 1:
         return table_ce[0]
     if len(table_ce) == 2:

@@ -1,4 +1,7 @@
-"""Batch -> hidden states. The stack is given its parts and a sharing plan; a shared layer is stored once."""
+"""Batch -> hidden states: the transformer encoder, and a check of the parts it is built from.
+
+Shape letters: t tokens, s sequences, h width.
+"""
 
 from collections.abc import Iterator
 
@@ -9,15 +12,15 @@ from bertree.model.architecture import ACTIVATIONS, Architecture
 from bertree.model.attention import Attention
 from bertree.model.embeddings import Embeddings
 from bertree.model.feed_forward import FeedForward
-from bertree.model.init import _scale, initialise
+from bertree.model.init import initialize, scale_weights
 from bertree.model.residual import PostNorm, PreNorm
 from bertree.model.stack import Stack
 
 
 class Encoder(nn.Module):
-    """Embeddings, stack, and optionally a norm of the last states (pre-norm leaves them without) and a pooler.
+    """Embeddings and stack; optionally a norm after the last layer (pre-norm needs it) and a pooler.
 
-    `causal`: no token sees those after it, so what stands for a sequence is its last token, not its first.
+    `causal`: no token sees those after it, so a sequence is represented by its last token instead of its first.
     """
 
     def __init__(
@@ -36,9 +39,9 @@ class Encoder(nn.Module):
         self.pooler = pooler
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
-        """Hidden states at every depth: embeddings first, then each layer's (t x h); the last as `forward` gives it.
+        """Yield the embeddings, then each layer's hidden states (t x h); the last are those of `forward`.
 
-        Who stops early spares the layers above.
+        Layers are computed as the states are taken, so a caller that stops early saves the layers above.
         """
         x_th = self.embeddings(batch)
         yield x_th
@@ -47,32 +50,34 @@ class Encoder(nn.Module):
             yield self.norm(state) if is_last and self.norm is not None else state
 
     def forward(self, batch: Batch) -> Tensor:
-        """The last hidden states (t x h)."""
+        """Return the last hidden states (t x h)."""
         x_th = self.embeddings(batch)
         for state in self.stack(x_th, batch):
             x_th = state
         return x_th if self.norm is None else self.norm(x_th)
 
-    def seeing(self, batch: Batch) -> Tensor:
-        """Index of the token of each sequence that has seen the whole of it (s, int64)."""
+    def summary_index(self, batch: Batch) -> Tensor:
+        """Index of the token that represents each sequence: the first, or the last if causal (s, int64)."""
         return batch.last if self.causal else batch.first
 
-    def whole(self, hidden_th: Tensor, batch: Batch) -> Tensor:
-        """What stands for each sequence (s x h)."""
-        return hidden_th[self.seeing(batch)]
+    def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
+        """Return one state per sequence (s x h)."""
+        return hidden_th[self.summary_index(batch)]
 
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
-        """The pooler's reading of each sequence (s x h)."""
-        assert self.pooler is not None, "this point of the design space has no pooler"
-        pooled: Tensor = self.pooler(hidden_th[self.seeing(batch)]).tanh()
+        """Return the pooler's output for each sequence (s x h)."""
+        assert self.pooler is not None, "this architecture has no pooler"
+        pooled: Tensor = self.pooler(hidden_th[self.summary_index(batch)]).tanh()
         return pooled
 
 
-def _transformer(a: Architecture) -> Encoder:
+def build_transformer(a: Architecture) -> Encoder:
+    """Build a transformer encoder with random weights."""
+
     def norm(width: int) -> nn.LayerNorm:
         return nn.LayerNorm(width, eps=a.norm_eps)
 
-    joined = {"post-norm": PostNorm, "pre-norm": PreNorm}[a.residual]
+    residual = {"post-norm": PostNorm, "pre-norm": PreNorm}[a.residual]
     attention_plan, ffn_plan = a.plan("attention"), a.plan("ffn")
     embeddings = Embeddings(
         tokens=nn.Embedding(a.vocab_size, a.embedding_width),
@@ -89,17 +94,17 @@ def _transformer(a: Architecture) -> Encoder:
     encoder = Encoder(
         embeddings,
         Stack(
-            [joined(part, norm(a.width), a.dropout) for part in attention],
-            [joined(part, norm(a.width), a.dropout) for part in ffn],
+            [residual(part, norm(a.width), a.dropout) for part in attention],
+            [residual(part, norm(a.width), a.dropout) for part in ffn],
             list(zip(attention_plan, ffn_plan, strict=True)),
         ),
         norm(a.width) if a.residual == "pre-norm" else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
         causal,
     )
-    initialise(encoder, a.init_std)
-    if a.residual_init == "scaled":
-        _scale([part.out for part in attention] + [part.down for part in ffn], (2 * a.layers) ** -0.5)
+    initialize(encoder, a.init_std)
+    if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term
+        scale_weights([part.out for part in attention] + [part.down for part in ffn], (2 * a.layers) ** -0.5)
     return encoder
 
 

@@ -1,6 +1,6 @@
-"""The small parts a stack is built from: embeddings, feed-forward, and how they join the residual.
+"""The feed-forward part of a layer, and the activations.
 
-Shape letters: t tokens, e embedding width, h width, f inner width of the feed-forward part.
+Shape letters: t tokens, h width.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ class FeedForward(nn.Module):
 
     @property
     def activation_name(self) -> str:
-        """Name of its activation in `ACTIVATION`; empty if it is not one of them."""
+        """Name of the activation in `ACTIVATION`; empty if it is none of them."""
         return next((name for name, function in ACTIVATION.items() if function is self.activation), "")
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
-        """Hidden states in, transformed hidden states out; the batch is not needed."""
-        out: Tensor = self.down(self.activation(self.up(x_th)))
-        return out
+        """Transform each token's hidden state. The batch is not used."""
+        out_th: Tensor = self.down(self.activation(self.up(x_th)))
+        return out_th

@@ -1,20 +1,24 @@
-"""Heads: hidden states -> scores. Each is given only the positions it reads.
+"""Heads: hidden states, or vectors of two texts -> logits. Each gets only the positions it needs.
 
-Shape letters: t tokens, s sequences, m chosen positions, h width, e embedding width, v vocabulary, c classes.
+Shape letters: m chosen positions, h width, e embedding width, v vocabulary, c classes, q pairs of texts, d width of a
+vector.
 """
+
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertree.errors import UserError, suggest
 from bertree.model.feed_forward import ACTIVATION
 
 ROUND = 64
-NEVER = -30000.0  # a logit with no probability; half precision can hold it
+NEVER = -30000.0  # a logit whose probability is 0; half precision can represent it
 
 
 class MaskHead(nn.Module):
-    """MLM: scores over the vocabulary. Its output matrix is the token embedding, handed in, never copied."""
+    """MLM: logits over the vocabulary. Its output matrix is the token embedding, passed in, never copied."""
 
     def __init__(self, width: int, embedding_width: int, vocab_size: int, activation: str, eps: float) -> None:
         super().__init__()
@@ -23,25 +27,24 @@ class MaskHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         self.activation = ACTIVATION[activation]
 
-    def forward(self, hidden_mh: Tensor, tokens_ve: Tensor, rounded: bool = False) -> Tensor:
-        """Hidden states of the chosen positions -> logits (m x v).
+    def forward(self, hidden_mh: Tensor, tokens_ve: Tensor, pad_vocab: bool = False) -> Tensor:
+        """Return logits for the hidden states of the chosen positions (m x v).
 
-        A GPU multiplies rows of an odd length (BERT's vocabulary has 30,522 entries) several times slower.
-        `rounded` fills the vocabulary up with entries whose probability is 0.
+        `pad_vocab`: on a GPU, pad the vocabulary to a multiple of 64 with entries whose probability is 0. Matrices of
+        an odd size (BERT's vocabulary has 30,522 entries) are multiplied several times slower.
         """
         bias_v: Tensor = self.bias
-        spare = -len(bias_v) % ROUND if rounded and tokens_ve.is_cuda else 0
+        spare = -len(bias_v) % ROUND if pad_vocab and tokens_ve.is_cuda else 0
         if spare:
             tokens_ve, bias_v = F.pad(tokens_ve, (0, 0, 0, spare)), F.pad(bias_v, (0, spare), value=NEVER)
         return F.linear(self.norm(self.activation(self.dense(hidden_mh))), tokens_ve, bias_v)
 
 
 class ClassHead(nn.Module):
-    """A score per class for each vector it is given: a token's, or a sequence's.
+    """A logit per class for each state it is given: a token's or a sequence's.
 
-    With `dense` the head first transforms the vector itself (RoBERTa, DistilBERT); without, it takes it as it is.
-    `reads` says which vectors those are: each token's ("tokens"), the pooler's ("pooled"), or those of the token
-    that has seen its whole sequence ("whole").
+    With `dense` the head first transforms the state (RoBERTa, DistilBERT). `reads` says which states it is given:
+    each token's ("tokens"), the pooler's output ("pooled"), or one state per sequence ("sequence").
     """
 
     def __init__(
@@ -62,8 +65,48 @@ class ClassHead(nn.Module):
         self.out = out
 
     def forward(self, x_h: Tensor) -> Tensor:
-        """Vectors -> logits (... x c)."""
+        """Return logits (... x c)."""
         if self.dense is not None:
             x_h = self.activation(self.dense(self.input_dropout(x_h)))
         logits: Tensor = self.out(self.dropout(x_h))
         return logits
+
+
+PAIR_FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "u": lambda u, v: u,
+    "v": lambda u, v: v,
+    "|u-v|": lambda u, v: (u - v).abs(),
+    "u*v": lambda u, v: u * v,
+}
+
+
+def parse_concat(text: str) -> tuple[str, ...]:
+    """Parse the features of a pair classifier: "u,v,|u-v|", also in brackets and with spaces."""
+    names = tuple(name for name in text.replace(" ", "").strip("()").split(",") if name)
+    for name in names:
+        if name not in PAIR_FEATURES:
+            raise UserError(f"concat: unknown part '{name}', {suggest(name, PAIR_FEATURES)}")
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"concat: '{text}' must name each part once, for example u,v,|u-v|")
+    return names
+
+
+class PairClassifier(nn.Module):
+    """A linear classifier on features of two sentence vectors, in fp32 like the vectors.
+
+    Sentence-BERT is trained with it on sentence pairs; afterwards it is thrown away.
+    """
+
+    def __init__(self, width: int, classes: int, features: Sequence[str], std: float = 0.02) -> None:
+        super().__init__()
+        self.features = tuple(features)
+        self.out = nn.Linear(len(self.features) * width, classes)
+        nn.init.normal_(self.out.weight, std=std)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, u_qd: Tensor, v_qd: Tensor) -> Tensor:
+        """Return logits (q x c)."""
+        with torch.autocast(u_qd.device.type, enabled=False):
+            joined = torch.cat([PAIR_FEATURES[name](u_qd, v_qd) for name in self.features], -1)
+            logits: Tensor = self.out(joined.to(self.out.weight.dtype))
+            return logits

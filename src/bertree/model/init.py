@@ -1,4 +1,4 @@
-"""TODO."""
+"""Initial weights."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,18 @@ import torch
 from torch import nn
 
 
-def _scale(writers: Sequence[nn.Linear], factor: float) -> None:
-    """Smaller matrices where the residual is written, so that a sum over all depths starts as large as one term."""
-    with torch.no_grad():
-        for linear in writers:
-            linear.weight.mul_(factor)
-
-
-def initialise(module: nn.Module, std: float) -> None:
-    """BERT's initial weights: normal matrices, zero biases, norms that do nothing."""
+def initialize(module: nn.Module, std: float) -> None:
+    """Draw initial weights as BERT does: normal matrices and embeddings, zero biases. Norms keep PyTorch's."""
     with torch.no_grad():
         for part in module.modules():
             if isinstance(part, nn.Linear | nn.Embedding):
                 part.weight.normal_(0.0, std)
             if isinstance(part, nn.Linear) and part.bias is not None:
                 part.bias.zero_()
+
+
+def scale_weights(layers: Sequence[nn.Linear], factor: float) -> None:
+    """Multiply the weights of linear layers by a factor."""
+    with torch.no_grad():
+        for linear in layers:
+            linear.weight.mul_(factor)

@@ -1,8 +1,8 @@
-"""How the states of a text's tokens become one vector: pooling, dense layers, length 1.
+"""Sentence vectors: pooling of a text's states, dense layers, normalization.
 
-What Sentence-BERT puts on an encoder, as a value. Which layers are read is not chosen here but by `Top`, below it.
-Whatever the encoder computed in, sums and vectors are float32: a mean over hundreds of tokens in half precision would
-depend on their order.
+What Sentence-BERT puts on an encoder, as a value. Which layers are read is a choice of `Readout`, below it. Sums and
+vectors are float32 whatever the precision of the encoder: a mean over hundreds of tokens in half precision would depend
+on their order.
 
 Shape letters: t tokens, s sequences, w width of the states, d width of the vector.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError, suggest
 
-MOST = 2**16  # files are not trusted: a width of a billion would be built
+MOST = 2**16  # files are not trusted: a width of a billion must not be built
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "identity": nn.Identity,
     "tanh": nn.Tanh,
@@ -55,7 +55,7 @@ def _sqrt(states_tw: Tensor, batch: Batch) -> Tensor:
 
 
 def _weighted(states_tw: Tensor, batch: Batch) -> Tensor:
-    """Later tokens count more, by their place; for encoders whose tokens see only those before them."""
+    """Weight tokens by their position, for causal encoders, whose later tokens have seen more."""
     n = _counts(batch)
     return _sum(states_tw.float() * (batch.positions + 1.0)[:, None], batch) / (n * (n + 1) / 2)
 
@@ -78,7 +78,7 @@ POOLINGS: dict[str, Callable[[Tensor, Batch], Tensor]] = {
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer on the vector."""
+    """Settings of a linear layer on the vector."""
 
     width: int
     activation: str = "tanh"
@@ -86,15 +86,15 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Vector:
-    """The choices. Defaults: the mean, as it is."""
+class PoolingConfig:
+    """How a text's states become one vector. Defaults: their mean."""
 
-    pooling: str = "mean"  # of POOLINGS; several are put side by side: mean+max
-    normalise: bool = False  # vectors of length 1
-    dense: tuple[Dense, ...] = ()  # layers between the two
-    similarity: str = "cosine"  # what its vectors are to be compared by
-    prompts: tuple[tuple[str, str], ...] = ()  # what stands before a text of this kind: ("query", "query: ")
-    prompt: str = ""  # the kind of a text that is not said to be of any; none: nothing stands before it
+    pooling: str = "mean"  # of POOLINGS; several are concatenated: mean+max
+    normalise: bool = False  # scale vectors to length 1
+    dense: tuple[Dense, ...] = ()  # layers after the pooling
+    similarity: str = "cosine"  # how vectors are meant to be compared
+    prompts: tuple[tuple[str, str], ...] = ()  # texts to put in front, by name: ("query", "query: ")
+    prompt: str = ""  # name of the prompt that is used by default; empty: none
 
     def __post_init__(self) -> None:
         for name in self.pooling.split("+"):
@@ -110,19 +110,19 @@ class Vector:
         if self.prompt and self.prompt not in dict(self.prompts):
             raise UserError(f"vector.prompt: there is no prompt '{self.prompt}'")
 
-    def before(self, kind: str | None) -> str:
-        """What stands before a text of a kind; None: as the model is used without saying."""
+    def prompt_text(self, name: str | None) -> str:
+        """Return the prompt of that name; None: the default prompt."""
         known = dict(self.prompts)
-        if kind and kind not in known:
-            raise UserError(f"prompt '{kind}': {suggest(kind, known) if known else 'this model has no prompts'}")
-        return known.get(self.prompt if kind is None else kind, "")
+        if name and name not in known:
+            raise UserError(f"prompt '{name}': {suggest(name, known) if known else 'this model has no prompts'}")
+        return known.get(self.prompt if name is None else name, "")
 
     def width(self, states: int) -> int:
-        """Of the vector, where states have that width."""
+        """Return the width of the vector, given the width of the states."""
         return self.dense[-1].width if self.dense else states * len(self.pooling.split("+"))
 
     def as_mapping(self) -> Mapping[str, Any]:
-        """Plain values, as `from_mapping` reads them."""
+        """Return plain values, as `from_mapping` reads them."""
         return {
             "pooling": self.pooling,
             "normalise": self.normalise,
@@ -136,8 +136,8 @@ class Vector:
         }
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str) -> "Vector":
-        """Read untrusted values (a TOML table): unknown keys and wrong types are refused by name."""
+    def from_mapping(cls, values: Mapping[str, Any], where: str) -> "PoolingConfig":
+        """Check and read a TOML table of untrusted origin."""
         lists = {"widths": int, "activations": str, "biases": bool, "kinds": str, "prompts": str}
         singles = {key: kind for key, kind in get_type_hints(cls).items() if kind in (str, bool)}
         for key, value in values.items():
@@ -161,8 +161,8 @@ class Vector:
             raise UserError(f"{where}: {error}") from None
 
 
-class Layer(nn.Module):
-    """One dense layer, built."""
+class DenseLayer(nn.Module):
+    """A linear layer and its activation."""
 
     def __init__(self, width: int, dense: Dense) -> None:
         super().__init__()
@@ -170,28 +170,28 @@ class Layer(nn.Module):
         self.activation = ACTIVATIONS[dense.activation]()
 
     def forward(self, x_sd: Tensor) -> Tensor:
-        """Vectors -> vectors."""
-        found: Tensor = self.activation(self.linear(x_sd.to(self.linear.weight.dtype))).float()
-        return found
+        """Transform vectors; the result is float32."""
+        out_sd: Tensor = self.activation(self.linear(x_sd.to(self.linear.weight.dtype))).float()
+        return out_sd
 
 
-class ToVector(nn.Module):
+class SentencePooling(nn.Module):
     """States of tokens -> vectors of texts."""
 
-    def __init__(self, width: int, vector: Vector) -> None:
+    def __init__(self, width: int, config: PoolingConfig) -> None:
         super().__init__()
-        self.settings = vector
-        self.states = width  # of the states it reads
-        self.width = vector.width(width)
-        self._pools = [POOLINGS[name] for name in vector.pooling.split("+")]
-        widths = [width * len(self._pools), *(layer.width for layer in vector.dense)]
-        self.dense = nn.ModuleList(Layer(w, layer) for w, layer in zip(widths, vector.dense, strict=False))
+        self.config = config
+        self.state_width = width
+        self.width = config.width(width)
+        self._pools = [POOLINGS[name] for name in config.pooling.split("+")]
+        widths = [width * len(self._pools), *(layer.width for layer in config.dense)]
+        self.dense = nn.ModuleList(DenseLayer(w, layer) for w, layer in zip(widths, config.dense, strict=False))
 
     def forward(self, states_tw: Tensor, batch: Batch) -> Tensor:
-        """One vector a sequence (s x d), float32."""
+        """Return one vector per sequence (s x d), in float32."""
         with torch.autocast(states_tw.device.type, enabled=False):
-            found = [pool(states_tw, batch) for pool in self._pools]
-            x_sd = found[0] if len(found) == 1 else torch.cat(found, -1)
+            pooled = [pool(states_tw, batch) for pool in self._pools]
+            x_sd = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
             for layer in self.dense:
                 x_sd = layer(x_sd)
-            return F.normalize(x_sd, dim=-1) if self.settings.normalise else x_sd
+            return F.normalize(x_sd, dim=-1) if self.config.normalise else x_sd

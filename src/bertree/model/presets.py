@@ -1,27 +1,27 @@
-"""The family tree: every published member as a value, written as its differences from its parent."""
+"""The family tree: every published model as a value, written as its differences from its parent."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from bertree.errors import UserError, suggest
-from bertree.model.architecture import SHARING, Architecture, typed
+from bertree.model.architecture import SHARING, Architecture, check_type
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named point of the design space and where it hangs in the tree."""
+    """A named architecture and its parent in the tree."""
 
     name: str
     parent: str | None
     architecture: Architecture
-    note: str  # what it is, in a few words
-    published: str = ""  # the figure its paper prints for its parameters, with how it counts
-    study: bool = False  # one cell of a paper's ablation table rather than a model people name
-    folder: str = ""  # where it lies, if it is a model on the disk
+    note: str  # a short description
+    published: str = ""  # the number of parameters in its paper, and how it is counted
+    study: bool = False  # one cell of a paper's ablation table rather than a model with a name
+    folder: str = ""  # path of the folder, if it is a model on disk
 
 
 PRESETS: dict[str, Preset] = {}
-DEFAULT = "default"  # not a preset but a trained model; a name people may misspell all the same
+DEFAULT = "default"  # the bundled model: not a preset, but a name that may be misspelled too
 
 
 def _add(name: str, parent: str | None, note: str, published: str = "", study: bool = False, **changes: Any) -> None:
@@ -160,7 +160,7 @@ for _sharing in SHARING:
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name, or an error that names the nearest one."""
+    """Return the preset of that name; the error names the nearest one."""
     if name not in PRESETS:
         near = suggest(name, (*PRESETS, DEFAULT))
         named = near if near.startswith("did") else suggest("", (n for n, p in PRESETS.items() if not p.study))
@@ -178,6 +178,6 @@ def register_preset(name: str, parent: str = "bert-base", note: str = "", **axes
     if name in PRESETS or name == DEFAULT:
         raise UserError(f"{name}: there is such a preset; give yours another name")
     base = preset(parent).architecture
-    values = {axis: typed(axis, value, name) for axis, value in axes.items()}
+    values = {axis: check_type(axis, value, name) for axis, value in axes.items()}
     PRESETS[name] = Preset(name, parent, base.with_values(values), note or f"{parent} with other axes")
     return PRESETS[name]

@@ -1,4 +1,10 @@
-"""TODO."""
+"""The layers of an encoder, applied in order.
+
+Attention and feed-forward blocks are stored apart, and a plan says which of them each layer uses. So a block that
+several layers share is stored once, and sharing needs no code of its own.
+
+Shape letters: t tokens, h width.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +16,7 @@ from bertree.batch import Batch
 
 
 class Stack(nn.Module):
-    """Blocks applied in order. `plan` names, for each depth, which stored attention and feed-forward to use."""
+    """Layers of attention and feed-forward. `plan` gives, for each layer, the indices of the blocks it uses."""
 
     def __init__(
         self, attention: Sequence[nn.Module], ffn: Sequence[nn.Module], plan: Sequence[tuple[int, int]]
@@ -19,17 +25,17 @@ class Stack(nn.Module):
         self.attention = nn.ModuleList(attention)
         self.ffn = nn.ModuleList(ffn)
         self.plan = tuple(plan)
-        self.recompute = False  # in training, compute each block again for its backward pass instead of keeping it
+        self.recompute = False  # activation checkpointing: recompute each layer in the backward pass
 
     def forward(self, x_th: Tensor, batch: Batch) -> Iterator[Tensor]:
-        """The hidden states after each block, one after the other."""
+        """Yield the hidden states after each layer."""
         for a, f in self.plan:
             if self.recompute and self.training and torch.is_grad_enabled():
-                x_th = checkpoint(self._block, a, f, x_th, batch, use_reentrant=False)
+                x_th = checkpoint(self._layer, a, f, x_th, batch, use_reentrant=False)
             else:
-                x_th = self._block(a, f, x_th, batch)
+                x_th = self._layer(a, f, x_th, batch)
             yield x_th
 
-    def _block(self, a: int, f: int, x_th: Tensor, batch: Batch) -> Tensor:
-        mixed: Tensor = self.ffn[f](self.attention[a](x_th, batch), batch)
-        return mixed
+    def _layer(self, a: int, f: int, x_th: Tensor, batch: Batch) -> Tensor:
+        out_th: Tensor = self.ffn[f](self.attention[a](x_th, batch), batch)
+        return out_th

@@ -22,7 +22,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.attention import Attention
 from bertree.model.network import Network
-from bertree.model.residual import Joined, PostNorm, PreNorm
+from bertree.model.residual import PostNorm, PreNorm, Residual
 from bertree.objectives.divergences import (
     cosine_distance,
     divergence,
@@ -116,7 +116,7 @@ class PretrainingDistillation:
         assert batch.targets is not None
         everywhere = self.everywhere and "ce" in self.weights
         index_m = torch.arange(batch.ids.numel(), device=batch.ids.device) if everywhere else batch.masked
-        logits_mv = student.mask_logits(states_th, index_m, rounded=True)
+        logits_mv = student.mask_logits(states_th, index_m, pad_vocab=True)
         found = {}
         if "ce" in self.weights:
             if self.teacher is None:
@@ -125,7 +125,7 @@ class PretrainingDistillation:
                 kl_m = top_k_divergence(logits_mv, batch.soft, batch.soft_ids.long(), self.temperature)
             else:
                 with torch.no_grad():
-                    teacher_mv = self.teacher.mask_logits(teacher_states[LAST], index_m, rounded=True)
+                    teacher_mv = self.teacher.mask_logits(teacher_states[LAST], index_m, pad_vocab=True)
                 kl_m = divergence(logits_mv, teacher_mv, self.temperature)
             counted_m = torch.ones_like(index_m, dtype=torch.bool) if everywhere else batch.targets != IGNORED
             found["ce"] = _sum(torch.where(counted_m, kl_m, 0.0))
@@ -156,8 +156,8 @@ def _layer_qkv(network: Network, states: Mapping[int, Tensor], layer: int) -> Te
     if type(block) not in (PostNorm, PreNorm) or type(part) is not Attention:
         kinds = f"{type(block).__name__} of {type(part).__name__}"
         raise UserError(f"relation: the queries and keys of layer {layer} cannot be read: it is a {kinds}")
-    assert isinstance(block, Joined)
-    qkv_t3h: Tensor = part.qkv(block.reads(states[layer - 1])).unflatten(-1, (3, -1))
+    assert isinstance(block, Residual)
+    qkv_t3h: Tensor = part.qkv(block.part_input(states[layer - 1])).unflatten(-1, (3, -1))
     return qkv_t3h
 
 

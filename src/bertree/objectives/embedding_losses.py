@@ -171,16 +171,16 @@ class SoftmaxLoss(EmbeddingLoss):
     @classmethod
     def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
         """Every part of `concat` must be known."""
-        from bertree.model.comparison import parts_of
+        from bertree.model.heads import parse_concat
 
-        parts_of(settings.concat)
+        parse_concat(settings.concat)
         return settings
 
     def classifier_parts(self) -> tuple[str, ...]:
         """The parts named by `concat`."""
-        from bertree.model.comparison import parts_of
+        from bertree.model.heads import parse_concat
 
-        return parts_of(self.concat)
+        return parse_concat(self.concat)
 
 
 @register_loss

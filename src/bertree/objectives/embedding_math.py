@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.model.comparison import Comparison
+from bertree.model.heads import PairClassifier
 from bertree.model.network import Network
 from bertree.objectives.objective import IGNORED
 
@@ -83,6 +83,6 @@ def vector_table(vectors_sd: Tensor, batch: Batch) -> Tensor:
 def pair_logits(network: Network, table_qwd: Tensor) -> Tensor:
     """Return the classifier's logits for each pair (q x c)."""
     head = network.heads["compare"]
-    assert isinstance(head, Comparison)
+    assert isinstance(head, PairClassifier)
     scores_qc: Tensor = head(table_qwd[:, 0], table_qwd[:, 1])
     return scores_qc

@@ -47,7 +47,7 @@ class MaskedTokens:
         assert batch.masked is not None, "the stream must mask"
         assert batch.targets is not None
         return cross_entropy(
-            network.mask_logits(hidden_th, batch.masked, rounded=torch.is_grad_enabled()), batch.targets
+            network.mask_logits(hidden_th, batch.masked, pad_vocab=torch.is_grad_enabled()), batch.targets
         )
 
     def more_figures(self, loss: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.console import note
 from bertree.data.masking import Masking
@@ -12,7 +12,7 @@ from bertree.data.split import split_held_out
 from bertree.data.store import TOKENIZER, Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
-from bertree.inference.load import fresh
+from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -47,7 +47,7 @@ def build_model(recipe: Recipe, store: Store) -> Contents:
     start, name, axes = recipe.model.get("start"), recipe.model.get("preset"), recipe.axes
     heads = {TERMS[term].head: 0 for term, weight in recipe.objective.items() if weight}
     if start:
-        contents = _load_start(located(str(start)), axes, heads, recipe.run.seed)
+        contents = _load_start(resolve_model_path(str(start)), axes, heads, recipe.run.seed)
         if contents.tokenizer is not None:
             store.require_tokenizer(tokenizer_hash(contents.tokenizer), str(start))
     elif name:
@@ -82,7 +82,7 @@ def build_untrained(a: Architecture, heads: dict[str, int], seed: int) -> Conten
     if a.body != "transformer":
         way = "it learns a task (bertree finetune), best from a teacher (bertree distill --task)"
         raise UserError(f"model.body: a {a.body} is not pretrained; {way}")
-    return Contents(a, fresh(a, heads, seed).network, max_length=1)
+    return Contents(a, random_model(a, heads, seed).network, max_length=1)
 
 
 def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: int) -> Contents:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bertree.config.default_model import located
+from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import overrides_of
 from bertree.config.sections import Phase
 from bertree.config.settings import as_toml, differences
@@ -198,7 +198,9 @@ def resolve_paths(recipe: Recipe) -> Recipe:
     """Make the paths of a recipe absolute."""
     store, held_out = (path and str(Path(path).resolve()) for path in (recipe.data.store, recipe.data.held_out))
     start = recipe.model.get("start")
-    axes = recipe.model | ({"start": str(located(start).resolve())} if isinstance(start, str) and start else {})
+    axes = recipe.model | (
+        {"start": str(resolve_model_path(start).resolve())} if isinstance(start, str) and start else {}
+    )
     return replace(recipe, data=replace(recipe.data, store=store, held_out=held_out), model=axes)
 
 

@@ -13,7 +13,7 @@ from typing import Self, overload
 
 from bertree.errors import UserError
 from bertree.files import Json
-from bertree.inference.embedding import Encoder
+from bertree.inference.embedding import TextEncoder
 from bertree.search.chunks import choose_chunking
 from bertree.search.database import DATABASE
 from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
@@ -34,7 +34,7 @@ CANDIDATES = 50  # passages that a re-ranker reads
 class Index:
     """An index on disk, with the model that embeds its documents and queries."""
 
-    def __init__(self, path: str | Path, model: Encoder | None = None) -> None:
+    def __init__(self, path: str | Path, model: TextEncoder | None = None) -> None:
         self.path, self.model = Path(path), model
         self.found = ReadSummary()  # what the last build or add left out
         self.added = AddSummary()  # what the last build or add did
@@ -48,7 +48,7 @@ class Index:
             raise
 
     @classmethod
-    def open(cls, path: str | Path, model: Encoder | None = None) -> "Index":
+    def open(cls, path: str | Path, model: TextEncoder | None = None) -> "Index":
         """Open an existing index. Without a model it can be inspected and documents can be removed, but not added or
         searched."""
         return cls(path, model)
@@ -56,7 +56,7 @@ class Index:
     @classmethod
     def build(
         cls,
-        model: Encoder,
+        model: TextEncoder,
         docs: DocumentInput | Iterable[DocumentInput],
         path: str | Path,
         *,
@@ -294,19 +294,19 @@ class Index:
                 f"{self.path}: was made with {expected}, not with this model ({given}); use that, or build it again"
             )
 
-    def _require_model(self) -> Encoder:
+    def _require_model(self) -> TextEncoder:
         if self.model is None:
             raise UserError(f"{self.path}: was opened without its model; use Index.open(path, model) to search or add")
         return self.model
 
 
-def _prompt(model: Encoder, *names: str) -> str:
+def _prompt(model: TextEncoder, *names: str) -> str:
     """Return the first of these prompts that the model has; "" if it has none."""
     known = dict(getattr(getattr(model, "vector", None), "prompts", ()))
     return next((name for name in names if name in known), "")
 
 
-def _room(model: Encoder, prompt: str) -> int | None:
+def _room(model: TextEncoder, prompt: str) -> int | None:
     """Return how many tokens of text the model reads at once; None if unknown."""
     longest, tokenizer, vector = (getattr(model, name, None) for name in ("max_length", "tokenizer", "vector"))
     if longest is None or tokenizer is None:

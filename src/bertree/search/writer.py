@@ -19,7 +19,7 @@ import numpy as np
 
 from bertree.errors import UserError
 from bertree.files import exclusive_lock, new_folder, sync
-from bertree.inference.embedding import Encoder
+from bertree.inference.embedding import TextEncoder
 from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadSummary
@@ -55,7 +55,9 @@ def create_index(folder: Path, state: IndexState) -> None:
 
 
 @contextmanager
-def open_writer(folder: Path, encoder: Encoder | None = None, watch: Watch = no_progress) -> Iterator["IndexWriter"]:
+def open_writer(
+    folder: Path, encoder: TextEncoder | None = None, watch: Watch = no_progress
+) -> Iterator["IndexWriter"]:
     """Open an index for its only writer."""
     if not (folder / DATABASE).is_file():
         PassageStore(folder)  # raises the error
@@ -83,7 +85,7 @@ def _write_errors(folder: Path) -> Iterator[None]:
 class IndexWriter:
     """Adds and removes documents, and maintains the files. Use it within `open_writer`."""
 
-    def __init__(self, folder: Path, store: PassageStore, encoder: Encoder | None, watch: Watch) -> None:
+    def __init__(self, folder: Path, store: PassageStore, encoder: TextEncoder | None, watch: Watch) -> None:
         """Begin with a commit: a transaction that a killed writer had almost committed may be invisible now and visible
         to the next process that opens the database, and its files must still exist then. After this commit it cannot
         reappear."""
@@ -290,7 +292,7 @@ def _refuse_other_file(document: Document, source: str) -> None:
         raise UserError(f"{document.id}: {what}; give the absolute path, or remove the other first")
 
 
-def embed_texts(encoder: Encoder, texts: Sequence[str], prompt: str) -> Vectors:
+def embed_texts(encoder: TextEncoder, texts: Sequence[str], prompt: str) -> Vectors:
     """Embed texts with one of the model's prompts; "": without."""
     if not prompt:
         return encoder.embed(texts)

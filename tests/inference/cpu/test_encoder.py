@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.cpu.encoder import Bins, Served, build_engine, rounded
-from bertree.inference.cpu.linear import Plain, Whole, products
+from bertree.inference.cpu.encoder import AttentionBins, CpuRuntime, build_cpu_encoder, round_up
+from bertree.inference.cpu.linear import EagerLinear, Int8Linear, linear_class
 from bertree.model.architecture import Architecture
 from bertree.model.feed_forward import ACTIVATION
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
-from bertree.model.readout import Top
+from bertree.model.readout import Readout
 from tests.support.parts import UNKNOWN
 
 SMALL = {"vocab_size": 50, "width": 64, "heads": 4, "layers": 3, "ffn_width": 96}
@@ -29,7 +29,7 @@ MEMBERS: dict[str, Architecture] = {
     "pre-norm": preset("bert-base").architecture.with_values(SMALL | {"residual": "pre-norm"}),
     "relu": preset("bert-base").architecture.with_values(SMALL | {"activation": "relu"}),
 }
-whole = pytest.mark.skipif(products(torch.int8) is None, reason="needs VNNI or AMX")
+needs_int8 = pytest.mark.skipif(linear_class(torch.int8) is None, reason="needs VNNI or AMX")
 
 
 def network(a: Architecture, **options: object) -> Network:
@@ -51,7 +51,7 @@ def batch(lengths: list[int], seed: int = 0) -> Batch:
 @pytest.mark.parametrize("lengths", [[5], [3, 0, 7, 7, 31, 2], [40, 64, 65, 3], [130, 1, 1, 17]])
 def test_every_member(member: str, lengths: list[int]) -> None:
     made, given = network(MEMBERS[member]), batch(lengths)
-    engine = build_engine(made.encoder)
+    engine = build_cpu_encoder(made.encoder)
     assert engine is not None
     with torch.no_grad():
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
@@ -61,7 +61,7 @@ def test_every_member(member: str, lengths: list[int]) -> None:
 @given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=12), seed=st.integers(0, 99))
 def test_any_lengths(lengths: list[int], seed: int) -> None:
     made, given = network(MEMBERS["bert"]), batch(lengths, seed)
-    engine = build_engine(made.encoder)
+    engine = build_cpu_encoder(made.encoder)
     assert engine is not None
     with torch.no_grad():
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
@@ -71,23 +71,23 @@ def test_any_lengths(lengths: list[int], seed: int) -> None:
 @given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=20))
 def test_bins_hold_every_token_once_and_keep_sequences_apart(lengths: list[int]) -> None:
     tokens = sum(lengths)
-    bins = Bins.of(lengths, torch.zeros(rounded(tokens), 4))
-    assert bins.slots[bins.places[:tokens]].tolist() == list(range(tokens))
+    bins = AttentionBins.arrange(lengths, torch.zeros(round_up(tokens), 4))
+    assert bins.tokens[bins.slots[:tokens]].tolist() == list(range(tokens))
     owner = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    seen = (bins.hidden == 0).squeeze(1)
+    seen = (bins.mask == 0).squeeze(1)
     for token in range(0, tokens, 7):
-        at, column = divmod(int(bins.places[token]), bins.width)
+        at, column = divmod(int(bins.slots[token]), bins.width)
         others = at * bins.width + seen[at, column].nonzero().flatten()
-        assert bins.slots[others].tolist() == (owner == owner[token]).nonzero().flatten().tolist()
+        assert bins.tokens[others].tolist() == (owner == owner[token]).nonzero().flatten().tolist()
 
 
 def test_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where oneDNN is not to be had."""
-    monkeypatch.setattr("bertree.inference.cpu.encoder.products", lambda dtype: Plain)
+    monkeypatch.setattr("bertree.inference.cpu.encoder.linear_class", lambda dtype: EagerLinear)
     made, given = network(MEMBERS["bert"]), batch([9, 4])
-    engine = build_engine(made.encoder)
+    engine = build_cpu_encoder(made.encoder)
     assert engine is not None
-    assert isinstance(engine.blocks[0].qkv, Plain)
+    assert isinstance(engine.blocks[0].qkv, EagerLinear)
     with torch.no_grad():
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
 
@@ -97,17 +97,17 @@ def test_half_precision(member: str) -> None:
     made, given = network(MEMBERS[member]), batch([9, 4, 33])
     with torch.no_grad():
         wanted = made(given)
-        half = build_engine(made.to(torch.bfloat16).encoder)
+        half = build_cpu_encoder(made.to(torch.bfloat16).encoder)
         assert half is not None
         alike = torch.cosine_similarity(half(given).float(), wanted, -1)
     assert alike.min() > 0.998
 
 
-@whole
+@needs_int8
 @pytest.mark.parametrize("member", MEMBERS)
 def test_integers(member: str) -> None:
     made, given = network(MEMBERS[member]), batch([9, 4, 33])
-    engine = build_engine(made.encoder, whole=True)
+    engine = build_cpu_encoder(made.encoder, int8=True)
     assert engine is not None
     with torch.no_grad():
         found, wanted = engine(given), made(given)
@@ -115,10 +115,10 @@ def test_integers(member: str) -> None:
     assert torch.cosine_similarity(found, wanted, -1).min() > 0.99
 
 
-@whole
+@needs_int8
 def test_integers_of_a_token_do_not_depend_on_others() -> None:
     torch.manual_seed(0)
-    product = Whole(torch.nn.Linear(64, 32))
+    product = Int8Linear(torch.nn.Linear(64, 32))
     x = torch.randn(40, 64)
     beside = torch.cat([x[:8], 1000 * torch.randn(32, 64)])
     assert torch.equal(product(x)[:8], product(beside)[:8])
@@ -126,62 +126,62 @@ def test_integers_of_a_token_do_not_depend_on_others() -> None:
 
 
 def test_shared_layers_are_packed_once() -> None:
-    engine = build_engine(network(MEMBERS["albert"]).encoder)
+    engine = build_cpu_encoder(network(MEMBERS["albert"]).encoder)
     assert engine is not None
     assert len({id(block.qkv) for block in engine.blocks}) == 1
 
 
 def test_changed_weights_are_seen() -> None:
-    made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
-    first = served.of(made)
-    assert served.of(made) is first
+    made, given, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
+    first = runtime.states_of(made)
+    assert runtime.states_of(made) is first
     optimizer = torch.optim.SGD(made.parameters(), 0.1)
     made(given).sum().backward()
     optimizer.step()
     with torch.no_grad():
-        torch.testing.assert_close(served.of(made)(given), made(given), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(runtime.states_of(made)(given), made(given), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(first(given), made(given), atol=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("a", "top"),
+    ("a", "readout"),
     [
-        (MEMBERS["bert"].with_values({"attention": "causal"}), Top()),
-        (MEMBERS["bert"].with_values({"body": "bilstm"}), Top()),
-        (MEMBERS["bert"], Top(layers="sum-all")),
+        (MEMBERS["bert"].with_values({"attention": "causal"}), Readout()),
+        (MEMBERS["bert"].with_values({"body": "bilstm"}), Readout()),
+        (MEMBERS["bert"], Readout(layers="sum-all")),
     ],
 )
-def test_others_compute_as_they_are(a: Architecture, top: Top) -> None:
-    made, given, served = network(a, top=top), batch([9, 4]), Served()
+def test_others_compute_as_they_are(a: Architecture, readout: Readout) -> None:
+    made, given, runtime = network(a, readout=readout), batch([9, 4]), CpuRuntime()
     with torch.no_grad():
-        assert torch.equal(served.of(made)(given), made(given))
-    served.whole = True
+        assert torch.equal(runtime.states_of(made)(given), made(given))
+    runtime.int8 = True
     with pytest.raises(UserError, match="int8: is for transformers"):
-        served.of(made)
+        runtime.states_of(made)
 
 
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_unknown_parts_are_computed_by_their_own_code(change: str) -> None:
     """Put in after the fast form was built: the same weights, other states."""
-    made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
+    made, given, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
     with torch.no_grad():
-        before = served.of(made)(given)
+        before = runtime.states_of(made)(given)
         put_in, reason = UNKNOWN[change]
         put_in(made.encoder)
         wanted = made(given)
-        assert torch.equal(served.of(made)(given), wanted)
+        assert torch.equal(runtime.states_of(made)(given), wanted)
     assert not torch.allclose(before, wanted, atol=1e-2)
-    assert build_engine(made.encoder) is None
-    served.whole = True
+    assert build_cpu_encoder(made.encoder) is None
+    runtime.int8 = True
     with pytest.raises(UserError, match=re.escape(reason)):
-        served.of(made)
+        runtime.states_of(made)
 
 
 @pytest.mark.parametrize("change", ["plan", "heads", "causal", "activation"])
 def test_known_parts_with_other_settings(change: str) -> None:
-    made, given, served = network(MEMBERS["bert"]), batch([9, 4]), Served()
+    made, given, runtime = network(MEMBERS["bert"]), batch([9, 4]), CpuRuntime()
     with torch.no_grad():
-        before = served.of(made)(given)
+        before = runtime.states_of(made)(given)
         if change == "plan":
             made.encoder.stack.plan = made.encoder.stack.plan[:2]
         for block, ffn in zip(made.encoder.stack.attention, made.encoder.stack.ffn, strict=True):
@@ -193,4 +193,4 @@ def test_known_parts_with_other_settings(change: str) -> None:
                 ffn.part.activation = ACTIVATION["relu"]
         wanted = made(given)
         assert not torch.allclose(before, wanted, atol=1e-2)
-        torch.testing.assert_close(served.of(made)(given), wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(runtime.states_of(made)(given), wanted, atol=1e-5, rtol=1e-5)

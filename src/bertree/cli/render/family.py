@@ -12,23 +12,23 @@ from rich.tree import Tree
 from bertree.config import default_model
 from bertree.errors import UserError
 from bertree.model import cost
-from bertree.model.architecture import MEANING, parsed
+from bertree.model.architecture import MEANING, parse_override
 from bertree.model.presets import DEFAULT, PRESETS, Preset, preset
 
 
 def find(name: str, overrides: list[str]) -> Preset:
     """A preset, or the architecture of a model folder, with axes turned."""
-    if name not in PRESETS and (path := default_model.located(name)).is_dir():
-        from bertree.interop.folder import describe
+    if name not in PRESETS and (path := default_model.resolve_model_path(name)).is_dir():
+        from bertree.interop.folder import read_architecture
 
         own = path == Path(name)
         note = "a model folder" if own else "the bundled model"
-        found = Preset(name, None, describe(path), note, folder=str(path))
+        found = Preset(name, None, read_architecture(path), note, folder=str(path))
     else:
         found = preset(name)
     if not overrides:
         return found
-    changed = found.architecture.with_values(dict(map(parsed, overrides)))
+    changed = found.architecture.with_values(dict(map(parse_override, overrides)))
     turned = f"{found.name} {' '.join(overrides)}"
     return Preset(
         turned,

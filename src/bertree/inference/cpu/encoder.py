@@ -1,11 +1,12 @@
-"""An encoder as it serves on a CPU: the same weights laid out for speed, the same states to within rounding.
+"""A fast form of an encoder for inference on a CPU: the same weights, the same states to within rounding.
 
-What is different from the modules it is made of: weights are packed once (see `products`), what follows a product is
-fused to it, and attention is one call a layer. For the latter, whole sequences are put side by side into bins of a
-width the kernel likes, and a mask keeps them apart; so padding exists only inside attention, where it is cheap.
+Differences from the modules it is built from: weights are packed once (see `linear`), bias, activation and residual
+are fused into the matrix products, and attention is one call per layer. For that call, sequences are put side by side
+into bins of a width that suits the kernel, and a mask keeps them apart; so padding exists inside attention only.
 Products are computed for a rounded number of tokens, since oneDNN compiles a kernel for every number it meets.
 
-No gradients, no dropout, no state before the last; what is not a bidirectional transformer has no such form.
+No gradients, no dropout, only the last states. It recomputes layers from their weights, so it knows the parts it
+imitates by their exact type (`unknown_part`); for an encoder with any other part there is no such form.
 
 Shape letters: t tokens, u tokens rounded up, h width, n heads, d head width, b bins, w width of a bin.
 """
@@ -19,222 +20,228 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.cpu.linear import Product, products
+from bertree.inference.cpu.linear import PackedLinear, linear_class
 from bertree.model.attention import Attention
 from bertree.model.encoder import Encoder, part_difference, unknown_part
 from bertree.model.feed_forward import FeedForward
 from bertree.model.network import Network
-from bertree.model.residual import Joined, PreNorm
+from bertree.model.residual import PreNorm, Residual
 
-WIDTHS = (32, 64, 128)  # of bins; or what the longest sequence needs, in steps of 16, the kernel's
-# What a bin costs beside its scores, in columns of them: measured, flash attention on AVX-512.
-FIXED = 50
+WIDTHS = (32, 64, 128)  # of bins; or the longest sequence, rounded up to the kernel's step of 16
+# Cost of a bin beside its scores, in columns of scores: measured, flash attention on AVX-512.
+FIXED_COST = 50
 _flash = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 
 
 @dataclass(frozen=True)
-class Bins:
-    """Where in bins the tokens of a batch stand."""
+class AttentionBins:
+    """The places of a batch's tokens in the bins of attention."""
 
-    slots: Tensor  # b w, int64: which token stands there; token 0 where none does
-    places: Tensor  # u, int64: where each token stands
-    hidden: Tensor  # b x 1 x w x w, of the states' type: 0 where a token sees another, else -inf
-    room: Tensor  # b w x 3 h: what every layer puts there in turn
+    tokens: Tensor  # b w, int64: the token in each slot; token 0 in an empty one
+    slots: Tensor  # u, int64: the slot of each token
+    mask: Tensor  # b x 1 x w x w, of the states' type: 0 where a token sees another, else -inf
+    buffer: Tensor  # b w x 3 h: queries, keys and values in their slots, overwritten by every layer
     width: int
 
     @classmethod
-    def of(cls, lengths: list[int], x_uh: Tensor) -> "Bins":
-        """The cheapest of the possible widths, filled in order."""
+    def arrange(cls, lengths: list[int], x_uh: Tensor) -> "AttentionBins":
+        """Choose the cheapest width and fill the bins in order."""
         longest = max(lengths)
         possible = [-(-longest // 16) * 16, *(w for w in WIDTHS if w >= longest)]
-        width = min(possible, key=lambda w: (_starts(lengths, w)[-1] // w + 1) * w * (FIXED + w))
-        starts_s, lengths_s = torch.tensor(_starts(lengths, width)[:-1]), torch.tensor(lengths)
-        tokens, bins = sum(lengths), int(starts_s[-1]) // width + 1
-        owner_t = torch.arange(len(lengths)).repeat_interleave(lengths_s)
-        order_t = torch.arange(tokens)
-        placed_t = order_t + (starts_s - lengths_s.cumsum(0) + lengths_s)[owner_t]
-        slots, owners = torch.zeros(bins * width, dtype=torch.long), torch.full((bins * width,), -1)
-        slots[placed_t], owners[placed_t] = order_t, owner_t
-        places_u = torch.zeros(len(x_uh), dtype=torch.long)
-        places_u[:tokens] = placed_t
-        of_b1w = owners.view(bins, 1, width)
-        apart = of_b1w[..., :, None] != of_b1w[..., None, :]  # free slots see each other: no row sees nothing
-        hidden = x_uh.new_zeros(apart.shape).masked_fill_(apart, float("-inf"))
-        return cls(slots, places_u, hidden, x_uh.new_empty(bins * width, 3 * x_uh.shape[1]), width)
+        width = min(possible, key=lambda w: (_starts(lengths, w)[-1] // w + 1) * w * (FIXED_COST + w))
+        starts_s, lengths_s = torch.tensor(_starts(lengths, width)), torch.tensor(lengths)
+        count, bins = sum(lengths), int(starts_s[-1]) // width + 1
+        sequence_t = torch.arange(len(lengths)).repeat_interleave(lengths_s)
+        token_t = torch.arange(count)
+        slot_t = token_t + (starts_s - lengths_s.cumsum(0) + lengths_s)[sequence_t]
+        tokens, sequences = torch.zeros(bins * width, dtype=torch.long), torch.full((bins * width,), -1)
+        tokens[slot_t], sequences[slot_t] = token_t, sequence_t
+        slots_u = torch.zeros(len(x_uh), dtype=torch.long)
+        slots_u[:count] = slot_t
+        sequence_b1w = sequences.view(bins, 1, width)
+        # Empty slots see each other, so that no row of scores is all -inf.
+        apart = sequence_b1w[..., :, None] != sequence_b1w[..., None, :]
+        mask = x_uh.new_zeros(apart.shape).masked_fill_(apart, float("-inf"))
+        return cls(tokens, slots_u, mask, x_uh.new_empty(bins * width, 3 * x_uh.shape[1]), width)
 
     def attend(self, qkv_uh: Tensor, heads: int) -> Tensor:
         """Queries, keys and values, side by side -> mixed values (u x h)."""
-        torch.index_select(qkv_uh, 0, self.slots, out=self.room)
-        q_bnwd, k_bnwd, v_bnwd = self.room.view(-1, self.width, 3, heads, qkv_uh.shape[1] // heads // 3).permute(
+        torch.index_select(qkv_uh, 0, self.tokens, out=self.buffer)
+        q_bnwd, k_bnwd, v_bnwd = self.buffer.view(-1, self.width, 3, heads, qkv_uh.shape[1] // heads // 3).permute(
             2, 0, 3, 1, 4
         )
         assert _flash is not None
-        mixed_bnwd = _flash(q_bnwd, k_bnwd, v_bnwd, attn_mask=self.hidden)[0]
-        found: Tensor = mixed_bnwd.transpose(1, 2).reshape(len(self.slots), -1).index_select(0, self.places)
-        return found
+        mixed_bnwd = _flash(q_bnwd, k_bnwd, v_bnwd, attn_mask=self.mask)[0]
+        mixed_uh: Tensor = mixed_bnwd.transpose(1, 2).reshape(len(self.tokens), -1).index_select(0, self.slots)
+        return mixed_uh
 
 
 def _starts(lengths: list[int], width: int) -> list[int]:
-    """Where each sequence starts, none across the end of a bin; and where the last one starts once more."""
+    """Return the first slot of each sequence; no sequence crosses the end of a bin."""
     starts, at = [], 0
     for length in lengths:
         if at % width + length > width:
             at += width - at % width
         starts.append(at)
         at += length
-    return [*starts, starts[-1]]
+    return starts
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A layer norm, in the precision of what it is given."""
+class CpuNorm:
+    """A layer norm in the precision of its input."""
 
     weight: Tensor
     bias: Tensor
     eps: float
 
     @classmethod
-    def of(cls, norm: nn.LayerNorm) -> "Norm":
-        """That of a module."""
+    def from_module(cls, norm: nn.LayerNorm) -> "CpuNorm":
+        """Copy nothing: share the module's tensors."""
         return cls(norm.weight.detach(), norm.bias.detach(), norm.eps)
 
     def __call__(self, x_uh: Tensor) -> Tensor:
-        """Each token's states normed."""
+        """Norm each token's state."""
         return torch.native_layer_norm(x_uh, self.weight.shape, self.weight, self.bias, self.eps)[0]
 
 
 @dataclass(frozen=True)
-class Block:
+class CpuBlock:
     """One layer."""
 
     heads: int
     activation: str
-    before: bool  # norms come before their part
-    qkv: Product
-    out: Product
-    up: Product
-    down: Product
-    mixing: Norm
-    thinking: Norm
+    pre_norm: bool
+    qkv: PackedLinear
+    out: PackedLinear
+    up: PackedLinear
+    down: PackedLinear
+    attention_norm: CpuNorm
+    ffn_norm: CpuNorm
 
-    def __call__(self, x_uh: Tensor, bins: Bins) -> Tensor:
-        """Residual stream in, residual stream out."""
-        if self.before:
-            x_uh = self.out.onto(bins.attend(self.qkv(self.mixing(x_uh)), self.heads), x_uh)
-            return self.down.onto(self.up.activated(self.thinking(x_uh), self.activation), x_uh)
-        x_uh = self.mixing(self.out.onto(bins.attend(self.qkv(x_uh), self.heads), x_uh))
-        return self.thinking(self.down.onto(self.up.activated(x_uh, self.activation), x_uh))
+    def __call__(self, x_uh: Tensor, bins: AttentionBins) -> Tensor:
+        """Return the residual stream after this layer."""
+        if self.pre_norm:
+            x_uh = self.out.add_residual(bins.attend(self.qkv(self.attention_norm(x_uh)), self.heads), x_uh)
+            return self.down.add_residual(self.up.with_activation(self.ffn_norm(x_uh), self.activation), x_uh)
+        x_uh = self.attention_norm(self.out.add_residual(bins.attend(self.qkv(x_uh), self.heads), x_uh))
+        return self.ffn_norm(self.down.add_residual(self.up.with_activation(x_uh, self.activation), x_uh))
 
 
-class Engine:
-    """Batch -> last hidden states, as the encoder it was made of gives them."""
+class CpuEncoder:
+    """Batch -> last hidden states, equal to those of the encoder it was built from."""
 
-    def __init__(self, encoder: Encoder, blocks: list[Block]) -> None:
+    def __init__(self, encoder: Encoder, blocks: list[CpuBlock]) -> None:
         self.encoder = encoder
         self.blocks = blocks
-        self.norm = None if encoder.norm is None else Norm.of(encoder.norm)
+        self.norm = None if encoder.norm is None else CpuNorm.from_module(encoder.norm)
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:
-        """The last hidden states (t x h)."""
+        """Return the last hidden states (t x h)."""
         x_th: Tensor = self.encoder.embeddings(batch)
         tokens = len(x_th)
         lengths = [length for length in batch.lengths.tolist() if length]
         if not lengths:
             return x_th
-        x_uh = x_th.new_zeros(rounded(tokens), x_th.shape[1])
+        x_uh = x_th.new_zeros(round_up(tokens), x_th.shape[1])
         x_uh[:tokens] = x_th
-        bins = Bins.of(lengths, x_uh)
+        bins = AttentionBins.arrange(lengths, x_uh)
         for block in self.blocks:
             x_uh = block(x_uh, bins)
         return (x_uh if self.norm is None else self.norm(x_uh))[:tokens]
 
 
-def rounded(tokens: int) -> int:
-    """A number of tokens no smaller, one of eight for every doubling."""
+def round_up(tokens: int) -> int:
+    """Round a number of tokens up, to one of eight values per doubling."""
     step = max(8, (1 << (tokens - 1).bit_length()) // 16)
     return -(-tokens // step) * step
 
 
-def build_engine(encoder: Encoder, whole: bool = False) -> Engine | None:
-    """The fast form of an encoder, or None if one of its parts is unknown here. `whole`: products in 8-bit integers."""
+def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None:
+    """Build the fast form of an encoder; None if it has unknown parts or this CPU cannot compute it.
+
+    `int8`: matrix products with 8-bit integers.
+    """
     weight = encoder.embeddings.tokens.weight
-    kind = products(torch.int8 if whole else weight.dtype)
-    if kind is None or _flash is None or weight.device.type != "cpu" or (whole and weight.dtype != torch.float32):
+    kind = linear_class(torch.int8 if int8 else weight.dtype)
+    if kind is None or _flash is None or weight.device.type != "cpu" or (int8 and weight.dtype != torch.float32):
         return None
     if unknown_part(encoder):
         return None
-    stored: dict[nn.Linear, Product] = {}  # a shared layer is packed once
+    packed: dict[nn.Linear, PackedLinear] = {}  # a shared layer is packed once
 
-    def packed(linear: nn.Linear) -> Product:
-        if linear not in stored:
-            stored[linear] = kind(linear)  # type: ignore[call-arg]
-        return stored[linear]
+    def pack(linear: nn.Linear) -> PackedLinear:
+        if linear not in packed:
+            packed[linear] = kind(linear)  # type: ignore[call-arg]
+        return packed[linear]
 
     blocks = []
-    for attention, ffn in encoder.stack.plan:
-        mixing, thinking = cast(Joined, encoder.stack.attention[attention]), cast(Joined, encoder.stack.ffn[ffn])
-        mixer, thinker = cast(Attention, mixing.part), cast(FeedForward, thinking.part)
-        if mixer.causal or type(mixing) is not type(thinking):
+    for attention_index, ffn_index in encoder.stack.plan:
+        attention_block = cast(Residual, encoder.stack.attention[attention_index])
+        ffn_block = cast(Residual, encoder.stack.ffn[ffn_index])
+        attention, ffn = cast(Attention, attention_block.part), cast(FeedForward, ffn_block.part)
+        if attention.causal or type(attention_block) is not type(ffn_block):
             return None
         blocks.append(
-            Block(
-                mixer.heads,
-                thinker.activation_name,
-                type(mixing) is PreNorm,
-                packed(mixer.qkv),
-                packed(mixer.out),
-                packed(thinker.up),
-                packed(thinker.down),
-                Norm.of(mixing.norm),
-                Norm.of(thinking.norm),
+            CpuBlock(
+                heads=attention.heads,
+                activation=ffn.activation_name,
+                pre_norm=type(attention_block) is PreNorm,
+                qkv=pack(attention.qkv),
+                out=pack(attention.out),
+                up=pack(ffn.up),
+                down=pack(ffn.down),
+                attention_norm=CpuNorm.from_module(attention_block.norm),
+                ffn_norm=CpuNorm.from_module(ffn_block.norm),
             )
         )
-    return Engine(encoder, blocks)
+    return CpuEncoder(encoder, blocks)
 
 
-def marks(module: nn.Module) -> tuple[object, ...] | None:
-    """What changes when a weight is replaced or changed in place; None where PyTorch does not count that."""
+def weight_versions(module: nn.Module) -> tuple[object, ...] | None:
+    """Return a value that changes when a weight is replaced or changed in place; None if changes are not counted."""
     tensors = list(module.state_dict(keep_vars=True).values())
     if any(tensor.is_inference() for tensor in tensors):
         return None
     return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
 
 
-class Served:
-    """A network's states, computed by its engine where there is one, else by the network itself.
+class CpuRuntime:
+    """Chooses what computes a network's states: its fast form if there is one, else the network itself.
 
-    The engine's weights are copies, so it is made anew when a weight was replaced or changed in place since (which
-    PyTorch counts, but for changes through `.data`). Weights that were made in inference mode are not counted: those
-    are computed by the network."""
+    The fast form holds copies of the weights, so it is rebuilt when a weight was replaced or changed in place
+    (which PyTorch counts, except for changes through `.data`). Changes to weights created in inference mode are not
+    counted; a network with such weights computes its states itself.
+    """
 
     def __init__(self) -> None:
-        self.whole = False  # products in 8-bit integers
-        self._made: tuple[object, Engine | None] = (None, None)
+        self.int8 = False  # matrix products with 8-bit integers
+        self._built: tuple[object, CpuEncoder | None] = (None, None)  # with the versions it was built from
 
-    def of(self, network: Network) -> Callable[[Batch], Tensor]:
-        """What computes the states that stand above a network's top: for batches on its own device."""
-        counted = marks(network.encoder)
+    def states_of(self, network: Network) -> Callable[[Batch], Tensor]:
+        """Return a function from batches on the network's device to the heads' input."""
+        versions = weight_versions(network.encoder)
         unknown = part_difference(network, (Network,)) or unknown_part(network.encoder)
-        if network.features is not None or counted is None or unknown:
-            engine = None
+        if network.features is not None or versions is None or unknown:
+            encoder = None
         else:
-            now = (self.whole, counted, _structure(network.encoder))
-            if self._made[0] != now:
-                self._made = (now, build_engine(network.encoder, self.whole))
-            engine = self._made[1]
-        if self.whole and engine is None:
+            key = (self.int8, versions, _structure(network.encoder))
+            if self._built[0] != key:
+                self._built = (key, build_cpu_encoder(network.encoder, self.int8))
+            encoder = self._built[1]
+        if self.int8 and encoder is None:
             raise UserError(
-                "int8: is for transformers that see whole texts and are read at their last layer, "
+                "int8: is for transformers with full attention that are read at their last layer, "
                 f"on a CPU with VNNI or AMX{f' ({unknown})' if unknown else ''}; use float32 or bfloat16"
             )
-        return engine or network
+        return encoder or network
 
 
 def _structure(encoder: Encoder) -> tuple[object, ...]:
-    """What an encoder of known parts computes with beside its weights."""
+    """Return what an encoder of known parts computes with beside its weights."""
     stack = encoder.stack
-    attention = [cast(Attention, cast(Joined, block).part) for block in stack.attention]
-    ffn = [cast(FeedForward, cast(Joined, block).part) for block in stack.ffn]
+    attention = [cast(Attention, cast(Residual, block).part) for block in stack.attention]
+    ffn = [cast(FeedForward, cast(Residual, block).part) for block in stack.ffn]
     kinds = tuple(type(block) for block in (*stack.attention, *stack.ffn))
     return stack.plan, kinds, tuple((a.heads, a.causal) for a in attention), tuple(f.activation for f in ffn)

@@ -1,6 +1,6 @@
-"""Operators that a compiler is to leave whole on a GPU, because its own version is slower or not repeatable.
+"""Operators that a compiler must not rewrite on a GPU, because its version is slower or not deterministic.
 
-Elsewhere they are PyTorch's functions and nothing more.
+Elsewhere they are PyTorch's own functions.
 
 Shape letters: t tokens, v rows of a table, e their width.
 """
@@ -14,7 +14,7 @@ from torch.library import custom_op
 
 
 def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
-    """Rows of a table.
+    """Look up rows of an embedding table.
 
     A compiler turns the gradient into additions that collide at every frequent token: slow, and in another
     order each time. PyTorch's own kernel sorts the ids first.

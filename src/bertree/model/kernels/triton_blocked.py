@@ -19,10 +19,10 @@ from bertree.model.kernels.triton_short import LOG2_E
 try:
     import triton
     import triton.language as tl
-except ImportError:  # comes with PyTorch's CUDA builds; without it other kernels do the work
+except ImportError:  # comes with PyTorch's CUDA builds; without it other kernels are used
     triton = None
 
-# Rows of a block that stays, of one that is walked through; warps; loads ahead. Measured on an H200.
+# Rows of the block a program owns, of the blocks it loops over; warps; pipeline stages. Tuned on an H200.
 FORWARD = (64, 64, 4, 3)
 QUERIES = (64, 64, 4, 3)
 KEYS = (128, 32, 4, 3)

@@ -17,15 +17,15 @@ from torch.library import custom_op
 try:
     import triton
     import triton.language as tl
-except ImportError:  # comes with PyTorch's CUDA builds; without it other kernels do the work
+except ImportError:  # comes with PyTorch's CUDA builds; without it other kernels are used
     triton = None
 
 LONGEST = 128
 LOG2_E = 1.4426950408889634
 
 
-def usable(qkv_t3nd: Tensor) -> bool:
-    """Whether this kernel, and the one for longer sequences, can take these tensors."""
+def supports(qkv_t3nd: Tensor) -> bool:
+    """True if this kernel, and the one for longer sequences, can take these tensors."""
     half = qkv_t3nd.dtype in (torch.float16, torch.bfloat16)
     return triton is not None and half and qkv_t3nd.shape[-1] in (16, 32, 64, 128)
 
@@ -37,7 +37,7 @@ def attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
 
 
 def _block(longest: int) -> int:
-    """The tile that holds the longest sequence."""
+    """Return the tile size for the longest sequence."""
     return max(16, 1 << (longest - 1).bit_length())
 
 
