@@ -16,7 +16,7 @@ from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
 from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, load
-from bertree.interop.weights import digest
+from bertree.interop.weights import weights_hash
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.logits import Autocast, effective_max_length, logits
 from bertree.tasks.registry import NAMELESS
