@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -24,8 +25,19 @@ Json = dict[str, Any]
 MOST_TOML = 1 << 20  # characters: a file of settings is small
 
 
+def check_regular(path: str | Path) -> None:
+    """Raise an error for a pipe or a device, which may never end. What is not there is left to whoever opens it."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{path}: is a pipe or a device; give a file")
+
+
 def read_text(path: Path) -> str:
     """The text of a file, or one line on why it cannot be read."""
+    check_regular(path)
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -93,6 +93,14 @@ def test_any_text(document: str, tokens: int) -> None:
     check(document, split_passages(document, how), how, None)
 
 
+def test_a_passage_does_not_span_a_desert_of_spaces(minilm: Path) -> None:
+    """All of it would be given to the tokenizer, and stored."""
+    document = "One sentence." + " " * 1_000_000 + "Another. A third." + "\n" * 300 + "A fourth."
+    for tokenizer in (None, Tokenizer.load(minilm)):
+        spans = split_passages(document, Chunking(64, 8), tokenizer)
+        assert spans == [CharSpan(0, 13), CharSpan(1_000_013, len(document))]
+
+
 def test_mistakes() -> None:
     with pytest.raises(UserError, match=r"overlap .*between 0 and"):
         Chunking(10, 10)

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import sys
 import tracemalloc
 import unicodedata
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 from bertree.errors import UserError
 from bertree.text import cleaning, readers, sources
 from bertree.text.corpus import Corpus, CorpusOptions, Position, describe_counts
+from bertree.text.records import read_lines
 
 # Any code point, surrogates too, and often one that clean-up cares about. (st.text() first builds tables.)
 CHARACTERS = st.one_of(
@@ -228,6 +230,20 @@ def test_a_missing_library_says_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=rf"needs {library}; pip install 'bertree\["):
         read(path)
+
+
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
+    """They may never end, or never begin."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("pipe.txt", "zero.txt"):
+        path = tmp_path / name
+        with pytest.raises(UserError, match=rf"{name}: is a pipe or a device"):
+            Corpus([str(path)])
+        with pytest.raises(UserError, match=rf"{name}: is a pipe or a device"):
+            list(read_lines(path))
+    with pytest.raises(UserError, match="no text files in this folder"):
+        Corpus([str(tmp_path)])
 
 
 @pytest.mark.parametrize("character", ["word ", "x", "é", "€", "😀", "\xff"])

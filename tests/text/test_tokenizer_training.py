@@ -175,9 +175,30 @@ def test_wrong_requests(kind: str, size: int, message: str) -> None:
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
 def test_nothing_to_train_on(kind: str) -> None:
-    with pytest.raises(UserError) as caught:
-        tokenizer_training.train(list, kind, 2000)
+    with pytest.raises(UserError, match=r"^my\.txt: ") as caught:
+        tokenizer_training.train(list, kind, 2000, name="my.txt")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", list(SPECIAL))
+def test_cutting_a_long_line_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = " ".join(BOOKS.read_text(encoding="utf-8").split()[:5000])
+
+    def train() -> str:
+        return tokenizer_training.train(lambda: [line], kind, 500).backend.to_str()
+
+    assert max(map(len, tokenizer_training._lines(lambda: [line]))) <= tokenizer_training.LONG_LINE < len(line)
+    cut = train()
+    monkeypatch.setattr(tokenizer_training, "LONG_LINE", len(line))
+    assert train() == cut
+
+
+@pytest.mark.parametrize("kind", list(SPECIAL))
+@pytest.mark.parametrize("unit", ["x", "word ", "a.", " "])
+def test_a_very_long_line_takes_linear_time(kind: str, unit: str) -> None:
+    """One word of 300,000 letters would take minutes."""
+    tokenizer = tokenizer_training.train(lambda: [unit * (300_000 // len(unit)), "some other words"], kind, 300)
+    assert tokenizer.size > 10
 
 
 @pytest.mark.parametrize("kind", list(SPECIAL))

@@ -81,10 +81,10 @@ def train_tokenizer(
             shown.relabel("reading", source.size or None)
             return split.training(_with_progress(source, shown))
 
-        tokenizer = tokenizer_training.train(documents, kind, vocab_size, lowercase)
+        tokenizer = tokenizer_training.train(documents, kind, vocab_size, lowercase, ", ".join(names))
     assert source is not None, "training reads the corpus"
     if not source.counts.kept:
-        raise UserError(f"{source.sources[0].path}: no text in this corpus; nothing to train on")
+        raise UserError(f"{', '.join(names)}: has no text to train a vocabulary on")
     tokenizer_training.save(tokenizer, out)
     report = tokenizer_training.evaluate(tokenizer, split.held) if split.held else None
     dropped = _describe_dropped(asdict(source.counts), names, options)

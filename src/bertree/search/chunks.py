@@ -10,7 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from bertree.errors import UserError
@@ -91,22 +91,24 @@ class _Unit(NamedTuple):
 
 def _pack_units(units: Sequence[_Unit], chunking: Chunking) -> Iterator[tuple[int, int]]:
     """Yield runs of units, each as long as fits, each beginning with as much of the one before as the overlap
-    allows."""
-    first = 0
-    while first < len(units):
-        size, last = 0, first
-        while last < len(units) and (size + units[last].tokens <= chunking.tokens or last == first):
-            size += units[last].tokens
-            last += 1
-        yield first, last
-        if last == len(units):
-            return
-        back, repeated = last, 0
-        while back - 1 > first and (more := repeated + units[back - 1].tokens) <= chunking.overlap:
-            if more + units[last].tokens > chunking.tokens:
+    allows. White space as long as a passage ends a run."""
+    longest = PIECE * chunking.tokens
+    gaps = [n for n in range(1, len(units)) if units[n].span.start - units[n - 1].span.end > longest]
+    for first, end in pairwise([0, *gaps, len(units)]):
+        while first < end:
+            size, last = 0, first
+            while last < end and (size + units[last].tokens <= chunking.tokens or last == first):
+                size += units[last].tokens
+                last += 1
+            yield first, last
+            if last == end:
                 break
-            back, repeated = back - 1, more
-        first = back
+            back, repeated = last, 0
+            while back - 1 > first and (more := repeated + units[back - 1].tokens) <= chunking.overlap:
+                if more + units[last].tokens > chunking.tokens:
+                    break
+                back, repeated = back - 1, more
+            first = back
 
 
 def _split_in_half(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertree.errors import UserError
+from bertree.files import check_regular
 
 FORMATS = {
     ".txt": "text",
@@ -86,6 +87,7 @@ def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterato
     else:
         raise UserError(f"{name}: no such file or folder")
     for path in paths:
+        check_regular(path)
         kind = format or format_of(path, extra)
         if kind is None:
             hint = "" if extra else ", or give --format text"
@@ -136,6 +138,7 @@ def open_source(source: Source) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     if source.path == STANDARD_INPUT:
         yield sys.stdin.buffer, sys.stdin.buffer
         return
+    check_regular(source.path)
     broken: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
     library: Any = None
     if source.compression == ".zst":

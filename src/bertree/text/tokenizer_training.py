@@ -9,6 +9,7 @@ pass over the text, and Unigram's pieces are sorted afterwards.
 """
 
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,8 @@ NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT}
 HELD_OUT = 20  # every n-th document is held out for the report
 HELD_OUT_CHARACTERS = 4_000_000  # at most, to bound the memory
 BYTES = 256
+LONG_LINE, LONG_WORD = 4096, 1000  # characters
+WORD_RUN = re.compile(rf"[^\W_]{{{LONG_WORD}}}(?=[^\W_])")
 Documents = Callable[[], Iterable[str]]
 
 
@@ -80,11 +83,13 @@ class HeldOutSplit:
                 yield document
 
 
-def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | None = None) -> Tokenizer:
+def train(
+    documents: Documents, kind: str, vocab_size: int, lowercase: bool | None = None, name: str = "corpus"
+) -> Tokenizer:
     """Train a tokenizer of one of the three kinds; the vocabulary is smaller if the text does not yield more.
 
-    `documents` starts a new pass over the text on each call. `lowercase` defaults to True for WordPiece and Unigram, as
-    in BERT-uncased and ALBERT, and is not possible for byte-level BPE.
+    `documents` starts a new pass over the text on each call; `name` stands for them in messages. `lowercase` defaults
+    to True for WordPiece and Unigram, as in BERT-uncased and ALBERT, and is not possible for byte-level BPE.
     """
     if kind not in NAMES:
         raise UserError(f"tokenizer kind '{kind}': unknown; {suggest(kind, NAMES)}")
@@ -99,9 +104,9 @@ def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | No
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"the {kind} vocabulary cannot be trained on this corpus ({error})") from None
+        raise UserError(f"{name}: a {kind} vocabulary cannot be trained on this text ({error})") from None
     if backend.get_vocab_size() <= len(NAMES[kind]):
-        raise UserError("the corpus holds no text to train a vocabulary on")
+        raise UserError(f"{name}: has no text to train a vocabulary on")
     if kind == "bpe":
         vocabulary_files.set_roberta_template(backend)
     else:
@@ -110,7 +115,24 @@ def train(documents: Documents, kind: str, vocab_size: int, lowercase: bool | No
 
 
 def _lines(documents: Documents) -> Iterator[str]:
-    return (line for document in documents() for line in document.split("\n"))
+    for document in documents():
+        for line in document.split("\n"):
+            yield from (line,) if len(line) <= LONG_WORD else _cut_long(line)
+
+
+def _cut_long(line: str) -> Iterator[str]:
+    """Cut a long line at white space, which changes no word, and put spaces into very long words.
+
+    The trainers' time grows with the square of the length of a word, and long lines are slow too.
+    """
+    line = WORD_RUN.sub(r"\g<0> ", line)
+    start = 0
+    while len(line) - start > LONG_LINE:
+        space = line.rfind(" ", start + 1, start + LONG_LINE)
+        end = space if space > 0 else start + LONG_LINE
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 def _wordpiece(documents: Documents, vocab_size: int, lower: bool) -> Backend:
