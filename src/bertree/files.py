@@ -36,7 +36,7 @@ def check_regular(path: str | Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or one line on why it cannot be read."""
+    """Read a UTF-8 text file."""
     check_regular(path)
     try:
         return path.read_text(encoding="utf-8")
@@ -56,7 +56,7 @@ def read_json(path: Path) -> Json:
 
 def read_json_lines(path: Path) -> Iterator[Json]:
     """Yield the JSON object of every line."""
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).removesuffix("\n").split("\n"), 1):
         value = parse_json(line, f"{path}: line {number}")
         if not isinstance(value, dict):
             raise UserError(f"{path}: line {number}: must hold a JSON object")

@@ -265,7 +265,7 @@ def test_long_and_odd_texts() -> None:
 
 def test_failing_to_write_is_only_noted(tmp_path: Path) -> None:
     (tmp_path / "predictions.jsonl").write_text("{not json\n")
-    with pytest.warns(BertreeWarning, match="is not valid JSONL"):
+    with pytest.warns(BertreeWarning, match="is not valid JSON"):
         write_page(tmp_path, classes("a"), {}, {"dev": tmp_path / "predictions.jsonl"})
     with pytest.warns(BertreeWarning, match="nowhere"):
         write_page(tmp_path / "nowhere", classes("a"), {}, {})

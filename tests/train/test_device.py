@@ -30,7 +30,7 @@ def test_as_few_as_fit(tokens: int, limit: int, compiled: bool) -> None:
     assert count(tokens, 128, replace(CPU, compiled=compiled), limit) == expected
 
 
-@pytest.mark.parametrize("tokens", [LARGEST_BATCH, LARGEST_BATCH - 57])  # which is prime
+@pytest.mark.parametrize("tokens", [LARGEST_BATCH, LARGEST_BATCH - 5])  # which is prime
 def test_large_batches_take_no_time(tokens: int) -> None:
     began = time.process_time()
     for compiled in (False, True):

@@ -6,7 +6,7 @@ from typing import Annotated
 from bertree.config.bounds import Above, AtLeast, AtMost, OneOf, Share
 
 LARGEST_SEED = 2**62
-LARGEST_BATCH = 2**28  # tokens
+LARGEST_BATCH = 2**26  # tokens
 SHAPES = ("linear", "cosine", "constant")
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # synonyms of the words that are written
 

@@ -5,13 +5,13 @@ very long line is cut, bytes that are not UTF-8 are replaced, and each is counte
 cannot be understood stops the work, because a row without its text would move all that follow.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from bertree.errors import UserError, suggest
+from bertree.files import parse_json
 from bertree.text import delimited
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.readers import MAX_RECORD, open_parquet
@@ -111,10 +111,7 @@ class TextRows:
             if not line.strip():
                 continue
             where = f"{self.name}: line {number}"
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{where}: is not valid JSON ({error})") from None
+            record = parse_json(line, where)
             if isinstance(record, str):
                 yield record
                 continue

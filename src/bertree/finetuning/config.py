@@ -18,7 +18,7 @@ from bertree.tasks.task import Task
 
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 MOST_COPIES = 1000
-MOST_EPOCHS = 1e6
+MOST_EPOCHS, LARGEST_BATCH = 1e6, 2**20
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class TrainSettings:
     """How long, how much at once, and when to stop."""
 
     epochs: Annotated[float, Above(0), AtMost(MOST_EPOCHS)] = 3.0
-    batch: Annotated[int, AtLeast(1)] = 32  # examples a step (windows of SQuAD, questions with their options)
+    # examples a step (windows of SQuAD, questions with their options)
+    batch: Annotated[int, AtLeast(1), AtMost(LARGEST_BATCH)] = 32
     max_length: Annotated[int, AtLeast(0)] = 0  # tokens a sequence; 0: the task's own, at most the model's
     warmup: Annotated[float, Share()] = 0.1  # share of the steps in which the rate rises from 0
     shape: Annotated[str, OneOf(SHAPES)] = "linear"  # of the learning rate after that

@@ -176,7 +176,7 @@ class FineTuning:
         that moment in it."""
         loop, feed = self._parts(seed)
         recipe = self.recipe(seed)
-        steps, every = len(feed.plan), self.steps_an_epoch / self.config.train.evaluations
+        steps, every = len(feed.plan), max(1.0, self.steps_an_epoch / self.config.train.evaluations)
         session = FineTuningSession(
             out,
             recipe,

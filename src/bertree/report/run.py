@@ -6,7 +6,6 @@ Both show what the metrics hold: terms of the loss and scores of evaluations go 
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from bertree.errors import UserError
-from bertree.files import Json, read_json, read_text
+from bertree.files import Json, parse_toml, read_json, read_text
 from bertree.objectives.pretraining import TERMS
 from bertree.report.comparison_page import comparison_of_run
 from bertree.report.formats import digits, duration, format_metric, label, percent, quantity, smaller_is_better
@@ -137,8 +136,8 @@ def _or_dash(text: Callable[[float], str], value: float) -> str:
 def _title(recipe: str, folder: str) -> tuple[str, str]:
     """Return the name of the recipe and of the model; the folder's name where there is no recipe."""
     try:
-        tree = tomllib.loads(recipe)
-    except tomllib.TOMLDecodeError:
+        tree = parse_toml(recipe, RECIPE)
+    except UserError:
         tree = {}
     model = tree.get("model")
     if isinstance(model, dict):

@@ -5,7 +5,6 @@ read from their files, because a resumed run has no others; the pages of the see
 """
 
 import gc
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files import Json, read_json_lines
 from bertree.finetuning.page import entities, kinds
 from bertree.report.comparison_page import comparison_of_run
 from bertree.report.formats import format_score, label, percent
@@ -67,11 +65,7 @@ def _predictions(files: Mapping[str, Path]) -> dict[str, list[Json]]:
     found = {}
     for name, path in files.items():
         if path.is_file():
-            try:
-                with path.open(encoding="utf-8") as file:
-                    found[name] = [json.loads(line) for line in file]
-            except ValueError as error:
-                raise UserError(f"{path}: is not valid JSONL ({error})") from None
+            found[name] = list(read_json_lines(path))
     return found
 
 
