@@ -12,6 +12,8 @@ One table, `KERNELS`, from name to function; `choose` picks by device, precision
 Shape letters: t tokens, s sequences, l longest sequence, n heads, d head width, h width.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch
+from bertree.model.architecture import Architecture
 from bertree.model.kernels import triton_blocked, triton_short
 from bertree.model.kernels.grouped import grouped_attention
 
@@ -45,6 +48,18 @@ class Attention(nn.Module):
         mixed_tnd = kernel(qkv_t3nd, batch, dropout, self.causal)
         out: Tensor = self.out(mixed_tnd.flatten(1))
         return out
+
+
+# The part for each value of the axis `attention` (architecture.ATTENTION); a new kind also has a row in cost.KEYS.
+KINDS: dict[str, Callable[[int, int, float], Attention]] = {
+    "full": Attention,
+    "causal": partial(Attention, causal=True),
+}
+
+
+def build_attention(a: Architecture) -> Attention:
+    """Build the attention of one layer."""
+    return KINDS[a.attention](a.width, a.heads, a.attention_dropout)
 
 
 def choose(qkv_t3nd: Tensor, batch: Batch, dropout: float, causal: bool = False) -> str:

@@ -18,6 +18,7 @@ A BiLSTM is not pretrained: its figures are for a step in fp32 without a head, a
 attention keeps one number per head and query instead of the scores.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from bertree.model.architecture import Architecture
@@ -27,6 +28,8 @@ MASK_RATE = 0.15
 LOGIT_BYTES = 10  # per logit: score in bf16, log-softmax and its gradient in fp32
 RESERVE = 0.06  # of a card, for the CUDA context and fragmentation
 GIB = 1024**3
+# Keys per query, on average over a sequence, for each value of the axis `attention`.
+KEYS: dict[str, Callable[[int], float]] = {"full": lambda length: length, "causal": lambda length: (length + 1) / 2}
 
 # Largest batch on a card of 12 GB that BERT's authors published (fp32, padded), by length.
 PUBLISHED_BATCHES = {
@@ -93,8 +96,7 @@ def forward_flops(a: Architecture, length: int) -> int:
     if a.body == "bilstm":  # four gates for each unit; its width is that of both directions
         return 2 * sum(4 * a.width * each for each in _lstm_inputs(a))
     linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
-    keys = length if a.attention == "full" else (length + 1) / 2  # per query, on average
-    attention = 2 * keys * a.width  # scores and weighted sum
+    attention = 2 * KEYS[a.attention](length) * a.width  # scores and weighted sum
     projection = a.embedding_width * a.width if a.embedding_projection else 0
     return round(2 * (a.layers * (linear + attention) + projection))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import ACTIVATIONS, Architecture
-from bertree.model.attention import Attention
+from bertree.model.attention import Attention, build_attention
 from bertree.model.embeddings import Embeddings
 from bertree.model.feed_forward import FeedForward
 from bertree.model.init import initialize, scale_weights
@@ -88,8 +88,7 @@ def build_transformer(a: Architecture) -> Encoder:
         dropout=a.dropout,
         projection=nn.Linear(a.embedding_width, a.width) if a.embedding_projection else None,
     )
-    causal = a.attention == "causal"
-    attention = [Attention(a.width, a.heads, a.attention_dropout, causal) for _ in set(attention_plan)]
+    attention = [build_attention(a) for _ in set(attention_plan)]
     ffn = [FeedForward(a.width, a.ffn_width, a.activation) for _ in set(ffn_plan)]
     encoder = Encoder(
         embeddings,
@@ -100,7 +99,7 @@ def build_transformer(a: Architecture) -> Encoder:
         ),
         norm(a.width) if a.residual == "pre-norm" else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
-        causal,
+        attention[0].causal,
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term
