@@ -5,13 +5,17 @@ imports, which is possible only if no imports run in a circle.
 """
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "bertree"
+ARCHITECTURE = SOURCE.parents[1] / "docs" / "architecture.md"
 MOST_ROOMS, MOST_FLOORS, MOST_ROOT_MODULES, MOST_FILES = 30, 11, 8, 17
+MOST_STEPS = 6  # files from the verb `distill --task` to the loss
+ROW = r"^\| \d \| `([\w/]+\.py)` \| `([\w.]+)` \|"  # of a walk in the documentation
 # Stricter than the floors: what a room may import beside the standard library.
 ONLY = {
     "model": {"torch", "triton", "bertree.batch", "bertree.errors", "bertree.model"},
@@ -59,7 +63,8 @@ def room_graph() -> dict[str, dict[str, str]]:
     return graph
 
 
-def test_imports_only_point_down() -> None:
+def floors() -> dict[str, int]:
+    """The floor of each room."""
     graph = room_graph()
 
     @cache
@@ -67,11 +72,42 @@ def test_imports_only_point_down() -> None:
         assert room not in above, f"imports run in a circle: {' -> '.join((*above, room))} ({graph[above[-1]]})"
         return 1 + max((floor(other, (*above, room)) for other in graph[room]), default=0)
 
-    assert max(map(floor, graph)) <= MOST_FLOORS
+    return {room: floor(room) for room in graph}
+
+
+def test_imports_only_point_down() -> None:
+    graph, found = room_graph(), floors()
+    assert max(found.values()) <= MOST_FLOORS
     assert len(graph) <= MOST_ROOMS
     for room, others in graph.items():
         for other in TOP & set(others) - {room}:
             assert room in TOP, f"{others[other]} imports {other}, which nothing below may import"
+
+
+def test_the_plan_in_the_documentation_is_that_of_the_imports() -> None:
+    found = {room: floor for room, floor in floors().items() if room != "__init__"}
+    rows = {floor: sorted(room for room in found if found[room] == floor) for floor in set(found.values())}
+    lines = [f"{floor:2}  {''.join(f'{room:14}' for room in rows[floor])}".rstrip() for floor in sorted(rows)[::-1]]
+    plan = "\n".join(lines)
+    page = ARCHITECTURE.read_text()
+    assert f"```text\n{plan}\n```" in page, f"docs/architecture.md: the plan is now\n{plan}"
+    for room in found:
+        assert f"\n| `{room}` |" in page, f"docs/architecture.md does not say what {room} is for"
+
+
+def test_the_documentation_names_files_and_functions_that_exist() -> None:
+    page = ARCHITECTURE.read_text()
+    for name in re.findall(r"`([\w/]+\.py)`", page):
+        assert (SOURCE / name).is_file() or (SOURCE.parents[1] / name).is_file(), f"docs/architecture.md: {name}"
+    walks = [re.findall(ROW, table, re.MULTILINE) for table in page.split("\n\n")]
+    steps, *_ = walks = [walk for walk in walks if walk]
+    assert len(steps) <= MOST_STEPS, "from the verb to the loss"
+    for file, function in (row for walk in walks for row in walk):
+        tree: ast.AST = ast.parse((SOURCE / file).read_text())
+        for part in function.split("."):
+            named = [n for n in ast.iter_child_nodes(tree) if getattr(n, "name", "") == part]
+            assert named, f"docs/architecture.md: {file} has no {function}"
+            tree = named[0]
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

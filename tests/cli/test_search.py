@@ -1,9 +1,6 @@
-"""`bertree index` as people use it, with real weights; and what docs/search.md says, run."""
+"""`bertree index` as people use it, with real weights."""
 
 import json
-import os
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -17,7 +14,6 @@ from tests.support.command import Command
 from tests.support.learnable import Trained
 from tests.support.standin import Words
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "search.md"
 LETTERS = [
     {"key": "1", "body": "The train to the mountains leaves at six in the morning.", "from": "Ida"},
     {"key": "2", "body": "My cat has learned to open the kitchen door.", "from": "Otto"},
@@ -138,24 +134,6 @@ def test_which_class_says_yes() -> None:
     assert positive_label(["a", "b", "c"], "c") == "c"
     with pytest.raises(UserError, match="--label: a, b, c"):
         positive_label(["a", "b", "c"])
-
-
-def test_the_documentation(minilm: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of docs/search.md in order."""
-    monkeypatch.chdir(tmp_path)
-    os.symlink(minilm, "my-model")
-    known: dict[str, object] = {}
-    ran = 0
-    for language, block in re.findall(r"```(python|console)\n(.*?)```", DOCS.read_text(), re.DOTALL):
-        if language == "python":
-            exec(compile(block, str(DOCS), "exec"), known)
-            ran += 1
-            continue
-        for line in block.splitlines():
-            said = command.well(*shlex.split(line.removeprefix("$ bertree ")))
-            assert said.out
-            ran += 1
-    assert ran >= 11
 
 
 def test_options_of_a_second_model_need_one(tmp_path: Path, command: Command) -> None:

@@ -13,7 +13,9 @@ from bertree.model.architecture import Architecture
 ONNX = "onnx"
 
 
-def convert(source: Path, target: Path, to: str, precision: str = "float32", force: bool = False) -> Architecture:
+def convert(
+    source: str | Path, target: str | Path, to: str, precision: str = "float32", force: bool = False
+) -> Architecture:
     """Read a model folder of either kind and write the kind asked for; return its architecture.
 
     `to`: bertree, huggingface or onnx. `precision`: of the written weights. `force` replaces a model in `target`.
@@ -21,7 +23,7 @@ def convert(source: Path, target: Path, to: str, precision: str = "float32", for
     if to not in (*LAYOUTS, ONNX):
         raise UserError(f"--to {to}: {suggest(to, (*LAYOUTS, ONNX))}")
     dtype = parse_precision(precision)
-    source = resolve_model_path(source)
+    source, target = resolve_model_path(source), Path(target)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
     if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE)) and not force:

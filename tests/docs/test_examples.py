@@ -1,0 +1,225 @@
+"""Every example of README and docs runs: blocks of Python, command lines, and the JSON that is shown after them.
+
+The files that an example names are small versions of the real ones (`tests.support.documentation`), and what would
+take long is made shorter by settings of the tables here. So a page may name no option, setting, function or attribute
+that does not exist.
+"""
+
+import functools
+import glob
+import importlib.util
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import bertree
+from bertree.cli import aliases
+from bertree.cli.main import app
+from bertree.model import presets
+from bertree.objectives import embedding_losses
+from bertree.tasks import registry
+from tests.support import documentation
+from tests.support.command import Command
+from tests.support.documentation import PAGES, ROOT, Block, Library
+
+# What is put at the end of a command or a call, to make it short: settings and options.
+PHASE = {"steps": 2, "max_length": 32, "batch_tokens": 256}
+RUN = {"schedule.warmup": 1, "run.device": "cpu", "run.eval_tokens": 512}
+PRETRAIN = {"phases": [PHASE]} | RUN
+DISTILL = {f"phases.0.{key}": value for key, value in PHASE.items()} | RUN
+FINETUNE = {"epochs": 1, "device": "cpu"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "pretrain": PRETRAIN,
+    "finetune": FINETUNE,
+    "embeddings train": FINETUNE,
+    "distill --store": DISTILL,
+    "distill --task": FINETUNE,
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "prepare": {"workers": 1},
+    "distill --store": {"seconds": 0},
+    "distill --task": {"seconds": 0},
+    "compare": {"seconds": 0.2},
+}
+# Models of the published sizes, which are made small.
+SMALL_MODEL = {"model.layers": 2, "model.width": 32, "model.heads": 2}
+LARGE = {"bert-base", "bert-small", "my-recipe.toml"}
+# Other settings of an example that would take long.
+FEWER_COPIES = {"copies": 1}
+# Words after `$` of lines that are not bertree's.
+OTHER_PROGRAMS = {"make", "head"}
+# Modules that an example may need and that the tests do not install.
+OPTIONAL = {"mteb"}
+
+
+def short_settings(verb: str, first: str, words: str) -> dict[str, Any]:
+    """The settings that make a run short. `first` is its first argument, `words` all of the example."""
+    found = dict(SETTINGS.get(verb, {}))
+    if verb in ("pretrain", "distill --store") and LARGE & set(re.findall(r"[\w.-]+", words)):
+        found |= SMALL_MODEL if "model.start" not in words else {}
+    if "copies" in words:
+        found |= FEWER_COPIES
+    return found
+
+
+def as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}={as_toml(item)}" for key, item in value.items()) + "}"
+    return f"[{', '.join(map(as_toml, value))}]" if isinstance(value, list) else str(value)
+
+
+def verb_of(words: list[str]) -> str:
+    """The verb of a command line, and of `distill` its kind."""
+    if words[0] == "distill":
+        return "distill --store" if "--store" in words else "distill --task"
+    return " ".join(words[:2]) if words[0] in ("embeddings", "tokenizer", "index", "store", "recipe") else words[0]
+
+
+def shortened(words: list[str]) -> list[str]:
+    """A command line with what makes it short, and with the files that a shell would put in place of `*`."""
+    verb = verb_of(words)
+    expanded = [name for word in words for name in (sorted(glob.glob(word)) if "*" in word else [word])]
+    settings = short_settings(verb, words[1], " ".join(words)) if verb in SETTINGS else {}
+    options = [word for name, value in OPTIONS.get(verb, {}).items() for word in (f"--{name}", str(value))]
+    return [*expanded, *options, *(f"{key}={as_toml(value)}" for key, value in settings.items())]
+
+
+def shortened_call(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the API that adds what makes it short."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **words: Any) -> Any:
+        verb = {"train_embeddings": "embeddings train"}.get(name, name)
+        verb = f"distill --{'store' if 'store' in words else 'task'}" if name == "distill" else verb
+        every = f"{args} {words}"
+        short = short_settings(verb, str(args[0]), every) if verb in SETTINGS else {}
+        return function(*args, **words | short | OPTIONS.get(verb, {}))
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """What an example registers is known to that example only."""
+    known = (presets.PRESETS, embedding_losses.LOSSES, registry.TASKS)
+    before = [dict(names) for names in known]
+    yield
+    for names, old in zip(known, before, strict=True):
+        names.clear()
+        names.update(old)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tmp_path_factory.mktemp("library"))
+
+
+def run_python(block: Block, page: Path, known: dict[str, object]) -> None:
+    names = set(re.findall(r"^(?:import|from) ([\w, ]+)", block.text, re.MULTILINE))
+    needed = {word.strip() for line in names for word in line.split(",")} & OPTIONAL
+    if any(importlib.util.find_spec(name) is None for name in needed):
+        return
+    code = "\n" * (block.line - 1) + block.text
+    exec(compile(code, str(page), "exec"), known)
+
+
+def run_console(block: Block, command: Command, library: Library, folder: Path) -> str:
+    """Run the commands of a block and return what the last one printed."""
+    printed = ""
+    for words in documentation.commands(block):
+        if words[0] != "bertree":
+            assert words[0] in OTHER_PROGRAMS, words
+            continue
+        library.provide(documentation.files_of_command(words[2:]), folder)
+        said = command(*shortened(words[1:]))
+        assert said.code == 0, f"$ {' '.join(words)}\n{said.err}"
+        assert said.out, words
+        printed = said.out
+    return printed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_run(
+    page: Path, library: Library, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pretrain", "finetune", "distill", "train_embeddings", "compare", "prepare"):
+        monkeypatch.setattr(bertree, name, shortened_call(name, getattr(bertree, name)), raising=False)
+    known: dict[str, object] = {"__name__": "example"}
+    printed = ""
+    for block in documentation.blocks(page):
+        if block.language == "console":
+            printed = run_console(block, command, library, tmp_path)
+        elif block.language == "python":
+            library.provide(documentation.files_of_python(block.text), tmp_path)
+            run_python(block, page, known)
+        elif block.language == "json":
+            shown = json.loads(block.text)
+            for value in documentation.as_json(printed):
+                documentation.same_shape(shown, value, f"{page.name}:{block.line} ")
+        elif block.language == "toml":
+            Path("my-recipe.toml").write_text(block.text)
+            library.provide(re.findall(r'"(.*?)"', block.text), tmp_path)
+        else:
+            assert block.language == "text", f"{page.name}:{block.line}: what is to be done with {block.language}?"
+
+
+def command_named(words: list[str]) -> Any:
+    """The command of a line, or of its verb alone."""
+    found: Any = get_command(app)
+    while hasattr(found, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in found.commands, f"bertree {' '.join(words)}: no such verb"
+        found, words = found.commands[words[0]], words[1:]
+    return found
+
+
+def options_of(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+
+
+def mentioned() -> list[list[str]]:
+    """Commands in the prose of the pages and in the help texts."""
+    found = [words for page in PAGES for words in documentation.inline_commands(page)]
+    for path in sorted((ROOT / "src" / "bertree" / "cli").glob("*.py")):
+        for example in re.findall(r"\[dim\](.*?)\[/dim\]", path.read_text(), re.DOTALL):
+            lines = [line.partition("bertree ")[2] for line in example.splitlines() if "bertree " in line]
+            found += [documentation.shlex.split(line.replace("\\\\[", "[")) for line in lines]
+    return found
+
+
+def test_commands_that_are_mentioned_exist() -> None:
+    lines = [words for words in mentioned() if words[0] not in ("VERB", "...")]
+    assert len(lines) > 50
+    for words in lines:
+        known = options_of(command_named(words))
+        for word in words:
+            if re.match(r"--?[a-z]", word):
+                assert word.partition("=")[0] in known, f"bertree {' '.join(words)}: {word}"
+
+
+def test_every_old_spelling_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    for verb, options in aliases.OPTIONS.items():
+        for old, new in options.items():
+            line = next((line for line in page.splitlines() if f"`{verb} {old}`" in line), None)
+            assert line is not None, f"docs/cli.md does not name `{verb} {old}`"
+            assert f"`{new}`" in line
+    assert all(f"`{old} " in page for old in aliases.GROUPS)
+
+
+def test_every_verb_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for verb in [f"{name} {other}" for other in getattr(command, "commands", ())] or [name]:
+            assert f"`{verb}`" in page, f"docs/cli.md does not name `{verb}`"
+
+
+def test_every_function_is_described() -> None:
+    page = (ROOT / "docs" / "python.md").read_text()
+    for name in set(bertree.__all__) - {"__version__"}:
+        assert re.search(rf"bertree\.{name}\b", page), f"docs/python.md does not name bertree.{name}"
