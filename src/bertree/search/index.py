@@ -311,5 +311,5 @@ def _room(model: TextEncoder, prompt: str) -> int | None:
     longest, tokenizer, vector = (getattr(model, name, None) for name in ("max_length", "tokenizer", "vector"))
     if longest is None or tokenizer is None:
         return None
-    before = vector.before(prompt or None) if vector is not None else ""
+    before = vector.prompt_text(prompt or None) if vector is not None else ""
     return int(longest) - len(tokenizer.backend.encode(before).ids)  # including special tokens
