@@ -7,6 +7,10 @@ Our own bugs are `assert`s and ordinary exceptions.
 import difflib
 from collections.abc import Iterable
 
+LONGEST_NAME = 60  # characters of a name that a message shows
+MOST_KNOWN = 50  # names that a message lists
+MOST_COMPARED = 5000  # names among which the nearest is looked for: it takes a millisecond for each hundred
+
 
 class UserError(Exception):
     """A mistake in what the user gave us: a file, a name, a value."""
@@ -28,8 +32,16 @@ class TextsCut(BertreeWarning):
         self.texts, self.of, self.limit, self.tokens = texts, of, limit, tokens
 
 
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Return names with commas between them; of very many, the first ones and how many there are."""
+    shown = [text if len(text := str(name)) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}..." for name in names]
+    if len(shown) <= most:
+        return ", ".join(shown)
+    return f"{', '.join(shown[:most])}, ... ({len(shown):,} in all)"
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of an error line: the nearest known word, or the list of them."""
+    """Return the end of an error line: the nearest known word, or the list of them."""
     known = sorted(set(known))
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6) if len(known) <= MOST_COMPARED else []
+    return f"did you mean '{near[0]}'?" if near else f"known: {listed(known, MOST_KNOWN)}"

@@ -274,3 +274,86 @@ def test_features_refused(deep: Path, trained: Trained, command: Command, tmp_pa
         assert (said.code, len(said.lines)) == (2, 1), said.err
         assert reason in said.err
         assert not (tmp_path / "out").exists()
+
+
+def column_lines(rows: list[learnable.Row], prefix: str = "", separator: str = "\t") -> str:
+    """One word a line with its tag, an empty line after each sentence."""
+    both = (zip(row["words"], row["tags"], strict=True) for row in rows)  # type: ignore[call-overload]
+    return "\n".join("".join(f"{prefix}{word}{separator}{tag}\n" for word, tag in row) for row in both)
+
+
+@pytest.mark.parametrize(
+    ("ending", "prefix"), [(".tsv", "en:"), (".tsv", ""), ("", "en:"), (".txt", ""), (".conll", "")]
+)
+def test_two_columns_with_a_tab_from_training_to_prediction(
+    ending: str, prefix: str, command: Command, tmp_path: Path
+) -> None:
+    start = learnable.model(tmp_path / "start", learnable.tokenizer())
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    for split, rows in {"train": (160, 0), "dev": (40, 1), "test": (40, 2)}.items():
+        (data / f"{split}{ending}").write_text(column_lines(learnable.tagged(*rows), prefix))
+    given = ("--task", "ner", "--data", data)
+    command.well("finetune", start, *given, "--out", out, *learnable.SETTINGS, "batch=16", "epochs=4")
+    scores = command.well("evaluate", out / "model", *given, "--split", "test", "--json").json
+    assert scores["f1"] > 0.9  # type: ignore[operator]
+    test = data / f"test{ending}"
+    assert command.well("evaluate", out / "model", "--task", "ner", "--data", test, "--json").json["f1"] == scores["f1"]
+    lines = objects(command.well("predict", out / "model", "--file", test, "--json"))
+    assert [line["words"] for line in lines] == [row["words"] for row in learnable.tagged(40, 2)]
+    assert all("gold" not in line for line in lines)
+    right = sum(line["predicted"] == row["tags"] for line, row in zip(lines, learnable.tagged(40, 2), strict=True))
+    assert right > 30
+
+
+def test_named_columns_are_remembered_by_every_task(command: Command, tmp_path: Path) -> None:
+    start = learnable.model(tmp_path / "start", learnable.tokenizer())
+    rows = [{"tokens": row["words"], "ner_tags": row["tags"]} for row in learnable.tagged(40)]
+    file = learnable.write(tmp_path / "train.jsonl", rows)
+    given = ("--task", "ner", "--data", file)
+    named = ("--text", "tokens", "--label", "ner_tags")
+    command.well("finetune", start, *given, *named, "--out", tmp_path / "out", *learnable.SETTINGS, "epochs=1")
+    assert "f1" in command.well("evaluate", tmp_path / "out/model", *given, "--json").json
+    assert len(objects(command.well("predict", tmp_path / "out/model", "--file", file, "--json"))) == 40
+
+
+@pytest.mark.parametrize("name", ["classification", "pair", "regression", "ner", "crf", "squad", "squad2", "choice"])
+def test_a_file_that_is_evaluated_can_be_predicted(
+    name: str, trained: Trained, command: Command, tmp_path: Path
+) -> None:
+    model, data = trained(name) / "model", trained.root / name / "data"
+    (file,) = (path for path in data.iterdir() if path.name.startswith(("dev", "valid")))
+    task = learnable.KINDS[name].options[1]
+    command.well("evaluate", model, "--task", task, "--data", file, "--out", tmp_path / "scores")
+    scored = [json.loads(line) for line in (tmp_path / "scores" / "predictions.jsonl").read_text().splitlines()]
+    found = objects(command.well("predict", model, "--file", file, "--json"))
+    assert [line["predicted"] for line in found] == [line["predicted"] for line in scored]
+    assert all("gold" not in line for line in found)
+
+
+def test_a_text_of_words_is_no_column_file(trained: Trained, command: Command, tmp_path: Path) -> None:
+    """Lines of as many words each, as in a poem, are texts unless every one of them ends with a tag."""
+    (tmp_path / "poem.txt").write_text("the boat to Oslo\nthe road to Riga\nthe lamp of Ada\n")
+    found = objects(command.well("predict", trained("ner") / "model", "--file", tmp_path / "poem.txt", "--json"))
+    assert [len(line["words"]) for line in found] == [4, 4, 4]
+    (tmp_path / "words.tsv").write_text("id\ttext\n1\tthe boat to Oslo\n")
+    (line,) = objects(command.well("predict", trained("ner") / "model", "--file", tmp_path / "words.tsv", "--json"))
+    assert line["words"] == ["the", "boat", "to", "Oslo"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("rows.jsonl", '{"text": "a"}\n{"foo": "b"}\n', "rows.jsonl: line 2: "),
+        ("rows.csv", "foo,bar\n1,2\n", "rows.csv: line 2: "),
+        ("empty.csv", "text\n", "empty.csv"),
+        ("empty.txt", "\n", "empty.txt"),
+    ],
+)
+def test_mistakes_in_a_file_name_it(
+    name: str, text: str, said: str, trained: Trained, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    found = command("predict", trained("classification") / "model", "--file", tmp_path / name)
+    assert found.code == 2
+    assert str(tmp_path / said) in found.lines[-1]

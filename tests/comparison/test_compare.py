@@ -422,7 +422,7 @@ WRONG = {
     "seconds": (["ONE", "ONE", "--seconds", "0"], "--seconds"),
     "no number of seconds": (["ONE", "ONE", "--seconds", "nan"], "--seconds"),
     "a folder of texts": (["ONE", "ONE", "--texts", "ONE"], "one"),
-    "no text in it": (["ONE", "ONE", "--texts", "DATA"], "dev.csv: record 1: has no 'text'"),
+    "no text in it": (["ONE", "ONE", "--texts", "DATA"], "dev.csv: line 2: has no 'text'"),
     "out": (["ONE", "ONE", "--out", "EMPTY"], "is a file"),
     "inside a file": (["ONE", "ONE", "--out", "INSIDE"], "empty.txt: is a file"),
 }

@@ -10,6 +10,7 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.tasks.columns import TextExample
+from bertree.tasks.files import read_inputs
 from bertree.tasks.glue import TEXT_TASKS, glue_task
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
@@ -281,3 +282,22 @@ def test_submissions() -> None:
     assert names == {"CoLA.tsv", "SST-2.tsv", "MRPC.tsv", "QQP.tsv", "QNLI.tsv", "WNLI.tsv", "AX.tsv"}
     with pytest.raises(UserError, match="imdb: there is no submission format"):
         sent("imdb", "pos", "neg")
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_released_files_are_read_alike_for_prediction(name: str, tmp_path: Path) -> None:
+    task, text, _ = LAYOUTS[name]
+    path = tmp_path / "file.tsv"
+    read(task, path, text)
+    wanted = [(example.text, example.pair, None) for example in glue_task(task).read([path])]
+    found = list(read_inputs(glue_task(task), path))
+    assert [(example.text, example.pair, example.gold) for example in found] == wanted
+
+
+def test_other_files_are_read_by_line_for_prediction(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a fine film\n\nstale\n")
+    with pytest.warns(BertreeWarning, match="1 empty lines"):
+        found = list(read_inputs(glue_task("sst-2"), tmp_path / "texts.txt"))
+    assert [example.text for example in found] == ["a fine film", "stale"]
+    (tmp_path / "rows.csv").write_text("id,text\n7,a fine film\n")
+    assert [example.text for example in read_inputs(glue_task("sst-2"), tmp_path / "rows.csv")] == ["a fine film"]

@@ -15,7 +15,7 @@ from bertree.tasks.registry import make_task, register_task, task_help, task_nam
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.text import TextTask, text_task
 from tests.support import learnable
-from tests.support.learnable import Command
+from tests.support.command import Command
 
 
 @pytest.fixture(autouse=True)

@@ -181,10 +181,10 @@ def test_predict_reads_the_column_of_the_training_first() -> None:
     task = text_task(text="body", pair="other")
     assert parsed(task, {"text": "no", "pair": "no", "body": "a", "other": "b"}) == ("a", "b")
     assert parsed(task, {"text": "a", "pair": "b"}) == ("a", "b")
-    with pytest.raises(UserError, match=r"^'body' is empty; a text is needed$"):
+    with pytest.raises(UserError, match="'body' is empty"):
         task.parse({"body": None, "text": "a", "other": "b"})
-    with pytest.raises(UserError, match=r"^'other' holds int 3, not text$"):
-        task.parse({"body": "a", "other": 3})
+    with pytest.raises(UserError, match="line 3: 'other' holds int 3"):
+        task.parse({"body": "a", "other": 3}, "mail.csv: line 3")
 
 
 def test_a_named_label_column_must_be_there(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The verb `predict`."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from bertree.cli.command import verb
 from bertree.cli.options import DeviceOption, JsonOption, LengthOption, ModelArgument, TokenizerOption
 from bertree.console import note
 from bertree.errors import UserError
-
-if TYPE_CHECKING:
-    from bertree.files import Json
 
 CHUNK = 1024  # lines read at once
 
@@ -56,35 +53,25 @@ def predict(
         raise UserError("give texts or --file, not both")
     loaded = load(model, device=choose_device(device), tokenizer=tokenizer)
     task = loaded.find_task()
-    rest, done = _records(task, texts or [], file, question), 0
+    rest, done = _examples(task, texts or [], file, question), 0
     while some := list(islice(rest, CHUNK)):
-        for line in loaded.predict(some, max_length, done + 1):
+        for line in loaded.predict_examples(task, some, max_length):
             print(json_text(line) if as_json else task.prediction_text(line))
         done += len(some)
     if not done:
         raise UserError(f"{file or 'standard input'}: nothing to predict: the input is empty")
 
 
-def _records(task: Any, texts: Sequence[str], file: Path | None, question: str | None) -> "Iterator[str | Json]":
-    """Yield what is to be predicted: texts of the command line, a file's rows or lines, or standard input."""
-    from bertree.tasks.files import parse_line, read
+def _examples(task: Any, texts: Sequence[str], file: Path | None, question: str | None) -> Iterator[Any]:
+    """Yield what is to be predicted: the examples of a file, of texts of the command line, or of standard input."""
+    from bertree.tasks.files import parse_inputs, parse_line, read_inputs
 
-    given: Iterable[str | Json]
     if file is not None:
-        given = read(file)
-    elif texts and list(texts) != ["-"]:
-        given = (parse_line(text, f"text {number}") for number, text in enumerate(texts, 1))
-    else:
-        if sys.stdin.isatty():
-            note("reading standard input, one text per line; end with Ctrl-D")
-        given = (parse_line(line.rstrip("\r\n"), f"line {number}") for number, line in enumerate(sys.stdin, 1))
-    blank = 0
-    for record in given:
-        if isinstance(record, str) and not record.strip():
-            blank += 1
-            continue
-        if question is not None:
-            record = {"question": question} | ({"context": record} if isinstance(record, str) else record)
-        yield record
-    if blank:
-        note(f"{file or 'input'}: {blank:,} empty lines were left out")
+        return read_inputs(task, file, question)
+    if texts and list(texts) != ["-"]:
+        places = ((f"text {number}", text) for number, text in enumerate(texts, 1))
+        return parse_inputs(task, ((where, parse_line(text, where)) for where, text in places), "input", question)
+    if sys.stdin.isatty():
+        note("reading standard input, one text per line; end with Ctrl-D")
+    places = ((f"standard input: line {number}", line.rstrip("\r\n")) for number, line in enumerate(sys.stdin, 1))
+    return parse_inputs(task, ((where, parse_line(text, where)) for where, text in places), "standard input", question)

@@ -22,7 +22,7 @@ from bertree.report.comparison import Comparison
 from bertree.report.comparison_page import comparison_page
 from bertree.report.formats import printable
 from bertree.run_folder import BEST_MODEL, COMPARISON, METRICS, MODEL, REPORT, SCORES
-from bertree.tasks.files import TaskFiles, note_all_rows_scored, read
+from bertree.tasks.files import TaskFiles, note_all_rows_scored, read_inputs, read_records
 from bertree.tasks.logits import effective_max_length, inference_autocast
 from bertree.tasks.task import Task
 from bertree.text.tokenizer import Tokenizer
@@ -240,21 +240,13 @@ def _score(timed: TimedModel, data: Path) -> tuple[list[Any], dict[str, float]]:
 
 def _texts(path: Path, task: Task[Any] | None) -> list[Any]:
     """Return a file's texts and pairs; with a task, its examples."""
-    found: list[Any] = []
-    for number, record in enumerate(read(path), 1):
+    found: list[Any] = list(read_inputs(task, path)) if task is not None else []
+    for where, record in read_records(path) if task is None else ():
         if isinstance(record, str) and not record.strip():
-            continue
-        if task is not None:
-            try:
-                found += task.parse_all(record)
-            except UserError as error:
-                raise UserError(f"{path}: record {number}: {error}") from None
             continue
         given = [record] if isinstance(record, str) else [record[key] for key in ("text", "pair") if key in record]
         if not given or not all(isinstance(text, str) for text in given):
-            raise UserError(
-                f"{path}: record {number}: has no 'text'; give a text a line, or objects with text and pair"
-            )
+            raise UserError(f"{where}: has no 'text'; give a text a line, or objects with text and pair")
         found.append(given[0] if len(given) == 1 else tuple(given))
     if not found:
         raise UserError(f"{path}: holds no text")

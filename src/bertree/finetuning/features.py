@@ -15,7 +15,7 @@ from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 from bertree.model.network import build
 from bertree.model.readout import Readout
-from bertree.tasks.files import read
+from bertree.tasks.files import read_inputs
 from bertree.tasks.logits import effective_max_length, inference_autocast, token_states
 from bertree.tasks.tagging.task import TaggingTask
 
@@ -59,7 +59,7 @@ def write_features(
         network.to(loaded.device)
     task = TaggingTask("tagging")
     longest = effective_max_length(max_length, loaded.max_length, loaded.architecture.max_positions)
-    rest = read(file)
+    rest = read_inputs(task, file, keep_blank=True)  # a line of the index for every line of the file
     count = words = 0
     with (
         new_folder(out, (FEATURES, WORDS)) as work,
@@ -68,11 +68,10 @@ def write_features(
     ):
         rows.write(npy_header(0, 0, "<f4"))
         width = 0
-        while some := list(islice(rest, CHUNK)):
-            examples = [task.parse(record) for record in some]
+        while examples := list(islice(rest, CHUNK)):
             part, cut = encode_split(task, examples, loaded, longest)
             if cut.examples:
-                note(cut.message(str(file), len(some), longest))
+                note(cut.message(str(file), len(examples), longest))
             for block in token_states(network, part.units, lambda: inference_autocast(loaded.device)):
                 width = block.shape[1]
                 rows.write(np.ascontiguousarray(block, "<f4").tobytes())
@@ -81,7 +80,7 @@ def write_features(
                 line = {"text": text, "words": list(example.words), "offsets": places, "row": words}
                 index.write(json.dumps(line, ensure_ascii=False) + "\n")
                 words += len(example.words)
-            count += len(some)
+            count += len(examples)
         if not words:
             raise UserError(f"{file}: holds no words")
         rows.seek(0)

@@ -299,6 +299,17 @@ class Model(SentenceTransformersMethods):
         """The task it answers: the one of that name, or the one it was fine-tuned for."""
         return registry.task_of_model(self.classes, self.labels, self.task, self.network.crf is not None, name, columns)
 
+    def predict_examples(self, task: Task[Any], examples: Sequence[Any], max_length: int = 0) -> list[Json]:
+        """Return the predictions for examples of a task, as `task.read` or `task.parse` make them."""
+        longest = effective_max_length(
+            max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions
+        )
+        units, cut = task.units(examples, self.required_tokenizer, longest)
+        if cut.examples:
+            warnings.warn(cut.message("input", len(examples), longest), BertreeWarning, stacklevel=2)
+        found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
+        return task.predict(examples, units, found)
+
     @property
     def required_tokenizer(self) -> Tokenizer:
         """The tokenizer, where there must be one."""
@@ -341,20 +352,10 @@ class TaskModel(Model):
         first input, for messages.
         """
         task = self.find_task()
-        longest = effective_max_length(
-            max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions
-        )
         examples: list[Any] = []
         for number, record in enumerate(inputs, first):
-            try:
-                examples += task.parse_all(_record(record, task.head))
-            except UserError as error:
-                raise UserError(f"input {number}: {error}") from None
-        units, cut = task.units(examples, self.required_tokenizer, longest)
-        if cut.examples:
-            warnings.warn(cut.message("input", len(examples), longest), BertreeWarning, stacklevel=2)
-        found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
-        return task.predict(examples, units, found)
+            examples += task.parse_all(_record(record, task.head), f"input {number}")
+        return self.predict_examples(task, examples, max_length)
 
 
 def parse_precision(name: str) -> torch.dtype:

@@ -4,16 +4,17 @@ Columns are chosen by the header's names, each role having alternatives, because
 several; only files that have no header are read by position.
 """
 
+import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertree.errors import UserError
+from bertree.errors import UserError, listed
 from bertree.files import Json
 from bertree.text.delimited import Quoting
-from bertree.text.records import location
+from bertree.text.records import location, read_lines, suffix_of
 from bertree.text.tables import Table, read_table
 
 
@@ -101,16 +102,30 @@ class Columns:
             first=1 if label is not None and table.names[label] in self.from_one else 0,
         )
 
-    def text_of(self, record: Json, role: str) -> str:
-        """The text of a role in an object: under a column's name as in training, or else the role's own."""
+    def fits(self, path: Path) -> bool:
+        """True if a text file begins as the released files of the task do: with a header that names the text's column,
+        or, where they have none, with as many fields."""
+        if suffix_of(path) not in (".tsv", ".csv", ".txt"):
+            return False
+        first = next((line for _, line in read_lines(path) if line.strip()), "")
+        cells = first.split("\t") if "\t" in first or suffix_of(path) != ".csv" else next(csv.reader([first]), [])
+        names = {cell.strip().casefold() for cell in cells}
+        if not self.headless or names & {name.casefold() for name in (*self.text, *self.pair)}:
+            return bool(names & {name.casefold() for name in self.text})
+        return any(form.fewest <= len(cells) <= form.most for form in self.headless)
+
+    def text_of(self, record: Json, role: str, where: str) -> str:
+        """Return the text of a role in an object: under a column's name as in training, or else the role's own."""
         alternatives: Sequence[str] = tuple(dict.fromkeys((*getattr(self, role), role)))
         name = next((name for name in alternatives if name in record), None)
         if name is None:
-            there = ", ".join(map(str, record)) or "nothing"
             others = ", ".join(name for name in alternatives if name != role)
-            raise UserError(f"an object needs '{role}' as text{others and f' (or {others})'}; there is: {there}")
+            there = listed(record) or "nothing"
+            raise UserError(
+                f"{where}: an object needs '{role}' as text{others and f' (or {others})'}; there is: {there}"
+            )
         if not isinstance(found := record[name], str):
-            raise UserError(f"'{name}' {_not_text(found)}")
+            raise UserError(f"{where}: '{name}' {_not_text(found)}")
         return found.strip()
 
 

@@ -6,7 +6,7 @@ runs through the same packed batches, the same loop and the same verbs.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -86,12 +86,20 @@ class Task(ABC, Generic[Example]):
         """The examples of a split, checked. A gold answer that is not there (test) is None."""
 
     @abstractmethod
-    def parse(self, record: str | Json) -> Example:
-        """One example without a gold answer, from a line of text or an object: what `bertree predict` is given."""
+    def parse(self, record: str | Json, where: str = "input") -> Example:
+        """Return one example without a gold answer, from a line of text or an object: an input of `bertree predict`.
 
-    def parse_all(self, record: str | Json) -> list[Example]:
+        `where` is what messages begin with: the file and the line."""
+
+    def parse_all(self, record: str | Json, where: str = "input") -> list[Example]:
         """As `parse`, for a record that may hold several examples: a passage with its questions."""
-        return [self.parse(record)]
+        return [self.parse(record, where)]
+
+    def read_unlabelled(self, path: Path) -> Iterable[Example] | None:
+        """Return the examples of a file in the task's own layout, without gold answers, to predict them.
+
+        None if it is in no such layout: then each of its records or lines is parsed."""
+        return None
 
     def check_training(self, examples: Sequence[Example]) -> None:
         """Refuse what cannot be learned from, before training. What is only scored may be less than perfect."""

@@ -7,13 +7,14 @@ between tasks is in the fields here. A pair that is too long loses tokens from i
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bertree.console import note
 from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json, read_text
 from bertree.tasks import metrics, splits
@@ -136,14 +137,24 @@ class TextTask(Task[TextExample]):
         known = ", ".join(self.labels[:20])
         return UserError(f"{example.where}: label '{label:.40}' is not among those of the training set ({known})")
 
-    def parse(self, record: str | Json) -> TextExample:
+    def read_unlabelled(self, path: Path) -> Iterable[TextExample] | None:
+        """The rows of a file as it was released; tables with plain column names are parsed row by row instead."""
+        plain = self.columns.quoting == "auto" and not self.columns.headless and not self.columns.lead
+        if plain or not self.columns.fits(path):
+            return None
+        rows, skipped = self.columns.read(path)
+        if skipped:
+            note(f"{path}: {skipped} broken rows left out")
+        return (self._example(row._replace(label=None)) for row in rows)
+
+    def parse(self, record: str | Json, where: str = "input") -> TextExample:
         if not isinstance(record, str):
-            text = self.columns.text_of(record, "text")
-            pair = self.columns.text_of(record, "pair") if self.columns.pair else None
+            text = self.columns.text_of(record, "text", where)
+            pair = self.columns.text_of(record, "pair", where) if self.columns.pair else None
         elif self.columns.pair:
             text, tab, rest = record.partition("\t")
             if not tab or "\t" in rest:
-                raise UserError(f"'{record:.40}': {self.name} needs two texts with one tab between them")
+                raise UserError(f"{where}: '{record:.40}': {self.name} needs two texts with one tab between them")
             pair = rest
         else:
             text, pair = record, None

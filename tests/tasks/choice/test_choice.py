@@ -167,7 +167,7 @@ def test_more_mistakes(tmp_path: Path) -> None:
         CHOICE["race"].read([put(tmp_path, "a.jsonl")])
     with pytest.raises(UserError, match="line 1: is not valid JSON"):
         CHOICE["race"].read([put(tmp_path, "middle/1.txt", "{")])
-    with pytest.raises(UserError, match="must be an object"):
+    with pytest.raises(UserError, match="needs an object"):
         CHOICE["race"].parse("a line")
     with pytest.raises(UserError, match="3 questions"):
         CHOICE["race"].parse(PASSAGE)

@@ -6,8 +6,8 @@ context is tokenised once however many questions and options it has.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import find_splits, split_folders, split_of_folder
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.framing import Frame, tokenize_distinct
+from bertree.text.records import suffix_of
 from bertree.text.tokenizer import Tokenizer
 
 HIDDEN = ("label", "answer", "answers")  # what is not looked at where an answer is asked for
@@ -76,25 +77,34 @@ class ChoiceTask(Task[ChoiceExample]):
                 raise UserError(f"{path}: holds no question")
         return found
 
-    def parse(self, record: str | Json) -> ChoiceExample:
+    def read_unlabelled(self, path: Path) -> Iterable[ChoiceExample] | None:
+        """The questions of a passage of RACE as it was released: a .txt file that is one JSON object."""
+        if self.name != "race" or suffix_of(path) != ".txt":
+            return None
+        try:
+            return [replace(example, answer=None) for example in read.read(path, self.name)]
+        except UserError:
+            return None  # a line for each object
+
+    def parse(self, record: str | Json, where: str = "input") -> ChoiceExample:
         if isinstance(record, str):
-            raise UserError(f'{self.name}: a line must be an object: {{"context": ..., "options": [..., ...]}}')
+            raise UserError(f'{where}: {self.name} needs an object: {{"context": ..., "options": [..., ...]}}')
         asked = {key: value for key, value in record.items() if key not in HIDDEN}
         if "context" in asked or self.name == "choice":
-            return read.own_format(asked, "record")
+            return read.own_format(asked, where)
         if self.name != "race":
-            return LAYOUTS[self.name](asked, "record")
-        found = read.race_passage(asked, "record")
+            return LAYOUTS[self.name](asked, where)
+        found = read.race_passage(asked, where)
         if len(found) != 1:
-            raise UserError(f"record: holds {len(found)} questions; give one at a time (article, question, options)")
+            raise UserError(f"{where}: holds {len(found)} questions; give one at a time (article, question, options)")
         return found[0]
 
-    def parse_all(self, record: str | Json) -> list[ChoiceExample]:
+    def parse_all(self, record: str | Json, where: str = "input") -> list[ChoiceExample]:
         if self.name != "race" or isinstance(record, str) or "context" in record or "questions" not in record:
-            return [self.parse(record)]
+            return [self.parse(record, where)]
         asked = {key: value for key, value in record.items() if key not in HIDDEN}
-        if not (found := read.race_passage(asked, "record")):
-            raise UserError("record: 'questions' is empty")
+        if not (found := read.race_passage(asked, where)):
+            raise UserError(f"{where}: 'questions' is empty")
         return found
 
     def group(self, example: ChoiceExample) -> str | None:

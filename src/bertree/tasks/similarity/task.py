@@ -62,7 +62,7 @@ class SimilarityTask(Task[SentenceExample]):
     def read(self, paths: Sequence[Path]) -> list[SentenceExample]:
         return read_sentences.read(paths, self.columns)
 
-    def parse(self, record: str | Json) -> SentenceExample:
+    def parse(self, record: str | Json, where: str = "input") -> SentenceExample:
         raise UserError("a model of sentence vectors predicts nothing; ask for vectors (bertree embed) or similarities")
 
     def group(self, example: SentenceExample) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertree.errors import BertreeWarning, UserError
+from bertree.errors import BertreeWarning, UserError, listed
 from bertree.files import Json
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import json_object, read_content
@@ -54,12 +54,12 @@ class _Reader:
         if not isinstance(record, dict):
             raise self.error(where, "must be an object")
         if name not in record:
-            raise self.error(where, f"has no '{name}'; there are: {', '.join(map(str, record)) or 'no fields'}")
+            raise self.error(where, f"has no '{name}'; there are: {listed(record) or 'no fields'}")
         if type(record[name]) is not kind:
             raise self.error(where, f"'{name}' must be {_KINDS[kind]}")
         return record[name]
 
-    def examples(self, data: Json) -> Iterator[SquadExample]:
+    def examples(self, data: Json, labelled: bool = True) -> Iterator[SquadExample]:
         for number, article in enumerate(self.value(data, "data", list, "the file"), start=1):
             where = f"article {number}"
             for position, paragraph in enumerate(self.value(article, "paragraphs", list, where), start=1):
@@ -70,7 +70,7 @@ class _Reader:
                 for index, record in enumerate(self.value(paragraph, "qas", list, place), start=1):
                     identity = self.value(record, "id", str, f"{place}, question {index}")
                     question = replace_surrogates(self.value(record, "question", str, f"question {identity}"))
-                    answers = self.answers(record, context, identity)
+                    answers = self.answers(record, context, identity) if labelled else None
                     yield SquadExample(identity, question, context, answers, str(self.path))
 
     def answers(self, record: Json, context: str, identity: str) -> tuple[GoldAnswer, ...] | None:
@@ -116,6 +116,15 @@ def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
         line = f"{paths[0]}: {repaired} answers stood a few characters beside their place or differed in white space"
         warnings.warn(f"{line}; put right", BertreeWarning, stacklevel=2)
     return found
+
+
+def read_questions(path: Path) -> list[SquadExample] | None:
+    """Return the questions of a file without their answers; None if it is not in the official layout."""
+    try:
+        data = json_object(read_content(path), str(path))
+    except UserError:
+        return None  # JSON lines
+    return list(_Reader(path, True).examples(data, labelled=False)) if "data" in data else None
 
 
 def _nearest(context: str, text: str, start: int) -> re.Match[str] | None:

@@ -7,7 +7,7 @@ predictions say alone, so that nothing is run twice.
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -15,15 +15,16 @@ from typing import Self
 
 import numpy as np
 
-from bertree.errors import BertreeWarning, UserError, suggest
+from bertree.errors import BertreeWarning, UserError, listed, suggest
 from bertree.files import Json
 from bertree.tasks.metrics import softmax
 from bertree.tasks.splits import find_splits, split_in_name
 from bertree.tasks.squad import metric, windows
 from bertree.tasks.squad import spans as squad_spans
-from bertree.tasks.squad.read import VERSIONS, SquadExample, read
+from bertree.tasks.squad.read import VERSIONS, SquadExample, read, read_questions
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
 from bertree.text.cleaning import replace_surrogates
+from bertree.text.records import suffix_of
 from bertree.text.tokenizer import Tokenizer
 
 
@@ -75,17 +76,22 @@ class SquadTask(Task[SquadExample]):
         """The questions of files in the official layout, plain or compressed."""
         return read(paths, self.impossible)
 
-    def parse(self, record: str | Json) -> SquadExample:
+    def read_unlabelled(self, path: Path) -> Iterable[SquadExample] | None:
+        """The questions of a file in the official layout."""
+        return read_questions(path) if suffix_of(path) == ".json" else None
+
+    def parse(self, record: str | Json, where: str = "input") -> SquadExample:
         """{"question": ..., "context": ...}, or the two in a line with a tab between them."""
         if isinstance(record, str):
             question, tab, context = record.rstrip("\r\n").partition("\t")
             if not tab:
-                raise UserError("a line must hold a question, a tab and the context to find its answer in")
+                raise UserError(f"{where}: a line must hold a question, a tab and the context to find its answer in")
             record = {"question": question, "context": context}
         for name in ("question", "context"):
             if not isinstance(record.get(name), str) or not record[name].strip():
-                there = ", ".join(map(str, record)) or "none"
-                raise UserError(f"a question needs a text in '{name}'; fields given: {there}")
+                raise UserError(
+                    f"{where}: a question needs a text in '{name}'; there is: {listed(record) or 'nothing'}"
+                )
         identity = record.get("id", "")
         return SquadExample(
             str(identity), replace_surrogates(record["question"]), replace_surrogates(record["context"])

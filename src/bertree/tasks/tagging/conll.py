@@ -5,8 +5,9 @@ whether training had them), and an error must still name the line.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,13 @@ from bertree.text.records import location, read_lines, read_records, suffix_of, 
 
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
 CELLS = (".csv", ".tsv")  # tables of text alone: words and tags are separated by spaces
-COLUMNS = (".txt", ".conll", ".iob", ".bio", ".tsv")
-_NUMBER = re.compile(r"-?\d{1,3}")
+SAMPLE = 1000  # lines by which the layout of a file is found
+PREFIXED = 10  # words at least that must have a prefix
+WORD_FILES = (".conll", ".iob", ".bio")
+COLUMNS = (".txt", *WORD_FILES, ".tsv")
+NUMBER = re.compile(r"-?\d{1,3}")
 _REMARK = re.compile(r"# +[^ \t]|#(begin|end) document")  # the second: of the CoNLL-2012 files
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")
 _BLANKS = re.compile(r"[ \t]+")  # not every white space: words hold no-break spaces and the like
 
 
@@ -61,7 +66,7 @@ def read(path: Path, text: str | None, label: str | None) -> Iterator[SentenceRe
 
     A .tsv file is in columns (one word a line) unless one of them is a name: only a table has names.
     """
-    named = any(given is not None and not _NUMBER.fullmatch(given) for given in (text, label))
+    named = any(given is not None and not NUMBER.fullmatch(given) for given in (text, label))
     if suffix_of(path) in TABLES or (suffix_of(path) == ".tsv" and named):
         return _table(path, text or "words", label)
     return _columns(path, _column(path, text, 0), _column(path, label, -1), label is not None)
@@ -70,9 +75,21 @@ def read(path: Path, text: str | None, label: str | None) -> Iterator[SentenceRe
 def _column(path: Path, given: str | None, default: int) -> int:
     if given is None:
         return default
-    if not _NUMBER.fullmatch(given):
+    if not NUMBER.fullmatch(given):
         raise UserError(f"{path}: column '{given}': a file in columns has no names; give a number from 0, or -1")
     return int(given)
+
+
+class _Layout(NamedTuple):
+    """How the lines of a column file are read."""
+
+    tabs: bool  # between the columns, and nothing else
+    width: int  # columns
+    prefix: str  # before every word: the language in files of PAN-X (en:Turin)
+
+    def row(self, line: str) -> list[str]:
+        """Return the cells of a line."""
+        return line.split("\t") if self.tabs else _BLANKS.split(line.strip(" \t"))
 
 
 def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[SentenceRecord]:
@@ -80,9 +97,10 @@ def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Sentence
     words: list[str] = []
     tags: list[str] = []
     first = 0
-    tabs, width = _layout(path, text, label, must)
+    layout = _layout(path, text, label, must)
+    width = layout.width
     for number, line in read_lines(path):
-        row = _row(line, tabs)
+        row = layout.row(line)
         begins = not words
         if not line.strip(" \t") or "-DOCSTART-" in row:
             if words:
@@ -95,37 +113,57 @@ def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Sentence
             raise UserError(f"{location(path, number)}: has {len(row)} columns where the lines before have {width}")
         if begins:
             first = number
-        words.append(row[text])
+        words.append(row[text].removeprefix(layout.prefix))
         tags.append(row[label])
     if words:
         yield SentenceRecord(path, first, True, words, tags if width > 1 else None)
 
 
-def _layout(path: Path, text: int, label: int, must: bool) -> tuple[bool, int]:
-    """Whether tabs separate the columns and how many there are, by the first line that is no remark.
+def _layout(path: Path, text: int, label: int, must: bool) -> _Layout:
+    """Find the layout by the first lines; the first that is no remark says how many columns there are.
 
     A file may begin with a word "#", so where every line could be a remark the first of them is taken.
     """
-    told: tuple[int, str] | None = None
-    for number, line in read_lines(path):
-        if not line.strip(" \t") or "-DOCSTART-" in _BLANKS.split(line):
-            continue
-        if told is None or not _REMARK.match(line):
-            told = number, line
-        if not _REMARK.match(line):
-            break
-    if told is None:
-        return False, 0
-    number, line = told
-    tabs = suffix_of(path) == ".tsv" and "\t" in line
-    width = len(_row(line, tabs))
+    sample = _sample(path)
+    if not sample:
+        return _Layout(False, 0, "")
+    told = [(number, line) for number, line in sample if not _REMARK.match(line)] or sample[:1]
+    number, line = told[0]
+    layout = _Layout(False, len(_BLANKS.split(line.strip(" \t"))), "")
+    spaced = any(len(layout.row(other)) != layout.width for _, other in told)  # words that hold spaces
+    tabbed = all(other.count("\t") == line.count("\t") > 0 for _, other in told)
+    if "\t" in line and (suffix_of(path) == ".tsv" or (spaced and tabbed)):
+        layout = _Layout(True, line.count("\t") + 1, "")
+    width = layout.width
     if not (-width <= text < width and -width <= label < width) or (must and width == 1):
         raise UserError(f"{location(path, number)}: has {width} columns; there is no column {label} beside {text}")
-    return tabs, width
+    words = [row[text] for _, other in told if len(row := layout.row(other)) == width]
+    prefix = found[0] if (found := _LANGUAGE.match(words[0])) else ""
+    everywhere = len(words) >= PREFIXED and all(word.startswith(prefix) for word in words)
+    return layout._replace(prefix=prefix if everywhere else "")
 
 
-def _row(line: str, tabs: bool) -> list[str]:
-    return line.split("\t") if tabs else _BLANKS.split(line.strip(" \t"))
+def _sample(path: Path) -> list[tuple[int, str]]:
+    """The first lines that are neither blank nor the beginning of a document."""
+    lines = ((n, line) for n, line in read_lines(path) if line.strip(" \t") and "-DOCSTART-" not in _BLANKS.split(line))
+    return list(islice(lines, SAMPLE))
+
+
+def holds_columns(path: Path, text: int, label: int, is_tag: Callable[[str], bool], names: Collection[str]) -> bool:
+    """True if a file has one word a line: by its ending, or by a tag at the end of every line.
+
+    A .tsv file is a table of texts instead if its first line has one of `names`."""
+    suffix, sample = suffix_of(path), _sample(path) if suffix_of(path) not in TABLES else []
+    if not sample or suffix in WORD_FILES:
+        return bool(sample)
+    if suffix == ".tsv":
+        return not set(names) & set(sample[0][1].split("\t"))
+    try:
+        layout = _layout(path, text, label, must=True)
+    except UserError:
+        return False
+    rows = [layout.row(line) for _, line in sample if not _REMARK.match(line)]
+    return bool(rows) and all(len(row) == layout.width and is_tag(row[label]) for row in rows)
 
 
 def _table(path: Path, text: str, label: str | None) -> Iterator[SentenceRecord]:

@@ -6,7 +6,7 @@ marked. A sentence that does not fit is read in overlapping windows, so every wo
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertree.errors import BertreeWarning, UserError, suggest
+from bertree.errors import BertreeWarning, UserError, listed, suggest
 from bertree.files import Json
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import WORDS, find_splits
@@ -135,16 +135,40 @@ class TaggingTask(Task[Sentence]):
             return
         warnings.warn(line, BertreeWarning, stacklevel=3)
 
-    def parse(self, record: str | Json) -> Sentence:
+    def read_unlabelled(self, path: Path) -> Iterable[Sentence] | None:
+        """The words of a file in columns, whether it has tags or not."""
+        text, label = (given if given and conll.NUMBER.fullmatch(given) else None for given in (self.text, self.label))
+        numbers = int(text or 0), int(label or -1)
+        if not conll.holds_columns(path, *numbers, self._is_tag, {self._words_field, "text"}):
+            return None
+        return (Sentence(tuple(record.words)) for record in conll.read(path, text, label))
+
+    @property
+    def _words_field(self) -> str:
+        """The name of the field with the words in tables and objects."""
+        return self.text if self.text is not None and not conll.NUMBER.fullmatch(self.text) else "words"
+
+    def _is_tag(self, tag: str) -> bool:
+        """True if a word could be tagged so: with a label of the task, or another place in an entity of such a type."""
+        if not self.labels:
+            return SHAPE.fullmatch(tag) is not None
+        if not self.has_entity_tags:
+            return tag in self.labels
+        kinds = {split_tag(label)[1] for label in self.labels if label != "O"}
+        return tag == "O" or (SHAPE.fullmatch(tag) is not None and split_tag(tag)[1] in kinds)
+
+    def parse(self, record: str | Json, where: str = "input") -> Sentence:
         if isinstance(record, dict):
-            field = self.text if self.text is not None and not self.text.lstrip("-").isdigit() else "words"
+            field = self._words_field
             if isinstance(record.get(field), str):  # a cell of a table of text
                 return Sentence(tuple(conll.split_words(replace_surrogates(record[field]))))
             if field in record:
-                return Sentence(tuple(texts_field(record, field, "record")))
+                return Sentence(tuple(texts_field(record, field, where)))
             text = record.get("text")
             if not isinstance(text, str):
-                raise UserError(f"record: needs '{field}', a list of texts, or 'text', a text")
+                raise UserError(
+                    f"{where}: needs '{field}', a list of texts, or 'text', a text; there is: {listed(record)}"
+                )
             record = text
         text = replace_surrogates(record)
         offsets = tuple(words_of(text))
