@@ -7,6 +7,7 @@ import torch
 
 from bertree.batch import Batch
 from bertree.config.sections import OptimSettings
+from bertree.config.settings import read
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
@@ -162,7 +163,7 @@ def test_a_crf_learns_what_may_follow() -> None:
 )
 def test_what_cannot_be_is_refused(values: dict[str, object], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        Readout.from_mapping(values, "file")
+        read(Readout, values, "file", "top")
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -11,11 +11,12 @@
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bertree.config.settings import read
 from bertree.errors import UserError
 from bertree.files import Json, read_toml, toml_text
 from bertree.model.architecture import Architecture
 from bertree.model.network import HEADS
-from bertree.model.pooling import PoolingConfig
+from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.readout import Readout
 
 LAYOUTS = ("bertree", "huggingface")
@@ -87,9 +88,37 @@ def read_description(path: Path) -> Description:
         if type(value) not in PLAIN or (name == "name" and not isinstance(value, str)):
             wanted = "a word" if name == "name" else "a single value"
             raise UserError(f"{path}: task.{name}: must be {wanted}, not {value!r}")
-    a = Architecture.from_mapping(table("architecture"), str(path))
-    readout = Readout.from_mapping(table("top"), str(path))
+    a: Architecture = read(Architecture, table("architecture"), str(path), "architecture")
+    readout: Readout = read(Readout, table("top"), str(path), "top")
     if layout == "huggingface" and not readout.trivial:
         raise UserError(f'{path}: top: has no place in the layout of Hugging Face; set model.layout = "bertree"')
-    vector = PoolingConfig.from_mapping(table("vector"), str(path)) if "vector" in tables else None
+    vector = _read_vector(table("vector"), str(path)) if "vector" in tables else None
     return Description(a, heads, layout, labels, longest, readout, task, storage, vector)
+
+
+@dataclass(frozen=True)
+class _VectorTable:
+    """The table [vector]: dense layers and prompts as lists of equal length."""
+
+    pooling: str = "mean"
+    normalise: bool = False
+    widths: tuple[int, ...] = ()
+    activations: tuple[str, ...] = ()
+    biases: tuple[bool, ...] = ()
+    similarity: str = "cosine"
+    kinds: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    prompt: str = ""
+
+
+def _read_vector(table: Json, where: str) -> PoolingConfig:
+    found: _VectorTable = read(_VectorTable, table, where, "vector")
+    try:
+        dense = [Dense(*layer) for layer in zip(found.widths, found.activations, found.biases, strict=True)]
+        prompts = tuple(zip(found.kinds, found.prompts, strict=True))
+        return PoolingConfig(found.pooling, found.normalise, tuple(dense), found.similarity, prompts, found.prompt)
+    except ValueError:
+        counts = "widths, activations and biases, or kinds and prompts, differ in number"
+        raise UserError(f"{where}: vector: {counts}") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None

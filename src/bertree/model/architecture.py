@@ -228,15 +228,6 @@ class Architecture:
         pairs = {f.name: (getattr(other, f.name), getattr(self, f.name)) for f in fields(self)}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str) -> "Architecture":
-        """Check and read a TOML table of untrusted origin."""
-        checked = {name: check_type(name, value, where) for name, value in values.items()}
-        try:
-            return cls(**checked)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
-
 
 # Values of a transformer's axes once the body becomes a bilstm.
 BILSTM_VALUES: dict[str, Any] = {
@@ -283,7 +274,7 @@ def check_type(name: str, value: Any, where: str) -> Any:
     if name not in TYPES:
         raise UserError(f"{where}: {name}: unknown key, {suggest(name, TYPES)}")
     wanted = TYPES[name]
-    if wanted is float and type(value) is int:
+    if wanted is float and type(value) is int and abs(value) < 2**63:
         return float(value)
     if type(value) is not wanted:
         raise UserError(f"{where}: {name}: must be {_WORDS[wanted]}, not {value!r}")

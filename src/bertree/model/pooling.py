@@ -9,7 +9,7 @@ Shape letters: t tokens, s sequences, w width of the states, d width of the vect
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +122,7 @@ class PoolingConfig:
         return self.dense[-1].width if self.dense else states * len(self.pooling.split("+"))
 
     def as_mapping(self) -> Mapping[str, Any]:
-        """Return plain values, as `from_mapping` reads them."""
+        """Return plain values, as bertree.toml holds them."""
         return {
             "pooling": self.pooling,
             "normalise": self.normalise,
@@ -134,31 +134,6 @@ class PoolingConfig:
             "prompts": [text for _, text in self.prompts],
             "prompt": self.prompt,
         }
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str) -> "PoolingConfig":
-        """Check and read a TOML table of untrusted origin."""
-        lists = {"widths": int, "activations": str, "biases": bool, "kinds": str, "prompts": str}
-        singles = {key: kind for key, kind in get_type_hints(cls).items() if kind in (str, bool)}
-        for key, value in values.items():
-            if key not in lists | singles:
-                raise UserError(f"{where}: vector.{key}: unknown key, {suggest(key, lists | singles)}")
-            fits = type(value) is singles.get(key)
-            if key in lists:
-                fits = isinstance(value, list) and all(type(item) is lists[key] for item in value)
-            if not fits:
-                raise UserError(f"{where}: vector.{key}: cannot be {value!r}")
-        given = [values.get(key, []) for key in lists]
-        if len({len(some) for some in given[:3]}) > 1 or len(given[3]) != len(given[4]):
-            raise UserError(f"{where}: vector: widths, activations and biases, or kinds and prompts, differ in number")
-        try:
-            return cls(
-                dense=tuple(Dense(*row) for row in zip(*given[:3], strict=True)),
-                prompts=tuple(zip(given[3], given[4], strict=True)),
-                **{key: values[key] for key in singles if key in values},
-            )
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
 
 
 class DenseLayer(nn.Module):

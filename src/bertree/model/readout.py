@@ -9,7 +9,6 @@ Shape letters: t tokens, s sequences, h width of the encoder, w width of the hea
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -71,21 +70,6 @@ class Readout:
         """List the settings that are not the defaults, for messages."""
         defaults = asdict(Readout())
         return ", ".join(f"{key} = {value}" for key, value in asdict(self).items() if value != defaults[key])
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any], where: str) -> "Readout":
-        """Check and read a TOML table of untrusted origin."""
-        kinds = get_type_hints(cls)
-        words = {int: "a whole number", bool: "true or false", str: "a word"}
-        for key, value in values.items():
-            if key not in kinds:
-                raise UserError(f"{where}: top.{key}: unknown key, {suggest(key, kinds)}")
-            if type(value) is not kinds[key]:
-                raise UserError(f"{where}: top.{key}: must be {words[kinds[key]]}, not {value!r}")
-        try:
-            return cls(**values)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
 
 
 class ScalarMix(nn.Module):
