@@ -64,6 +64,6 @@ def joined(batches: list[Batch]) -> Batch:
     )
 
 
-def work(*batches: Batch, number: int = 0, lr: float = 1e-3) -> StepBatches:
+def make_step(*batches: Batch, number: int = 0, lr: float = 1e-3) -> StepBatches:
     """A step over them."""
     return StepBatches(PlannedStep(number, 0, number, 1, lr), batches, 0.0)

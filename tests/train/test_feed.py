@@ -19,7 +19,7 @@ from bertree.train.feed import FixedShape, StreamFeed
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from tests.support.batches import fresh, work
+from tests.support.batches import fresh, make_step
 from tests.support.corpora import same
 
 
@@ -51,7 +51,7 @@ def feed(token_store: Path) -> StreamFeed:
 
 def test_the_steps_are_the_plans(feed: StreamFeed) -> None:
     made = list(feed.steps_from(0))
-    assert [work.update for work in made] == feed.plan.updates
+    assert [step.update for step in made] == feed.plan.updates
     assert not feeding()
     for step in made:
         reading = feed.streams[step.update.phase]
@@ -99,7 +99,7 @@ def test_what_goes_wrong_there_is_said_here(feed: StreamFeed) -> None:
 def gradients(store: Store, *batches: Batch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     network = fresh(vocab_size=store.vocab_size)
     loop = Loop(network, pretraining_objective(mlm=1.0, nsp=1.0), build_optimizer(network, OptimSettings()))
-    sums, counts = loop.gradients(work(*batches))
+    sums, counts = loop.gradients(make_step(*batches))
     losses = {name: float(total) / counts[name] for name, total in sums.items()}
     return losses, {name: p.grad for name, p in network.named_parameters()}
 
@@ -149,12 +149,12 @@ def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
     loop = Loop(network, objective, build_optimizer(network, OptimSettings(lr=0.0)))
     counter = CompileCounterWithBackend("aot_eager")
     batches = [shape(stream[place]) for place in range(3) for stream in reading]
-    plain = [loop.step(work(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
+    plain = [loop.step(make_step(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
     loop.compute = torch.compile(objective, dynamic=False, backend=counter)
-    compiled = [loop.step(work(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
+    compiled = [loop.step(make_step(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
     assert compiled == pytest.approx(plain, rel=1e-5)
     assert counter.frame_count == 1
-    loop.step(work(reading[0][0], lr=0.0))
+    loop.step(make_step(reading[0][0], lr=0.0))
     assert counter.frame_count > 1, "what is not filled up is compiled anew"
 
 

@@ -17,13 +17,13 @@ from bertree.train.hooks import SavedTotals, Totals
 from bertree.train.loop import Loop, StepResult
 from bertree.train.metrics_log import MetricsLog
 from bertree.train.optim import build_optimizer
-from tests.support.batches import fresh, joined, sequences, work
+from tests.support.batches import fresh, joined, make_step, sequences
 
 
 def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:
     network = fresh().to(dtype)
     loop = Loop(network, pretraining_objective(mlm=1.0, nsp=0.7), build_optimizer(network, OptimSettings()))
-    loop.gradients(work(*batches))
+    loop.gradients(make_step(*batches))
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
@@ -46,8 +46,8 @@ def test_reported_losses_are_means_over_the_step() -> None:
     objective = pretraining_objective(mlm=1.0, nsp=0.5)
     network = fresh()
     loop = Loop(network, objective, build_optimizer(network, OptimSettings(lr=0.0)))
-    one = loop.step(work(joined(rows), lr=0.0))
-    many = loop.step(work(*(joined(rows[i : i + 3]) for i in range(0, 12, 3)), lr=0.0))
+    one = loop.step(make_step(joined(rows), lr=0.0))
+    many = loop.step(make_step(*(joined(rows[i : i + 3]) for i in range(0, 12, 3)), lr=0.0))
     assert one.losses == pytest.approx(many.losses, rel=1e-6)
     assert one.norm == pytest.approx(many.norm, rel=1e-5)
     assert one.loss == pytest.approx(one.losses["mlm"] + 0.5 * one.losses["nsp"])
@@ -60,7 +60,7 @@ def test_clipping_and_rate() -> None:
         network, pretraining_objective(mlm=1.0), torch.optim.SGD(network.parameters(), lr=9.0, fused=True), clip=0.01
     )
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    result = loop.step(work(joined(sequences(8)), lr=0.5))
+    result = loop.step(make_step(joined(sequences(8)), lr=0.5))
     assert result.norm > 0.01
     moved = torch.cat([(p.detach() - before[name]).flatten() for name, p in network.named_parameters()])
     assert float(moved.norm()) == pytest.approx(0.5 * 0.01, rel=1e-3)
@@ -111,7 +111,7 @@ def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tm
         before = after
 
     totals = Totals(MetricsLog(tmp_path), SavedTotals(skipped=10))
-    loop.run((work(batch, number=n) for n in range(8)), [totals, watch])
+    loop.run((make_step(batch, number=n) for n in range(8)), [totals, watch])
     assert totals.skipped == 14
     assert {float(one["step"]) for one in loop.optimizer.state.values()} == {4.0}, "what a resume checks"
     assert skipped == [2, 4, 5, 7], "and two in a row, or four in all, are not three in a row"
@@ -124,7 +124,9 @@ def test_too_many_bad_steps_in_a_row_end_the_run() -> None:
     loop = Loop(network, WeightedTerms({"x": term}, {"x": 1.0}), build_optimizer(network, OptimSettings()), bad_steps=3)
     done: list[int] = []
     with pytest.raises(UserError, match=r"^step 5: the gradient was not finite for 3 steps in a row; [^\n]*$"):
-        loop.run((work(joined(sequences(3)), number=n) for n in range(9)), [lambda result: done.append(result.step)])
+        loop.run(
+            (make_step(joined(sequences(3)), number=n) for n in range(9)), [lambda result: done.append(result.step)]
+        )
     assert done == [1, 2, 3, 4, 5], "the host learns of a step while the next is under way"
 
 
@@ -140,7 +142,7 @@ def run(seed: int, first: int = 0) -> list[torch.Tensor]:
     def steps() -> Iterator[StepBatches]:
         for number in range(first, first + 3):
             torch.rand(number + 1)  # whatever else draws random numbers
-            yield work(joined(sequences(4, number)), joined(sequences(4, number + 50)), number=number)
+            yield make_step(joined(sequences(4, number)), joined(sequences(4, number + 50)), number=number)
 
     loop.run(steps())
     return [p.detach() for p in network.parameters()]
@@ -164,9 +166,9 @@ def test_micro_batches_have_dropout_of_their_own() -> None:
 
     loop = Loop(network, WeightedTerms({"x": Spy(set(), 1.0)}, {"x": 1.0}), build_optimizer(network, OptimSettings()))
     batch = joined(sequences(3))
-    loop.gradients(work(batch, batch, number=0))
-    loop.gradients(work(batch, number=1))
-    loop.gradients(work(batch, number=0))
+    loop.gradients(make_step(batch, batch, number=0))
+    loop.gradients(make_step(batch, number=1))
+    loop.gradients(make_step(batch, number=0))
     assert len(set(seen)) == 3
     assert seen[0] == seen[3]
 
@@ -177,6 +179,6 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
         network = fresh(dropout=0.1)
         network.encoder.stack.recompute = recompute
         loop = Loop(network, pretraining_objective(mlm=1.0), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
-        loop.gradients(work(joined(sequences(6))))
+        loop.gradients(make_step(joined(sequences(6))))
         found.append([p.grad for p in network.parameters() if p.grad is not None])
     assert all(map(torch.equal, *found))

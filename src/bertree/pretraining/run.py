@@ -28,7 +28,7 @@ from bertree.interop.folder import Contents
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Objective, WeightedTerms
-from bertree.objectives.pretraining import pretraining_objective
+from bertree.objectives.pretraining import TERMS, pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import DistillRecipe, Recipe
@@ -146,7 +146,10 @@ class PretrainingRun:
             bad_steps=recipe.run.bad_steps,
         )
         # Samples show masks being filled; there are none where every token predicts the next.
-        filled = "mlm" in self.asked.terms and build.masking_of(recipe.data).unit != "next"
+        filled = (
+            any(TERMS[name].head == "mask" for name in self.asked.terms)
+            and build.masking_of(recipe.data).unit != "next"
+        )
         samples = MaskSamples(measured[0]) if filled else None
         session = PretrainingSession(
             out,

@@ -68,7 +68,7 @@ def prefetch(make: Callable[[int], StepBatches], first: int, last: int) -> Itera
     ready: queue.Queue[StepBatches | BaseException] = queue.Queue(AHEAD)
     stopped = threading.Event()
 
-    def work() -> None:
+    def produce() -> None:
         try:
             for number in range(first, last):
                 _put(ready, make(number), stopped)
@@ -77,7 +77,7 @@ def prefetch(make: Callable[[int], StepBatches], first: int, last: int) -> Itera
         except BaseException as error:  # raised again where the steps are used
             _put(ready, error, stopped)
 
-    thread = threading.Thread(target=work, name="feed", daemon=True)
+    thread = threading.Thread(target=produce, name="feed", daemon=True)
     thread.start()
     try:
         for _ in range(first, last):

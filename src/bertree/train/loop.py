@@ -34,12 +34,12 @@ class StepResult:
     """
 
     def __init__(
-        self, work: StepBatches, counts: Mapping[str, int], weights: Mapping[str, float], numbers: Tensor
+        self, step_batches: StepBatches, counts: Mapping[str, int], weights: Mapping[str, float], numbers: Tensor
     ) -> None:
         """Take `numbers`: the norm of the gradient, then the sum of each term in the order of `counts`."""
-        self.step = work.update.number + 1  # steps done, this one counted
-        self.phase, self.lr, self.epoch = work.update.phase, work.update.lr, work.epoch
-        self.tokens = sum(batch.ids.numel() for batch in work.batches) - work.padding
+        self.step = step_batches.update.number + 1  # steps done, this one counted
+        self.phase, self.lr, self.epoch = step_batches.update.phase, step_batches.update.lr, step_batches.epoch
+        self.tokens = sum(batch.ids.numel() for batch in step_batches.batches) - step_batches.padding
         self.waited = 0.0  # seconds the loop waited for the batches
         self._counts, self._weights = counts, weights
         self._numbers = numbers.to("cpu", non_blocking=True)
@@ -118,9 +118,9 @@ class Loop:
         """Take the steps. The host stays one step ahead of the device, no more."""
         before: StepResult | None = None
         began = time.perf_counter()
-        for work in steps:
+        for step_batches in steps:
             waited = time.perf_counter() - began
-            result = self.step(work)
+            result = self.step(step_batches)
             result.waited = waited
             if before is not None:
                 self._count_bad_steps(before)
@@ -130,28 +130,30 @@ class Loop:
         if before is not None:
             self._count_bad_steps(before)
 
-    def step(self, work: StepBatches) -> StepResult:
+    def step(self, step_batches: StepBatches) -> StepResult:
         """Take one step of gradient descent."""
         for group in self.optimizer.param_groups:
-            group["lr"] = work.update.lr
-        sums, counts = self.gradients(work)
+            group["lr"] = step_batches.update.lr
+        sums, counts = self.gradients(step_batches)
         norm = torch.nn.utils.clip_grad_norm_(self.trainable, self._limit)
         # Where this is 1 both optimizers change nothing; AdamW without the host waiting for it.
         self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return StepResult(work, counts, self.objective.weights, torch.stack([norm, *(sums[name] for name in counts)]))
+        return StepResult(
+            step_batches, counts, self.objective.weights, torch.stack([norm, *(sums[name] for name in counts)])
+        )
 
-    def gradients(self, work: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def gradients(self, step_batches: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Run the backward passes of all micro-batches; return the sum and the count of each term."""
         self.network.train()
         counts = dict.fromkeys(self.objective.weights, 0)
-        for batch in work.batches:
+        for batch in step_batches.batches:
             for name, count in self.objective.counts(batch).items():
                 counts[name] += count
         sums: dict[str, Tensor] = {}
-        for number, batch in enumerate(work.batches):
-            torch.manual_seed(int(counter_random.key(self._seed, work.update.number, number, "dropout")) >> 1)
+        for number, batch in enumerate(step_batches.batches):
+            torch.manual_seed(int(counter_random.key(self._seed, step_batches.update.number, number, "dropout")) >> 1)
             with self.autocast():
                 losses = self.compute(self.network, batch.to(self.device))
             terms = [self.objective.weights[n] / max(1, counts[n]) * loss.sum for n, loss in losses.items()]

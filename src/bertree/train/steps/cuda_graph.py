@@ -41,21 +41,21 @@ class CudaGraphLoop(Loop):
         for group in optimizer.param_groups:
             group["lr"] = self._rate
 
-    def step(self, work: StepBatches) -> StepResult:
+    def step(self, step_batches: StepBatches) -> StepResult:
         """Take one step of gradient descent."""
-        (batch,) = work.batches
+        (batch,) = step_batches.batches
         shape = tuple(value.shape if isinstance(value, Tensor) else value for _, value in _fields(batch))
         recording = self._recordings.get(shape) or self._recordings.setdefault(shape, self._record(batch))
         counts = self.objective.counts(batch)
-        torch.manual_seed(int(counter_random.key(self._seed, work.update.number, 0, "dropout")) >> 1)
+        torch.manual_seed(int(counter_random.key(self._seed, step_batches.update.number, 0, "dropout")) >> 1)
         for (_, value), (_, place) in zip(_fields(batch), _fields(recording.batch), strict=True):
             if isinstance(value, Tensor):
                 place.copy_(value.pin_memory(), non_blocking=True)
         scales = [self.objective.weights[name] / max(1, count) for name, count in counts.items()]
         recording.scales.copy_(torch.tensor(scales).pin_memory(), non_blocking=True)
-        self._rate.fill_(work.update.lr)
+        self._rate.fill_(step_batches.update.lr)
         recording.graph.replay()
-        return StepResult(work, counts, self.objective.weights, recording.numbers)
+        return StepResult(step_batches, counts, self.objective.weights, recording.numbers)
 
     def _record(self, batch: Batch) -> _Recording:
         self.network.train()

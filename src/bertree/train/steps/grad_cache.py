@@ -33,32 +33,32 @@ class WholeStepObjective(Objective, Protocol):
 class GradCacheLoop(Loop):
     """A loop whose objective needs all micro-batches of a step at once."""
 
-    def gradients(self, work: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
+    def gradients(self, step_batches: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Run the backward passes of all micro-batches; return the sum and the count of each term."""
-        if len(work.batches) == 1:
-            return super().gradients(work)
+        if len(step_batches.batches) == 1:
+            return super().gradients(step_batches)
         objective = self.objective
         assert isinstance(objective, WholeStepObjective)
         self.network.train()
         counts = dict.fromkeys(objective.weights, 0)
-        for batch in work.batches:
+        for batch in step_batches.batches:
             for name, count in objective.counts(batch).items():
                 counts[name] += count
-        batches = [batch.to(self.device) for batch in work.batches]
+        batches = [batch.to(self.device) for batch in step_batches.batches]
         with torch.no_grad():
-            parts = [self._part(objective, work, number, batch) for number, batch in enumerate(batches)]
+            parts = [self._part(objective, step_batches, number, batch) for number, batch in enumerate(batches)]
         leaves = [part.requires_grad_() for part in parts]
         losses = objective.together(self.network, leaves, batches)
         terms = [objective.weights[n] / max(1, counts[n]) * loss.sum for n, loss in losses.items()]
         torch.stack(terms).sum().backward()
         for number, (batch, leaf) in enumerate(zip(batches, leaves, strict=True)):
-            part = self._part(objective, work, number, batch)
+            part = self._part(objective, step_batches, number, batch)
             assert leaf.grad is not None
             part.backward(leaf.grad)
         return {name: loss.sum.detach() for name, loss in losses.items()}, counts
 
-    def _part(self, objective: WholeStepObjective, work: StepBatches, number: int, batch: Batch) -> Tensor:
+    def _part(self, objective: WholeStepObjective, step_batches: StepBatches, number: int, batch: Batch) -> Tensor:
         """Return the vectors of a micro-batch, with the same dropout both times."""
-        torch.manual_seed(int(counter_random.key(self._seed, work.update.number, number, "dropout")) >> 1)
+        torch.manual_seed(int(counter_random.key(self._seed, step_batches.update.number, number, "dropout")) >> 1)
         with self.autocast():
             return objective.part(self.network, batch)
