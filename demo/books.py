@@ -1,11 +1,11 @@
-"""A task made of the corpus: which book is a paragraph from? Writes a CSV with the columns text and book."""
+"""Make a task of the corpus: which book is a paragraph from? Writes a CSV file with the columns text and book."""
 
 import csv
 import random
 import sys
 from pathlib import Path
 
-# The first words of each book: documents lie in the books' order.
+# The first words of each book; the corpus holds the books one after the other.
 BEGINNINGS = {
     "To Sherlock Holmes": "Sherlock Holmes",
     "The Time Traveller": "The Time Machine",
@@ -20,7 +20,7 @@ MOST = 250  # paragraphs of a book
 
 
 def main(corpus: str, out: str) -> None:
-    """From the corpus to the table."""
+    """Write up to MOST paragraphs of each book to a table."""
     found: dict[str, list[str]] = {}
     beginnings = dict(BEGINNINGS)
     for line in Path(corpus).read_text(encoding="utf-8").splitlines():
