@@ -1,13 +1,15 @@
-"""Every example of README and docs runs: blocks of Python, command lines, and the JSON that is shown after them.
+"""Every example of README, docs and docstrings runs: Python, command lines, and the JSON that is shown after them.
 
 The files that an example names are small versions of the real ones (`tests.support.documentation`), and what would
 take long is made shorter by settings of the tables here. So a page may name no option, setting, function or attribute
 that does not exist.
 """
 
+import doctest
 import functools
 import glob
 import importlib.util
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -103,6 +105,11 @@ def shortened_call(name: str, function: Callable[..., Any]) -> Callable[..., Any
     return call
 
 
+def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pretrain", "finetune", "distill", "train_embeddings", "compare", "prepare"):
+        monkeypatch.setattr(bertree, name, shortened_call(name, getattr(bertree, name)), raising=False)
+
+
 @pytest.fixture(autouse=True)
 def registries() -> Iterator[None]:
     """What an example registers is known to that example only."""
@@ -148,8 +155,7 @@ def test_examples_run(
     page: Path, library: Library, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("pretrain", "finetune", "distill", "train_embeddings", "compare", "prepare"):
-        monkeypatch.setattr(bertree, name, shortened_call(name, getattr(bertree, name)), raising=False)
+    shorten_calls(monkeypatch)
     known: dict[str, object] = {"__name__": "example"}
     printed = ""
     for block in documentation.blocks(page):
@@ -167,6 +173,19 @@ def test_examples_run(
             library.provide(re.findall(r'"(.*?)"', block.text), tmp_path)
         else:
             assert block.language == "text", f"{page.name}:{block.line}: what is to be done with {block.language}?"
+
+
+@pytest.mark.parametrize("name", sorted(set(bertree.__all__) - {"__version__"}))
+def test_examples_of_docstrings_run(
+    name: str, library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(getattr(bertree, name)) or "")
+    monkeypatch.chdir(tmp_path)
+    shorten_calls(monkeypatch)
+    known: dict[str, object] = {"bertree": bertree, name: getattr(bertree, name)}
+    for example in examples:
+        library.provide(documentation.files_of_python(example.source), tmp_path)
+        exec(example.source, known)
 
 
 def command_named(words: list[str]) -> Any:

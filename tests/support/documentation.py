@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import inspect
 import json
 import re
 import shlex
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import bertree
 from tests.support import learnable, topics
 from tests.support.learnable import Row, write
 
@@ -58,14 +60,27 @@ def files_of_command(words: Iterable[str]) -> Iterator[str]:
 
 def files_of_python(text: str) -> Iterator[str]:
     """The files that a block of Python reads: its strings, but for what it writes itself."""
-    tree = ast.parse(text)
-    made = {id(word.value) for node in ast.walk(tree) if isinstance(node, ast.Call) for word in node.keywords
-            if word.arg == "out"}  # fmt: skip
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in made:
-            name = node.value.partition("/")[0]
-            if f'Path("{name}").mkdir' not in text:
-                yield name
+    nodes = list(ast.walk(ast.parse(text)))
+    made = {_first_folder(value) for node in nodes if isinstance(node, ast.Call) for value in _written(node)}
+    for node in nodes:
+        name = _first_folder(node)
+        if name and name not in made and f'Path("{name}").mkdir' not in text:
+            yield name
+
+
+def _first_folder(node: ast.AST) -> str:
+    named = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value.partition("/")[0] if named else ""  # type: ignore[attr-defined]
+
+
+def _written(call: ast.Call) -> Iterator[ast.expr]:
+    """The arguments of a call that name what it writes: `out`, by name or by its place."""
+    yield from (word.value for word in call.keywords if word.arg == "out")
+    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "bertree":
+        function = getattr(bertree, call.func.attr)
+        for name, value in zip(inspect.signature(function).parameters, call.args, strict=False):
+            if name == "out":
+                yield value
 
 
 def same_shape(shown: Any, real: Any, where: str = "") -> None:
@@ -113,8 +128,6 @@ class Library:
         return path
 
     def finetuned(self, out: Path, task: str, data: str, **more: Any) -> None:
-        import bertree
-
         settings = {"epochs": 2, "lr": 3e-3, "device": "cpu", "dropout": 0}
         bertree.finetune(self.path("my-bert"), task=task, data=self.path(data), out=out, **settings, **more)
 
@@ -126,14 +139,10 @@ def _corpus(library: Library, path: Path) -> None:
 
 
 def _tokenizer(library: Library, path: Path) -> None:
-    import bertree
-
     bertree.train_tokenizer(library.path("corpus"), path, vocab_size=500)
 
 
 def _store(library: Library, path: Path) -> None:
-    import bertree
-
     bertree.prepare(library.path("corpus"), library.path("my-tokenizer"), path, workers=1)
 
 
@@ -148,13 +157,11 @@ def _bert(layers: int) -> Callable[[Library, Path], None]:
     return make
 
 
-def _sentence_model(library: Library, path: Path) -> None:
+def _run_folder(library: Library, path: Path) -> None:
     shutil.copytree(library.path("my-bert"), path / "model")
 
 
 def _index(library: Library, path: Path) -> None:
-    import bertree
-
     bertree.Index.build(bertree.load("default"), [library.path("docs")], path, name="default")
 
 
@@ -229,9 +236,11 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-bert": _bert(4),
     "my-small-bert": _bert(2),
     "my-model": _bert(4),
-    "my-sbert": _sentence_model,
+    "my-sbert": _run_folder,
+    "small": _run_folder,
     "my-student.toml": lambda library, path: path.write_text('extends = "distilbert-tiny"\n'),
     "my-sst": lambda library, path: library.finetuned(path, "sst-2", "glue"),
+    "sst": lambda library, path: library.finetuned(path, "sst-2", "glue"),
     "my-qa": lambda library, path: library.finetuned(path, "squad2", "squad"),
     "my-squad": lambda library, path: library.finetuned(path, "squad", "squad"),
     "my-ner": lambda library, path: library.finetuned(path, "ner", "conll2003"),
@@ -242,6 +251,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "glue": _glue,
     "STS-B": lambda library, path: _stsb(path),
     "sts": _sts,
+    "sts-dev.csv": lambda library, path: shutil.copy(library.path("sts") / "sts-dev.csv", path),
     "snli": lambda library, path: [
         write(path / f"snli_1.0_{split}.jsonl", topics.inference(count, seed))
         for split, count, seed in (("train", 60, 0), ("dev", 8, 1))
@@ -255,7 +265,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "mail.csv": lambda library, path: write(path, _renamed(learnable.feelings(60), text="body", label="folder")),
     "mail.txt": lambda library, path: _lines(FEELINGS, path),
     "news.txt": lambda library, path: _lines(FEELINGS, path),
-    "questions.txt": lambda library, path: _lines([*FEELINGS, FEELINGS[0]], path),
+    "questions.txt": lambda library, path: _lines([*FEELINGS, FEELINGS[0], f"{FEELINGS[0]} the"], path),
     "answers.txt": lambda library, path: _lines(FEELINGS[:10], path),
     "faq.csv": lambda library, path: write(path, topics.pairs(60)),
     "answers.csv": lambda library, path: write(
