@@ -229,7 +229,7 @@ BROKEN = {
     "list": (lambda p: (p / "config.json").write_text("[]"), "must hold a JSON object"),
     "binary": (lambda p: (p / "config.json").write_bytes(b"\xff\xfe\x00"), "not UTF-8"),
     "nothing": (lambda p: (p / "config.json").unlink(), "not a model folder"),
-    "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), "the tokenizer files cannot be read"),
+    "tokenizer": (lambda p: (p / "tokenizer.json").write_text("{}"), r"tokenizer.json: cannot be read"),
     "half bpe": (lambda p: (p / "vocab.json").write_text("{}"), "needs both vocab.json and merges.txt"),
     "spiece": (lambda p: (p / "spiece.model").write_bytes(b"\x0a\xff\xff"), "is not a SentencePiece model"),
     "big vocabulary": (

@@ -26,7 +26,8 @@ from bertree.data.store import dtype_for
 from bertree.errors import UserError
 from bertree.text.identity import is_byte_level
 from bertree.text.sentence_splitter import split_sentences
-from bertree.text.tokenizer import Tokenizer
+from bertree.text.tokenizer import CANNOT_ENCODE, Tokenizer
+from bertree.text.tokenizer_checks import library_errors
 
 Task = TypeVar("Task")
 PARALLEL = "TOKENIZERS_PARALLELISM"
@@ -41,46 +42,46 @@ class TokenizedDocuments(NamedTuple):
     empty: int  # documents without any token
 
 
-class DocumentTokenizer:
-    """Turns documents into ids. Special tokens that occur in the text are text, not special."""
+class TokenizerSettings(NamedTuple):
+    """Everything needed to make a `DocumentTokenizer` in another process."""
 
-    def __init__(self, backend: Backend, vocab_size: int, spaced: bool, language: str) -> None:
-        self.backend = backend
-        self.backend.encode_special_tokens = True
-        self.dtype = dtype_for(vocab_size)
-        self.spaced = spaced  # sentences after the first begin with a space, as in running text
-        self.language = language
+    backend: str  # tokenizer.json
+    vocab_size: int
+    spaced: bool  # sentences after the first begin with a space, as in running text
+    language: str
+    name: str  # of the tokenizer, for messages
 
     @classmethod
-    def from_tokenizer(cls, tokenizer: Tokenizer, language: str) -> "DocumentTokenizer":
-        """Make one with its own copy of a tokenizer's backend."""
-        return cls.deserialize(cls.serialize(tokenizer, language))
-
-    @staticmethod
-    def serialize(tokenizer: Tokenizer, language: str) -> tuple[str, int, bool, str]:
-        """Return everything needed to make one in another process."""
+    def of(cls, tokenizer: Tokenizer, language: str) -> "TokenizerSettings":
+        """Return the settings for a tokenizer and a language."""
         text = tokenizer.backend.to_str()
         steps = json.dumps(json.loads(text).get("pre_tokenizer"))
         spaced = is_byte_level(tokenizer) and '"add_prefix_space": true' not in steps
-        return text, tokenizer.size, spaced, language
+        return cls(text, tokenizer.size, spaced, language, tokenizer.name)
 
-    @classmethod
-    def deserialize(cls, serialized: tuple[str, int, bool, str]) -> "DocumentTokenizer":
-        """Make one from the result of `serialize`."""
-        text, vocab_size, spaced, language = serialized
-        return cls(Backend.from_str(text), vocab_size, spaced, language)
+
+class DocumentTokenizer:
+    """Turns documents into ids. Special tokens that occur in the text are text, not special."""
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        self.settings = settings
+        with library_errors(settings.name, "cannot be read"):
+            self.backend = Backend.from_str(settings.backend)
+        self.backend.encode_special_tokens = True
+        self.dtype = dtype_for(settings.vocab_size)
 
     def __call__(self, documents: list[str]) -> TokenizedDocuments:
         """Return ids and lengths of some documents; what gives no token is left out."""
         texts: list[str] = []
         counts: list[int] = []
         for document in documents:
-            found = split_sentences(document, self.language)
-            if self.spaced:
+            found = split_sentences(document, self.settings.language)
+            if self.settings.spaced:
                 found[1:] = [" " + sentence for sentence in found[1:]]
             texts += found
             counts.append(len(found))
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        with library_errors(self.settings.name, CANNOT_ENCODE):
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
         tokens = np.fromiter(ids, self.dtype, int(lengths.sum()))
@@ -92,7 +93,7 @@ class DocumentTokenizer:
 _worker_tokenizer: DocumentTokenizer | None = None  # of a worker process
 
 
-def _start_worker(serialized: tuple[str, int, bool, str]) -> None:
+def _start_worker(settings: TokenizerSettings) -> None:
     """Set up a worker: one thread, SIGINT ignored (its parent handles it), gone when its parent is."""
     global _worker_tokenizer
     os.environ[PARALLEL] = "false"
@@ -105,7 +106,7 @@ def _start_worker(serialized: tuple[str, int, bool, str]) -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    _worker_tokenizer = DocumentTokenizer.deserialize(serialized)
+    _worker_tokenizer = DocumentTokenizer(settings)
 
 
 def _tokenize_in_worker(documents: list[str]) -> TokenizedDocuments:
@@ -135,15 +136,15 @@ def tokenize(
     workers: int,
 ) -> Generator[tuple[Task, TokenizedDocuments], None, None]:
     """Yield each task with its tokens, in order; only a few are in memory at once."""
+    settings = TokenizerSettings.of(tokenizer, language)
     if workers == 1:
-        tokenize_here = DocumentTokenizer.from_tokenizer(tokenizer, language)
+        tokenize_here = DocumentTokenizer(settings)
         with single_threaded():
             for task in tasks:
                 yield task, tokenize_here(documents(task))
         return
-    serialized = DocumentTokenizer.serialize(tokenizer, language)
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(serialized,))
+    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(settings,))
     try:
         waiting: deque[tuple[Task, Future[TokenizedDocuments]]] = deque()
         for task in tasks:

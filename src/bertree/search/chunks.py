@@ -184,7 +184,7 @@ def _token_offsets(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[li
     """Return the character range of each token of each text."""
     if tokenizer is None:
         return [[match.span() for match in WORD.finditer(text)] for text in texts]
-    return [given.offsets for given in tokenizer.backend.encode_batch(list(texts), add_special_tokens=False)]
+    return [encoding.offsets for encoding in tokenizer.encode_plain(texts, offsets=True)]
 
 
 def _count_tokens(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[int]:
@@ -193,5 +193,5 @@ def _count_tokens(texts: Sequence[str], tokenizer: Tokenizer | None) -> list[int
     counts: list[int] = []
     for at in range(0, len(texts), BATCH):
         batch = list(texts[at : at + BATCH])
-        counts += [len(given.ids) for given in tokenizer.backend.encode_batch_fast(batch, add_special_tokens=False)]
+        counts += [len(encoding.ids) for encoding in tokenizer.encode_plain(batch)]
     return counts

@@ -29,11 +29,11 @@ class Frame:
     """The special tokens that a tokenizer puts around one text or a pair."""
 
     def __init__(self, tokenizer: Tokenizer, pair: bool) -> None:
-        backend = tokenizer.backend
-        probe = next((text for text in _PROBES if backend.encode(text, add_special_tokens=False).ids), None)
+        encodings = zip(_PROBES, tokenizer.encode_plain(_PROBES), strict=True)
+        probe = next((text for text, encoding in encodings if encoding.ids), None)
         if probe is None:
-            raise UserError("the tokenizer gives no token for plain English text; it cannot be used for this task")
-        framed = backend.encode(probe, probe if pair else None)
+            raise UserError(f"{tokenizer.name}: gives no token for plain English text; it cannot be used for this task")
+        framed = tokenizer.backend.encode(probe, probe if pair else None)
         self._pieces: list[_FramePiece] = []
         for token, text, segment in zip(framed.ids, framed.sequence_ids, framed.type_ids, strict=True):
             last = self._pieces[-1] if self._pieces else None
@@ -43,7 +43,7 @@ class Frame:
             if text is None:
                 last.ids.append(token)
         if [piece.text for piece in self._pieces if piece.text is not None] != [0, 1][: 1 + pair]:
-            raise UserError("the tokenizer does not encode a pair of texts one after the other; this task needs that")
+            raise UserError(f"{tokenizer.name}: does not encode a pair as two texts in order; this task needs that")
         self._pair, self._has_segments = pair, any(framed.type_ids)
         self._shared: dict[tuple[int, ...], list[int]] = {}
         self._special = sum(len(piece.ids) for piece in self._pieces)
@@ -83,10 +83,9 @@ def encode_distinct(
 ) -> Iterator[tuple[str, Encoding]]:
     """Yield each distinct text with its encoding without special tokens. `offsets` costs time."""
     distinct = list(dict.fromkeys(texts))
-    encode = tokenizer.backend.encode_batch if offsets else tokenizer.backend.encode_batch_fast
     for start in range(0, len(distinct), _BATCH):
         some = distinct[start : start + _BATCH]
-        yield from zip(some, encode([replace_surrogates(text) for text in some], add_special_tokens=False), strict=True)
+        yield from zip(some, tokenizer.encode_plain([replace_surrogates(text) for text in some], offsets), strict=True)
 
 
 def tokenize_distinct(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:

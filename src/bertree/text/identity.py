@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import models
 
 from bertree.text.tokenizer import Tokenizer
+from bertree.text.tokenizer_trial import TEXTS
 
 BYTE_SPACES = (
     "Ġ",
@@ -18,19 +19,6 @@ BYTE_SPACES = (
     "ċ",
     "Č",
 )  # space, line feed, tab, carriage return, vertical tab, form feed
-# Texts on which tokenizers differ: case, accents, scripts without spaces, odd spaces, digits, quotes, emoji,
-# control characters, words beyond any length limit.
-PROBES = (
-    "The Quick brown fox isn't JUMPING over 12,345.67 lazy dogs!",
-    "Crème brûlée, naïve façade: Ångström ÑANDÚ İstanbul ẞ ﬁ ½ ²",
-    "e\u0301 a\u0308 \u1e9b\u0323 \u212b \uff21\uff42\uff43",
-    "今日は世界 深度学习 한국어 ภาษาไทย हिन्दी العربية עברית Ελληνικά Русский",
-    "a  b\tc\nd\u00a0e\u2003f\u200bg\u3000h\x00i\x07j\ufeffk\ufffdl",
-    "``quoted'' “curly” «angle» don’t — dash… #hash @at $5.00 http://example.org/a_b?c=d",
-    "😀👩\u200d👩\u200d👧🏽 🇳🇱 ☃️",
-    "x" * 120 + " 9,5 [MASK] <mask> [SEP] </s>",
-    " leading and trailing ",
-)
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -42,9 +30,9 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     vocabulary = sorted(
         tokenizer.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0])
     )
-    texts = [*PROBES, *(token for token, _ in vocabulary)]
+    texts = [*TEXTS, *(token for token, _ in vocabulary)]
     digest = hashlib.sha256(json.dumps(vocabulary).encode())
-    for encoding in tokenizer.backend.encode_batch_fast(texts, add_special_tokens=False):
+    for encoding in tokenizer.encode_plain(texts):
         digest.update(np.array([len(encoding.ids), *encoding.ids], dtype="<u4").tobytes())
     return digest.hexdigest()
 

@@ -7,6 +7,8 @@ rather than cut one in half. No character but white space is ever lost.
 
 import sentencex
 
+from bertree.text.tokenizer_checks import is_panic
+
 WINDOW = 4096  # characters per call: the library's time is quadratic on some texts
 
 
@@ -40,7 +42,7 @@ def _segment(language: str, text: str) -> list[str]:
     try:
         pieces: list[str] = sentencex.segment(language, text)
     except BaseException as error:  # a Rust panic is not an Exception
-        if type(error).__name__ != "PanicException":
+        if not is_panic(error):
             raise
         return [text]
     return pieces if sum(map(len, pieces)) == len(text) else [text]

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
 from bertree.files import Json, read_json
-from bertree.text import vocabulary_files
+from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import replace_surrogates
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -29,6 +29,7 @@ FILES = (
     "merges.txt",
     "spiece.model",
 )
+CANNOT_ENCODE = "a text cannot be encoded"
 KINDS = {
     "mask": ("[MASK]", "<mask>"),
     "pad": ("[PAD]", "<pad>"),
@@ -55,10 +56,17 @@ class Encoded(NamedTuple):
 class Tokenizer:
     """A tokenizer and its special tokens."""
 
-    def __init__(self, backend: Backend, config: Json | None = None, files: dict[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: Json | None = None,
+        files: dict[str, bytes] | None = None,
+        name: str = "tokenizer",
+    ) -> None:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
+        self.name = name  # of its file, for messages
         self.config = config or {}
         self.files = files or {}
         self.special = {kind: token for kind in KINDS if (token := self._find_special(kind))}
@@ -71,27 +79,33 @@ class Tokenizer:
         except OSError as error:
             raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
         config = read_json(folder / CONFIG) if CONFIG in files else {}
-        try:
-            if JSON in files:
-                backend = Backend.from_buffer(files[JSON])
-            elif built := vocabulary_files.build_tokenizer(files, config):
-                backend = built
-            else:
-                return None
-        except UserError as error:
-            raise UserError(f"{folder}: {error}") from None
-        except Exception as error:  # the library raises bare Exception for anything it cannot parse
-            raise UserError(f"{folder}: the tokenizer files cannot be read ({error})") from None
-        return cls(backend, config, files)
+        if JSON in files:
+            name = str(folder / JSON)
+            tokenizer_checks.check_json(files[JSON], name)
+            with tokenizer_checks.library_errors(name, "cannot be read"):
+                return cls(Backend.from_buffer(files[JSON]), config, files, name)
+        with tokenizer_checks.library_errors(str(folder), "the tokenizer files cannot be read"):
+            try:
+                built = vocabulary_files.build_tokenizer(files, config)
+            except UserError as error:
+                raise UserError(f"{folder}: {error}") from None
+        return cls(built, config, files, str(folder)) if built is not None else None
 
     def with_lowercase(self) -> "Tokenizer":
         """Return a tokenizer that lower-cases every text first."""
         if self.backend.encode("ABC Äß").ids == self.backend.encode("abc äß").ids:
             return self
-        backend = Backend.from_str(self.backend.to_str())
+        with tokenizer_checks.library_errors(self.name, "cannot be changed"):
+            backend = Backend.from_str(self.backend.to_str())
         before = [backend.normalizer] if backend.normalizer else []
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
-        return Tokenizer(backend, self.config)
+        return Tokenizer(backend, self.config, name=self.name)
+
+    def encode_plain(self, texts: Sequence[str], offsets: bool = False) -> list[Encoding]:
+        """Return the library's encodings of texts, without special tokens. `offsets` costs time."""
+        encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
+        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+            return encode(list(texts), add_special_tokens=False)
 
     def save(self, folder: Path, max_length: int | None = None, segments: bool = True) -> None:
         """Write the files it was loaded from, and always a `tokenizer.json`.
@@ -152,16 +166,18 @@ class Tokenizer:
             (replace_surrogates(i[0]), replace_surrogates(i[1])) if isinstance(i, tuple) else replace_surrogates(i)
             for i in inputs
         ]
+        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+            encodings = self.backend.encode_batch_fast(cleaned)
         return [
             self._encode_truncated(given, max_length)
             if max_length is not None and len(e.ids) > max_length
             else _to_encoded(e, isinstance(given, tuple), 0)
-            for given, e in zip(cleaned, self.backend.encode_batch_fast(cleaned), strict=True)
+            for given, e in zip(cleaned, encodings, strict=True)
         ]
 
     def _encode_truncated(self, given: str | tuple[str, str], max_length: int) -> Encoded:
         pair = isinstance(given, tuple)
-        parts = self.backend.encode_batch_fast(list(given) if pair else [given], add_special_tokens=False)
+        parts = self.encode_plain(given if isinstance(given, tuple) else (given,))
         room = max_length - self.backend.num_special_tokens_to_add(pair)
         before = sum(len(part.ids) for part in parts)
         for part, kept in zip(parts, truncated_lengths([len(part.ids) for part in parts], room), strict=True):

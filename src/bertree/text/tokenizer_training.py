@@ -277,7 +277,7 @@ def evaluate(tokenizer: Tokenizer, documents: list[str]) -> TokenizerReport:
     tokens = unknown = 0
     for start in range(0, len(documents), 64):
         batch = documents[start : start + 64]
-        for encoding in tokenizer.backend.encode_batch_fast(batch, add_special_tokens=False):
+        for encoding in tokenizer.encode_plain(batch):
             tokens += len(encoding.ids)
             unknown += sum(token == unknown_id for token in encoding.ids)
     return TokenizerReport(

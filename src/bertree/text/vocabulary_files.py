@@ -1,13 +1,13 @@
 """Build tokenizers from the vocabulary files of the original releases, as their own code reads them."""
 
-import json
 import struct
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files import Json, parse_json
+from bertree.text.tokenizer_checks import check_charsmap, check_scores
 
 
 def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
@@ -64,7 +64,7 @@ def set_bert_template(tokenizer: Tokenizer, mask_takes_space: bool = False) -> N
 
 def build_byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
     """Build GPT-2's and RoBERTa's tokenizer: byte-level pieces, merged in the order they were learned."""
-    table = json.loads(vocab)
+    table = parse_json(vocab, "vocab.json")
     lines = merges.decode("utf-8").split("\n")
     pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     if not isinstance(table, dict) or any(len(pair) != 2 for pair in pairs):
@@ -97,6 +97,12 @@ def build_unigram(data: bytes, config: Json) -> Tokenizer:
         pieces, charsmap, unknown = read_sentencepiece(data)
     except (struct.error, IndexError, UnicodeDecodeError, ValueError):
         raise UserError("spiece.model: is not a SentencePiece model") from None
+    try:
+        check_scores([score for _, score in pieces])
+        if charsmap:
+            check_charsmap(charsmap)
+    except ValueError as error:
+        raise UserError(f"spiece.model: is damaged ({error})") from None
     # The original code splits a number from its comma in a second step: "9,5" is 9 , 5.
     scored = [(p, s - 100 if len(p) > 1 and p[-1] == "," and p[-2].isdigit() else s) for p, s in pieces]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=unknown))
