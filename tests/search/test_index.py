@@ -4,6 +4,7 @@ import datetime
 import gzip
 import json
 import re
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +13,16 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from bertree.search import passage_store
+from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadOptions, ReadSummary, read_documents, total_size
 from bertree.search.index import Index
+from tests.support.search_samples import SHIPS, ids
 from tests.support.standin import Words
-
-SHIPS = [
-    {"id": "a", "text": "The brig lay at anchor in the bay.", "book": "Sea", "year": 1851, "tags": ["ship", "bay"]},
-    {"id": "b", "text": "A lantern burned in the tower all night.", "book": "Tower", "year": 1815},
-    {"id": "c", "text": "Two brigs and a sloop left the bay at dawn.", "book": "Sea", "year": 1902, "late": True},
-    {"id": "d", "text": "She poured the tea and said nothing.", "book": "Home", "year": 1815.0},
-]
 
 
 @pytest.fixture
 def index(tmp_path: Path) -> Index:
     return Index.build(Words(), SHIPS, tmp_path / "index")
-
-
-def ids(index: Index, question: str = "the brig in the bay", k: int = 10, **given: object) -> list[str]:
-    return [hit.document for hit in index.search(question, k, **given)]  # type: ignore[call-overload]
 
 
 def test_search(index: Index) -> None:
@@ -269,3 +261,12 @@ def test_a_folder_that_was_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path / "new")
     assert index.add("a.txt").unchanged == 1
     assert index.search("text", k=1)[0].source == str(tmp_path / "new" / "a.txt")
+
+
+def test_a_prompt_the_model_lacks(minilm: Path, tmp_path: Path) -> None:
+    model = bertree.load(minilm)
+    Index.build(model, SHIPS, tmp_path / "index").close()
+    with sqlite3.connect(tmp_path / "index" / DATABASE) as base:
+        base.execute("""UPDATE state SET value = replace(value, '["", ""]', '["", "../passwd"]')""")
+    with pytest.raises(UserError, match=r"index: uses the prompt '../passwd'"):
+        Index.open(tmp_path / "index", model)

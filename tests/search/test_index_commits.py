@@ -13,7 +13,7 @@ from bertree.search import writer as index_writer
 from bertree.search.index import Index
 from bertree.search.passage_store import DATABASE
 from bertree.search.vector_files import merge_start
-from tests.search.test_index import SHIPS, ids
+from tests.support.search_samples import SHIPS, ids
 from tests.support.standin import Words
 
 

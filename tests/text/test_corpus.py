@@ -1,11 +1,8 @@
 """Files -> documents: every kind of file, every kind of bad input, in memory that stays flat."""
 
 import builtins
-import csv
-import gzip
 import io
 import json
-import lzma
 import os
 import sys
 import tracemalloc
@@ -17,7 +14,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +21,7 @@ from bertree.errors import UserError
 from bertree.text import cleaning, readers, sources
 from bertree.text.corpus import Corpus, CorpusOptions, Position, describe_counts
 from bertree.text.records import read_lines
+from tests.support.corpus_files import DOCUMENTS, write_corpus
 
 # Any code point, surrogates too, and often one that clean-up cares about. (st.text() first builds tables.)
 CHARACTERS = st.one_of(
@@ -32,43 +29,21 @@ CHARACTERS = st.one_of(
     st.integers(0, sys.maxunicode).map(chr),
 )
 TEXTS = st.lists(CHARACTERS, max_size=40).map("".join)
-DOCUMENTS = ["One line.\nAnother line.", "Grüße aus 東京 😀.", "third, with a comma"]
 
 
 def read(path: Path | str, **options: Any) -> list[str]:
     return list(Corpus([str(path)], CorpusOptions(**options)).documents())
 
 
-def write(path: Path, packed: str = "") -> Path:
-    kind = path.suffix
-    if kind == ".txt":
-        data = "\n\n".join(DOCUMENTS).encode()
-    elif kind == ".jsonl":
-        data = "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in DOCUMENTS).encode()
-    elif kind in (".csv", ".tsv"):
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter="," if kind == ".csv" else "\t")
-        writer.writerows([["id", "text"], *([str(n), t] for n, t in enumerate(DOCUMENTS))])
-        data = text.getvalue().encode()
-    else:
-        buffer = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2, 3], "text": DOCUMENTS}), buffer)
-        data = buffer.getvalue()
-    data = {"": lambda d: d, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress}[packed](data)
-    path = path.with_name(path.name + packed)
-    path.write_bytes(data)
-    return path
-
-
 @pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("kind", [".txt", ".jsonl", ".csv", ".tsv", ".parquet"])
 def test_every_kind_gives_the_same_documents(tmp_path: Path, kind: str, packed: str) -> None:
-    assert read(write(tmp_path / f"corpus{kind}", packed)) == DOCUMENTS
+    assert read(write_corpus(tmp_path / f"corpus{kind}", packed)) == DOCUMENTS
 
 
 @pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
 def test_a_missing_field_names_those_that_are_there(tmp_path: Path, kind: str) -> None:
-    path = write(tmp_path / f"corpus{kind}")
+    path = write_corpus(tmp_path / f"corpus{kind}")
     assert len(read(path, field="id")) == (3 if kind == ".csv" else 0) if kind != ".parquet" else True
     with pytest.raises(UserError, match=r"no field 'body'; there are: id, text") as caught:
         read(path, field="body")
@@ -186,7 +161,7 @@ def test_records_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("packed", [".gz", ".xz", ".zst"])
 def test_a_packed_file_that_is_cut_off_or_something_else(tmp_path: Path, packed: str) -> None:
-    path = write(tmp_path / "a.txt", packed)
+    path = write_corpus(tmp_path / "a.txt", packed)
     whole = path.read_bytes()
     path.write_bytes(whole * 2)  # members one after the other are one file
     assert "".join(read(path, whole_files=True)) == "\n".join(DOCUMENTS) + "\n".join(DOCUMENTS)

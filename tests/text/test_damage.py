@@ -7,7 +7,7 @@ import pytest
 
 from bertree.errors import UserError
 from bertree.text.corpus import Corpus
-from tests.text.test_corpus import write
+from tests.support.corpus_files import write_corpus
 
 
 def problem(path: Path) -> str | None:
@@ -23,7 +23,7 @@ def problem(path: Path) -> str | None:
 @pytest.mark.parametrize("packed", ["", ".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("kind", [".txt", ".jsonl", ".csv", ".parquet"])
 def test_random_damage(tmp_path: Path, kind: str, packed: str) -> None:
-    whole = write(tmp_path / f"a{kind}", packed).read_bytes()
+    whole = write_corpus(tmp_path / f"a{kind}", packed).read_bytes()
     path = tmp_path / f"b{kind}{packed}"
     source = random.Random(0)
     for _ in range(60):

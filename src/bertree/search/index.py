@@ -293,6 +293,9 @@ class Index:
             raise UserError(
                 f"{self.path}: was made with {expected}, not with this model ({given}); use that, or build it again"
             )
+        unknown = set(state.prompts) - {"", *_prompts(self.model)} if hasattr(self.model, "vector") else set()
+        if unknown:
+            raise UserError(f"{self.path}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")
 
     def _require_model(self) -> TextEncoder:
         if self.model is None:
@@ -302,8 +305,12 @@ class Index:
 
 def _prompt(model: TextEncoder, *names: str) -> str:
     """Return the first of these prompts that the model has; "" if it has none."""
-    known = dict(getattr(getattr(model, "vector", None), "prompts", ()))
+    known = _prompts(model)
     return next((name for name in names if name in known), "")
+
+
+def _prompts(model: TextEncoder) -> dict[str, str]:
+    return dict(getattr(getattr(model, "vector", None), "prompts", ()))
 
 
 def _room(model: TextEncoder, prompt: str) -> int | None:

@@ -1,0 +1,14 @@
+"""Four documents to search, and the ids of what is found."""
+
+from bertree.search.index import Index
+
+SHIPS = [
+    {"id": "a", "text": "The brig lay at anchor in the bay.", "book": "Sea", "year": 1851, "tags": ["ship", "bay"]},
+    {"id": "b", "text": "A lantern burned in the tower all night.", "book": "Tower", "year": 1815},
+    {"id": "c", "text": "Two brigs and a sloop left the bay at dawn.", "book": "Sea", "year": 1902, "late": True},
+    {"id": "d", "text": "She poured the tea and said nothing.", "book": "Home", "year": 1815.0},
+]
+
+
+def ids(index: Index, question: str = "the brig in the bay", k: int = 10, **given: object) -> list[str]:
+    return [hit.document for hit in index.search(question, k, **given)]  # type: ignore[call-overload]
