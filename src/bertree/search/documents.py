@@ -67,9 +67,7 @@ class SourceFile:
 
     given_path: str
     source: str
-    lines: bytearray = field(
-        default_factory=bytearray
-    )  # 1 if a document is at this line; line 0: the whole file is one document
+    lines: bytearray = field(default_factory=bytearray)  # 1: a document is at this line; line 0: it is the whole file
 
     def mark(self, line: int) -> None:
         """Record that a document is at this line."""
@@ -84,7 +82,7 @@ class SourceFile:
     def holds(self, id: str) -> bool:
         """Return whether a document of this file is still in it."""
         number = id[len(self.given_path) + 1 :]
-        line = int(number) if number.isdecimal() else 0
+        line = int(number) if number.isdecimal() and len(number) < 16 else 0
         return line < len(self.lines) and self.lines[line] == 1
 
 

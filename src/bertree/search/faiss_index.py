@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
+from bertree.files import sync
 from bertree.search.vector_files import IndexFile, MappedVectors, Numbers, Vectors, sha256_of
 
 SETTINGS = {"flat": (), "hnsw": ("beam",), "ivfpq": ("cells", "probes", "trained")}  # settings of each kind
@@ -135,8 +136,7 @@ class FaissIndex:
             import_faiss().write_index(self.index, str(path))
         except RuntimeError as error:
             raise UserError(f"{path}: cannot be written ({_reason(error)})") from None
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(path)
         return IndexFile(name, self.count, path.stat().st_size, sha256_of(path))
 
     @classmethod
