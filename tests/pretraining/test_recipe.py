@@ -32,7 +32,7 @@ def base(tmp_path: Path) -> str:
     return str(tmp_path / "base.toml")
 
 
-@pytest.mark.parametrize("name", recipe.bundled())
+@pytest.mark.parametrize("name", recipe.bundled_recipes())
 def test_shipped_recipes_load_and_round_trip(name: str, tmp_path: Path) -> None:
     loaded = recipe.load(name)
     assert loaded.name == name
@@ -191,6 +191,6 @@ def test_config_prints_what_will_be_run(tmp_path: Path) -> None:
     assert runs.finish("config", "bert-base-tiny", "optim.lr=2e-4", said=shown) == 0
     assert recipe.load(str(shown)) == recipe.load("bert-base-tiny", ["optim.lr=2e-4"])
     assert runs.finish("config", said=listed) == 0
-    assert all(name in listed.read_text() for name in recipe.bundled())
+    assert all(name in listed.read_text() for name in recipe.bundled_recipes())
     assert runs.finish("config", "bert-base", "optim.lr=x", said=wrong) == 2
     assert wrong.read_text() == "bertree: bert-base: optim.lr: must be a number, not 'x'\n"

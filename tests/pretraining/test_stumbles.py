@@ -85,7 +85,7 @@ def documented() -> list[str]:
 def test_documented_commands_name_recipes_that_load(line: str) -> None:
     words = shlex.split(line)[2:]
     name, changes = words[0], [word for word in words[1:] if "=" in word and not word.startswith("-")]
-    if name in recipe.bundled():
+    if name in recipe.bundled_recipes():
         recipe.load(name, changes)
     else:
         assert name.endswith(".toml") or name in ("NAME", "RECIPE"), line

@@ -68,7 +68,7 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
     from bertree.pretraining import recipe as recipes
 
-    notes = {name: recipes.load(name).note for name in recipes.bundled()}
+    notes = {name: recipes.load(name).note for name in recipes.bundled_recipes()}
     if as_json:
         print_json(notes)
         return

@@ -60,15 +60,15 @@ class AtMost:
 
 @dataclass(frozen=True)
 class Share:
-    """From 0 up to 1; 1 itself only where `whole` is true."""
+    """From 0 up to 1, with 1 itself only if `closed`."""
 
-    whole: bool = False
+    closed: bool = False
 
     def check(self, value: Any) -> Any:
         """Return the value if it is within the bound."""
         if not 0 <= value <= 1:
             raise ValueError(f"must lie between 0 and 1, not {value}")
-        if value == 1 and not self.whole:
+        if value == 1 and not self.closed:
             raise ValueError(f"must lie in [0, 1), not {value}")
         return value
 

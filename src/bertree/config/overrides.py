@@ -49,7 +49,7 @@ def parse(text: str) -> Override:
         raise UserError(f"{key}: the value is nested too deeply or has too many digits") from None
 
 
-def lay_over(
+def apply_overrides(
     tree: Json,
     overrides: Iterable[str | Override],
     kind: type,

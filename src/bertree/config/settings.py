@@ -28,7 +28,7 @@ def read(kind: Any, value: Any, where: str, at: str = "") -> Any:
         base, *bounds = get_args(kind)
         keys = next((bound for bound in bounds if isinstance(bound, Keys)), None)
         found = _read_keys(base, keys, value, where, at) if keys else read(base, value, where, at)
-        return _bounded(found, bounds, place)
+        return _check_bounds(found, bounds, place)
     if is_dataclass(kind):
         return _read_dataclass(kind, value, where, at)
     if origin in (types.UnionType, Union):
@@ -66,7 +66,7 @@ def _read_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
         raise UserError(f"{where}: {error}") from None
     for key in known:
         if key not in given and get_origin(hints[key]) is Annotated:  # a default may say that a value must be given
-            _bounded(getattr(made, key), get_args(hints[key])[1:], f"{where}: {_join(at, key)}")
+            _check_bounds(getattr(made, key), get_args(hints[key])[1:], f"{where}: {_join(at, key)}")
     return made
 
 
@@ -84,11 +84,11 @@ def _read_plain(kind: Any, value: Any, place: str) -> Any:
     if kind is float and type(value) is int and abs(value) <= LARGEST:
         return float(value)
     if type(value) is not kind:
-        raise UserError(f"{place}: must be {_WORDS[kind]}, not {_shown(value)}")
+        raise UserError(f"{place}: must be {_WORDS[kind]}, not {_short_repr(value)}")
     if kind is float and not math.isfinite(value):
         raise UserError(f"{place}: must be finite, not {value}")
     if kind is int and abs(value) > LARGEST:
-        raise UserError(f"{place}: must be at most {LARGEST}, not {_shown(value)}")
+        raise UserError(f"{place}: must be at most {LARGEST}, not {_short_repr(value)}")
     if kind is str and not _is_unicode(value):
         raise UserError(f"{place}: must be valid Unicode text, not {value!a}")
     return value
@@ -112,12 +112,12 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _bounded(value: Any, bounds: Sequence[Any], place: str) -> Any:
+def _check_bounds(value: Any, bounds: Sequence[Any], place: str) -> Any:
     """Check a value against its bounds; of a list or table, each value."""
     if isinstance(value, dict):
-        return {key: _bounded(inner, bounds, f"{place}.{key}") for key, inner in value.items()}
+        return {key: _check_bounds(inner, bounds, f"{place}.{key}") for key, inner in value.items()}
     if isinstance(value, tuple):
-        return tuple(_bounded(inner, bounds, place) for inner in value)
+        return tuple(_check_bounds(inner, bounds, place) for inner in value)
     for bound in bounds:
         if isinstance(bound, Bound):
             try:
@@ -136,7 +136,7 @@ def _join(at: str, key: object) -> str:
     return f"{at}.{key}" if at else str(key)
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}..."
 
@@ -172,10 +172,10 @@ def _flat(tree: Any, prefix: str = "") -> Json:
     return flat
 
 
-def merged(base: Json, over: Json) -> Json:
+def merge(base: Json, over: Json) -> Json:
     """Lay one tree over another: tables are merged, everything else, lists of tables too, is replaced."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        result[key] = merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+        result[key] = merge(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
     return result

@@ -40,8 +40,8 @@ def find_recipe(student: str, given: dict[str, str | None], overrides: Sequence[
     named = _is_shape(student)
     if not named and Path(student).is_dir():
         raise UserError(f"--student {student}: a model folder can be taught a task (--task); on text, name its shape")
-    if not named and student not in recipes.bundled() and not Path(student).is_file() and "/" not in student:
-        known = suggest(student, ("half", *(n for n, p in PRESETS.items() if not p.study), *recipes.bundled()))
+    if not named and student not in recipes.bundled_recipes() and not Path(student).is_file() and "/" not in student:
+        known = suggest(student, ("half", *(n for n, p in PRESETS.items() if not p.study), *recipes.bundled_recipes()))
         raise UserError(f"--student {student}: is neither half nor a preset nor a recipe; {known}")
     shape = [f"model.preset={json.dumps(student)}"] if named else []
     lines = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value]

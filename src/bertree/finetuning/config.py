@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from bertree.config import settings
 from bertree.config.bounds import Above, AtLeast, AtMost, OneOf, Share
-from bertree.config.overrides import Override, lay_over
+from bertree.config.overrides import Override, apply_overrides
 from bertree.config.sections import SHAPES, OptimSettings, RunSettings
 from bertree.errors import UserError
 from bertree.files import Json
@@ -74,13 +74,13 @@ class TaskDistillSettings:
     # soft: the teacher's softened probabilities; hard: its likeliest class; mse: its scores as they are
     kind: Annotated[str, OneOf(KINDS)] = "soft"
     # weight of the true answers; the rest is the teacher's. Of mse: 0 unless given
-    alpha: Annotated[float, Share(whole=True)] = 0.5
+    alpha: Annotated[float, Share(closed=True)] = 0.5
     temperature: Annotated[float, Above(0)] = 2.0  # of soft
     # examples made up of each of the task's own, which only the teacher labels
     copies: Annotated[int, AtLeast(0), AtMost(MOST_COPIES)] = 0
     masking: Annotated[float, Share()] = 0.1  # share of a copy's words that become a mask
     replacing: Annotated[float, Share()] = 0.1  # share of a copy's words that become another
-    ngram: Annotated[float, Share(whole=True)] = 0.25  # share of the copies that are cut to a few words in a row
+    ngram: Annotated[float, Share(closed=True)] = 0.25  # share of the copies that are cut to a few words in a row
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def load_as(kind: type[Config], overrides: Iterable[str | Override], task: Task[
     tree: Json = {"model": {}, "task": {}} | base
     own = task_options(task)
     hidden = {"name", "note", *(["top.crf"] if "crf" in own else [])}  # `crf=true` is then a setting of the task
-    overridden = lay_over(tree, overrides, kind, free={"model": DROPOUTS, "task": own}, hidden=hidden)
+    overridden = apply_overrides(tree, overrides, kind, free={"model": DROPOUTS, "task": own}, hidden=hidden)
     config: Config = settings.read(kind, tree, "settings")
     for key in config.model:
         if key not in DROPOUTS:

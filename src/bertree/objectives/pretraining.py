@@ -1,4 +1,4 @@
-"""The terms of the pretraining loss, each with all that the rest of the package asks about it.
+"""The terms of the pretraining loss, each with everything the rest of the package needs to know about it.
 
 To add an objective, write a term and add it to `TERMS`: its weight becomes a setting (`objective.NAME`), the network
 gets its head, and training, evaluation and reports know its name.
@@ -32,7 +32,7 @@ class PretrainingTerm(Term, Protocol):
 
 
 class MaskedTokens:
-    """MLM: predict the masked tokens or, where the stream asks that, the next ones. The head sees only those."""
+    """MLM: predict the masked tokens or, if the stream says so, the next ones. The head computes only those."""
 
     name, label, weight, head, targets = "mlm", "MLM loss", 1.0, "mask", "targets"
     accuracy, accuracy_label, format = "accuracy", "accuracy", ""

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from bertree.config import settings
 from bertree.config.bounds import Above, AtLeast, Keys, OneOf, Share
-from bertree.config.overrides import SECTION_ALIASES, Override, lay_over, parse
+from bertree.config.overrides import SECTION_ALIASES, Override, apply_overrides, parse
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.errors import UserError, suggest
 from bertree.files import Json, read_toml
@@ -68,7 +68,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """What is learned from a teacher. Weights of terms: 0 leaves one out; that of the true tokens is objective.mlm."""
+    """Distillation on text. Weights of terms: 0 leaves one out; that of the true tokens is objective.mlm."""
 
     teacher: str = ""  # folder of a model with an MLM head
     ce: Annotated[float, AtLeast(0)] = 5.0  # its distribution at the masked tokens
@@ -100,7 +100,7 @@ class DistillRecipe(Recipe):
     distil: DistillSettings = DistillSettings()
 
 
-def bundled() -> list[str]:
+def bundled_recipes() -> list[str]:
     """Return the names of the recipes that come with the package."""
     return sorted(path.stem for path in BUNDLED.glob("*.toml"))
 
@@ -111,7 +111,7 @@ def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
     given = [parse(override) if isinstance(override, str) else override for override in overrides]
     sections = {*tree, *(override.key.partition(".")[0] for override in given)}
     kind = DistillRecipe if sections & {"distil", "distill"} else Recipe
-    overridden = lay_over(tree, given, kind, free={"model": MODEL_KEYS})
+    overridden = apply_overrides(tree, given, kind, free={"model": MODEL_KEYS})
     return from_tree(tree, name, overridden)
 
 
@@ -139,7 +139,7 @@ def _tree(name: str, above: tuple[Path, ...]) -> Json:
         below = _tree(base, (*above, path))
     except UserError as error:
         raise UserError(f"{name}: extends: {error}") from None
-    return settings.merged(below, tree)
+    return settings.merge(below, tree)
 
 
 def _find(name: str, beside: Path) -> Path:
@@ -152,7 +152,7 @@ def _find(name: str, beside: Path) -> Path:
         pass
     if given.suffix == ".toml" or "/" in name:
         raise UserError(f"{name}: no such recipe file")
-    raise UserError(f"'{name}': no such recipe, {suggest(name, bundled())}; or give the path of a .toml file")
+    raise UserError(f"'{name}': no such recipe, {suggest(name, bundled_recipes())}; or give the path of a .toml file")
 
 
 def check(recipe: Recipe, where: str) -> None:
@@ -176,8 +176,8 @@ def check(recipe: Recipe, where: str) -> None:
 
 def _check_objective(recipe: Recipe, where: str) -> None:
     used = [TERMS[name] for name, weight in recipe.objective.items() if weight]
-    taught = isinstance(recipe, DistillRecipe) and any(recipe.distil.weights.values())
-    if not used and not taught:
+    has_teacher_terms = isinstance(recipe, DistillRecipe) and any(recipe.distil.weights.values())
+    if not used and not has_teacher_terms:
         raise UserError(f"{where}: objective: every term is 0, so there is nothing to learn")
     by_targets: dict[str, str] = {}
     for term in used:

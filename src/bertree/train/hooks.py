@@ -1,4 +1,4 @@
-"""What happens after each step beside learning: counting, logging, evaluating, saving, stopping.
+"""The hooks of a run: counting, logging, evaluating, saving and stopping after each step.
 
 Each hook is called with the result of every step, in this order.
 """

@@ -107,7 +107,7 @@ class Loop:
         self.trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._limit = clip or math.inf  # of the gradient's norm
         self._seed, self._bf16, self._bad_steps = seed, bf16, bad_steps
-        self.compute: Compute = _compiled(objective) if compiled else objective
+        self.compute: Compute = _compile(objective) if compiled else objective
         self.bad = 0  # steps in a row without a finite gradient
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -172,7 +172,7 @@ class Loop:
             )
 
 
-def _compiled(objective: Objective) -> Compute:
+def _compile(objective: Objective) -> Compute:
     import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # PyTorch's dropout kernel draws four numbers at a time, Triton's one

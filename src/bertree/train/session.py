@@ -29,7 +29,7 @@ from bertree.train.signals import Signals, catch_signals
 
 @dataclass(frozen=True)
 class RunLog:
-    """Where a run writes what it does."""
+    """The log, the totals and the progress bar of a run."""
 
     metrics: MetricsLog
     totals: Totals
