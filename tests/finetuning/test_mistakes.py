@@ -57,7 +57,7 @@ FINETUNE: dict[str, tuple[Files, str, str]] = {
         "train.jsonl: no example has a gold answer",
     ),
     "answer elsewhere": (
-        SQUAD | {"train-v1.1.json": misplaced()}, "--task squad", "question q0-3: an answer text that does not stand",
+        SQUAD | {"train-v1.1.json": misplaced()}, "--task squad", "question q0-3: an answer is not in its context",
     ),
     "other tags": (
         {"train.jsonl": TAGS, "dev.jsonl": [{"words": ["Ada"], "tags": ["NNP"]}]}, "--task ner",

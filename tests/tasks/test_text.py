@@ -10,6 +10,7 @@ import pytest
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.tasks.columns import TextExample
+from bertree.tasks.files import read_inputs
 from bertree.tasks.glue import glue_task
 from bertree.tasks.text import TextTask, text_task
 from bertree.text.tokenizer import Tokenizer
@@ -201,3 +202,19 @@ def test_a_named_label_column_must_be_there(tmp_path: Path) -> None:
     named = text_task(label="knd")
     assert named.parse({"text": "x"}).gold is None
     assert text_task(**named.settings()) == named
+
+
+def test_too_many_labels_are_no_labels(tmp_path: Path) -> None:
+    (path := tmp_path / "many.csv").write_text("text,label\n" + "".join(f"a,{n}\n" for n in range(10_001)))
+    task = text_task()
+    with pytest.raises(UserError, match=r"many\.csv: has 10,001 different labels.*--label"):
+        task.labels_in(task.read([path]))
+
+
+def test_a_wide_table_is_refused_in_a_short_line(tmp_path: Path) -> None:
+    names = [f"column{n}" for n in range(100_000)]
+    (path := tmp_path / "wide.csv").write_text(",".join(names) + "\n" + ",".join("x" * 100_000) + "\n")
+    for read in (lambda: text_task().read([path]), lambda: list(read_inputs(text_task(), path))):
+        with pytest.raises(UserError, match=r"wide\.csv.*'text'.*100,000 in all") as error:
+            read()
+        assert len(str(error.value)) < 1000 + len(str(path))

@@ -52,7 +52,10 @@ def predict(
     if file is not None and texts:
         raise UserError("give texts or --file, not both")
     loaded = load(model, device=choose_device(device), tokenizer=tokenizer)
-    task = loaded.find_task()
+    try:
+        task = loaded.find_task()
+    except UserError as error:
+        raise UserError(f"{model}: {error}") from None
     rest, done = _examples(task, texts or [], file, question), 0
     while some := list(islice(rest, CHUNK)):
         for line in loaded.predict_examples(task, some, max_length):

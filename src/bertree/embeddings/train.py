@@ -173,7 +173,10 @@ def prepare_vectors(
     dev = rows.dev
     if dev is not None and dev[0].kind == "label" and "label" not in kind.reads:
         dev = examples_for_loss(dev, kind)
-    examples = {"train": train, "dev": dev} if dev is not None else hold_out(train, config.train.held_out, task.group)
+    if dev is not None:
+        examples = {"train": train, "dev": list(dev)}
+    else:
+        examples = hold_out(train, config.train.held_out, task.group, rows.splits["train"][0])
     task, examples["dev"] = task.with_dev_kind(examples["dev"])
     held = len(examples["dev"]) if dev is None else 0
     read = TaskExamples(configure_task(task, config.task), rows.splits, examples, held)
@@ -254,7 +257,7 @@ def prepare_cross_encoder(
             )
         examples = {"train": train, "dev": cross_encoder_examples(rows.dev, task)[1]}
     else:
-        examples = hold_out(train, config.train.held_out, lambda example: example.text)
+        examples = hold_out(train, config.train.held_out, lambda example: example.text, rows.splits["train"][0])
     held = len(examples["dev"]) if rows.dev is None else 0
     read = TaskExamples(task, rows.splits, examples, held)
     return prepare_run(start, model, read, out, config, machine, identity=identity)

@@ -70,7 +70,7 @@ def read_examples(
     examples |= {name: task.read(paths) for name, paths in splits.items() if name.startswith("dev")}
     if "dev" in examples:
         return TaskExamples(task, splits, examples, 0)
-    examples = hold_out(examples["train"], share, task.group)
+    examples = hold_out(examples["train"], share, task.group, splits["train"][0])
     return TaskExamples(task, splits, examples, len(examples["dev"]))
 
 

@@ -193,16 +193,23 @@ class FineTuning:
 
 
 def hold_out(
-    examples: Sequence[Example], share: float, group: Callable[[Example], str | None] = lambda example: None
+    examples: Sequence[Example],
+    share: float,
+    group: Callable[[Example], str | None] = lambda example: None,
+    source: object = "training data",
 ) -> dict[str, list[Example]]:
-    """A share of the training examples as the dev split, the same for every seed. What belongs together (the
-    questions on one passage) stays together, or the dev split would be about text that was learned from."""
+    """Split off a share of the training examples as the dev split, the same for every seed.
+
+    Examples of one group (the questions on one passage) stay together, or the dev split would be about text that was
+    trained on. `source` is the file that messages name."""
     keys = [group(example) or number for number, example in enumerate(examples)]
     groups = list(dict.fromkeys(keys))
     order = np.argsort(counter_random.bits(counter_random.key(0, "held out"), np.arange(len(groups))), kind="stable")
     held = {groups[place] for place in order[: max(1, round(share * len(groups)))].tolist()}
     if len(held) >= len(groups):
-        raise UserError("there are too few examples to hold some of them out; give a dev split with --dev FILE")
+        few = f"has only {len(examples)} {'example' if len(examples) == 1 else 'examples'}"
+        few += f" in {len(groups)} groups" if len(groups) < len(examples) else ""
+        raise UserError(f"{source}: {few}, too few to hold some out; give a dev split with --dev FILE")
     found: dict[str, list[Example]] = {"train": [], "dev": []}
     for key, example in zip(keys, examples, strict=True):
         found["dev" if key in held else "train"].append(example)

@@ -21,6 +21,7 @@ from bertree.tasks.task import Task
 from bertree.tasks.text import text_task
 
 COLUMNS = ("text", "pair", "label")
+DESCRIPTION = "bertree.toml"  # of a model folder, where its task is described
 NAMELESS = re.compile(r"(LABEL_)?\d+")  # what stands for a label that has no name
 Registered = TypeVar("Registered", bound="Task[Any] | Callable[..., Task[Any]]")
 
@@ -149,13 +150,14 @@ def task_of_model(
         default = "regression"
     remembered = str(known.get("name") or "")
     if name is None and remembered and remembered not in TASKS:
-        raise UserError(f"{remembered}: the task of this model is not known here; register it (bertree.register_task)")
+        nearest = suggest(remembered, task_names())
+        raise UserError(f"{remembered}: unknown task, {nearest}; one of your own must be registered (register_task)")
     task = make_task(name or remembered or default)
     mine = known if remembered == task.name else {}
     given = {key: (columns or {}).get(key) or _text(mine.get(key)) for key in TASKS[task.name].columns}
     given |= {key: value for key, value in (columns or {}).items() if value}
     task = make_task(task.name, **given)
-    task = configure_task(task, {key: value for key, value in mine.items() if key in task_options(task)})
+    task = configure_task(task, {key: mine[key] for key in mine if key in task_options(task)}, DESCRIPTION)
     if hasattr(task, "crf"):
         task = replace(task, crf=crf)  # type: ignore[call-arg]
     return with_model_labels(task, heads, labels)

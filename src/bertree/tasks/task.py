@@ -23,6 +23,18 @@ Logits = NDArray[np.float32]
 Splits = dict[str, tuple[Path, ...]]
 
 
+MOST_LABELS = 10_000
+
+
+def check_label_count(labels: Sequence[str], source: object) -> None:
+    """Refuse a column with so many different values that it is hardly one of labels."""
+    if len(labels) > MOST_LABELS:
+        raise UserError(
+            f"{source}: has {len(labels):,} different labels, of which at most {MOST_LABELS:,} can be learned; "
+            "is --label the right column?"
+        )
+
+
 class Unit(NamedTuple):
     """What a head answers at once: one sequence, the options of one question, or texts whose vectors are compared.
 

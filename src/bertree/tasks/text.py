@@ -19,7 +19,7 @@ from bertree.errors import BertreeWarning, UserError, suggest
 from bertree.files import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, RawRow, TextExample
-from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.sources import FORMATS
 from bertree.text.tables import read_table
 from bertree.text.tokenizer import Tokenizer
@@ -216,7 +216,9 @@ class TextTask(Task[TextExample]):
             return self.labels
         if len(found) < 2:
             raise UserError(f"{examples[0].file}: all rows have the same label '{next(iter(found))}'")
-        return _sorted([str(label) for label in found])
+        labels = _sorted([str(label) for label in found])
+        check_label_count(labels, examples[0].file)
+        return labels
 
     def _without_gold(self, examples: Sequence[TextExample]) -> UserError:
         if not examples or not Path(examples[0].file).is_file():

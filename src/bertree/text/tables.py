@@ -11,7 +11,7 @@ from itertools import chain, dropwhile
 from pathlib import Path
 from typing import Any
 
-from bertree.errors import UserError, suggest
+from bertree.errors import UserError, listed, suggest
 from bertree.text import delimited
 from bertree.text.delimited import Quoting, Row
 from bertree.text.records import read_lines, read_records, suffix_of
@@ -42,7 +42,7 @@ class Table:
         if (number := self.find(alternatives)) is not None:
             return number
         wanted = " or ".join(f"'{name}'" for name in alternatives)
-        existing = ", ".join(self.names)
+        existing = listed(self.names)
         near = suggest(alternatives[0], self.names)
         raise UserError(
             f"{self.path}: has no column {wanted}; there are: {existing}{f'; {near}' if '?' in near else ''}"

@@ -102,9 +102,7 @@ def test_an_answer_that_is_not_there_is_scored_but_not_learned(tmp_path: Path, n
     for examples, bad in (([first, second], "q1"), ([third], "q2")):
         with pytest.raises(UserError) as caught:
             SQUAD.check_training(examples)
-        assert str(caught.value).startswith(
-            f"{path}: question {bad}: an answer text that does not stand in its context"
-        )
+        assert str(caught.value).startswith(f"{path}: question {bad}: ")
         assert "\n" not in str(caught.value)
 
 

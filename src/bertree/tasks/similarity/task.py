@@ -21,7 +21,7 @@ from bertree.tasks import metrics
 from bertree.tasks.similarity import read as read_sentences
 from bertree.tasks.similarity.examples import score_range
 from bertree.tasks.similarity.read import ColumnNames, SentenceExample
-from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.tasks.text import TOKENIZE_AT_ONCE
 from bertree.text.tokenizer import Tokenizer
 
@@ -151,7 +151,9 @@ class SimilarityTask(Task[SentenceExample]):
         return {"mrr": float((1 / ranks).mean())} | shares
 
     def labels_in(self, examples: Sequence[SentenceExample]) -> tuple[str, ...]:
-        return tuple(sorted({example.gold for example in examples if isinstance(example.gold, str)}))
+        labels = tuple(sorted({example.gold for example in examples if isinstance(example.gold, str)}))
+        check_label_count(labels, examples[0].file)
+        return labels
 
     def check_training(self, examples: Sequence[SentenceExample]) -> None:
         if "label" in loss_named(self.loss).reads and len(self.labels) < 2:

@@ -102,9 +102,8 @@ class SquadTask(Task[SquadExample]):
         for example in examples:
             if absent := next((answer.text for answer in example.answers or () if answer.start is None), None):
                 shown = absent if len(absent) <= 40 else absent[:37] + "..."
-                where = f"{example.file}: question {example.id}" if example.file else f"question {example.id}"
-                line = f"{where}: an answer text that does not stand in its context where the file says: {shown!r}"
-                raise UserError(f"{line}; it cannot be learned from, mend it or leave the question out")
+                line = f"{_where(example)}: an answer is not in its context at the given place: {shown!r}"
+                raise UserError(f"{line}; it cannot be learned from, so correct it or leave the question out")
 
     def group(self, example: SquadExample) -> str | None:
         return example.context
@@ -201,9 +200,13 @@ class SquadTask(Task[SquadExample]):
         return line | {"predicted": "", "start": None, "end": None, "score": line["null_score"]}
 
 
+def _where(example: SquadExample) -> str:
+    return f"{example.file}: question {example.id}" if example.file else f"question {example.id}"
+
+
 def _gold_texts(examples: Sequence[SquadExample]) -> list[list[str]]:
     if unknown := next((example for example in examples if example.answers is None), None):
-        raise UserError(f"question {unknown.id}: has no gold answers to score against")
+        raise UserError(f"{_where(unknown)}: has no gold answers to score against")
     return [[answer.text for answer in example.answers or ()] for example in examples]
 
 

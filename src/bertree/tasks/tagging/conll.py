@@ -6,7 +6,7 @@ whether training had them), and an error must still name the line.
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,7 @@ class Sentence:
     tags: tuple[str, ...] | None = None
     text: str | None = None
     offsets: tuple[tuple[int, int], ...] | None = None
+    file: str = field(default="", compare=False)  # for messages
 
     def with_offsets(self) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The text, which is the words joined by spaces if there is no other, and each word's place in it."""

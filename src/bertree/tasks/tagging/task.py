@@ -32,7 +32,7 @@ from bertree.tasks.tagging.entities import (
 )
 from bertree.tasks.tagging.windows import windows
 from bertree.tasks.tagging.words import words as words_of
-from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit
+from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import texts_field
@@ -85,8 +85,11 @@ class TaggingTask(Task[Sentence]):
         converted = tagged if scheme == PLAIN else [to_iob2(tags, scheme) for tags in tagged]
         self._check(found, converted)
         self._note_conversion(scheme, tagged, converted)
-        remaining = iter(converted)
-        return [Sentence(tuple(s.words), tuple(next(remaining)) if s.tags is not None else None) for s in found]
+        remaining = (tuple(tags) for tags in converted)
+        return [
+            Sentence(tuple(one.words), None if one.tags is None else next(remaining), file=str(one.path))
+            for one in found
+        ]
 
     def _read_file(self, path: Path) -> list[SentenceRecord]:
         found = list(conll.read(path, self.text, self.label))
@@ -177,13 +180,17 @@ class TaggingTask(Task[Sentence]):
     def labels_in(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
         """O, then B- and I- of each type; plain tags in their order."""
         tags = {tag for example in examples for tag in example.tags or ()}
+        source = examples[0].file or self.name
         if not tags:
-            name = self.label or "tags"
-            raise UserError(f"{self.name}: the training sentences have no tags; say where with --label (now '{name}')")
+            named = self.label or "tags"
+            raise UserError(f"{source}: the sentences have no tags; name their column with --label (now '{named}')")
         if self.scheme == PLAIN or not all(map(SHAPE.fullmatch, tags)):
-            return tuple(sorted(tags))
-        kinds = sorted({split_tag(tag)[1] for tag in tags if tag != "O"})
-        return ("O", *(join_tag(place, kind) for kind in kinds for place in "BI"))
+            labels: tuple[str, ...] = tuple(sorted(tags))
+        else:
+            kinds = sorted({split_tag(tag)[1] for tag in tags if tag != "O"})
+            labels = ("O", *(join_tag(place, kind) for kind in kinds for place in "BI"))
+        check_label_count(labels, source)
+        return labels
 
     def with_labels(self, labels: Sequence[str]) -> Self:
         made = replace(self, labels=tuple(labels))
