@@ -275,7 +275,7 @@ def test_a_passage_is_tokenised_once(tmp_path: Path, tokenizers: dict[str, Token
     examples = CHOICE["race"].read([put(tmp_path, "a.jsonl", PASSAGE)])
     CHOICE["race"].units(examples, tokenizer, 128)
     assert sum("Nobody waved" in text for text in counting.seen) == 1
-    assert len(counting.seen) == 1 + 4 + 4 + 2
+    assert sum(" " in text for text in counting.seen) == 1 + 4 + 4 + 2  # the tokenizer is tried on single words
 
 
 def test_lines_and_scores(tmp_path: Path, tokenizers: dict[str, Tokenizer]) -> None:
