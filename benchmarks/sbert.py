@@ -36,7 +36,7 @@ from bertree.embeddings.glove import WordVectors
 from bertree.embeddings.train import TrainingRows, TrainingSource, prepare_vectors, read_rows
 from bertree.errors import BertreeWarning, suggest
 from bertree.files import Json
-from bertree.inference.load import Model, load
+from bertree.inference.load import Model, load, make_model
 from bertree.model.pooling import PoolingConfig
 from bertree.tasks.metrics import spearman
 from bertree.tasks.similarity import read as read_sentences
@@ -140,7 +140,7 @@ class Bench:
             if signal is not None:
                 raise SystemExit(128 + signal)
             assert job.kept is not None
-            model = Model(job.kept(job, loop.network))
+            model = make_model(job.kept(job, loop.network))
             found[loss] = {"step": best.step, "examples": len(job.parts["train"].examples)}
         seconds = round(time.perf_counter() - began, 1)
         return self._judged(model) | {"stages": found, "seconds": seconds}

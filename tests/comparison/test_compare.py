@@ -15,7 +15,7 @@ from bertree.comparison.samples import SENTENCES
 from bertree.comparison.timing import TimedModel
 from bertree.errors import UserError
 from bertree.finetuning.page.page import finetuning_page
-from bertree.inference.load import Model, load, random_model
+from bertree.inference.load import Model, load, make_model, random_model
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
@@ -243,7 +243,7 @@ def test_every_head_is_timed_in_half_precision_too(
     top = Readout(layers="last", lstm=8, crf=True) if kind == "crf" else Readout()
     models = []
     for _ in range(2):
-        made = Model(Contents(a, build(a, {task.head: max(task.classes, 1)}, top), words))
+        made = make_model(Contents(a, build(a, {task.head: max(task.classes, 1)}, top), words))
         models.append(made)
     found = compare(*models, examples, task=task, seconds=0.1, devices=["cpu"])
     assert found.teacher.speed("cpu").precision == "bfloat16"

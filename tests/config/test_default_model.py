@@ -85,7 +85,7 @@ def test_a_stripped_install_says_so(
         assert verb(monkeypatch, *arguments) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
-        assert "comes without the default model" in said
+        assert "bundled model is missing" in said
     assert verb(monkeypatch, "info") == 0
     assert "info default" not in capsys.readouterr().out
 

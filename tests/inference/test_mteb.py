@@ -93,7 +93,8 @@ def test_only_a_model_of_a_task_predicts(model: bertree.Model, small_folder: Pat
     assert not hasattr(model, "predict")
     with pytest.raises(UserError):
         model.predict(["a"])
-    from bertree.inference.load import TaskModel, random_model
+    from bertree.inference.load import random_model
+    from bertree.inference.task_model import TaskModel
 
     made = random_model(bertree.load(small_folder).architecture, {"sequence": 2})
     assert isinstance(made, TaskModel)

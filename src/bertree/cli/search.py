@@ -277,14 +277,14 @@ def _load(name: str, device: str, precision: str) -> "Model":
 
 def _model_of(folder: Path) -> str:
     """Return the name of the model that the index was built with."""
-    from bertree.model.presets import DEFAULT
+    from bertree.config.default_model import resolve_model_path
     from bertree.search.index import Index
 
     with Index.open(folder) as index:
         name = index.state.model
     if not name:
         raise UserError(f"{folder}: does not say where its model is; give it with --model")
-    if name != DEFAULT and not Path(name).exists():
+    if not resolve_model_path(name).exists():
         raise UserError(f"{folder}: its model was at {name}, which is gone; give its new place with --model")
     return name
 

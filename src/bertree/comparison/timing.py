@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertree.inference.load import Model
+from bertree.inference.load import Model, make_model
 from bertree.interop.folder import Contents
 from bertree.model.network import Network
 from bertree.report.comparison import Speed
@@ -53,7 +53,7 @@ class Runner:
         self.name, self._task, self._texts, self._clock = subject.name, task, texts, clock
         self.device, self.precision = device, _precision(device)
         network = _place(model.network, device, self.precision)
-        self._model = Model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
+        self._model = make_model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
         self._tokenizer = model.required_tokenizer
         most = model.architecture.max_positions
         usual = (model.task.get("max_length") or task.max_length) if task else model.max_length

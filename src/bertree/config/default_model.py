@@ -1,31 +1,37 @@
-"""The trained model that comes with bertree: a folder in the package, called `default` wherever a model is named.
+"""Names of models: a folder, `default` for the model bundled with bertree, or a model in the local Hugging Face cache.
 
-It is a name like a preset's, so a path wins over it: who keeps a folder called `default` gets that folder.
+A folder of that name comes first, so a folder called `default` hides the bundled model.
 """
 
 from pathlib import Path
 
+from bertree.config.hub_cache import find_cached
 from bertree.errors import UserError
-from bertree.model.presets import DEFAULT
+from bertree.model.presets import DEFAULT, PRESETS
 
 FOLDER = Path(__file__).parent.parent / DEFAULT
-CARD = "README.md"  # in the folder: what it is, what it was made of, what it can do
+CARD = "README.md"  # in the folder: the model card
 
 
 def remembered_name(model: str) -> str:
     """Return a name by which a model can be found again from any folder."""
-    path = resolve_model_path(model)
-    return DEFAULT if model == DEFAULT and path != Path(model) else str(path.resolve()) if path.exists() else model
+    path = Path(model)
+    return str(path.resolve()) if path.exists() else model
 
 
 def resolve_model_path(name: str | Path) -> Path:
-    """The path of a model: as given, or the package's own folder where `default` is the name of no other."""
+    """Return the folder of a model; the path as given if there is no model of that name."""
     path = Path(name)
-    if str(name) != DEFAULT or path.exists():
+    try:
+        if path.exists() or str(name) in PRESETS:
+            return path
+    except OSError:  # too long for a file name, or not readable
         return path
+    if str(name) != DEFAULT:
+        return find_cached(str(name)) or path
     if not FOLDER.is_dir():
         raise UserError(
-            f"{DEFAULT}: this installation comes without the default model ({FOLDER} is missing); "
-            "install bertree whole, or give a model folder"
+            f"{DEFAULT}: the bundled model is missing from this installation ({FOLDER}); "
+            "install bertree again, or give a model folder"
         )
     return FOLDER

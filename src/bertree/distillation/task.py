@@ -25,7 +25,7 @@ from bertree.finetuning.config import TaskDistillConfig, TaskDistillSettings
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run, read_examples, training_splits
 from bertree.finetuning.seeds import Measurement, check_run_folder, evaluate_dev, run_seeds
 from bertree.finetuning.tuner import EncodedSplit
-from bertree.inference.load import Model, load, random_model
+from bertree.inference.load import Model, load, make_model, random_model
 from bertree.inference.run import Run
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
@@ -160,7 +160,7 @@ def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Mode
     mine, theirs = made.heads[task.head].state_dict(), its.network.heads[task.head].state_dict()
     same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     known = {"name": task.name} if same and its.network.readout.trivial else {}
-    return Model(Contents(a, made, its.tokenizer, list(guide.labels) if known else [], its.limit, known))
+    return make_model(Contents(a, made, its.tokenizer, list(guide.labels) if known else [], its.limit, known))
 
 
 def _reorder_classes(start: Model, guide: Teacher, task: Task[Any]) -> None:

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from bertree.config.default_model import resolve_model_path
+from bertree.config.precision import parse_precision
 from bertree.console import note
 from bertree.errors import UserError, suggest
-from bertree.inference.model import parse_precision
+from bertree.inference.loaded import DTYPES
 from bertree.interop import folder, onnx
 from bertree.interop.description import LAYOUTS
 from bertree.model.architecture import Architecture
@@ -22,7 +23,7 @@ def convert(
     """
     if to not in (*LAYOUTS, ONNX):
         raise UserError(f"--to {to}: {suggest(to, (*LAYOUTS, ONNX))}")
-    dtype = parse_precision(precision)
+    precision = parse_precision(precision)
     source, target = resolve_model_path(source), Path(target)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
@@ -34,5 +35,5 @@ def convert(
         if heads := [name for name in contents.network.heads if name not in ("mask", "pair")]:
             note(f"{target}: gives vectors; the head '{heads[0]}' is left out")
     else:
-        folder.write(contents, target, to, dtype)
+        folder.write(contents, target, to, DTYPES[precision])
     return contents.architecture

@@ -1,8 +1,8 @@
-"""Texts -> vectors, any number of them: tokenised ahead, packed by length, in the order they came.
+"""Embed any number of texts: tokenized ahead, batched by length, returned in the order given.
 
-Texts are taken in windows. Within one they are sorted by length, so that a batch holds similar ones; while one is
-computed the next is tokenised, and on a GPU the one before is fetched. So memory is that of three windows, however long
-the input is.
+Texts are taken in windows. Within a window they are sorted by length, so that a batch holds similar ones. While one
+window is computed the next is tokenized, and on a GPU the one before is copied to the host. So memory is that of three
+windows, however long the input is.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ Vectors = NDArray[np.float32]
 
 
 class TextEncoder(Protocol):
-    """What everything here needs of a model."""
+    """What embedding and search need of a model."""
 
     @property
     def dimension(self) -> int:
@@ -34,64 +34,67 @@ class TextEncoder(Protocol):
 
     @property
     def digest(self) -> str:
-        """What tells its vectors from those of another model."""
+        """Hash that identifies its vectors."""
 
     def embed(self, texts: Iterable[str]) -> Vectors:
-        """A row a text."""
+        """Return one row per text."""
 
 
 @dataclass(frozen=True)
 class WindowSteps:
-    """What a window goes through."""
+    """The steps of a window, and their settings."""
 
-    tokenise: Callable[[Sequence[str]], Sequence[Encoded]]
+    tokenize: Callable[[Sequence[str]], Sequence[Encoded]]
     pack: Callable[[Sequence[Encoded]], Batch]
-    vectors: Callable[[Batch], torch.Tensor]  # one row a sequence
+    vectors: Callable[[Batch], torch.Tensor]  # one row per sequence
     device: torch.device
     width: int
-    tokens: int = 0  # computed at once; 0: what suits the device
-    advance: Callable[[int], None] = lambda count: None  # hears how many more texts are done
+    tokens: int = 0  # per batch; 0: what suits the device
+    advance: Callable[[int], None] = lambda count: None  # called with the number of texts that are done
 
 
-def embed_windows(parts: WindowSteps, texts: Iterable[str]) -> Iterator[Vectors]:
-    """The vectors of each window of texts, in their order."""
+def embed_windows(steps: WindowSteps, texts: Iterable[str]) -> Iterator[Vectors]:
+    """Yield the vectors of each window of texts, in their order."""
     source = iter(texts)
 
     def ahead() -> Sequence[Encoded]:
         some = list(islice(source, WINDOW))
-        return parts.tokenise(some) if some else []
+        return steps.tokenize(some) if some else []
 
     with ThreadPoolExecutor(1) as reader:
         coming = reader.submit(ahead)
         waiting: deque[Callable[[], Vectors]] = deque()
-        ahead_by = 1 if parts.device.type == "cuda" else 0
+        ahead_by = 1 if steps.device.type == "cuda" else 0
         try:
             while encoded := coming.result():
                 coming = reader.submit(ahead)
-                waiting.append(_begun(parts, encoded))
+                waiting.append(_start_window(steps, encoded))
                 if len(waiting) > ahead_by:
                     yield waiting.popleft()()
-        except UserError:  # in a text that is yet to come: what came before it is whole
-            yield from (fetched() for fetched in waiting)
+        except UserError:  # in a later text: what came before it is complete
+            yield from (fetch() for fetch in waiting)
             raise
-        yield from (fetched() for fetched in waiting)
+        yield from (fetch() for fetch in waiting)
 
 
-def _begun(parts: WindowSteps, encoded: Sequence[Encoded]) -> Callable[[], Vectors]:
-    """A window on its way: a GPU gets all of it at once and is asked for the results when the next one is there."""
+def _start_window(steps: WindowSteps, encoded: Sequence[Encoded]) -> Callable[[], Vectors]:
+    """Start a window and return the function that fetches its vectors.
+
+    A GPU gets all of it at once, and its results are fetched after the next window was started.
+    """
 
     def work(rows: list[int]) -> tuple[list[int], torch.Tensor]:
-        return rows, parts.vectors(parts.pack([encoded[row] for row in rows]))
+        return rows, steps.vectors(steps.pack([encoded[row] for row in rows]))
 
-    given = map_jobs(work, batch_by_length([len(e.ids) for e in encoded], parts.device, parts.tokens), parts.device)
-    if parts.device.type == "cuda":
+    given = map_jobs(work, batch_by_length([len(e.ids) for e in encoded], steps.device, steps.tokens), steps.device)
+    if steps.device.type == "cuda":
         given = iter(list(given))
 
-    def fetched() -> Vectors:
-        found = np.empty((len(encoded), parts.width), np.float32)
+    def fetch() -> Vectors:
+        found = np.empty((len(encoded), steps.width), np.float32)
         for rows, vectors in given:
             found[rows] = vectors.float().cpu().numpy()
-            parts.advance(len(rows))
+            steps.advance(len(rows))
         return found
 
-    return fetched
+    return fetch

@@ -1,8 +1,9 @@
-"""What a model is given, checked: texts, pairs of texts or token ids -> packed batches."""
+"""Inputs of a model: texts, pairs of texts or token ids, checked, tokenized and packed."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -13,10 +14,23 @@ from bertree.model.architecture import Architecture
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Input = str | tuple[str, str] | Sequence[int] | Tensor
+Item = TypeVar("Item")
+
+
+def check_inputs(inputs: Iterable[Item]) -> Iterable[Item]:
+    """Return the inputs; UserError if they cannot be a list of them."""
+    if not isinstance(inputs, Iterable) or isinstance(inputs, bytes | Mapping):
+        raise UserError(f"expected a text or a list of texts, not {type(inputs).__name__} {str(inputs)[:40]!r}")
+    return inputs
+
+
+def list_inputs(inputs: Iterable[Input] | str) -> list[Input]:
+    """Return the inputs as a list; a single text is one input."""
+    return [inputs] if isinstance(inputs, str) else list(check_inputs(inputs))
 
 
 def tokenize_inputs(inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int) -> list[Encoded]:
-    """Ids and segments of each input; texts of more than `limit` tokens are cut, with a warning to who asked."""
+    """Return ids and segments of each input; texts of more than `limit` tokens are cut, with a warning."""
     if not 1 <= limit <= a.max_positions:
         raise UserError(f"max_length {limit}: must lie between 1 and {a.max_positions}")
     texts = [i for i in inputs if _is_text(i)]
@@ -25,15 +39,15 @@ def tokenize_inputs(inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Arc
             "this model has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
         )
     encoded = iter(tokenizer.encode(texts, limit) if tokenizer else ())  # type: ignore[arg-type]
-    result = [next(encoded) if _is_text(i) else _checked(i, a.max_positions) for i in inputs]  # type: ignore[arg-type]
+    result = [next(encoded) if _is_text(i) else _check_ids(i, a.max_positions) for i in inputs]  # type: ignore[arg-type]
     cut = [e.dropped for e in result if e.dropped]
     if cut:
         warnings.warn(TextsCut(len(cut), len(inputs), limit, sum(cut)), stacklevel=4)
     return result
 
 
-def _checked(ids: Sequence[int] | Tensor, longest: int) -> Encoded:
-    if type(ids) is list and 0 < len(ids) <= longest and type(ids[0]) is int:  # the usual case, quickly
+def _check_ids(ids: Sequence[int] | Tensor, longest: int) -> Encoded:
+    if type(ids) is list and 0 < len(ids) <= longest and type(ids[0]) is int:  # the usual case, fast
         return Encoded(ids, None, 0)
     if isinstance(ids, Tensor | np.ndarray):
         ids = ids.tolist()
@@ -45,7 +59,7 @@ def _checked(ids: Sequence[int] | Tensor, longest: int) -> Encoded:
 
 
 def pack_inputs(encoded: Sequence[Encoded], vocab_size: int) -> Batch:
-    """One batch of them, whose ids the vocabulary has."""
+    """Pack inputs into one batch; UserError if an id is not in the vocabulary."""
     try:
         batch = Batch.pack([e.ids for e in encoded], [e.segments for e in encoded], [e.second for e in encoded])
         known = not batch.ids.numel() or 0 <= int(batch.ids.min()) <= int(batch.ids.max()) < vocab_size

@@ -1,4 +1,4 @@
-"""What `import bertree` gives: load a model by path or by name and use it."""
+"""Load a model by path or by name."""
 
 from pathlib import Path
 from typing import Any
@@ -6,61 +6,68 @@ from typing import Any
 import torch
 
 from bertree.config.default_model import resolve_model_path
-from bertree.errors import UserError
+from bertree.config.hub_cache import cache_folder, is_hub_name
+from bertree.config.precision import parse_precision
+from bertree.errors import UserError, suggest
 from bertree.inference.mask_filling import Candidate
-from bertree.inference.model import DTYPES, Model, TaskModel, parse_precision
+from bertree.inference.model import DTYPES, Model, weights_dtype
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
-from bertree.model.presets import PRESETS, preset
+from bertree.model.presets import DEFAULT, PRESETS
 from bertree.text.tokenizer import Tokenizer
 
-__all__ = ["DTYPES", "Candidate", "Model", "TaskModel", "load", "random_model"]
+__all__ = ["DTYPES", "Candidate", "Model", "load", "make_model", "random_model"]
 
 
 def load(
     name: str | Path,
     *,
-    device: str = "cpu",
-    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    dtype: str | torch.dtype = "float32",
     tokenizer: str | Path | None = None,
     seed: int = 0,
 ) -> Model:
-    """A model from a folder (bertree's or Hugging Face's), a preset with fresh weights drawn from `seed`, or
-    `default`: the trained model that comes with bertree.
+    """Load a model: a folder (bertree's or Hugging Face's), `default` for the bundled model, a model of the Hugging
+    Face hub that is in the local cache ("bert-base-uncased"; never the network), or a preset with random weights
+    drawn from `seed`.
 
-    `dtype`: float32, bfloat16, float16, or int8: see `Model.to`.
-    `tokenizer` is a folder to take the tokenizer from; a preset then gets the size of its vocabulary.
+    `device`: cpu, cuda ..., or auto. `dtype`: float32, bfloat16, float16 or int8, also as fp32, bf16, fp16 or a torch
+    dtype; see `Model.to`. `tokenizer`: a folder whose tokenizer is used; a preset then gets the size of its vocabulary.
     """
-    whole = parse_precision(dtype) == torch.int8
-    precision = torch.float32 if whole else parse_precision(dtype)
-    given = _tokenizer(resolve_model_path(tokenizer)) if tokenizer is not None else None
+    precision = parse_precision(dtype)
+    device = choose_device(device)
+    given = _load_tokenizer(resolve_model_path(tokenizer)) if tokenizer is not None else None
     path = resolve_model_path(name)
     try:
-        is_there = path.exists()
+        exists = path.exists()
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
-    if is_there:
-        model = Model(folder.read(path, precision, given), source=path)
+    if exists:
+        model = make_model(folder.read(path, weights_dtype(precision, device), given), source=path)
     else:
-        if str(name) not in PRESETS and ("/" in str(name) or str(name).startswith(".")):
-            raise UserError(f"{name}: no such folder")
-        a = preset(str(name)).architecture
+        a = _preset(str(name))
         heads = {"mask": 0} if a.body == "transformer" else {}
         model = random_model(a.with_values({"vocab_size": given.size}) if given else a, heads, seed)
         model.tokenizer = given
-        model.network.to(precision)
-    try:
-        if torch.device(device).type == "meta":
-            raise RuntimeError("it holds no numbers")
-        return model.to(device, "int8" if whole else None)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"device '{device}': cannot be used here ({reason})") from None
+    return model.to(device, precision)
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def _preset(name: str) -> Architecture:
+    if name in PRESETS:
+        return PRESETS[name].architecture
+    if not is_hub_name(name):
+        raise UserError(f"{name}: no such folder")
+    known = [key for key, preset in PRESETS.items() if not preset.study]
+    near = suggest(name, (*PRESETS, DEFAULT))
+    near = near if near.startswith("did") else suggest("", (*known, DEFAULT))
+    raise UserError(
+        f"{name}: no such folder or preset, and not in the local Hugging Face cache ({cache_folder()}); {near}"
+    )
+
+
+def _load_tokenizer(path: Path) -> Tokenizer:
     found = Tokenizer.load(path) if path.is_dir() else None
     if found is None:
         raise UserError(
@@ -69,16 +76,25 @@ def _tokenizer(path: Path) -> Tokenizer:
     return found
 
 
+def make_model(contents: Contents, trained: bool = True, source: Path | None = None) -> Model:
+    """Make a model of a folder's contents: a `TaskModel` if it has the head of a task."""
+    if set(folder.head_classes(contents.network)) <= {"mask", "pair"}:
+        return Model(contents, trained, source)
+    from bertree.inference.task_model import TaskModel
+
+    return TaskModel(contents, trained, source)
+
+
 def random_model(a: Architecture, heads: dict[str, int], seed: int = 0) -> Model:
-    """An untrained model."""
+    """Build a model with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Model(Contents(a, build(a, heads)), trained=False)
+        return make_model(Contents(a, build(a, heads)), trained=False)
 
 
-def choose_device(name: str) -> str:
-    """The device asked for, or the best there is."""
-    return name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+def choose_device(name: str | torch.device) -> str:
+    """Return the name of a device; `auto` is a GPU if there is one."""
+    return str(name) if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_or_take(model: str | Path | Model, **options: Any) -> tuple[Model, str]:

@@ -1,4 +1,4 @@
-"""Masks in a text and the tokens that may stand there."""
+"""Masks in a text and candidates for them."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ MASKS = ("[MASK]", "<mask>")
 
 
 class Candidate(NamedTuple):
-    """A token that may stand at a mask."""
+    """A token for a mask."""
 
     token: str
     probability: float
@@ -19,18 +19,18 @@ class Candidate(NamedTuple):
 
 
 def normalize_mask_tokens(text: str, tokenizer: Tokenizer) -> tuple[str, int]:
-    """A text with its masks as this tokenizer writes them, also another member's; and how many there are."""
+    """Write every mask of a text ([MASK], <mask>) as this tokenizer does; return the text and the number of masks."""
     mask = tokenizer.special["mask"]
     for other in MASKS:
         text = text.replace(other, mask)
-    wanted = text.count(mask)
-    if not wanted:
-        raise UserError(f"the text has no mask; put {mask} where a token is to be guessed")
-    return text, wanted
+    count = text.count(mask)
+    if not count:
+        raise UserError(f"the text has no mask; put {mask} where a token is missing")
+    return text, count
 
 
 def top_candidates(logits_mv: Tensor, tokenizer: Tokenizer, k: int) -> list[list[Candidate]]:
-    """The k best tokens at each of m masks."""
+    """Return the k most likely tokens at each of m masks."""
     best = logits_mv.float()[:, : tokenizer.size].softmax(-1).topk(min(k, tokenizer.size))
     return [
         [Candidate(tokenizer.token(i), p, i) for p, i in zip(ps, ids, strict=True)]

@@ -1,9 +1,9 @@
-"""The shape in which other tools ask a model for vectors: `encode`, as sentence-transformers has it and mteb calls it.
+"""`encode` as sentence-transformers has it and mteb calls it.
 
-mteb calls `encode` with batches under the key "text" and keywords of its own (the task, its split, a batch size),
-and compares vectors, numpy's or torch's. All of that is understood here, so that a model object goes into
-`mteb.evaluate` as it is; mteb is not imported unless it asks. What it must not find is a method `predict`: it would
-take the model for a cross-encoder (see `api.TaskModel`).
+mteb calls `encode` with batches under the key "text" and keywords of its own (the task, its split, a batch size), and
+compares vectors of numpy or torch. All of that is understood here, so that a model can be passed to `mteb.evaluate`;
+mteb is imported only when it asks for its model metadata. It must not find a method `predict`, or it would take the
+model for a cross-encoder (see `TaskModel`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,13 +18,13 @@ from bertree.inference.similarity import SIMILARITIES, check_vectors
 from bertree.model.pooling import PoolingConfig
 from bertree.text.cleaning import replace_surrogates
 
-# What sentence-transformers' `encode` may be told that changes its result, and the one way it is done here.
-USUAL = {"output_value": "sentence_embedding", "precision": "float32", "convert_to_numpy": True}
-SAME = {"document": "passage", "passage": "document"}  # two words for one kind of text
+# Keywords of sentence-transformers' `encode` that would change the result, and the only value they may have here.
+FIXED = {"output_value": "sentence_embedding", "precision": "float32", "convert_to_numpy": True}
+SAME = {"document": "passage", "passage": "document"}  # two names for one kind of text
 
 
 def extract_texts(inputs: object) -> list[str]:
-    """The texts in whatever `encode` was given: one, a sequence of them, a column, or batches with a key "text"."""
+    """Return the texts of `encode`'s input: one text, a sequence, a column, or batches with a key "text"."""
     if isinstance(inputs, str | Mapping):
         inputs = [inputs]
     if not isinstance(inputs, Iterable):
@@ -33,7 +33,7 @@ def extract_texts(inputs: object) -> list[str]:
 
 
 def _item(item: object) -> Iterator[str]:
-    """A text as it is; of a batch those under "text", where mteb's loaders put title and body together."""
+    """Yield a text, or those of a batch under "text", where mteb's loaders put title and body together."""
     if isinstance(item, Mapping):
         if "text" not in item:
             raise UserError(f"encode: a batch needs the key 'text'; there are: {', '.join(map(str, item)) or 'none'}")
@@ -48,7 +48,7 @@ def _item(item: object) -> Iterator[str]:
 
 
 def choose_prompt(known: Iterable[str], metadata: Any, prompt_type: Any) -> str | None:
-    """Which of a model's prompts belongs to a task of mteb: the most special that there is."""
+    """Return the name of the model's most specific prompt for a task of mteb."""
     known = set(known)
     side = getattr(prompt_type, "value", prompt_type)
     task, family = getattr(metadata, "name", None), getattr(metadata, "type", None)
@@ -58,7 +58,7 @@ def choose_prompt(known: Iterable[str], metadata: Any, prompt_type: Any) -> str 
 
 
 def to_vectors(given: Any) -> Vectors:
-    """n x d, for numpy's and torch's, one vector or many."""
+    """Convert one vector or many, of numpy or torch, to rows."""
     if isinstance(given, torch.Tensor):
         given = given.detach().float().cpu().numpy()
     found: Vectors = check_vectors(given).numpy()
@@ -66,11 +66,11 @@ def to_vectors(given: Any) -> Vectors:
 
 
 def pairwise_similarity(a: Vectors, b: Vectors, by: str) -> Vectors:
-    """The first of `a` with the first of `b`, the second with the second."""
+    """Return the similarity of the first of `a` to the first of `b`, and so on."""
     one, other = check_vectors(a), check_vectors(b)
     if one.shape != other.shape:
         raise UserError(f"vectors of shapes {tuple(one.shape)} and {tuple(other.shape)} cannot be compared in pairs")
-    # A thousand small products would be slow: by the same definition, on rows.
+    # The measures of SIMILARITIES, for rows in pairs.
     found = {
         "cosine": lambda: torch.nn.functional.cosine_similarity(one, other),
         "dot": lambda: (one * other).sum(1),
@@ -83,7 +83,7 @@ def pairwise_similarity(a: Vectors, b: Vectors, by: str) -> Vectors:
 
 
 class EmbeddingModel(Protocol):
-    """What `Encodes` needs of the model it is put on."""
+    """What `SentenceTransformersMethods` needs of the model."""
 
     @property
     def vector(self) -> PoolingConfig: ...
@@ -101,7 +101,7 @@ class EmbeddingModel(Protocol):
 
 
 class SentenceTransformersMethods:
-    """`encode` and what else mteb looks for, for a model that has `embed`."""
+    """Methods that sentence-transformers and mteb expect, for a model that has `embed`."""
 
     def encode(
         self: EmbeddingModel,
@@ -116,14 +116,14 @@ class SentenceTransformersMethods:
         prompt_type: Any = None,
         **ignored: Any,
     ) -> Any:
-        """As `embed`, with the names of sentence-transformers and of mteb; keywords of theirs that would change what
-        comes out are refused, others (batch_size, show_progress_bar ...) ignored.
+        """As `embed`, with the keywords of sentence-transformers and mteb. Keywords that would change the result
+        are refused, others (batch_size, show_progress_bar ...) ignored.
 
-        One text gives one vector, not a row of one.
+        One text gives one vector, not a matrix with one row.
         """
         if convert_to_tensor:
             ignored.pop("convert_to_numpy", None)
-        for name, usual in USUAL.items():
+        for name, usual in FIXED.items():
             if ignored.get(name, usual) not in (usual, None):
                 raise UserError(f"encode: {name}={ignored[name]!r} is not known here; leave it out")
         texts = extract_texts(sentences)
@@ -138,13 +138,13 @@ class SentenceTransformersMethods:
         return torch.from_numpy(np.ascontiguousarray(one)) if convert_to_tensor else one
 
     def similarity_pairwise(self: EmbeddingModel, a: Any, b: Any) -> Vectors:
-        """How similar the first of `a` is to the first of `b`, the second to the second; texts or vectors."""
-        one, other = (self.embed(extract_texts(side)) if _texts(side) else to_vectors(side) for side in (a, b))
+        """Return the similarity of the first of `a` to the first of `b`, and so on; texts or vectors."""
+        one, other = (self.embed(extract_texts(side)) if _are_texts(side) else to_vectors(side) for side in (a, b))
         return pairwise_similarity(one, other, self.vector.similarity)
 
     @property
     def mteb_model_meta(self: EmbeddingModel) -> Any:
-        """What mteb asks of a model before it takes it; AttributeError without mteb, so that `hasattr` says no."""
+        """Metadata for mteb; AttributeError without mteb, so that `hasattr` is False."""
         try:
             from mteb.models.model_meta import ModelMeta, ScoringFunction  # type: ignore[import-not-found,unused-ignore]
         except ImportError:
@@ -164,5 +164,5 @@ class SentenceTransformersMethods:
         return ModelMeta.create_empty(known)
 
 
-def _texts(side: Any) -> bool:
+def _are_texts(side: Any) -> bool:
     return isinstance(side, str) or (isinstance(side, list | tuple) and all(isinstance(text, str) for text in side))

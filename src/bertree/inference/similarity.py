@@ -1,4 +1,4 @@
-"""How alike vectors are: every one of some to every one of others, or pair by pair."""
+"""Similarity of vectors."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ import torch
 from bertree.errors import UserError
 from bertree.inference.embedding import Vectors
 
-# Higher is more alike: distances count downwards.
+# Higher is more similar: distances are negative.
 SIMILARITIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cosine": lambda a, b: torch.nn.functional.normalize(a, dim=-1) @ torch.nn.functional.normalize(b, dim=-1).T,
     "dot": lambda a, b: a @ b.T,
@@ -18,7 +18,7 @@ SIMILARITIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = 
 
 
 def check_vectors(vectors: Vectors) -> torch.Tensor:
-    """Rows of finite numbers."""
+    """Return vectors as float32 rows; UserError if they are not rows of finite numbers."""
     found = np.asarray(vectors, np.float32)
     if found.ndim == 1:
         found = found[None]
@@ -31,7 +31,7 @@ def check_vectors(vectors: Vectors) -> torch.Tensor:
 
 
 def similarity_matrix(a: Vectors, b: Vectors, by: str = "cosine") -> Vectors:
-    """Each of `a` with each of `b`: a row for each of `a`."""
+    """Return the similarity of each of `a` to each of `b`: a row for each of `a`."""
     one, other = check_vectors(a), check_vectors(b)
     if one.shape[1] != other.shape[1]:
         raise UserError(f"vectors of {one.shape[1]} and of {other.shape[1]} numbers cannot be compared")

@@ -219,6 +219,12 @@ class CpuRuntime:
         self.int8 = False  # matrix products with 8-bit integers
         self._built: tuple[object, CpuEncoder | None] = (None, None)  # with the versions it was built from
 
+    def __deepcopy__(self, memo: object) -> "CpuRuntime":
+        """Copy the setting alone: packed weights cannot be copied, and are those of the original."""
+        copied = CpuRuntime()
+        copied.int8 = self.int8
+        return copied
+
     def states_of(self, network: Network) -> Callable[[Batch], Tensor]:
         """Return a function from batches on the network's device to the heads' input."""
         versions = weight_versions(network.encoder)

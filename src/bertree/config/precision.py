@@ -1,0 +1,38 @@
+"""Names of precisions, in Python and on the command line, and what this CPU can compute in. No torch is imported here
+until the CPU is asked about."""
+
+import platform
+from functools import cache
+
+from bertree.errors import UserError, suggest
+
+SYNONYMS = {
+    "float32": ("fp32", "f32", "float", "single"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16", "f16", "half"),
+    "int8": ("i8",),
+}
+PRECISIONS = tuple(SYNONYMS)
+_NAMES = {name: precision for precision, others in SYNONYMS.items() for name in (precision, *others)}
+
+
+def parse_precision(value: object) -> str:
+    """Return the name of a precision (float32, bfloat16, float16, int8), given it, a synonym or a torch dtype."""
+    name = str(value).removeprefix("torch.").lower()
+    if name not in _NAMES:
+        raise UserError(f"precision '{value}': unknown, {suggest(name, _NAMES)}")
+    return _NAMES[name]
+
+
+@cache
+def has_native_bfloat16() -> bool:
+    """True if this CPU has instructions for bfloat16 (AVX512-BF16 or AMX on x86, BF16 on ARM).
+
+    Others emulate it, several times slower than float32.
+    """
+    import torch
+
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    check = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return check is not None and bool(check())

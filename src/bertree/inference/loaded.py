@@ -1,0 +1,287 @@
+"""A network with its tokenizer and everything its folder says: where it is, how it is moved, saved and trained."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from bertree.batch import Batch
+from bertree.config.hub_cache import cached_name
+from bertree.config.precision import has_native_bfloat16, parse_precision
+from bertree.console import note
+from bertree.errors import UserError
+from bertree.files import Json
+from bertree.inference.cpu.encoder import CpuRuntime, weight_versions
+from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.interop.weights import network_hash
+from bertree.model.architecture import Architecture
+from bertree.model.network import Network
+from bertree.model.pooling import PoolingConfig, SentencePooling
+from bertree.text.identity import tokenizer_hash
+from bertree.text.tokenizer import Encoded, Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+
+
+class LoadedModel:
+    """An encoder with its heads and, if its folder has one, its tokenizer."""
+
+    def __init__(self, contents: Contents, trained: bool = True, source: Path | None = None) -> None:
+        """`source`: the folder of the contents. `trained`: False if the weights are random."""
+        self._contents = contents
+        self._source = source
+        self.trained = trained
+        self._runtime = CpuRuntime()
+        self._digest: tuple[object, str] = (None, "")  # with the versions it was computed from
+        self.network.eval()
+
+    @property
+    def name(self) -> str:
+        """Name of the folder, or on the Hugging Face hub; of a run's model (my-run/model) the run too."""
+        if self._source is None:
+            return "bertree"
+        path = self._source.resolve()
+        return cached_name(path) or (f"{path.parent.name}/{path.name}" if path.name == "model" else path.name)
+
+    def __repr__(self) -> str:
+        a = self.architecture
+        heads = f", heads {', '.join(self.network.heads)}" if len(self.network.heads) else ""
+        return f"<bertree model {self.name}: {a.body}, {a.layers} layers, width {a.width}{heads}, on {self.device}>"
+
+    def _repr_html_(self) -> str:
+        from bertree.report.html import notebook_table
+
+        a, tokenizer = self.architecture, self.tokenizer
+        heads = f", {a.heads} heads" if a.body == "transformer" else ""
+        rows = [
+            ("architecture", f"{a.body}, {a.layers} layers, width {a.width}{heads}"),
+            ("parameters", f"{sum(parameter.numel() for parameter in self.parameters()):,}"),
+            ("heads", ", ".join(self.network.heads) or "none"),
+            ("vocabulary", f"{tokenizer.size:,} tokens" if tokenizer else f"{a.vocab_size:,} ids, no tokenizer"),
+            ("longest text", f"{self.max_length} tokens"),
+            ("vectors", f"{self.vector.pooling}, {self.dimension} wide"),
+            ("computed", f"on {self.device} in {self.precision}"),
+        ]
+        return notebook_table(self.name, rows, "" if self.trained else "random weights")
+
+    @property
+    def architecture(self) -> Architecture:
+        """The architecture of the encoder."""
+        return self._contents.architecture
+
+    @property
+    def network(self) -> Network:
+        """The torch module: encoder and heads."""
+        return self._contents.network
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None if the model has none and takes ids alone."""
+        return self._contents.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer | None) -> None:
+        self._contents.tokenizer = tokenizer
+
+    @property
+    def required_tokenizer(self) -> Tokenizer:
+        """The tokenizer; UserError if the model has none."""
+        if self.tokenizer is None:
+            raise UserError("this model has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
+        return self.tokenizer
+
+    @property
+    def labels(self) -> list[str]:
+        """Names of the task head's classes."""
+        return self._contents.labels
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """The heads and their numbers of classes."""
+        return folder.head_classes(self.network)
+
+    @property
+    def task(self) -> Json:
+        """Name and settings of the task it was fine-tuned for, as its folder says."""
+        return self._contents.task
+
+    @property
+    def limit(self) -> int | None:
+        """A maximum length below the number of positions, if its folder says so."""
+        return self._contents.max_length
+
+    @property
+    def max_length(self) -> int:
+        """Texts are cut to this many tokens."""
+        limit = self.architecture.max_positions
+        return min(limit, self._contents.max_length or limit)
+
+    @property
+    def vector(self) -> PoolingConfig:
+        """How a text becomes one vector: as its folder says, else the mean of its tokens' states."""
+        return self.pooling.config
+
+    @vector.setter
+    def vector(self, vector: PoolingConfig) -> None:
+        before = self.pooling
+        known = before.config
+        if vector.dense and (vector.dense, vector.pooling) != (known.dense, known.pooling):
+            raise UserError(
+                "vector: dense layers come with trained weights and belong to the pooling they were trained on; "
+                "keep both, or leave out dense"
+            )
+        pooling = SentencePooling(before.state_width, vector)
+        if vector.dense:
+            pooling.dense = before.dense
+        self.network.vector = pooling
+
+    @property
+    def pooling(self) -> SentencePooling:
+        """The module from hidden states to sentence vectors: `model.pooling(states, batch)`."""
+        return self.network.vector or SentencePooling(self.network.width, PoolingConfig())
+
+    @property
+    def dimension(self) -> int:
+        """Width of its vectors."""
+        return self.pooling.width
+
+    @property
+    def digest(self) -> str:
+        """Hash of everything that determines its vectors: weights, tokenizer and settings.
+
+        A model loaded in half precision has the digest of its folder.
+        """
+        settings = {key: value for key, value in self.vector.as_mapping().items() if key != "similarity"}
+        key = weight_versions(self.network), id(self.tokenizer), repr(settings)
+        if key[0] is None or self._digest[0] != key:
+            network = self.network
+            if self._source is not None and next(network.parameters()).dtype != torch.float32:
+                network = folder.read(self._source).network
+            words = tokenizer_hash(self.tokenizer) if self.tokenizer else ""
+            self._digest = key, network_hash(network, f"{words} {settings}")
+        return self._digest[1]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.network.parameters()).device
+
+    @property
+    def precision(self) -> str:
+        """The precision it computes vectors in: float32, bfloat16, float16 or int8."""
+        return "int8" if self._runtime.int8 else str(next(self.network.parameters()).dtype).removeprefix("torch.")
+
+    def to(
+        self, device: str | torch.device | torch.dtype | None = None, dtype: str | torch.dtype | None = None
+    ) -> Self:
+        """Move the model to a device, a precision, or both; return it.
+
+        Precisions: float32, bfloat16, float16 or int8, also as fp32, bf16, fp16 or a torch dtype. int8: vectors are
+        computed with 8-bit integers, on the CPU; the network itself, and everything else, stays float32. bfloat16 on a
+        CPU without instructions for it stays float32, with a warning: emulated, it would be several times slower.
+        """
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        precision = parse_precision(dtype) if dtype is not None else None
+        int8 = precision == "int8" if precision else self._runtime.int8
+        place = str(self.device if device is None else device)
+        target = weights_dtype("float32" if int8 else precision, place) if int8 or precision else None
+        try:
+            if torch.device(place).type == "meta":
+                raise RuntimeError("it holds no numbers")
+            self.network.to(device=place, dtype=target)
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"device '{place}': cannot be used here ({str(error).splitlines()[0]})") from None
+        self._runtime.int8 = int8
+        if int8:
+            try:
+                self._runtime.states_of(self.network)
+            except UserError:
+                self._runtime.int8 = False
+                raise
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode (dropout), as of a torch module, for a training loop of one's own."""
+        self.network.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Set evaluation mode, the one in which a model is loaded. Methods for inference use it in any case."""
+        return self.train(False)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The network's parameters, for an optimizer."""
+        return self.network.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The network's parameters with their names."""
+        return self.network.named_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The network's weights by name."""
+        return self.network.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the network's weights by name."""
+        self.network.load_state_dict(state)
+
+    def save(self, path: str | Path, dtype: str | torch.dtype | None = None) -> None:
+        """Write the model as a folder, completely or not at all.
+
+        `dtype`: precision of the written weights (float32, bfloat16, float16, int8) if not the model's own. int8 takes
+        a quarter of float32 and is read by bertree alone; loaded, the weights are floating-point again.
+        """
+        folder.write(self._contents, Path(path), dtype=DTYPES[parse_precision(dtype)] if dtype is not None else None)
+
+    def tokenize(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
+        """Return ids and segments of each input, checked; texts that are too long are cut, with a warning."""
+        limit = self.max_length if max_length is None else max_length
+        return tokenize_inputs(inputs, self.tokenizer, self.architecture, limit)
+
+    def tokens(self, text: Input, max_length: int | None = None) -> list[str]:
+        """Return the tokens of one text or pair as the tokenizer writes them: [CLS], un, ##believ, ..."""
+        tokenizer = self.required_tokenizer
+        (encoded,) = self.tokenize([text], max_length)
+        return [tokenizer.backend.id_to_token(token) or f"<{token}>" for token in encoded.ids]
+
+    def batch(self, texts: "Sequence[Input] | str", max_length: int | None = None) -> Batch:
+        """Pack texts, pairs of texts or lists of token ids into one batch on the model's device.
+
+        `model.network(batch)` gives the hidden states of all tokens, end to end (tokens x width);
+        `batch.split(states)` cuts them by text, `model.network.sequence_states(states, batch)` has one row per text.
+        """
+        return self._pack(self.tokenize(list_inputs(texts), max_length)).to(self.device)
+
+    def _pack(self, encoded: Sequence[Encoded]) -> Batch:
+        return pack_inputs(encoded, self.architecture.vocab_size)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Compute in evaluation mode, then restore the mode of every module."""
+        training = [module for module in self.network.modules() if module.training]
+        self.network.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+
+def weights_dtype(precision: str | None, device: str) -> torch.dtype:
+    """Return the dtype of the weights for a precision on a device."""
+    if precision == "bfloat16" and device.startswith("cpu") and not has_native_bfloat16():
+        _note_no_bfloat16()
+        precision = "float32"
+    return torch.float32 if precision in ("int8", None) else DTYPES[precision]
+
+
+@cache
+def _note_no_bfloat16() -> None:
+    note("bfloat16: this CPU has no instructions for it, so the model computes in float32, which is faster here")

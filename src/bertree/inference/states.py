@@ -1,0 +1,74 @@
+"""Hidden states of any layer, and attention probabilities.
+
+Shape letters: t tokens of one text, n heads, d head width, h width.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.errors import UserError
+from bertree.model.attention import Attention
+from bertree.model.bilstm import BiLstmEncoder
+from bertree.model.encoder import Encoder, unknown_part
+from bertree.model.residual import Residual
+
+Layers = int | Sequence[int] | str
+
+
+def parse_layers(layers: Layers, count: int) -> list[int]:
+    """Return the layers asked for, counted from 0 (the embeddings) to `count`; negative numbers count from the last."""
+    if isinstance(layers, str):
+        if layers != "all":
+            raise UserError(f"layers '{layers}': must be a number, a list of numbers, or 'all'")
+        return list(range(count + 1))
+    asked = [layers] if isinstance(layers, int) else list(layers)
+    for layer in asked:
+        if type(layer) is not int or not -count - 1 <= layer <= count:
+            raise UserError(
+                f"layers: {layer!r} is not a layer of this model; it has 0 (the embeddings) to {count}; -1 is the last"
+            )
+    if not asked:
+        raise UserError("layers: the list is empty")
+    return [layer if layer >= 0 else count + 1 + layer for layer in asked]
+
+
+def layer_states(encoder: Encoder, batch: Batch, layers: Sequence[int]) -> list[Tensor]:
+    """Return the hidden states of layers (each t x h), in the order asked. No layer above them is computed."""
+    if list(layers) == [len(encoder.stack.plan)]:
+        return [encoder(batch)]
+    found: dict[int, Tensor] = {}
+    for depth, state_th in enumerate(encoder.states(batch)):
+        if depth in layers:
+            found[depth] = state_th
+        if depth == max(layers):
+            break
+    if len({state.shape[1] for state in found.values()}) > 1:
+        raise UserError("layers: the embeddings of this model (layer 0) have another width; ask for them alone")
+    return [found[layer] for layer in layers]
+
+
+def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
+    """Return the attention probabilities of a batch of one text (layers x n x t x t), in float32.
+
+    The fast kernels never hold them, so they are computed again from each layer's input and weights.
+    """
+    if isinstance(encoder, BiLstmEncoder):
+        raise UserError("attentions: a bilstm has no attention")
+    if unknown := unknown_part(encoder):
+        raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
+    found = []
+    for (index, _), state_th in zip(encoder.stack.plan, encoder.states(batch), strict=False):
+        block = cast(Residual, encoder.stack.attention[index])
+        part = cast(Attention, block.part)
+        qkv_t3nd = part.qkv(block.part_input(state_th)).unflatten(-1, (3, part.heads, part.head_width))
+        q_ntd, k_ntd, _ = qkv_t3nd.permute(1, 2, 0, 3).float()
+        scores_ntt = q_ntd @ k_ntd.transpose(1, 2) * part.head_width**-0.5
+        if part.causal:
+            ahead = torch.ones(scores_ntt.shape[1:], dtype=torch.bool, device=scores_ntt.device).triu(1)
+            scores_ntt = scores_ntt.masked_fill(ahead, float("-inf"))
+        found.append(scores_ntt.softmax(-1))
+    return torch.stack(found)

@@ -1,0 +1,59 @@
+"""A model with the head of a task: predictions for texts."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bertree.errors import BertreeWarning, UserError
+from bertree.files import Json
+from bertree.inference.inputs import check_inputs
+from bertree.inference.model import Model
+from bertree.objectives.supervised import HEAD_KINDS
+from bertree.tasks.logits import effective_max_length, inference_autocast, logits
+from bertree.tasks.task import Task
+
+
+class TaskModel(Model):
+    """A model with the head of a task.
+
+    A class of its own, because mteb takes anything that has a method `predict` for a cross-encoder, and would not ask
+    it for sentence vectors.
+    """
+
+    def predict(
+        self, inputs: Iterable[str | tuple[str, str] | Json] | str | Json, max_length: int = 0, first: int = 1
+    ) -> list[Json]:
+        """Return the predictions for inputs: for each `predicted`, `score`, and the values of its head.
+
+        An input is a text, a pair of texts, or an object with the parts by name (question and context; context,
+        question and options; words); a single text or object is one input. `max_length`: tokens per sequence; 0: as it
+        was fine-tuned. `first`: number of the first input, for messages.
+        """
+        task = self.find_task()
+        examples: list[Any] = []
+        records = [inputs] if isinstance(inputs, str | Mapping) else check_inputs(inputs)
+        for number, record in enumerate(records, first):
+            examples += task.parse_all(_record(record, task.head, f"input {number}"), f"input {number}")
+        return self.predict_examples(task, examples, max_length)
+
+    def predict_examples(self, task: Task[Any], examples: Sequence[Any], max_length: int = 0) -> list[Json]:
+        """Return the predictions for examples of a task, as `task.read` or `task.parse` make them."""
+        longest = effective_max_length(
+            max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions
+        )
+        units, cut = task.units(examples, self.required_tokenizer, longest)
+        if cut.examples:
+            warnings.warn(cut.message("input", len(examples), longest), BertreeWarning, stacklevel=2)
+        found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
+        return task.predict(examples, units, found)
+
+
+def _record(record: Any, head: str, where: str) -> str | Json:
+    """Name the texts of a pair, so that no character in them can divide it."""
+    if isinstance(record, tuple):
+        if len(record) != 2:
+            raise UserError(f"{where}: a pair must have two texts, not {len(record)}")
+        return dict(zip(HEAD_KINDS[head].pair_names, record, strict=True))
+    if not isinstance(record, str | Mapping):
+        raise UserError(f"{where}: must be a text, a pair of texts or an object, not {str(record)[:60]!r}")
+    return record if isinstance(record, str) else dict(record)
