@@ -105,6 +105,9 @@ FINETUNE: dict[str, tuple[Files, str, str]] = {
     "threshold": (SQUAD, "--task squad max_answer=0", "max_answer 0: must be at least 1"),
     "device": (CSV, "--task classification device=warp", "run.device 'warp'"),
     "seeds": (CSV, "--task classification --seeds 0", "--help"),
+    "many seeds": (CSV, "--task classification --seeds 1_000", "'--seeds': 1_000"),
+    "no tags": ({"train.jsonl": bare(TAGS, "tags")}, "--task tagging", "train.jsonl: the sentences have no tags; "),
+    "too few sentences": ({"train.jsonl": TAGS[:1]}, "--task tagging", "train.jsonl: has only 1 example, "),
 }  # fmt: skip
 
 

@@ -3,10 +3,19 @@
 --data: labelled files; --store: a token store; --texts: plain texts; --text, --pair, --label, --id: columns.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+
+def plain_number(text: str | int, low: int, high: int) -> int:
+    """Read a whole number in plain digits; Python itself would take 1_000, a likely slip of the keyboard, for 1000."""
+    if not re.fullmatch(r"[0-9]{1,18}", str(text)) or not low <= int(text) <= high:
+        raise typer.BadParameter(f"{text} is not a whole number from {low} to {high}.")
+    return int(text)
+
 
 ModelArgument = Annotated[
     str,
@@ -77,7 +86,13 @@ VectorsOption = Annotated[
 ]
 TableOption = Annotated[Path | None, typer.Option("--out", help="File to write: .jsonl, .csv or .tsv.")]
 SeedsOption = Annotated[
-    int, typer.Option("--seeds", min=1, max=1000, help="Runs with different seeds; the best is kept.")
+    int,
+    typer.Option(
+        "--seeds",
+        parser=lambda text: plain_number(text, 1, 1000),
+        metavar="<int range> [1<=x<=1000]",
+        help="Runs with different seeds; the best is kept.",
+    ),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
