@@ -41,7 +41,7 @@ from bertree.embeddings.glove import WordVectors
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.finetuning import config as configs
-from bertree.finetuning.outcome import degenerate
+from bertree.finetuning.outcome import degenerate_reason
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, evaluate_split
 from bertree.inference.load import Model, load, random_model
 from bertree.interop.folder import read_architecture
@@ -218,7 +218,7 @@ class Bench:
 
 def _result(task: TextTask, scores: dict[str, float], lines: Sequence[Json]) -> Json:
     found: Json = {"metric": task.metric, "score": scores[task.metric], "scores": scores}
-    return found | ({"degenerate": reason} if (reason := degenerate(lines)) else {})
+    return found | ({"degenerate": reason} if (reason := degenerate_reason(lines)) else {})
 
 
 def parsed() -> argparse.Namespace:

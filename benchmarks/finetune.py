@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.common import environment, synchronise, table
 from bertree.finetuning.config import FineTuneConfig, FineTuneOptimSettings, FineTuneRunSettings, TrainSettings
-from bertree.finetuning.feed import steps_an_epoch
+from bertree.finetuning.feed import steps_per_epoch
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel
 from bertree.inference.load import load
 from bertree.tasks.collate import batches_by_length
@@ -131,7 +131,7 @@ def theirs(
         fused=True,
     )
     size, epochs = config.train.batch, int(config.train.epochs)
-    epoch = steps_an_epoch(len(train.units), size)
+    epoch = steps_per_epoch(len(train.units), size)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, int(0.1 * epoch * epochs), epoch * epochs)
 
     def autocast() -> Any:

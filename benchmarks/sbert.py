@@ -139,9 +139,9 @@ class Bench:
                 signal, best, loop = job.tuner.run(Path(place) / "run", seed, False, [])
             if signal is not None:
                 raise SystemExit(128 + signal)
-            assert job.kept is not None
-            model = make_model(job.kept(job, loop.network))
-            found[loss] = {"step": best.step, "examples": len(job.parts["train"].examples)}
+            assert job.select_saved is not None
+            model = make_model(job.select_saved(job, loop.network))
+            found[loss] = {"step": best.step, "examples": len(job.splits["train"].examples)}
         seconds = round(time.perf_counter() - began, 1)
         return self._judged(model) | {"stages": found, "seconds": seconds}
 

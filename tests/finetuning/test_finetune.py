@@ -190,17 +190,17 @@ def test_a_degenerate_seed_does_not_stand_for_the_others(
 
 def test_scores_that_lie_close_together_are_not_alike() -> None:
     """What counts is the spread of the gold scores: some scales are small."""
-    from bertree.finetuning.outcome import degenerate
+    from bertree.finetuning.outcome import degenerate_reason
 
     def lines(said: list[float], asked: list[float]) -> list[dict[str, object]]:
         return [{"predicted": p, "gold": g} for p, g in zip(said, asked, strict=True)]
 
     scale = [0.5 + n / 1000 for n in range(20)]
-    assert degenerate(lines(scale, scale)) is False
-    assert degenerate(lines(scale, [10 * n for n in range(20)]))
-    assert degenerate(lines([math.nan] * 20, scale))
-    assert degenerate(lines([1.0] * 20, [1.0] * 20)) is False, "there is nothing else to say"
-    assert degenerate(lines([1.0] * 9, scale[:9])) is False, "too few to tell"
+    assert degenerate_reason(lines(scale, scale)) is False
+    assert degenerate_reason(lines(scale, [10 * n for n in range(20)]))
+    assert degenerate_reason(lines([math.nan] * 20, scale))
+    assert degenerate_reason(lines([1.0] * 20, [1.0] * 20)) is False, "there is nothing else to say"
+    assert degenerate_reason(lines([1.0] * 9, scale[:9])) is False, "too few to tell"
 
 
 def test_a_roberta_without_pooler_learns_to_choose(trained: Trained, command: Command, tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_every_unit_once_an_epoch_in_an_order_of_its_own() -> None:
     some = units("sequence", 23, 0)
     all_of_them = Counter(tuple(unit.sequences[0].ids) for unit in some)
     made = feed(some, 4, 18)
-    assert made.steps_an_epoch == 6
+    assert made.steps_per_epoch == 6
     epochs = [[row for step in range(first, first + 6) for row in read(made[step].batches)] for first in (0, 6, 12)]
     assert all(Counter(epoch) == all_of_them for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]

@@ -88,7 +88,7 @@ def distill_on_task(
     job = prepare_run(
         start, student, examples, out, config, machine, objective, unanswered=unanswered, identity=identity
     )
-    job = replace(job, tuner=replace(job.tuner, start=replace(job.tuner.start, reinitialize=not start.trained)))
+    job = replace(job, tuner=replace(job.tuner, initial=replace(job.tuner.initial, reinitialize=not start.trained)))
     return run_seeds(
         job,
         seeds,
@@ -112,7 +112,7 @@ def _compare(teacher: str, job: FineTuningJob, best: Json, seconds: float) -> bo
     task = job.tuner.task
     if seconds:
         scores = {task.metric: (job.teacher["scores"].get(task.metric), best.get(task.metric))}
-        examples, device = job.parts["dev"].examples, job.tuner.machine.device
+        examples, device = job.splits["dev"].examples, job.tuner.machine.device
         compare_to_teacher(teacher, job.out, examples, scores, seconds, task, device)
     return bool(seconds)
 
@@ -209,7 +209,7 @@ def _with_teacher_scores(
     job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, shared: bool, mask: str
 ) -> FineTuningJob:
     """Return the job with the teacher's scores of each unit, read from the file or computed now."""
-    tuner, part = job.tuner, job.parts["train"]
+    tuner, part = job.tuner, job.splits["train"]
     units = part.units if config.distil.alpha < 1 else []
     task, classes = tuner.task, tuner.task.classes
     distil = config.distil
@@ -220,7 +220,7 @@ def _with_teacher_scores(
     if said is None:
         said = _ask_teacher(job, guide, units, shared, mask)
         teacher_scores.write(job.out, said, identity, classes)
-    parts = dict(job.parts)
+    parts = dict(job.splits)
     if units:
         soft = [unit._replace(soft=rows) for unit, rows in zip(units, said.rows, strict=True)]
         parts["train"] = EncodedSplit(part.examples, soft)
@@ -233,7 +233,7 @@ def _with_teacher_scores(
         lines.append(f"its scores of {len(units):,} units are in {teacher_scores.FILE} ({said.bytes:,} bytes)")
     teacher = {"model": guide.name, "scores": said.figures, "bytes": said.bytes}
     tuner = replace(tuner, train=parts["train"])
-    return replace(job, tuner=tuner, parts=parts, intro=[*job.intro, *lines], teacher=teacher)
+    return replace(job, tuner=tuner, splits=parts, intro=[*job.intro, *lines], teacher=teacher)
 
 
 def _describe_mix(config: TaskDistillConfig, job: FineTuningJob) -> str:
@@ -248,7 +248,7 @@ def _describe_mix(config: TaskDistillConfig, job: FineTuningJob) -> str:
 def _ask_teacher(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> TeacherScores:
     """Compute the teacher's scores of the training units and dev splits, then move it off the GPU."""
     task, device = job.tuner.task, job.tuner.machine.device
-    parts = {name: part for name, part in job.parts.items() if name != "train" or units}
+    parts = {name: part for name, part in job.splits.items() if name != "train" or units}
     read = {name: part.units if shared else guide.units(task, part, mask) for name, part in parts.items()}
     found: dict[str, list[Logits]] = {}
     try:

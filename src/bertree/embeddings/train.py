@@ -200,7 +200,7 @@ def prepare_vectors(
     length = ", of length 1" if vector.normalise else ""
     truncated = f"; also truncated to {', '.join(map(str, dimensions))}" if dimensions else ""
     line = f"loss {kind.name}; vectors: {vector.pooling}{length}, {width:,} wide{truncated}{told}"
-    return replace(job, intro=[*job.intro, line], kept=_without_classifier)
+    return replace(job, intro=[*job.intro, line], select_saved=_without_classifier)
 
 
 def _check_widths(dimensions: Sequence[int], width: int) -> None:

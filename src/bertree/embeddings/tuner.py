@@ -1,4 +1,4 @@
-"""One run that trains vectors: the encoder under what makes a vector of its states and, for classes, a classifier."""
+"""A run that trains sentence vectors: an encoder with pooling and, for classes of pairs, a classifier on top."""
 
 from dataclasses import dataclass, field
 
@@ -13,31 +13,31 @@ from bertree.model.pooling import PoolingConfig
 
 @dataclass
 class EmbeddingFineTuning(FineTuning):
-    """A task of vectors to be learned from a start; `run` learns it with one seed."""
+    """A run that trains sentence vectors; `run` trains with one seed."""
 
     vector: PoolingConfig = field(default_factory=PoolingConfig)
-    concat: tuple[str, ...] = ()  # what a classifier reads of two vectors; nothing: there is none
+    concat: tuple[str, ...] = ()  # parts of two vectors that a classifier reads; empty: no classifier
 
     @property
     def architecture(self) -> Architecture:
-        """That of the start."""
-        return self.start.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
+        """That of the initial model."""
+        return self.initial.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
 
     @property
     def reuses_head(self) -> bool:
-        """There is no head to go on with: a classifier is not kept."""
+        """Never: a classifier is not saved."""
         return False
 
     def network(self, seed: int) -> Network:
-        """The trained encoder, with what stood on it where it is the same, and a fresh classifier."""
+        """Build the network: pretrained encoder and pooling, where they fit, and a new classifier."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = self._built()
-        if not self.start.reinitialize:
+        if not self.initial.reinitialize:
             known = made.state_dict()
             there = {
                 name: tensor
-                for name, tensor in self.start.network.state_dict().items()
+                for name, tensor in self.initial.network.state_dict().items()
                 if name.startswith(("encoder.", "features.", "vector."))
                 and name in known
                 and known[name].shape == tensor.shape
@@ -46,7 +46,7 @@ class EmbeddingFineTuning(FineTuning):
         return made.to(self.machine.device)
 
     def check(self) -> None:
-        """Refuse what cannot be built, before anything is written."""
+        """Raise an error if the network cannot be built, before anything is written."""
         with torch.device("meta"):
             self._built()
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning run is told: sections as in a recipe, and bare names (`epochs=3 lr=3e-5`) where they are clear."""
+"""Settings of fine-tuning and of distillation on a task: the sections of their recipe.toml."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -23,22 +23,22 @@ MOST_EPOCHS, LARGEST_BATCH = 1e6, 2**20
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """How long, how much at once, and when to stop."""
+    """Length, batch size, schedule, evaluation and early stopping."""
 
     epochs: Annotated[float, Above(0), AtMost(MOST_EPOCHS)] = 3.0
     # examples a step (windows of SQuAD, questions with their options)
     batch: Annotated[int, AtLeast(1), AtMost(LARGEST_BATCH)] = 32
-    max_length: Annotated[int, AtLeast(0)] = 0  # tokens a sequence; 0: the task's own, at most the model's
-    warmup: Annotated[float, Share()] = 0.1  # share of the steps in which the rate rises from 0
+    max_length: Annotated[int, AtLeast(0)] = 0  # tokens a sequence; 0: the task's default, or the model's limit
+    warmup: Annotated[float, Share()] = 0.1  # share of the steps in which the learning rate rises from 0
     shape: Annotated[str, OneOf(SHAPES)] = "linear"  # of the learning rate after that
     evaluations: Annotated[int, AtLeast(1)] = 1  # on the dev split, an epoch
-    patience: Annotated[int, AtLeast(0)] = 3  # evaluations without a better score after which it stops; 0: never
-    held_out: Annotated[float, Share()] = 0.1  # share of the training examples that is the dev split if there is none
+    patience: Annotated[int, AtLeast(0)] = 3  # stop after this many evaluations without a better score; 0: never
+    held_out: Annotated[float, Share()] = 0.1  # share of the training data used as dev split if there is none
 
 
 @dataclass(frozen=True)
 class FineTuneOptimSettings(OptimSettings):
-    """The optimizer. Learning rate 0: by the model's width."""
+    """The optimizer. Learning rate 0: chosen by the model's width."""
 
     lr: Annotated[float, AtLeast(0)] = 0.0
     eps: Annotated[float, Above(0)] = 1e-8
@@ -46,7 +46,7 @@ class FineTuneOptimSettings(OptimSettings):
 
 @dataclass(frozen=True)
 class FineTuneRunSettings(RunSettings):
-    """How a run is computed, watched and saved. How often it saves is a matter of time alone."""
+    """How a run is computed, logged and saved. Saving is triggered by time alone."""
 
     log_every: Annotated[int, AtLeast(1)] = 25
     save_every: Annotated[int, AtLeast(1)] = 1
@@ -54,10 +54,10 @@ class FineTuneRunSettings(RunSettings):
 
 @dataclass(frozen=True)
 class FineTuneConfig:
-    """A whole run."""
+    """The configuration of a fine-tuning run."""
 
     name: str = ""  # of the task
-    note: str = ""  # the model it begins with
+    note: str = ""  # the initial model
     model: Json = field(default_factory=dict)  # dropouts
     task: Json = field(default_factory=dict)  # the task's own settings, for example stride of SQuAD
     train: TrainSettings = TrainSettings()
@@ -69,23 +69,23 @@ class FineTuneConfig:
 
 @dataclass(frozen=True)
 class TaskDistillSettings:
-    """What is learned from a teacher, and on what beside the task's own examples."""
+    """How a teacher's predictions are used, and how the training examples are augmented."""
 
-    # soft: the teacher's softened probabilities; hard: its likeliest class; mse: its scores as they are
+    # soft: the teacher's softened probabilities; hard: its most likely class; mse: its logits
     kind: Annotated[str, OneOf(KINDS)] = "soft"
-    # weight of the true answers; the rest is the teacher's. Of mse: 0 unless given
+    # weight of the gold labels; the rest is the weight of the teacher. For mse: 0 unless given
     alpha: Annotated[float, Share(closed=True)] = 0.5
     temperature: Annotated[float, Above(0)] = 2.0  # of soft
-    # examples made up of each of the task's own, which only the teacher labels
+    # augmented copies of each example, which only the teacher labels
     copies: Annotated[int, AtLeast(0), AtMost(MOST_COPIES)] = 0
-    masking: Annotated[float, Share()] = 0.1  # share of a copy's words that become a mask
-    replacing: Annotated[float, Share()] = 0.1  # share of a copy's words that become another
-    ngram: Annotated[float, Share(closed=True)] = 0.25  # share of the copies that are cut to a few words in a row
+    masking: Annotated[float, Share()] = 0.1  # share of a copy's words that are masked
+    replacing: Annotated[float, Share()] = 0.1  # share of a copy's words that are replaced by others
+    ngram: Annotated[float, Share(closed=True)] = 0.25  # share of the copies that are cut to a short n-gram
 
 
 @dataclass(frozen=True)
 class TaskDistillConfig(FineTuneConfig):
-    """A whole run of a student with its teacher."""
+    """The configuration of a run that distills a teacher into a student on a task."""
 
     distil: TaskDistillSettings = TaskDistillSettings()
 
@@ -94,12 +94,12 @@ Config = TypeVar("Config", bound=FineTuneConfig)
 
 
 def load(overrides: Iterable[str | Override], task: Task[Any], base: Json | None = None) -> FineTuneConfig:
-    """The configuration of a run of `task`, checked."""
+    """Load and check the configuration of a run of `task`."""
     return load_as(FineTuneConfig, overrides, task, base or {})
 
 
 def load_task_distill(overrides: Iterable[str | Override], task: Task[Any]) -> TaskDistillConfig:
-    """The same for a run with a teacher."""
+    """Load and check the configuration of a run with a teacher."""
     config = load_as(TaskDistillConfig, overrides, task, {})
     if config.distil.kind == "mse" and "distil.alpha" not in config.overridden:
         config = replace(config, distil=replace(config.distil, alpha=0.0))
@@ -109,7 +109,7 @@ def load_task_distill(overrides: Iterable[str | Override], task: Task[Any]) -> T
 
 
 def load_as(kind: type[Config], overrides: Iterable[str | Override], task: Task[Any], base: Json) -> Config:
-    """The configuration of a run of another kind, checked."""
+    """Load and check a configuration of any kind of fine-tuning."""
     tree: Json = {"model": {}, "task": {}} | base
     own = task_options(task)
     hidden = {"name", "note", *(["top.crf"] if "crf" in own else [])}  # `crf=true` is then a setting of the task
@@ -123,7 +123,7 @@ def load_as(kind: type[Config], overrides: Iterable[str | Override], task: Task[
 
 
 def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
-    """A CRF is both: a part of the network, and how a tagging task reads its answers."""
+    """Return configuration and task with the same `crf`: it is part of the network and of a tagging task."""
     crf = config.top.crf or getattr(task, "crf", False)
     if crf and not hasattr(task, "crf"):
         raise UserError(f"crf: chooses the tags of words, but {task.name} has none; it is for ner and tagging")
@@ -132,7 +132,7 @@ def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
 
 
 def learning_rate(config: FineTuneConfig, a: Architecture) -> float:
-    """The rate asked for, or what suits the width: small models want larger steps, LSTMs and heads the largest."""
+    """Return the learning rate: as set, or by the width. Narrow models need larger ones, LSTMs the largest."""
     if config.optim.lr:
         return config.optim.lr
     if config.top.frozen or a.body == "bilstm":

@@ -23,10 +23,10 @@ LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not var
 
 
 class ShapeBuckets:
-    """Gives batches one of a few shapes, so that a step can be recorded once a shape and replayed.
+    """Pads batches to one of a few shapes, so that a CUDA graph can be recorded once for each shape.
 
-    Tokens nobody asks about fill up the stream, in sequences of their own; questions without an answer fill up the
-    rest. At most an eighth of a batch is filling.
+    Tokens are padded with sequences that no loss reads, labels with ones that are ignored. At most an eighth of a
+    batch is padding.
     """
 
     def __init__(self, head: str, units: int, options: int = 1) -> None:
@@ -34,21 +34,21 @@ class ShapeBuckets:
         self._kind, self._units, self._options = HEAD_KINDS[head], units, options
 
     def __call__(self, batch: Batch) -> Batch:
-        """The same batch, filled up."""
+        """Return the batch with padding."""
         assert batch.answers is not None
         longest = next((n for n in LENGTHS if n >= batch.max_seqlen), -(-batch.max_seqlen // 128) * 128)
-        spare, step = _spare(batch.ids.numel())
-        fillers = -(-step // longest)  # sequences
-        sizes = np.minimum(longest, np.maximum(0, spare - longest * np.arange(fillers)))
+        spare, step = _padding(batch.ids.numel())
+        padding_sequences = -(-step // longest)
+        sizes = np.minimum(longest, np.maximum(0, spare - longest * np.arange(padding_sequences)))
         empty = self._units * self._options - (batch.cu_seqlens.numel() - 1)
         ends = batch.cu_seqlens.numpy()
         bounds = np.concatenate([ends, np.repeat(ends[-1], empty), ends[-1] + sizes.cumsum()]).astype(np.int32)
         zeros = torch.zeros(spare, dtype=torch.int64)
-        # The rung may lie beyond the model's positions; the longest sequence does not.
+        # `longest` may exceed the model's positions; the longest sequence does not.
         positions = (np.arange(spare) - (sizes.cumsum() - sizes).repeat(sizes)) % batch.max_seqlen
         answers, chosen, cells = batch.answers, batch.chosen, batch.cells
         if chosen is not None:
-            extra, _ = _spare(chosen.numel())
+            extra, _ = _padding(chosen.numel())
             chosen = torch.cat([chosen, torch.arange(extra)])
         scores = len(bounds) - 1 if chosen is None else chosen.numel()
         rows, width = scores, 0
@@ -63,7 +63,7 @@ class ShapeBuckets:
         soft = batch.soft
         if soft is not None:
             soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])
-        ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _nothing(answers))
+        ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _ignored_label(answers))
         return Batch(
             ids=torch.cat([batch.ids, zeros]),
             positions=torch.cat([batch.positions, torch.from_numpy(positions)]),
@@ -78,18 +78,18 @@ class ShapeBuckets:
         )
 
 
-def _nothing(answers: torch.Tensor) -> float:
+def _ignored_label(answers: torch.Tensor) -> float:
     return float("nan") if answers.is_floating_point() else IGNORED
 
 
-def _spare(count: int) -> tuple[int, int]:
-    """How far it is to the next rung of a ladder with eight rungs an octave, and the distance of two rungs."""
+def _padding(count: int) -> tuple[int, int]:
+    """Return the padding up to the next bucket size, and the distance of two sizes: eight sizes an octave."""
     step = max(32, 1 << max(0, (max(1, count) - 1).bit_length() - 4))
     return -count % step, step
 
 
 class UnitFeed:
-    """The batches of a run: every epoch all units in an order of its own."""
+    """The batches of a run: all units in every epoch, shuffled anew."""
 
     def __init__(
         self,
@@ -103,35 +103,35 @@ class UnitFeed:
         shapes: ShapeBuckets | None = None,
         micro: int = 1,
     ) -> None:
-        """`size` units a step, computed in `micro` pieces."""
+        """`size` units a step, in `micro` micro-batches."""
         self.plan = plan
         self._units, self._size, self._micro = units, size, micro
         self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
-        self.steps_an_epoch = steps_an_epoch(len(units), size)
+        self.steps_per_epoch = steps_per_epoch(len(units), size)
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
 
     def __getitem__(self, number: int) -> StepBatches:
-        """What a step reads."""
+        """Return the batches of a step."""
         update = self.plan.updates[number]
-        epoch, place = divmod(number, self.steps_an_epoch)
+        epoch, place = divmod(number, self.steps_per_epoch)
         if self._order[0] != epoch:
             self._order = epoch, _shuffled(len(self._units), self._seed, epoch)
         rows = self._order[1][place * self._size : (place + 1) * self._size]
         pieces = [piece for piece in np.array_split(rows, self._micro) if len(piece)]
         batches = [collate([self._units[i] for i in piece], self._head, self._regression) for piece in pieces]
-        asked = sum(batch.ids.numel() for batch in batches)
+        tokens = sum(batch.ids.numel() for batch in batches)
         if self._shapes is not None:
             batches = [self._shapes(batch) for batch in batches]
-        filling = sum(batch.ids.numel() for batch in batches) - asked
-        return StepBatches(update, batches, (number + 1) / self.steps_an_epoch, filling)
+        padding = sum(batch.ids.numel() for batch in batches) - tokens
+        return StepBatches(update, batches, (number + 1) / self.steps_per_epoch, padding)
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
-        """Steps from `first` on, made ahead."""
+        """Yield the batches of the steps from `first` on, prepared ahead."""
         return prefetch(self.__getitem__, first, len(self.plan))
 
 
-def steps_an_epoch(units: int, size: int) -> int:
-    """The last step of an epoch may read fewer units than the others."""
+def steps_per_epoch(units: int, size: int) -> int:
+    """Return the steps in which all units are read once; the last may read fewer units than the others."""
     return -(-units // size)
 
 

@@ -1,4 +1,4 @@
-"""A task to be learned, prepared for any seed: its files read, its examples encoded, its model at hand."""
+"""Prepare a fine-tuning run: read the files of a task, encode the examples, put model and settings together."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from bertree.errors import UserError
 from bertree.files import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
-from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, digest, hold_out
+from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, data_digest, hold_out
 from bertree.inference.load import Model
 from bertree.interop.folder import Contents
 from bertree.model.cost import describe_architecture
@@ -26,31 +26,31 @@ Labels = Callable[[Task[Any], Sequence[Any]], Sequence[str]]
 
 @dataclass(frozen=True)
 class TaskExamples:
-    """A task that knows its labels, and the examples of each split."""
+    """A task with its labels, and the examples of each split."""
 
     task: Task[Any]
     splits: Mapping[str, tuple[Path, ...]]
     examples: Mapping[str, Sequence[Any]]
-    held: int  # how many were held out of the training examples, for want of a dev split
+    held: int  # examples held out of the training data because there is no dev split
 
 
 @dataclass(frozen=True)
 class FineTuningJob:
-    """A task prepared: everything but the seed."""
+    """A prepared run: everything but the seed."""
 
     tuner: FineTuning
     start: Model
-    parts: Mapping[str, EncodedSplit[Any]]
-    cuts: Mapping[str, Truncation]
+    splits: Mapping[str, EncodedSplit[Any]]
+    truncations: Mapping[str, Truncation]
     out: Path
     intro: Sequence[str]
-    model: str  # what it begins with, as the user named it
-    teacher: Json = field(default_factory=dict)  # the model it learns from and its scores, where there is one
-    kept: Callable[["FineTuningJob", Network], Contents] | None = None  # selects what is saved; None: everything
+    model: str  # the initial model as the user named it
+    teacher: Json = field(default_factory=dict)  # name and scores of the teacher, if there is one
+    select_saved: Callable[["FineTuningJob", Network], Contents] | None = None  # None: everything
 
 
 def training_splits(files: TaskFiles, task: Task[Any]) -> dict[str, tuple[Path, ...]]:
-    """The files of each split; there must be some to learn from."""
+    """Return the files of each split; there must be a training file."""
     splits = files.splits(task)
     if "train" not in splits:
         raise UserError(f"{files.data or files.dev}: has no training file; give one with --train FILE")
@@ -63,7 +63,7 @@ def read_examples(
     share: float,
     labels: Labels = lambda task, examples: task.labels_in(examples),
 ) -> TaskExamples:
-    """Read the examples of every split; `share` of the training's are held out where there is no dev split."""
+    """Read the examples of every split; if there is no dev split, hold out a share of the training examples."""
     examples = {"train": task.read(splits["train"])}
     task = task.with_labels(labels(task, examples["train"]))
     task.check_training(examples["train"])
@@ -87,7 +87,9 @@ def prepare_run(
     unanswered: bool = False,
     fine_tuning_type: Callable[..., FineTuning] = FineTuning,
 ) -> FineTuningJob:
-    """Encode the examples. `identity` is of the model; `unanswered`: those without a gold answer stay."""
+    """Encode the examples and put the run together.
+
+    `identity` identifies the model; `unanswered`: training examples without a gold answer are kept, for a teacher."""
     task, examples, splits = given.task, given.examples, given.splits
     longest = effective_max_length(config.train.max_length, task.max_length, start.architecture.max_positions)
     rate = configs.learning_rate(config, start.architecture)
@@ -96,14 +98,14 @@ def prepare_run(
     both = {name: encode_split(task, some, start, longest) for name, some in examples.items()}
     parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
     if not unanswered:
-        asked = [unit for unit in parts["train"].units if unit.answer is not None]
-        parts["train"] = EncodedSplit(parts["train"].examples, asked)
+        answered = [unit for unit in parts["train"].units if unit.answer is not None]
+        parts["train"] = EncodedSplit(parts["train"].examples, answered)
     for name, part in parts.items():
         known = any(unit.answer is not None for unit in part.units)
         if not (known or (unanswered and name == "train")):
             where = ", ".join(map(str, splits.get(name, splits["train"])))
-            raise UserError(f"{where}: no example has a gold answer, so the {name} split is of no use")
-    digests = [f"{name} {digest(path)}" for name in sorted(splits) for path in splits[name]]
+            raise UserError(f"{where}: no example has a gold answer, so it cannot be the {name} split")
+    digests = [f"{name} {data_digest(path)}" for name in sorted(splits) for path in splits[name]]
     tuner = fine_tuning_type(
         task,
         InitialModel(start.architecture, start.network, start.labels, str(start.task.get("name", ""))),
@@ -121,25 +123,25 @@ def prepare_run(
 
 
 def _intro(tuner: FineTuning, held: int) -> list[str]:
-    """What is about to happen."""
+    """Return what is about to be run, in a few lines."""
     task, config, machine = tuner.task, tuner.config, tuner.machine
     labels = f": {', '.join(task.labels[:8])}{', ...' if len(task.labels) > 8 else ''}" if task.labels else ""
     kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
     dev = f"{len(tuner.dev.examples):,} held out of them" if held else f"{len(tuner.dev.examples):,} dev"
     where = f"{machine.device}, {'bf16' if machine.bf16 else 'fp32'}"
     top = f"; encoder frozen, reading {config.top.layers}" if config.top.frozen else ""
-    steps = max(1, math.ceil(tuner.steps_an_epoch * config.train.epochs))
+    steps = max(1, math.ceil(tuner.steps_per_epoch * config.train.epochs))
     return [
         f"{describe_architecture(tuner.architecture)} on {where}{top}",
         f"{task.name}: {len(tuner.train.examples) + held:,} examples, {dev}; {kind}",
         f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
-        f"best by {task.metric}{'; going on with the head of the model' if tuner.reuses_head else ''}",
+        f"best by {task.metric}{'; the head of the model is reused' if tuner.reuses_head else ''}",
     ]
 
 
 def encode_split(
     task: Task[Any], examples: Sequence[Any], model: Model, longest: int
 ) -> tuple[EncodedSplit[Any], Truncation]:
-    """What the encoder reads of examples."""
+    """Return the examples with their units, and how much was truncated."""
     units, cut = task.units(examples, model.required_tokenizer, longest)
     return EncodedSplit(examples, units), cut

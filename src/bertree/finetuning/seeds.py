@@ -106,7 +106,7 @@ def _run_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json
     done = place / SCORES
     if resume and done.is_file():
         result: Json = read_json(done)
-        if result.get("run") != job.tuner.identity_with(seed):
+        if result.get("run") != job.tuner.run_identity(seed):
             raise UserError(f"{place}: was trained with other settings or data; put them back, or start a new run")
         return result
     place.mkdir(parents=True, exist_ok=True)
@@ -122,14 +122,14 @@ def _run_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json
             return Interrupted(signal)
         network, autocast = loop.network, loop.autocast
         task, scores, lines = evaluate_dev(
-            job.tuner.task, job.parts, lambda name: evaluate_split(job.tuner.task, network, job.parts[name], autocast)
+            job.tuner.task, job.splits, lambda name: evaluate_split(job.tuner.task, network, job.splits[name], autocast)
         )
-        result = {"seed": seed, **scores, "best_step": best.step, "diverged": outcome.degenerate(lines["dev"])}
+        result = {"seed": seed, **scores, "best_step": best.step, "diverged": outcome.degenerate_reason(lines["dev"])}
         if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
             _write_model(job, task, loop.network)
             for name, some in lines.items():
                 write_json_lines(job.out / predictions_file(name), some)
-    result["run"] = job.tuner.identity_with(seed)
+    result["run"] = job.tuner.run_identity(seed)
     write_into_folder(done, json_text(result, 2) + "\n")
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return result
@@ -155,7 +155,9 @@ def evaluate_dev(
 
 
 def _write_model(job: FineTuningJob, task: Task[Any], network: Network) -> None:
-    folder.write(job.kept(job, network) if job.kept else _model_folder(job, task, network), job.out / MODEL)
+    folder.write(
+        job.select_saved(job, network) if job.select_saved else _model_folder(job, task, network), job.out / MODEL
+    )
 
 
 def _model_folder(job: FineTuningJob, task: Task[Any], network: Network) -> Contents:
@@ -170,10 +172,10 @@ def _write_results(job: FineTuningJob, results: Sequence[Json]) -> Json:
     """Write metrics.json and the report, and return the metrics."""
     task = job.tuner.task
     found = outcome.summary(results, task.metric) | {"task": task.name, "model": job.model}
-    found["examples"] = {name: len(part.examples) for name, part in job.parts.items()}
-    found["cut"] = {name: cut._asdict() for name, cut in job.cuts.items() if cut.examples}
+    found["examples"] = {name: len(part.examples) for name, part in job.splits.items()}
+    found["cut"] = {name: cut._asdict() for name, cut in job.truncations.items() if cut.examples}
     if job.teacher:
-        found["distillation"] = outcome.beside(found, job.teacher["scores"], task.metric) | {
+        found["distillation"] = outcome.compare_to_teacher(found, job.teacher["scores"], task.metric) | {
             "teacher_model": job.teacher["model"],
             "teacher_bytes": job.teacher["bytes"],
         }
@@ -187,5 +189,5 @@ def _write_results(job: FineTuningJob, results: Sequence[Json]) -> Json:
 
 
 def _write_page(job: FineTuningJob, found: Json) -> None:
-    lines = {name: job.out / predictions_file(name) for name in job.parts if name != "train"}
+    lines = {name: job.out / predictions_file(name) for name in job.splits if name != "train"}
     write_page(job.out, job.tuner.task, found, lines)

@@ -1,4 +1,4 @@
-"""One fine-tuning run: a task, a trained encoder and a configuration put together for one seed."""
+"""A fine-tuning run: a task, a pretrained encoder and a configuration, trained with one seed."""
 
 import hashlib
 import math
@@ -17,7 +17,7 @@ from bertree.data import counter_random
 from bertree.errors import UserError
 from bertree.files import Json, file_hash
 from bertree.finetuning.config import FineTuneConfig
-from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_an_epoch
+from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.objectives.objective import Objective
@@ -39,7 +39,7 @@ Autocast = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True)
 class EncodedSplit(Generic[Example]):
-    """Examples and what the encoder reads of them."""
+    """The examples of a split and the units the encoder reads of them."""
 
     examples: Sequence[Example]
     units: Sequence[Unit]
@@ -47,88 +47,89 @@ class EncodedSplit(Generic[Example]):
 
 @dataclass(frozen=True)
 class InitialModel:
-    """A trained model that a task begins with."""
+    """The model that a run starts from."""
 
     architecture: Architecture
     network: Network
     labels: Sequence[str]
-    task: str = ""  # the one it was fine-tuned for
-    reinitialize: bool = False  # it is untrained, and every seed draws weights of its own
+    task: str = ""  # it was fine-tuned for
+    reinitialize: bool = False  # its weights are random: draw new ones for every seed
 
 
 @dataclass
 class FineTuning:
-    """A task to be learned from a start; `run` learns it with one seed."""
+    """Everything a run needs but the seed; `run` trains with one."""
 
     task: Task[Any]
-    start: InitialModel
+    initial: InitialModel
     train: EncodedSplit[Any]
     dev: EncodedSplit[Any]
     config: FineTuneConfig
     machine: Placement
     identity: str  # of model and data
-    objective: Objective | None = None  # where it is not the head's own
+    objective: Objective | None = None  # None: the supervised objective of the head
 
     @property
     def architecture(self) -> Architecture:
-        """The point of the design space that is trained: that of the start, with a pooler where the head reads one;
-        a bilstm compares the texts of pairs."""
-        a = self.start.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
+        """The architecture that is trained: the initial model's, with a pooler if the head reads one.
+
+        A BiLSTM compares the texts of pairs."""
+        a = self.initial.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
         if a.body == "bilstm":
-            return a.with_values({"sequence_head": "compare" if self._compares else "relu"})
+            return a.with_values({"sequence_head": "compare" if self._compares_pairs else "relu"})
         reads_pooler = a.sequence_head in POOLED.get(self.task.head, ()) and not self.config.top.reads_states
         return a.with_values({"pooler": True}) if reads_pooler else a
 
     @property
-    def _compares(self) -> bool:
-        """Whether the head reads pairs as wholes. One that reads tokens needs each text to see the other."""
+    def _compares_pairs(self) -> bool:
+        """True if the texts of pairs are encoded apart. A head that reads tokens needs each text to see the other."""
         return self.task.head in ("sequence", "choice") and any(
             sequence.is_pair for unit in self.train.units for sequence in unit.sequences
         )
 
     def network(self, seed: int) -> Network:
-        """The trained encoder under the model's own head, where it is the same one, or under a fresh one."""
+        """Build the network: the pretrained encoder with the model's own head if it fits the task, or a new head."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
-        if self.start.reinitialize:
+        if self.initial.reinitialize:
             return made.to(self.machine.device)
         known = made.state_dict()
         kept = ("encoder.", "heads.", "features.", "crf.") if self.reuses_head else ("encoder.",)
         there = {
             name: tensor
-            for name, tensor in self.start.network.state_dict().items()
+            for name, tensor in self.initial.network.state_dict().items()
             if name.startswith(kept) and name in known and known[name].shape == tensor.shape
         }
         made.load_state_dict(there, strict=False)
         return made.to(self.machine.device)
 
     def check(self) -> None:
-        """Refuse what cannot be built, before anything is written."""
+        """Raise an error if the network cannot be built, before anything is written."""
         with torch.device("meta"):
             build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
 
     @property
     def reuses_head(self) -> bool:
-        """Whether the start has the very head that is trained: of this task or, where it names none, of these labels,
-        and standing on the same states."""
-        mine, its = self.config.top, self.start.network.readout
-        if (mine.layers, mine.lstm, mine.lstm_layers) != (its.layers, its.lstm, its.lstm_layers):
+        """True if the initial model has the head of this task (or, if it names no task, of these labels), and the head
+        reads the same states."""
+        new, old = self.config.top, self.initial.network.readout
+        if (new.layers, new.lstm, new.lstm_layers) != (old.layers, old.lstm, old.lstm_layers):
             return False
-        same = self.start.task == self.task.name if self.start.task else bool(self.task.labels)
-        return same and self.task.head in self.start.network.heads and tuple(self.start.labels) == self.task.labels
+        same = self.initial.task == self.task.name if self.initial.task else bool(self.task.labels)
+        return same and self.task.head in self.initial.network.heads and tuple(self.initial.labels) == self.task.labels
 
     @property
-    def steps_an_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Steps in which every unit is read once."""
-        return steps_an_epoch(len(self.train.units), self.config.train.batch)
+        return steps_per_epoch(len(self.train.units), self.config.train.batch)
 
     def _plan(self) -> TrainingPlan:
-        steps = max(1, math.ceil(self.steps_an_epoch * self.config.train.epochs))
+        steps = max(1, math.ceil(self.steps_per_epoch * self.config.train.epochs))
         schedule = ScheduleSettings(shape=self.config.train.shape, warmup=math.ceil(self.config.train.warmup * steps))
         return TrainingPlan([Phase(steps=steps)], schedule, self.config.optim.lr)
 
-    def _parts(self, seed: int) -> tuple[Loop, UnitFeed]:
+    def _build(self, seed: int) -> tuple[Loop, UnitFeed]:
         task, config, size = self.task, self.config, self.config.train.batch
         network, gpu = self.network(seed), self.machine.device.type == "cuda"
         longest = max(len(sequence.ids) for unit in self.train.units for sequence in unit.sequences)
@@ -137,9 +138,9 @@ class FineTuning:
         micro = min(size, math.ceil(size * options * longest / limit))
         crf = network.crf is not None
         lstm = config.top.lstm > 0 or self.architecture.body == "bilstm"
-        on_host = crf or lstm or config.optim.name != "adamw"  # they ask for numbers on the way
+        on_host = crf or lstm or config.optim.name != "adamw"  # they read values on the host during a step
         replayed = gpu and self.machine.compiled and micro == 1 and not on_host
-        whole = micro > 1 and isinstance(self.objective, WholeStepObjective)  # its pieces must come together
+        whole = micro > 1 and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches
         kind = CudaGraphLoop if replayed else GradCacheLoop if whole else Loop
         loop = kind(
             network,
@@ -164,26 +165,26 @@ class FineTuning:
         return loop, feed
 
     def recipe(self, seed: int) -> str:
-        """Every setting of a run with this seed, as TOML."""
+        """Return every setting of a run with this seed as TOML."""
         return settings.as_toml(replace(self.config, run=replace(self.config.run, seed=seed)))
 
-    def identity_with(self, seed: int) -> str:
-        """What must be the same when a run with this seed is resumed: settings, model and data, as one hash."""
+    def run_identity(self, seed: int) -> str:
+        """Return a hash of settings, model and data: what must be the same when a run with this seed is resumed."""
         return hashlib.sha256((self.recipe(seed) + self.identity).encode(errors="surrogateescape")).hexdigest()
 
     def run(self, out: Path, seed: int, resume: bool, intro: Sequence[str]) -> tuple[int | None, BestEvaluation, Loop]:
-        """Learn it. The signal that ended the run early, if any, the best evaluation, and the loop with the weights of
-        that moment in it."""
-        loop, feed = self._parts(seed)
+        """Train with a seed. Return the signal that ended the run early, if any, the best evaluation, and the loop with
+        the weights of the best evaluation."""
+        loop, feed = self._build(seed)
         recipe = self.recipe(seed)
-        steps, every = len(feed.plan), max(1.0, self.steps_an_epoch / self.config.train.evaluations)
+        steps, every = len(feed.plan), max(1.0, self.steps_per_epoch / self.config.train.evaluations)
         session = FineTuningSession(
             out,
             recipe,
             loop,
             feed,
             self.config.run,
-            {"run": self.identity_with(seed)},
+            {"run": self.run_identity(seed)},
             evaluate=lambda: evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1],
             metric=self.task.metric,
             evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
@@ -216,8 +217,8 @@ def hold_out(
     return found
 
 
-def digest(path: Path) -> str:
-    """What tells a data file, or a folder of them, from another."""
+def data_digest(path: Path) -> str:
+    """Return a hash of a data file; of a folder, of the names and sizes of its files."""
     if path.is_file():
         return file_hash(path)
     below = sorted(file for file in path.rglob("*") if file.is_file())
@@ -232,7 +233,7 @@ def evaluate_split(
     autocast: Autocast,
     advance: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[Json], dict[str, float]]:
-    """Predictions on a split, and their scores where it has gold answers."""
+    """Return the predictions on a split, and their scores if it has gold answers."""
     found = logits(network, task.scored_head, split.units, autocast, advance)
     predictions = task.predict(split.examples, split.units, found)
     known = any(unit.answer is not None for unit in split.units)

@@ -46,7 +46,7 @@ def print_finetuning(run: Run) -> None:
         table.add_row(escape(key.replace("_", " ")), *cells)
     Console().print(table)
     if "distillation" in found:
-        print(outcome.beside_line(found["distillation"], metric))
+        print(outcome.teacher_line(found["distillation"], metric))
     written = (f"{MODEL}/", SCORES, PREDICTIONS) if run.learned else (SCORES,)
     print(f"{run.folder}: {', '.join(written)}, {REPORT}")
     if (run.folder / COMPARISON).is_file():
