@@ -4,7 +4,7 @@
     python -m benchmarks.default --data GLUE --models --model teacher=DIR --model student=DIR --out rows.jsonl
     python -m benchmarks.default --models --merge rows-*.jsonl --table result.md
 
-`default` is the model that comes with bertree (or --default DIR), `fresh` its architecture with weights that are
+`default` is the bundled model (or --default DIR), `fresh` its architecture with weights that are
 drawn anew for each seed, `glove` the mean of word vectors under the best of several heads (benchmarks/glove.py),
 `vectors` the default model's sentence vectors, which it is not trained further for, under the same heads; any folders
 can stand beside them. All others are trained with the same settings (epochs=3, the rate by the width), unless --set

@@ -1,6 +1,8 @@
 """`bertree index` as people use it, with real weights."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,29 @@ LETTERS = [
 def letters(tmp_path: Path) -> Path:
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(letter) + "\n" for letter in LETTERS))
     return tmp_path / "letters.jsonl"
+
+
+def test_a_query_imports_no_pages_and_no_tasks(letters: Path, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "index"
+    command.well("index", "build", "default", letters, "--text", "body", "--out", out)
+    code = (
+        "import sys; from bertree.cli.main import main; sys.argv[1:] = ['index', 'query', sys.argv[1], 'a cat']\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code\n"
+        "print(*sorted({'.'.join(name.split('.')[:2]) for name in sys.modules if name.startswith('bertree.')}))"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True).stdout
+    rooms = set(said.splitlines()[-1].removeprefix("bertree.").split(" bertree."))
+    assert rooms >= {"inference", "model", "search"}
+    assert not rooms & {
+        "report",
+        "tasks",
+        "finetuning",
+        "pretraining",
+        "distillation",
+        "embeddings",
+        "comparison",
+        "data",
+    }
 
 
 def test_the_whole_way(minilm: Path, letters: Path, tmp_path: Path, command: Command) -> None:

@@ -1,4 +1,4 @@
-"""The model that comes with bertree: found by its name by every verb, and, where it is there, worth having."""
+"""The bundled model: found by its name by every verb and, if it is there, worth having."""
 
 import json
 import shutil

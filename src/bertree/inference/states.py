@@ -21,19 +21,20 @@ Layers = int | Sequence[int] | str
 
 def parse_layers(layers: Layers, count: int) -> list[int]:
     """Return the layers asked for, counted from 0 (the embeddings) to `count`; negative numbers count from the last."""
-    if isinstance(layers, str):
-        if layers != "all":
-            raise UserError(f"layers '{layers}': must be a number, a list of numbers, or 'all'")
+    if layers == "all":
         return list(range(count + 1))
-    asked = [layers] if isinstance(layers, int) else list(layers)
-    for layer in asked:
+    if isinstance(layers, str) or not isinstance(layers, int | Sequence):
+        raise UserError(f"layers: must be a number, a list of numbers, or 'all', not {layers!r}")
+    found: list[int] = []
+    for layer in [layers] if isinstance(layers, int) else layers:
         if type(layer) is not int or not -count - 1 <= layer <= count:
             raise UserError(
                 f"layers: {layer!r} is not a layer of this model; it has 0 (the embeddings) to {count}; -1 is the last"
             )
-    if not asked:
+        found.append(layer if layer >= 0 else count + 1 + layer)
+    if not found:
         raise UserError("layers: the list is empty")
-    return [layer if layer >= 0 else count + 1 + layer for layer in asked]
+    return found
 
 
 def layer_states(encoder: Encoder, batch: Batch, layers: Sequence[int]) -> list[Tensor]:

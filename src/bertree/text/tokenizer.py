@@ -7,6 +7,7 @@ was loaded from are kept, so that saving writes them unchanged.
 
 import json
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,20 @@ class Tokenizer:
         self.config = config or {}
         self.files = files or {}
         self.special = {kind: token for kind in KINDS if (token := self._find_special(kind))}
+
+    def __repr__(self) -> str:
+        return f"<bertree tokenizer: {self.kind}, {self.size:,} tokens>"
+
+    def _repr_html_(self) -> str:
+        special = ", ".join(self.special.values()) or "none"
+        rows = (("kind", self.kind), ("vocabulary", f"{self.size:,} tokens"), ("special tokens", special))
+        cells = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows)
+        return f"<table>{cells}</table>"
+
+    @property
+    def kind(self) -> str:
+        """Name of the algorithm: WordPiece, BPE, Unigram ..."""
+        return type(self.backend.model).__name__
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer | None":
