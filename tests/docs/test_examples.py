@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # Models of the published sizes, which are made small.
 SMALL_MODEL = {"model.layers": 2, "model.width": 32, "model.heads": 2}
 LARGE = {"bert-base", "bert-small", "my-recipe.toml"}
-# Other settings of an example that would take long.
+# Of an example that sets `copies`.
 FEWER_COPIES = {"copies": 1}
 # Words after `$` of lines that are not bertree's.
 OTHER_PROGRAMS = {"make", "head"}
@@ -59,14 +59,13 @@ OTHER_PROGRAMS = {"make", "head"}
 OPTIONAL = {"mteb"}
 
 
-def short_settings(verb: str, first: str, words: str) -> dict[str, Any]:
-    """The settings that make a run short. `first` is its first argument, `words` all of the example."""
+def short_settings(verb: str, words: str) -> dict[str, Any]:
+    """The settings that make a run short. `words` are all of the example."""
     found = dict(SETTINGS.get(verb, {}))
-    if verb in ("pretrain", "distill --store") and LARGE & set(re.findall(r"[\w.-]+", words)):
-        found |= SMALL_MODEL if "model.start" not in words else {}
-    if "copies" in words:
-        found |= FEWER_COPIES
-    return found
+    large = LARGE & set(re.findall(r"[\w.-]+", words)) and "model.start" not in words
+    if large and verb in ("pretrain", "distill --store"):
+        found |= SMALL_MODEL
+    return found | (FEWER_COPIES if "copies" in words else {})
 
 
 def as_toml(value: Any) -> str:
@@ -86,7 +85,7 @@ def shortened(words: list[str]) -> list[str]:
     """A command line with what makes it short, and with the files that a shell would put in place of `*`."""
     verb = verb_of(words)
     expanded = [name for word in words for name in (sorted(glob.glob(word)) if "*" in word else [word])]
-    settings = short_settings(verb, words[1], " ".join(words)) if verb in SETTINGS else {}
+    settings = short_settings(verb, " ".join(words))
     options = [word for name, value in OPTIONS.get(verb, {}).items() for word in (f"--{name}", str(value))]
     return [*expanded, *options, *(f"{key}={as_toml(value)}" for key, value in settings.items())]
 
@@ -98,9 +97,7 @@ def shortened_call(name: str, function: Callable[..., Any]) -> Callable[..., Any
     def call(*args: Any, **words: Any) -> Any:
         verb = {"train_embeddings": "embeddings train"}.get(name, name)
         verb = f"distill --{'store' if 'store' in words else 'task'}" if name == "distill" else verb
-        every = f"{args} {words}"
-        short = short_settings(verb, str(args[0]), every) if verb in SETTINGS else {}
-        return function(*args, **words | short | OPTIONS.get(verb, {}))
+        return function(*args, **words | short_settings(verb, f"{args} {words}") | OPTIONS.get(verb, {}))
 
     return call
 
@@ -219,6 +216,16 @@ def test_commands_that_are_mentioned_exist() -> None:
         for word in words:
             if re.match(r"--?[a-z]", word):
                 assert word.partition("=")[0] in known, f"bertree {' '.join(words)}: {word}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, heading = target.partition("#")
+        if not path.startswith("http"):
+            file = page.parent / path if path else page
+            assert file.exists(), f"{page.name}: {target}"
+            assert not heading or heading in documentation.headings(file), f"{page.name}: {target}"
 
 
 def test_every_old_spelling_is_in_the_table() -> None:

@@ -35,6 +35,12 @@ def blocks(page: Path) -> list[Block]:
     return [Block(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in found]
 
 
+def headings(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}
+
+
 def commands(block: Block) -> list[list[str]]:
     """The command lines of a console block, as words; comments are left out."""
     joined = block.text.replace("\\\n", " ")
