@@ -76,7 +76,7 @@ WRONG = {
     "verb": (["fil"], "fil"),
     "meta": (["fill", "FOLDER", "[MASK]", "--device", "meta"], "cannot be used"),
     "device": (["fill", "FOLDER", "[MASK]", "--device", "warp"], "device 'warp'"),
-    "truncated": (["convert", "TRUNCATED", "OUT", "--to", "huggingface"], "not a whole safetensors file"),
+    "truncated": (["convert", "TRUNCATED", "OUT", "--to", "huggingface"], "not a complete safetensors file"),
 }
 
 

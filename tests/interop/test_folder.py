@@ -208,15 +208,15 @@ def whole_numbers(path: Path) -> None:
 
 BROKEN = {
     "no weights": (lambda p: (p / WEIGHTS).unlink(), "holds no model.safetensors"),
-    "truncated": (truncate, "model.safetensors: is not a whole safetensors file"),
-    "empty": (lambda p: (p / WEIGHTS).write_bytes(b""), "is not a whole safetensors file"),
-    "not tensors": (lambda p: (p / WEIGHTS).write_bytes(b"hello" * 100), "is not a whole safetensors file"),
+    "truncated": (truncate, "model.safetensors: is not a complete safetensors file"),
+    "empty": (lambda p: (p / WEIGHTS).write_bytes(b""), "is not a complete safetensors file"),
+    "not tensors": (lambda p: (p / WEIGHTS).write_bytes(b"hello" * 100), "is not a complete safetensors file"),
     "pickle": (to_pickle, "pytorch_model.bin: is a pickle.*save_pretrained"),
     "shard outside": (shards_outside, "not the name of a safetensors file in this folder"),
     "lost shard": (lost_shard, "model-1.safetensors: is missing"),
     "missing tensor": (drop_tensor, "tensor 'encoder.layer.1.output.dense.bias' is missing"),
     "integer tensor": (whole_numbers, "not floating-point"),
-    "wrong shape": (lambda p: edit(p, vocab_size=61), r"has shape 60 x 32, but the configuration asks for 61 x 32"),
+    "wrong shape": (lambda p: edit(p, vocab_size=61), r"has shape 60 x 32, but the configuration needs 61 x 32"),
     "unknown type": (lambda p: edit(p, model_type="llama"), "model_type 'llama' is not one bertree can load"),
     "near type": (lambda p: edit(p, model_type="bertt"), "did you mean 'bert'"),
     "no type": (lambda p: edit(p, model_type=None), "no 'model_type'"),
@@ -331,12 +331,12 @@ def test_what_stands_on_top_survives(readout: Readout, tmp_path: Path) -> None:
     if readout.crf:
         assert again.network.crf is not None
         assert torch.equal(again.network.crf.decode(one, cells, 3), network.crf.decode(two, cells, 3))
-    with pytest.raises(UserError, match=r"Hugging Face has no model with this on top of its encoder: .* = "):
+    with pytest.raises(UserError, match=r"Hugging Face has no model with this readout: .* = "):
         folder.write(again, tmp_path / "h", to="huggingface")
     assert not (tmp_path / "h").exists()
     path = tmp_path / "m" / folder.OURS
     path.write_text(path.read_text().replace('layout = "bertree"', 'layout = "huggingface"'))
-    with pytest.raises(UserError, match="no place in the layout"):
+    with pytest.raises(UserError, match=r"does not fit model\.layout"):
         folder.read(tmp_path / "m")
 
 
@@ -355,7 +355,7 @@ def test_a_task_is_kept_in_either_layout_and_checked(tmp_path: Path) -> None:
         ("list = [1]", "task.list: must be a single value"),
         ("[top]\nlayer = 3", "top.layer: unknown key, did you mean 'layers'"),
         ("[top]\nlstm = 5000000", "top.lstm: must lie between"),
-        ('[top]\nlayers = "concat-last-four"', "no place in the layout"),
+        ('[top]\nlayers = "concat-last-four"', "does not fit model.layout"),
     ):
         path.write_text(text.replace('name = "sst-2"', wrong))
         with pytest.raises(UserError, match=reason) as said:

@@ -136,7 +136,7 @@ def test_a_description_that_does_not_fit(stored: Path) -> None:
     for old, new, said in (
         ('storage = "int8"\n', "", "stored as int8, which only a bertree folder can be"),
         ('storage = "int8"', 'storage = "int4"', 'model.storage: must be "int8" or left out'),
-        ('layout = "bertree"', 'layout = "huggingface"', "goes only with layout"),
+        ('layout = "bertree"', 'layout = "huggingface"', "int8 needs layout"),
     ):
         assert old in text
         (stored / "bertree.toml").write_text(text.replace(old, new))

@@ -105,7 +105,7 @@ def test_real_weights_by_the_command(tmp_path: Path, minilm: Path) -> None:
 @pytest.mark.parametrize(("changes", "readout"), [({"attention": "causal"}, None), ({}, Readout(layers="sum-all"))])
 def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout: Readout | None) -> None:
     contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, readout)
-    with pytest.raises(UserError, match="ONNX: is written for transformers"):
+    with pytest.raises(UserError, match="ONNX: is for transformers"):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()
 

@@ -1,11 +1,11 @@
-"""`bertree.toml`: what a model folder says about itself, checked when it is read.
+"""`bertree.toml`: the description of a model folder, checked when it is read.
 
-[model]          how the weights are named (layout), labels, max_length; storage = "int8" where they are rounded
+[model]          how the weights are named (layout), labels, max_length; storage = "int8" if they are quantized
 [heads]          each head and its number of classes
-[architecture]   the point of the design space
-[top]            what stands between encoder and heads, where something does
-[vector]         how a text becomes one vector, where the model says so
-[task]           what the model was trained for: its name and plain settings
+[architecture]   the axes of the architecture
+[top]            the readout, if it is not the last states alone
+[vector]         how a text becomes one vector, if the model makes vectors
+[task]           name and settings of the task the model was trained for
 """
 
 from dataclasses import asdict, dataclass, field
@@ -20,14 +20,14 @@ from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.readout import Readout
 
 LAYOUTS = ("bertree", "huggingface")
-INT8 = "int8"  # the one storage that has a name: matrices as int8 with one scale a row; else as the file says
+INT8 = "int8"  # the only storage with a name: matrices as int8 with one scale per row; else the type is in the file
 TABLES = ("model", "heads", "architecture", "top", "vector", "task")
-PLAIN = (str, int, float, bool)  # what the settings of a task may be
+PLAIN = (str, int, float, bool)  # types of a task's settings
 
 
 @dataclass(frozen=True)
 class Description:
-    """Everything but the numbers."""
+    """Everything but the weights."""
 
     architecture: Architecture
     heads: dict[str, int]
@@ -40,7 +40,7 @@ class Description:
     vector: PoolingConfig | None = None
 
     def as_toml(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         assert all(type(value) in PLAIN for value in self.task.values()), "a task's settings are plain values"
         model: Json = {"layout": self.layout, "labels": self.labels}
         if self.max_length is not None:
@@ -58,7 +58,7 @@ class Description:
 
 
 def read_description(path: Path) -> Description:
-    """What the file says; the first thing that is wrong with it is named."""
+    """Read and check the file; UserError for the first mistake in it."""
     tables = read_toml(path)
     if unknown := set(tables) - set(TABLES):
         raise UserError(f"{path}: unknown table [{unknown.pop()}]; a newer bertree may have written it")
@@ -83,7 +83,7 @@ def read_description(path: Path) -> Description:
     if storage not in ("", INT8):
         raise UserError(f'{path}: model.storage: must be "{INT8}" or left out, not {storage!r}')
     if storage and layout != "bertree":
-        raise UserError(f'{path}: model.storage: {INT8} goes only with layout = "bertree", not {layout!r}')
+        raise UserError(f'{path}: model.storage: {INT8} needs layout = "bertree", not {layout!r}')
     for name, value in task.items():
         if type(value) not in PLAIN or (name == "name" and not isinstance(value, str)):
             wanted = "a word" if name == "name" else "a single value"
@@ -91,7 +91,7 @@ def read_description(path: Path) -> Description:
     a: Architecture = read(Architecture, table("architecture"), str(path), "architecture")
     readout: Readout = read(Readout, table("top"), str(path), "top")
     if layout == "huggingface" and not readout.trivial:
-        raise UserError(f'{path}: top: has no place in the layout of Hugging Face; set model.layout = "bertree"')
+        raise UserError(f'{path}: top: does not fit model.layout = "huggingface"; set it to "bertree"')
     vector = _read_vector(table("vector"), str(path)) if "vector" in tables else None
     return Description(a, heads, layout, labels, longest, readout, task, storage, vector)
 

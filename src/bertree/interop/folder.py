@@ -1,10 +1,9 @@
 """A model is a folder: configuration, weights, tokenizer, and `bertree.toml`.
 
-Where Hugging Face knows the architecture the weights carry Hugging Face's names and `config.json` is
-theirs, so one folder serves both. Where it does not, the weights carry our names and only `bertree.toml`
-describes them; so it is where something other than heads stands on top of the encoder, and where the
-weights are stored as int8. A model that makes vectors is, where Hugging Face knows its encoder, a folder of
-sentence-transformers too.
+If Hugging Face knows the architecture, the weights have Hugging Face's names and `config.json` is theirs, so both read
+the same folder. If it does not, the weights have bertree's names and only `bertree.toml` describes them; so too if the
+readout is more than heads on the last states, and if the weights are stored as int8. A model that makes vectors is also
+a folder of sentence-transformers, if Hugging Face knows its encoder.
 """
 
 import json
@@ -35,28 +34,28 @@ from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
 CONFIG, OURS = "config.json", "bertree.toml"
-PADDED_VOCABULARY = 1024  # rows a model may have beyond its tokenizer: vocabularies are padded to round sizes
+PADDED_VOCABULARY = 1024  # rows that a model may have beyond its tokenizer's: vocabularies are padded
 
 
 @dataclass
 class Contents:
-    """What a model folder holds."""
+    """The contents of a model folder."""
 
     architecture: Architecture
     network: Network
     tokenizer: Tokenizer | None = None
     labels: list[str] = field(default_factory=list)  # names of the classes of the task head
-    max_length: int | None = None  # shorter than the positions allow, where the folder says so
-    task: Json = field(default_factory=dict)  # what it was trained for: a name and plain settings
+    max_length: int | None = None  # below the number of positions, if the folder says so
+    task: Json = field(default_factory=dict)  # name and settings of the task it was trained for
 
 
 def head_classes(network: Network) -> dict[str, int]:
-    """The heads of a network and their number of classes."""
+    """Return the heads of a network and their numbers of classes."""
     return {n: h.out.out_features if isinstance(h, ClassHead) else 0 for n, h in network.heads.items()}
 
 
 def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer | None = None) -> Contents:
-    """Load a folder of either layout, checking everything in it; `tokenizer` stands in for the folder's own."""
+    """Read a folder of either layout and check everything in it; `tokenizer` replaces the folder's own."""
     if not folder.is_dir():
         raise UserError(f"{folder}: is a file; give the folder of the model")
     try:
@@ -71,12 +70,12 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
     if tokenizer is None and contents.tokenizer is not None and sentence_transformers.wants_lowercase(folder):
         contents.tokenizer = contents.tokenizer.with_lowercase()
-    _fit(contents, folder)
+    _check_vocabulary(contents, folder)
     return contents
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """The architecture of a folder without loading its weights."""
+    """Read the architecture of a folder without its weights."""
     if (folder / OURS).is_file():
         return read_description(folder / OURS).architecture
     path = folder / CONFIG
@@ -96,39 +95,39 @@ def _read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     family = family_of_config(config, str(path))
     tensors = Weights(folder)
     a = architecture_from_config(config, str(path)).with_values({"pooler": _has_pooler(tensors)})
-    # As our table spells it -> as the file does: prefixes come and go, old files have old names.
-    spelled = {_modern(name).removeprefix(family.prefix): name for name in tensors.names}
-    heads = _heads_in(config, family, tensors, spelled, path)
-    network = _empty(a, heads, path)
+    # Name in our table -> name in the file: prefixes vary, and old files have old names.
+    stored = {_current_name(name).removeprefix(family.prefix): name for name in tensors.names}
+    heads = _heads_in(config, family, tensors, stored, path)
+    network = _build_empty(a, heads, path)
     table = hf_names.hf_tensor_names(family, heads, network.state_dict(), prefixed=False)
-    _check_rest(heads, table, tensors, spelled)
-    table = {ours: tuple(spelled.get(name, name) for name in theirs) for ours, theirs in table.items()}
+    _check_unused(heads, table, tensors, stored)
+    table = {ours: tuple(stored.get(name, name) for name in theirs) for ours, theirs in table.items()}
     weights.load_into(network, tensors, table, dtype)
-    _add_vector(network, a, sentence_transformers.read_pooling(folder), folder, dtype)
+    _add_pooling(network, a, sentence_transformers.read_pooling(folder), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
 
-def _add_vector(
+def _add_pooling(
     network: Network, a: Architecture, vector: PoolingConfig | None, folder: Path, dtype: torch.dtype
 ) -> None:
-    """What makes vectors, as sentence-transformers' folders have it."""
+    """Add the pooling of a folder of sentence-transformers."""
     if vector is None:
         return
     with torch.device("meta"):
-        made = SentencePooling(a.width, vector)
+        pooling = SentencePooling(a.width, vector)
     if vector.dense:
-        sentence_transformers.load_dense(made, sentence_transformers.dense_folders(folder), dtype)
-    network.vector = made
+        sentence_transformers.load_dense(pooling, sentence_transformers.dense_folders(folder), dtype)
+    network.vector = pooling
 
 
-def _empty(
+def _build_empty(
     a: Architecture,
     heads: dict[str, int],
     where: Path,
     readout: Readout | None = None,
     vector: PoolingConfig | None = None,
 ) -> Network:
-    """A network without storage, to be given its tensors."""
+    """Build a network without storage, to be loaded."""
     try:
         with torch.device("meta"):
             return build(a, heads, readout, vector)
@@ -136,57 +135,57 @@ def _empty(
         raise UserError(f"{where}: {error}") from None
 
 
-def _modern(name: str) -> str:
-    """Old checkpoints call a norm's weight and bias gamma and beta."""
+def _current_name(name: str) -> str:
+    """Return today's name of a tensor: old checkpoints call a norm's weight and bias gamma and beta."""
     head, _, leaf = name.rpartition(".")
     return f"{head}.{ {'gamma': 'weight', 'beta': 'bias'}.get(leaf, leaf) }" if head else name
 
 
 def _heads_in(
-    config: Json, family: hf_names.Family, tensors: Weights, spelled: dict[str, str], path: Path
+    config: Json, family: hf_names.Family, tensors: Weights, stored: dict[str, str], path: Path
 ) -> dict[str, int]:
-    classes = config.get("architectures") or [_guess(family, spelled)]
+    classes = config.get("architectures") or [_guess_class(family, stored)]
     if not isinstance(classes, list) or not isinstance(classes[0], str):
         raise UserError(f"{path}: architectures: must be a list with a class name")
     heads = family.heads_of(classes[0])
     if heads is None:
         heads = ()
-        _warn(f"{path}: {classes[0]} has a head bertree does not know; only its encoder is loaded")
+        _warn(f"{path}: {classes[0]} has a head unknown to bertree; only its encoder is loaded")
     found = {}
     for head in heads:
         out = next(theirs for ours, theirs in family.head_rows(head) if ours.endswith(".out") or head == "mask")
         name = f"{out}.weight"
         sized = head not in FIXED_CLASSES
-        if sized and name not in spelled:
+        if sized and name not in stored:
             raise UserError(f"{tensors.path(name)}: tensor '{name}' is missing, though {path.name} names {classes[0]}")
-        found[head] = tensors.shape(spelled[name])[0] if sized else FIXED_CLASSES[head]
+        found[head] = tensors.shape(stored[name])[0] if sized else FIXED_CLASSES[head]
     return found
 
 
-def _guess(family: hf_names.Family, spelled: dict[str, str]) -> str:
-    """The class of a folder that does not name it: with the pretraining heads whose tensors are there."""
+def _guess_class(family: hf_names.Family, stored: dict[str, str]) -> str:
+    """Guess the class of a folder that does not name it, from the tensors of the pretraining heads."""
     rows = {head: next(iter(family.head_rows(head)))[1] for head in ("mask", "pair") if head in family.heads}
-    heads = [head for head, module in rows.items() if f"{module}.weight" in spelled]
+    heads = [head for head, module in rows.items() if f"{module}.weight" in stored]
     return family.class_name(heads) or f"{family.title}Model"
 
 
-def _check_rest(
-    heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, spelled: dict[str, str]
+def _check_unused(
+    heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, stored: dict[str, str]
 ) -> None:
-    """What the file holds beyond what is loaded: tied copies must be copies, the rest is named."""
+    """Check the tensors that are not loaded: tied ones must be copies; warn about the rest."""
     used = {name for theirs in table.values() for name in theirs}
-    rest = [name for name in spelled if name not in used and name not in hf_names.IGNORED]
-    for name in [n for n in rest if n in hf_names.TIED and "mask" in heads and hf_names.TIED[n] in spelled]:
+    rest = [name for name in stored if name not in used and name not in hf_names.IGNORED]
+    for name in [n for n in rest if n in hf_names.TIED and "mask" in heads and hf_names.TIED[n] in stored]:
         rest.remove(name)
-        one, other = (tensors.tensor(spelled[n]) for n in (name, hf_names.TIED[name]))
+        one, other = (tensors.tensor(stored[n]) for n in (name, hf_names.TIED[name]))
         if not torch.equal(one, other):
             raise UserError(
-                f"{tensors.path(spelled[name])}: '{name}' differs from '{hf_names.TIED[name]}'; "
+                f"{tensors.path(stored[name])}: '{name}' differs from '{hf_names.TIED[name]}'; "
                 "an MLM head with an output layer of its own is not supported"
             )
     if rest:
         more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
-        _warn(f"{tensors.path(spelled[rest[0]])}: not used: tensor '{rest[0]}'{more}")
+        _warn(f"{tensors.path(stored[rest[0]])}: not used: tensor '{rest[0]}'{more}")
 
 
 def _labels(config: Json) -> list[str]:
@@ -200,7 +199,7 @@ def _labels(config: Json) -> list[str]:
 
 
 def _max_length(folder: Path) -> int | None:
-    """The length a folder wants its texts cut to: sentence-transformers' setting, or the tokenizer's."""
+    """Return the maximum length in the settings of sentence-transformers or of the tokenizer."""
     limits = []
     for name, key in (
         ("sentence_bert_config.json", "max_seq_length"),
@@ -214,23 +213,23 @@ def _max_length(folder: Path) -> int | None:
 def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
     ours = read_description(folder / OURS)
     theirs = ours.layout == "huggingface"
-    network = _empty(ours.architecture, ours.heads, folder / OURS, ours.readout, None if theirs else ours.vector)
-    tensors = Weights(folder, whole=ours.storage == INT8)
+    network = _build_empty(ours.architecture, ours.heads, folder / OURS, ours.readout, None if theirs else ours.vector)
+    tensors = Weights(folder, int8=ours.storage == INT8)
     weights.load_into(network, tensors, _table(ours.layout, ours.architecture, network), dtype)
     if theirs:
-        _add_vector(network, ours.architecture, ours.vector, folder, dtype)
+        _add_pooling(network, ours.architecture, ours.vector, folder, dtype)
     return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length, task=ours.task)
 
 
 def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
     state = network.state_dict()
     if layout == "huggingface":
-        own = [name for name in state if not name.startswith("vector.")]  # those have folders of their own
+        own = [name for name in state if not name.startswith("vector.")]  # they are in folders of their own
         return hf_names.hf_tensor_names(family_of_architecture(a), head_classes(network), own)
     return {name: (name,) for name in state}
 
 
-def _fit(contents: Contents, folder: Path) -> None:
+def _check_vocabulary(contents: Contents, folder: Path) -> None:
     if contents.tokenizer is None:
         return
     given, wanted = contents.tokenizer.size, contents.architecture.vocab_size
@@ -242,22 +241,23 @@ def _fit(contents: Contents, folder: Path) -> None:
 
 
 def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dtype | None = None) -> None:
-    """Write a whole folder or nothing. `to` is "bertree" or "huggingface" (theirs alone, or refused).
+    """Write a folder completely or not at all. `to`: "bertree", or "huggingface" (their files alone; UserError if they
+    have no such model).
 
-    `dtype`: precision of the written weights, where not their own; int8 is for bertree's folders alone.
+    `dtype`: precision of the written weights if not their own; int8 is for bertree's folders only.
     """
     a, network = contents.architecture, contents.network
-    whole = dtype == torch.int8
-    if whole and to == "huggingface":
+    int8 = dtype == torch.int8
+    if int8 and to == "huggingface":
         raise UserError(
-            "int8: Hugging Face's tools do not read bertree's int8 (one scale a row); convert it to float32 first, "
+            "int8: Hugging Face's tools do not read bertree's int8 (one scale per row); convert it to float32 first, "
             "or write bertree's form"
         )
     config: Json = {"model_type": "bertree"}
     layout = "bertree"
     try:
-        if not whole:  # under their names, their tools would take the int8 for the weights
-            config, layout = _their_config(contents), "huggingface"
+        if not int8:  # under their names, their tools would use the integers as weights
+            config, layout = _hf_config(contents), "huggingface"
     except UserError:
         if to == "huggingface":
             raise
@@ -272,7 +272,7 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.segments > 1)
         if to == "bertree":
             labels, longest, task = contents.labels, contents.max_length, contents.task
-            storage = INT8 if whole else ""
+            storage = INT8 if int8 else ""
             vector = network.vector.config if network.vector is not None else None
             ours = Description(
                 a, head_classes(network), layout, labels, longest, network.readout, task, storage, vector
@@ -280,12 +280,12 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             write_text(work / OURS, ours.as_toml())
 
 
-def _their_config(contents: Contents) -> Json:
-    """What Hugging Face's config.json says, or the reason why they have no such model."""
+def _hf_config(contents: Contents) -> Json:
+    """Return Hugging Face's config.json; UserError if they have no such model."""
     a, network, tokenizer = contents.architecture, contents.network, contents.tokenizer
     pad = tokenizer.id_of("pad") if tokenizer else None
     if not network.readout.trivial:
-        raise UserError(f"Hugging Face has no model with this on top of its encoder: {network.readout.differences()}")
+        raise UserError(f"Hugging Face has no model with this readout: {network.readout.differences()}")
     family = family_of_architecture(a)
     class_name = family.class_name(network.heads)
     if class_name is None:
@@ -307,7 +307,7 @@ def _their_config(contents: Contents) -> Json:
 
 
 def _label_tables(contents: Contents) -> Json:
-    """Names of the classes; transformers needs them to know how many there are."""
+    """Return the tables of class names, from which transformers takes the number of classes."""
     heads = head_classes(contents.network)
     count = max((n for head, n in heads.items() if head in ("sequence", "token")), default=0)
     labels = contents.labels or [f"LABEL_{i}" for i in range(count)]

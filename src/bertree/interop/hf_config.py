@@ -1,7 +1,7 @@
-"""Hugging Face's config.json and our Architecture, both ways.
+"""Hugging Face's config.json and `Architecture`, in both directions.
 
-Plain axes are a table of names per family. What one side derives and the other states (offsets,
-groups, the MLM head's activation) is worked out in code, in one place for each direction.
+Plain axes are a table of names per family. What one side derives and the other states (offsets, groups, the MLM head's
+activation) is converted in code, in one place per direction.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ _COMMON = {
 }
 KEYS: dict[str, dict[str, str]] = {
     "bert": _COMMON,
-    # MegatronBert's classes take hidden_dropout_prob before their classifier; it keeps the key unread, for us.
+    # MegatronBert's classes use hidden_dropout_prob before their classifier; they ignore this key, bertree reads it.
     "megatron-bert": _COMMON,
     "roberta": _COMMON,
     "albert": {
@@ -63,7 +63,7 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "g
 
 
 def family_of_config(config: Json, where: str) -> Family:
-    """The family a config.json names."""
+    """Return the family that a config.json names."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UserError(f"{where}: has no 'model_type', so the architecture is not known")
@@ -75,9 +75,9 @@ def family_of_config(config: Json, where: str) -> Family:
 
 
 def architecture_from_config(config: Json, where: str) -> Architecture:
-    """The point of the design space that a config.json describes. Keys it leaves out have the family's defaults."""
+    """Return the architecture that a config.json describes. Missing keys have the family's defaults."""
     family = family_of_config(config, where)
-    _refuse_what_is_not_there(config, where)
+    _check_supported(config, where)
     base = PRESETS[_PRESET[family.model_type]].architecture
     values: dict[str, Any] = {}
     for ours, theirs in KEYS[family.model_type].items():
@@ -88,11 +88,11 @@ def architecture_from_config(config: Json, where: str) -> Architecture:
             try:
                 values[ours] = check_type(ours, value, where)
             except UserError:
-                raise UserError(f"{where}: {theirs}: {value!r} is not a value it can have") from None
+                raise UserError(f"{where}: {theirs}: {value!r} is not a valid value") from None
     if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
         values["classifier_dropout"] = values.get("dropout", base.dropout)
     if family.model_type == "roberta":
-        offset = _whole(config.get("pad_token_id", 1), f"{where}: pad_token_id") + 1
+        offset = _integer(config.get("pad_token_id", 1), f"{where}: pad_token_id") + 1
         values["position_offset"] = offset
         values["max_positions"] = values.get("max_positions", base.max_positions + 2) - offset
     if family.model_type == "albert":
@@ -107,14 +107,14 @@ def architecture_from_config(config: Json, where: str) -> Architecture:
 
 
 def _albert(config: Json, layers: int, where: str) -> dict[str, Any]:
-    groups = _whole(config.get("num_hidden_groups", 1), f"{where}: num_hidden_groups")
+    groups = _integer(config.get("num_hidden_groups", 1), f"{where}: num_hidden_groups")
     if config.get("inner_group_num", 1) != 1:
         raise UserError(f"{where}: inner_group_num: only groups of one layer are supported")
     sharing = {"sharing": "none"} if groups == layers else {"sharing": "all", "groups": groups}
     return {"embedding_projection": True, **sharing}
 
 
-def _whole(value: Any, where: str) -> int:
+def _integer(value: Any, where: str) -> int:
     if type(value) is not int:
         raise UserError(f"{where}: must be a whole number, not {value!r}")
     return value
@@ -126,7 +126,7 @@ def _activation(value: Any, where: str) -> str:
     return _ACTIVATIONS[value]
 
 
-def _refuse_what_is_not_there(config: Json, where: str) -> None:
+def _check_supported(config: Json, where: str) -> None:
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise UserError(f"{where}: position_embedding_type: only 'absolute' is supported")
     for key in ("is_decoder", "add_cross_attention"):
@@ -135,7 +135,7 @@ def _refuse_what_is_not_there(config: Json, where: str) -> None:
 
 
 def family_of_architecture(a: Architecture) -> Family:
-    """The Hugging Face family that can hold this point, or the reason why none can."""
+    """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
     if a.body != "transformer":
         raise UserError(f"Hugging Face has no such model: its body is {a.body}; bertree's own layout holds it")
     if a.residual == "pre-norm":
@@ -146,7 +146,7 @@ def family_of_architecture(a: Architecture) -> Family:
         name = "roberta"
     else:
         name = "bert" if a.segments else "distilbert"
-    everything: dict[str, dict[str, Any]] = {
+    required: dict[str, dict[str, Any]] = {
         "bert": {"sequence_head": "pooler", "position_offset": 0, "mask_activation": a.activation},
         "megatron-bert": {
             "embedding_projection": False,
@@ -170,9 +170,9 @@ def family_of_architecture(a: Architecture) -> Family:
             "mask_activation": a.activation,
         },
     }
-    # How fresh weights are drawn (residual_init) is no part of a trained model, so any family holds any value of it.
+    # How initial weights are drawn (residual_init) does not matter for a trained model: any value fits any family.
     always = {"embedding_norm": name != "megatron-bert", "attention": "full"}
-    for axis, value in {**everything[name], **always}.items():
+    for axis, value in {**required[name], **always}.items():
         if getattr(a, axis) != value:
             raise UserError(
                 f"Hugging Face's {FAMILIES[name].title} cannot hold this architecture: "
@@ -184,12 +184,12 @@ def family_of_architecture(a: Architecture) -> Family:
 
 
 def config_from_architecture(a: Architecture, family: Family, pad_id: int | None) -> Json:
-    """The config.json of a point in the design space (without its class name and labels)."""
-    back = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    """Return the config.json of an architecture, without class name and labels."""
+    activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}
     for ours, theirs in KEYS[family.model_type].items():
         value = getattr(a, ours)
-        config[theirs] = back[value] if ours == "activation" else value
+        config[theirs] = activations[value] if ours == "activation" else value
     config |= {"pad_token_id": 0 if pad_id is None else pad_id, "tie_word_embeddings": True}
     if family.model_type == "roberta":
         config |= {"pad_token_id": a.position_offset - 1, "bos_token_id": 0, "eos_token_id": 2}

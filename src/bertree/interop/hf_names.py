@@ -1,8 +1,8 @@
-"""Our tensor names and Hugging Face's: one table per family, read in both directions.
+"""Tensor names of bertree and of Hugging Face: one table per family, used in both directions.
 
-A row pairs one module of ours with one of theirs; weight and bias follow. Queries, keys and values are
-one tensor here and three there, so that row pairs one name with three, stacked along the rows.
-`{i}` is the number of a stored layer.
+A row pairs one module of bertree with one of Hugging Face; weight and bias follow. Queries, keys and values are one
+tensor here and three there, so that row pairs one name with three, stacked along the rows. `{i}` is the number of a
+stored layer.
 """
 
 from collections.abc import Iterable
@@ -50,26 +50,26 @@ _CLASSIFIER: Row = ("out", "classifier")
 
 @dataclass(frozen=True)
 class Family:
-    """How one `model_type` of Hugging Face spells the tensors of ours."""
+    """Tensor and class names of one `model_type` of Hugging Face."""
 
     model_type: str
-    title: str  # how its class names begin
-    prefix: str  # what the encoder's names begin with in models that have a head
+    title: str  # prefix of its class names
+    prefix: str  # of the encoder's names in models that have a head
     encoder: tuple[Row, ...]
     heads: dict[str, tuple[Row, ...]]  # rows relative to `heads.NAME.`
     classes: dict[str, tuple[str, ...]]  # class name without the title -> heads
 
     def head_rows(self, head: str) -> Iterable[Row]:
-        """Rows of one head with our full names."""
+        """Return the rows of one head, with bertree's full names."""
         return ((f"heads.{head}.{ours}" if ours else f"heads.{head}", theirs) for ours, theirs in self.heads[head])
 
     def class_name(self, heads: Iterable[str]) -> str | None:
-        """The Hugging Face class with exactly these heads, or None."""
+        """Return the Hugging Face class with exactly these heads, or None."""
         wanted = set(heads)
         return next((self.title + name for name, has in self.classes.items() if set(has) == wanted), None)
 
     def heads_of(self, class_name: str) -> tuple[str, ...] | None:
-        """The heads of one of the family's classes, or None for a class that is not known here."""
+        """Return the heads of a class of the family; None for an unknown class."""
         return self.classes.get(class_name.removeprefix(self.title))
 
 
@@ -177,7 +177,7 @@ FAMILIES = {
         ),
     )
 }
-# Tensors a file may carry beside the one they are tied to, of which they must be a copy.
+# Tensors that a file may have beside the one they are tied to; they must be copies of it.
 TIED = {
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
     "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
@@ -187,14 +187,14 @@ TIED = {
     "lm_head.decoder.bias": "lm_head.bias",
     "predictions.decoder.bias": "predictions.bias",
 }
-# A buffer that older releases stored: nothing is lost by leaving it.
+# A buffer that older releases stored; not needed.
 IGNORED = ("embeddings.position_ids",)
 
 
 def hf_tensor_names(
     family: Family, heads: Iterable[str], ours: Iterable[str], prefixed: bool = True
 ) -> dict[str, tuple[str, ...]]:
-    """For each of our tensor names the one or three Hugging Face names it is stored under.
+    """Return for each tensor name of bertree the one or three Hugging Face names it is stored under.
 
     A model with a head stores its encoder below a prefix, a bare encoder does not; `prefixed=False` leaves it out.
     """

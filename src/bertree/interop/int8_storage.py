@@ -1,10 +1,10 @@
-"""Matrices as int8: one scale a row, a quarter of float32's bytes. For storage alone: computing stays in floats.
+"""Matrices as int8: one scale per row, a quarter of float32's bytes. For storage only: computation is in floats.
 
-A row's grid ends at its largest magnitude. Ending it earlier, by a search for the least squared error, was tried on
-trained weights and won nothing: in most matrices no row would have it, in the others it took off less than 0.1 %.
+The range of a row ends at its largest magnitude. A smaller range, by a search for the least squared error, was tried on
+trained weights and gained nothing: in most matrices no row had one, in the others the error fell by less than 0.1 %.
 
-A scale keeps 16 significant bits, so that 127 times a scale is exact in float32. Then a matrix that was rounded once
-is rounded to the same bytes again, and saving what was loaded changes nothing.
+A scale keeps 16 significant bits, so that 127 times a scale is exact in float32. Then a matrix that was quantized once
+is quantized to the same bytes again, and saving what was loaded changes nothing.
 """
 
 import torch
@@ -15,7 +15,7 @@ TINY = torch.finfo(torch.float32).tiny  # the scale of a row of zeros
 
 
 def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers from -127 to 127, and the scale of each row."""
+    """Return integers from -127 to 127, and the scale of each row."""
     assert matrix.ndim == 2, "only matrices have rows"
     matrix = matrix.float()
     steps = matrix.abs().amax(1) / LARGEST
@@ -24,6 +24,6 @@ def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return (matrix / scale[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
 
 
-def dequantize(whole: Tensor, scale: Tensor) -> Tensor:
-    """The matrix in float32."""
-    return whole.float() * scale.float()[:, None]
+def dequantize(matrix: Tensor, scale: Tensor) -> Tensor:
+    """Return the matrix in float32."""
+    return matrix.float() * scale.float()[:, None]

@@ -1,9 +1,9 @@
-"""A model as one ONNX file, for run times that are not PyTorch: encoder, pooling and normalising in one graph.
+"""Export a model as one ONNX file, for runtimes other than PyTorch: encoder, pooling and normalization in one graph.
 
-Such run times want rectangles, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and, where the
-model tells texts of a pair apart, `token_type_ids`, each b x l, of any size. What comes out is `sentence_embedding`
-(b x d), or `last_hidden_state` (b x l x h) of a model that makes no vectors. The graph computes from the same weights
-as the network but not by its code; a test holds the two together.
+Such runtimes need rectangles, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and, for models
+with segments, `token_type_ids`, each b x l, of any size. The output is `sentence_embedding` (b x w), or
+`last_hidden_state` (b x l x h) of a model that makes no vectors. The graph computes from the network's weights but not
+by its code, so it knows the parts it imitates by their exact type and refuses others.
 
 Shape letters: b texts, l length of the longest, h width, n heads, d head width, w width of a vector.
 """
@@ -36,12 +36,12 @@ from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
 FILE, BESIDE = "model.onnx", "model.onnx.data"
 PRECISIONS = ("float32", "int8")
-LARGEST = 2**30  # bytes of weights within the one file, whose format ends at two of these
+LARGEST = 2**30  # bytes of weights in the one file; the format's limit is twice that
 NEEDED = {"float32": ("onnx", "onnxscript"), "int8": ("onnx", "onnxscript", "onnxruntime")}
 
 
 def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
-    """Write the model and its tokenizer, whole or not at all. int8: ONNX Runtime's dynamic quantisation."""
+    """Write the model and its tokenizer, completely or not at all. int8: ONNX Runtime's dynamic quantization."""
     if dtype not in PRECISIONS:
         raise UserError(f"--dtype {dtype}: an ONNX file is written in {' or '.join(PRECISIONS)}")
     missing = [name for name in NEEDED[dtype] if importlib.util.find_spec(name) is None]
@@ -52,7 +52,7 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
         if dtype == "int8":
             with tempfile.TemporaryDirectory(dir=work) as scratch:
                 _export(module, Path(scratch) / FILE)
-                _rounded(Path(scratch) / FILE, work / FILE)
+                _quantize(Path(scratch) / FILE, work / FILE)
         else:
             _export(module, work / FILE)
         if contents.tokenizer:
@@ -60,15 +60,15 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
 
 
 class PaddedModel(nn.Module):
-    """The model over padded batches."""
+    """The model on padded batches."""
 
     def __init__(self, contents: Contents) -> None:
         super().__init__()
         a, network = contents.architecture, contents.network
         if a.body != "transformer" or a.attention != "full" or network.features is not None:
             raise UserError(
-                "ONNX: is written for transformers that see whole texts and are read at their last layer, "
-                "not for a bilstm, causal attention or other states"
+                "ONNX: is for transformers with full attention that are read at their last layer, "
+                "not for a bilstm, causal attention or other layers"
             )
         if unknown := _unknown(network):
             raise UserError(f"ONNX: {unknown}, which bertree cannot export; it exports the parts it builds itself")
@@ -76,19 +76,19 @@ class PaddedModel(nn.Module):
         self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.segments > 1 else [])]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """Vectors (b x w), or states (b x l x h)."""
+        """Return vectors (b x w), or states (b x l x h)."""
         encoder = self.network.encoder
-        x_blh = self._embedded(encoder.embeddings, input_ids, token_type_ids)
-        least = torch.finfo(x_blh.dtype).min
-        hidden_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, least).to(x_blh.dtype)
-        for mixing, thinking in encoder.stack.plan:
-            x_blh = self._joined(cast(Residual, encoder.stack.attention[mixing]), x_blh, hidden_b11l)
-            x_blh = self._joined(cast(Residual, encoder.stack.ffn[thinking]), x_blh, hidden_b11l)
+        x_blh = self._embed(encoder.embeddings, input_ids, token_type_ids)
+        lowest = torch.finfo(x_blh.dtype).min
+        mask_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, lowest).to(x_blh.dtype)
+        for attention, ffn in encoder.stack.plan:
+            x_blh = self._residual(cast(Residual, encoder.stack.attention[attention]), x_blh, mask_b11l)
+            x_blh = self._residual(cast(Residual, encoder.stack.ffn[ffn]), x_blh, mask_b11l)
         x_blh = x_blh if encoder.norm is None else encoder.norm(x_blh)
         vector = self.network.vector
-        return x_blh if vector is None else _vectors(vector, x_blh.float(), attention_mask)
+        return x_blh if vector is None else _pool(vector, x_blh.float(), attention_mask)
 
-    def _embedded(self, tables: Embeddings, ids_bl: Tensor, kinds_bl: Tensor | None) -> Tensor:
+    def _embed(self, tables: Embeddings, ids_bl: Tensor, kinds_bl: Tensor | None) -> Tensor:
         x_ble = F.embedding(ids_bl, tables.tokens.weight)
         if tables.segments is not None:
             rows = torch.zeros_like(ids_bl) if kinds_bl is None else kinds_bl
@@ -99,16 +99,17 @@ class PaddedModel(nn.Module):
         x_ble = x_ble if tables.norm is None else tables.norm(x_ble)
         return x_ble if tables.projection is None else tables.projection(x_ble)
 
-    def _joined(self, joined: Residual, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:
-        before = isinstance(joined, PreNorm)
-        read_blh = joined.norm(x_blh) if before else x_blh
-        if isinstance(joined.part, Attention):
-            made = _attended(joined.part, read_blh, hidden_b11l)
+    def _residual(self, block: Residual, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
+        """Return the residual stream after attention or feed-forward."""
+        pre_norm = type(block) is PreNorm
+        input_blh = block.norm(x_blh) if pre_norm else x_blh
+        if isinstance(block.part, Attention):
+            made_blh = _attend(block.part, input_blh, mask_b11l)
         else:
-            part = cast(FeedForward, joined.part)
-            made = part.down(part.activation(part.up(read_blh)))
-        out: Tensor = x_blh + made if before else joined.norm(x_blh + made)
-        return out
+            ffn = cast(FeedForward, block.part)
+            made_blh = ffn.down(ffn.activation(ffn.up(input_blh)))
+        out_blh: Tensor = x_blh + made_blh if pre_norm else block.norm(x_blh + made_blh)
+        return out_blh
 
 
 def _unknown(network: Network) -> str:
@@ -124,15 +125,15 @@ def _unknown(network: Network) -> str:
     return ""
 
 
-def _attended(part: Attention, x_blh: Tensor, hidden_b11l: Tensor) -> Tensor:
+def _attend(part: Attention, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
     qkv = part.qkv(x_blh).unflatten(-1, (3, part.heads, part.head_width))
     q_bnld, k_bnld, v_bnld = (x.transpose(1, 2) for x in qkv.unbind(2))
-    scores_bnll = q_bnld @ k_bnld.transpose(2, 3) * part.head_width**-0.5 + hidden_b11l
+    scores_bnll = q_bnld @ k_bnld.transpose(2, 3) * part.head_width**-0.5 + mask_b11l
     out: Tensor = part.out((scores_bnll.softmax(-1) @ v_bnld).transpose(1, 2).flatten(2))
     return out
 
 
-def _vectors(vector: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
+def _pool(pooling: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
     real_bl1 = mask_bl[:, :, None].to(x_blh.dtype)
     count_b1 = real_bl1.sum(1).clamp(min=1.0)
     last_b1h = (mask_bl.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, x_blh.shape[2])
@@ -145,10 +146,10 @@ def _vectors(vector: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
         "last": lambda: x_blh.gather(1, last_b1h).squeeze(1),
         "weighted": lambda: (x_blh * real_bl1 * place_l1).sum(1) / (count_b1 * (count_b1 + 1) / 2),
     }
-    x_bw = torch.cat([pools[name]() for name in vector.config.pooling.split("+")], -1)
-    for layer in vector.dense:
+    x_bw = torch.cat([pools[name]() for name in pooling.config.pooling.split("+")], -1)
+    for layer in pooling.dense:
         x_bw = layer(x_bw)
-    return F.normalize(x_bw, dim=-1) if vector.config.normalise else x_bw
+    return F.normalize(x_bw, dim=-1) if pooling.config.normalise else x_bw
 
 
 def _export(module: PaddedModel, path: Path) -> None:
@@ -169,14 +170,14 @@ def _export(module: PaddedModel, path: Path) -> None:
     )
 
 
-def _rounded(source: Path, target: Path) -> None:
+def _quantize(source: Path, target: Path) -> None:
     tools = importlib.import_module("onnxruntime.quantization")
     tools.quantize_dynamic(str(source), str(target), per_channel=True, weight_type=tools.QuantType.QInt8)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters speak of what they lack and do not need."""
+    """Silence irrelevant exporter warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

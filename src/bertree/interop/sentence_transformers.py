@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a Hugging Face model and, beside it, what makes vectors of its states.
+"""Folders of sentence-transformers: a Hugging Face model and, beside it, its pooling.
 
 modules.json lists the stages in order. Those that a `PoolingConfig` can express are read and written: Transformer,
 Pooling, Dense, Normalize. Any other is refused by name, since leaving it out would silently give other vectors.
@@ -19,8 +19,8 @@ from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 MODULES, SETTINGS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING, NORMALISE = "1_Pooling", "{}_Normalize"
 DENSE = "{}_Dense"
-TITLE = "sentence_transformers.models."  # the names every release since the first reads
-MODES = {  # ours: theirs, and the flag of releases before 6
+TITLE = "sentence_transformers.models."  # names that every release reads
+MODES = {  # bertree's name: theirs, and the flag of releases before 6
     "cls": ("cls", "pooling_mode_cls_token"),
     "max": ("max", "pooling_mode_max_tokens"),
     "mean": ("mean", "pooling_mode_mean_tokens"),
@@ -35,22 +35,22 @@ ACTIVATIONS = {
     "gelu": "torch.nn.modules.activation.GELU",
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
 }
-MOST = 16  # dense layers that are looked for and cleared away
+MOST = 16  # dense layers whose folders are removed when a folder is written again
 
 
 def files() -> list[str]:
-    """Everything this writes into a folder."""
+    """Return the names of everything this module writes into a folder."""
     numbered = [name.format(n) for n in range(2, MOST + 3) for name in (DENSE, NORMALISE)]
     return [MODULES, SETTINGS, LENGTH, POOLING, *numbered]
 
 
 def read_pooling(folder: Path) -> PoolingConfig | None:
-    """What a folder says about vectors, if it is one of theirs."""
+    """Read the pooling of a folder; None if it is not a folder of sentence-transformers."""
     if not (folder / MODULES).is_file():
         return None
     stages = _stages(folder)
     if not stages or stages[0][0] != "Transformer" or (len(stages) > 1 and stages[1][0] != "Pooling"):
-        raise UserError(f"{folder / MODULES}: must name a Transformer and then a Pooling, not {_listed(stages)}")
+        raise UserError(f"{folder / MODULES}: must list a Transformer and then a Pooling, not {_listed(stages)}")
     rest = [name for name, _ in stages[2:]]
     if [name for name in rest if name not in ("Dense", "Normalize")] or "Normalize" in rest[:-1]:
         raise UserError(
@@ -62,12 +62,12 @@ def read_pooling(folder: Path) -> PoolingConfig | None:
 
 
 def dense_folders(folder: Path) -> list[Path]:
-    """Where the weights of the dense layers lie, in their order."""
+    """Return the folders of the dense layers' weights, in order."""
     return [folder / path for name, path in _stages(folder) if name == "Dense"]
 
 
 def _stages(folder: Path) -> list[tuple[str, str]]:
-    """Class and sub-folder of each stage."""
+    """Return class and sub-folder of each stage."""
     path = folder / MODULES
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def _stages(folder: Path) -> list[tuple[str, str]]:
 
 
 def wants_lowercase(folder: Path) -> bool:
-    """Whether a folder wants its texts in small letters, whatever its tokenizer does."""
+    """True if a folder's texts must be lowercased before tokenization."""
     return (folder / LENGTH).is_file() and read_json(folder / LENGTH).get("do_lower_case") is True
 
 
@@ -132,7 +132,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype) -> None:
-    """Give the dense layers (built on the meta device) their weights."""
+    """Load the weights of dense layers built on the meta device."""
     if len(folders) != len(vector.dense):
         raise UserError(f"{MODULES} names {len(folders)} dense layers, but bertree.toml {len(vector.dense)}")
     for layer, place in zip(vector.dense, folders, strict=True):
@@ -143,12 +143,12 @@ def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype)
 def write_pooling(
     vector: SentencePooling, width: int, folder: Path, longest: int | None, dtype: torch.dtype | None
 ) -> None:
-    """Write what sentence-transformers needs beside a Hugging Face model of that width."""
+    """Write the files of sentence-transformers beside a Hugging Face model of that width."""
     settings = vector.config
     stages = [("Transformer", ""), ("Pooling", POOLING)]
     modes = [MODES[name] for name in settings.pooling.split("+")]
     flags = {flag: (theirs, flag) in modes for theirs, flag in MODES.values()}
-    # Flags know no order; where it is not theirs, only releases that know `pooling_mode` read the vectors right.
+    # Flags have no order: if it is not the default one, only releases that read `pooling_mode` get the right vectors.
     named: Json = {"pooling_mode": [theirs for theirs, _ in modes]} if len(modes) > 1 else {}
     _write(folder / POOLING / "config.json", {"word_embedding_dimension": width, **flags, **named})
     before = width * len(modes)

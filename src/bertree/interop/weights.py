@@ -1,8 +1,8 @@
 """Safetensors files of untrusted origin, and ours: names, shapes and bytes checked before use.
 
-Files are mapped, not read: only the tensors that are asked for come into memory. Where a folder's description says
-`storage = "int8"`, a matrix NAME is stored as whole numbers beside NAME.scale, one factor a row; vectors, which are
-few, as float16. Whoever asks for a tensor gets floating-point numbers all the same.
+Files are mapped, not read: only the tensors that are used come into memory. If a folder's description says
+`storage = "int8"`, a matrix NAME is stored as integers beside NAME.scale, one factor per row; vectors, which are few,
+as float16. `Weights.tensor` returns floating-point numbers in any case.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ from bertree.files import file_hash, read_json, sync
 from bertree.interop.int8_storage import dequantize, quantize
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SCALE = ".scale"  # what the name of a matrix's scales ends in
+SCALE = ".scale"  # suffix of the name of a matrix's scales
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "pytorch_model.pt")
 
 
 class Weights:
     """The tensors of a model folder by name, in one file or in shards."""
 
-    def __init__(self, folder: Path, whole: bool = False) -> None:
-        """`whole`: matrices may be int8 with their scales beside them, as the folder's description says."""
-        self._whole = whole
+    def __init__(self, folder: Path, int8: bool = False) -> None:
+        """`int8`: matrices may be int8 with their scales beside them, as the folder's description says."""
+        self._int8 = int8
         self._files: dict[str, Any] = {}  # file name -> open handle
         self._home: dict[str, str] = {}  # tensor name -> file name
         self._folder = folder
@@ -46,21 +46,21 @@ class Weights:
 
     @property
     def names(self) -> list[str]:
-        """Every tensor name."""
+        """Names of all tensors."""
         return list(self._home)
 
     def path(self, name: str) -> Path:
-        """The file that holds a tensor, or should."""
+        """Return the file that holds a tensor, or should."""
         return self._folder / self._home.get(name, next(iter(self._files)))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor, from the header alone."""
+        """Return the shape of a tensor, from the header alone."""
         return tuple(self._files[self._home[name]].get_slice(name).get_shape())
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of floating-point numbers."""
+        """Return a tensor as floating-point numbers."""
         tensor: Tensor = self._files[self._home[name]].get_tensor(name)
-        if tensor.dtype == torch.int8 and self._whole:
+        if tensor.dtype == torch.int8 and self._int8:
             return dequantize(tensor, self._scale(name))
         if tensor.dtype == torch.int8:
             raise UserError(
@@ -72,7 +72,7 @@ class Weights:
         return tensor
 
     def _scale(self, name: str) -> Tensor:
-        """The factors of an int8 matrix's rows."""
+        """Return the scales of an int8 matrix."""
         where, wanted, shape = self.path(name), name + SCALE, self.shape(name)
         if wanted not in self._home:
             raise UserError(f"{where}: tensor '{name}' is int8, but its scales, '{wanted}', are missing")
@@ -88,14 +88,12 @@ class Weights:
 
 
 def weights_hash(folder: Path) -> str:
-    """What tells the weights in a folder from others."""
+    """SHA-256 of the weight files."""
     return " ".join(file_hash(path) for path in sorted(folder.glob("*.safetensors")))
 
 
 def network_hash(network: torch.nn.Module, more: str) -> str:
-    """What tells the states of a network from those of another: of its weights as float32, whatever file they are in.
-
-    Heads have no part in them. `more` is what else is to make a difference."""
+    """SHA-256 of the weights that determine a network's states, as float32, and of `more`. Heads are left out."""
     found = hashlib.sha256(more.encode())
     for name, tensor in sorted(network.state_dict().items()):
         if not name.startswith(("heads.", "crf.")):
@@ -133,13 +131,13 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, struct.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: is not a whole safetensors file ({reason}); copy or download it again") from None
+        raise UserError(f"{path}: is not a complete safetensors file ({reason}); copy or download it again") from None
 
 
 def load_into(
     network: torch.nn.Module, weights: Weights, table: Mapping[str, tuple[str, ...]], dtype: torch.dtype
 ) -> None:
-    """Give a network (built on the meta device) the tensors that `table` names for each of its own."""
+    """Load tensors into a network built on the meta device; `table` gives the stored names of each of its tensors."""
     state = {}
     for ours, wanted in network.state_dict().items():
         parts = []
@@ -151,7 +149,7 @@ def load_into(
             if weights.shape(name) != shape:
                 raise UserError(
                     f"{weights.path(name)}: tensor '{name}' has shape {_by(weights.shape(name))}, "
-                    f"but the configuration asks for {_by(shape)}"
+                    f"but the configuration needs {_by(shape)}"
                 )
             parts.append(weights.tensor(name).to(dtype))
         # A clone: the file stays mapped only while it is read, and may be replaced afterwards.
@@ -166,25 +164,27 @@ def _by(shape: tuple[int, ...]) -> str:
 def save(
     network: torch.nn.Module, table: Mapping[str, tuple[str, ...]], path: Path, dtype: torch.dtype | None = None
 ) -> None:
-    """Write a network's tensors under the names that `table` gives them, in their own precision or in another."""
+    """Write a network's tensors under the names that `table` gives them; `dtype`: in another precision."""
     out: dict[str, Tensor] = {}
     state = network.state_dict()
     for ours, names in table.items():
         for name, part in zip(names, state[ours].detach().cpu().chunk(len(names)), strict=True):
-            made = _whole(name, part) if dtype == torch.int8 else {name: part.to(dtype or part.dtype).contiguous()}
+            made = (
+                _int8_tensors(name, part) if dtype == torch.int8 else {name: part.to(dtype or part.dtype).contiguous()}
+            )
             assert not out.keys() & made.keys(), "a parameter has the name of another's scales"
             out |= made
     save_file(out, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # the library writes a file that only its owner can read; the others of a folder are for all
+    path.chmod(0o644)  # the library makes it readable for the owner alone, unlike the other files
     sync(path)
 
 
-def _whole(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A matrix as int8 and its scales, anything else as float16 where that reaches as far."""
+def _int8_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return a matrix as int8 and its scales, anything else as float16 if its values fit."""
     if not tensor.isfinite().all():
-        raise UserError(f"{name}: holds numbers that are not finite, which int8 has no way to say; save it in float32")
+        raise UserError(f"{name}: holds numbers that are not finite, which int8 cannot represent; save it in float32")
     if tensor.ndim == 2:
-        whole, scale = quantize(tensor)
-        return {name: whole.contiguous(), name + SCALE: scale.contiguous()}
+        matrix, scale = quantize(tensor)
+        return {name: matrix.contiguous(), name + SCALE: scale.contiguous()}
     fits = bool((tensor.abs() <= torch.finfo(torch.float16).max).all())
     return {name: tensor.to(torch.float16 if fits else torch.float32).contiguous()}
