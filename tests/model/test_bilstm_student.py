@@ -154,7 +154,7 @@ def test_dropout_is_on_embeddings_and_between_layers() -> None:
     ("changes", "reason"),
     [
         ({"width": 401}, "width: a bilstm has two equal halves, but 401 is odd"),
-        ({"attention": "causal"}, "attention: an LSTM from both ends sees the whole sequence"),
+        ({"attention": "causal"}, "attention: a bidirectional LSTM sees the whole sequence"),
         ({"sharing": "all"}, "sharing: each layer has its own weights, so with body = bilstm it is none, not all"),
         ({"embedding_projection": True}, "embedding_projection: .* it is false, not true"),
         ({"segments": 2}, "segments: .* it is 0, not 2"),

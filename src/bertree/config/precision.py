@@ -1,5 +1,4 @@
-"""Names of precisions, in Python and on the command line, and what this CPU can compute in. No torch is imported here
-until the CPU is asked about."""
+"""Names of precisions, in Python and on the command line. torch is imported only to ask what this CPU can compute."""
 
 import platform
 from functools import cache

@@ -17,7 +17,7 @@ ONNX = "onnx"
 def convert(
     source: str | Path, target: str | Path, to: str, precision: str = "float32", force: bool = False
 ) -> Architecture:
-    """Read a model folder of either kind and write the kind asked for; return its architecture.
+    """Read a model folder of either kind and write another; return its architecture.
 
     `to`: bertree, huggingface or onnx. `precision`: of the written weights. `force` replaces a model in `target`.
     """

@@ -20,7 +20,7 @@ Layers = int | Sequence[int] | str
 
 
 def parse_layers(layers: Layers, count: int) -> list[int]:
-    """Return the layers asked for, counted from 0 (the embeddings) to `count`; negative numbers count from the last."""
+    """Return numbers of layers from 0 (the embeddings) to `count`; negative ones count from the last."""
     if layers == "all":
         return list(range(count + 1))
     if isinstance(layers, str) or not isinstance(layers, int | Sequence):
@@ -38,7 +38,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
 
 
 def layer_states(encoder: Encoder, batch: Batch, layers: Sequence[int]) -> list[Tensor]:
-    """Return the hidden states of layers (each t x h), in the order asked. No layer above them is computed."""
+    """Return the hidden states of layers (each t x h), in the order given. No layer above them is computed."""
     if list(layers) == [len(encoder.stack.plan)]:
         return [encoder(batch)]
     found: dict[int, Tensor] = {}

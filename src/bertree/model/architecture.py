@@ -23,11 +23,11 @@ RESIDUAL_INITS = ("plain", "scaled")
 # The meaning of each axis, for `bertree info`, in the order of the dataclass.
 MEANING = {
     "vocab_size": "entries in the vocabulary",
-    "body": "what reads the embeddings: a transformer, or an LSTM from both ends (bilstm)",
+    "body": "kind of encoder: a transformer, or a bidirectional LSTM (bilstm)",
     "width": "width of the hidden states (H); of a bilstm, of both directions together",
-    "layers": "depth: how often a block is applied",
+    "layers": "depth: number of layers",
     "heads": "attention heads",
-    "attention": "what a token sees: its whole sequence (full), or itself and what stands before it (causal)",
+    "attention": "tokens that a token sees: all of its sequence (full), or itself and those before it (causal)",
     "ffn_width": "inner width of the feed-forward part; of a bilstm, of its classifier",
     "embedding_width": "width of the token embeddings (E); E < H needs the projection, a bilstm does not",
     "embedding_projection": "linear map from E to H after the embeddings",
@@ -43,7 +43,7 @@ MEANING = {
     "embedding_norm": "layer norm after the embeddings",
     "residual_init": "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
     "pooler": "dense + tanh on the first token (causal: the last), trained with the encoder",
-    "sequence_head": "what a classifier reads: the pooler, or a dense layer of its own (tanh, relu, or compare on two)",
+    "sequence_head": "input of a classifier: the pooler, or a dense layer of its own (tanh, relu, or compare on two)",
     "dropout": "on embeddings and on both parts of each block",
     "attention_dropout": "on attention probabilities (above 0, training takes the padded kernel)",
     "classifier_dropout": "before a task head's last layer",
@@ -246,7 +246,7 @@ BILSTM_VALUES: dict[str, Any] = {
     "attention_dropout": 0.0,
 }
 BILSTM_REASONS = {  # of these axes, those of which a BiLSTM refuses other values, and why
-    "attention": "an LSTM from both ends sees the whole sequence",
+    "attention": "a bidirectional LSTM sees the whole sequence",
     "embedding_projection": "the LSTM reads the embeddings as they are",
     "segments": "the two texts of a pair are encoded apart",
     "sharing": "each layer has its own weights",

@@ -120,7 +120,7 @@ _add("distilroberta", "roberta-base", "Sanh et al. 2019: RoBERTa at half its dep
 _add(
     "bilstm",
     "bert-base",
-    "Tang et al. 2019: an LSTM from both ends, to be taught by a BERT",
+    "Tang et al. 2019: a bidirectional LSTM, to be distilled from a BERT",
     "0.96M with its classifier, without the token table",
     body="bilstm",
     layers=1,

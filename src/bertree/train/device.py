@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from bertree.config.precision import has_native_bfloat16
 from bertree.config.sections import Phase, RunSettings
+from bertree.console import note
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Architecture
@@ -34,6 +36,8 @@ class Placement:
             raise UserError(f"run.device '{name}': cannot be used here ({str(error).splitlines()[0]})") from None
         gpu = device.type == "cuda"
         bf16 = run.precision == "bf16" or (run.precision == "auto" and gpu and torch.cuda.is_bf16_supported())
+        if bf16 and device.type == "cpu" and not has_native_bfloat16():
+            note("run.precision: this CPU has no instructions for bfloat16; fp32 is several times faster here")
         compiled = run.compile == "yes" or (run.compile == "auto" and gpu)
         return cls(device, bf16, compiled)
 
