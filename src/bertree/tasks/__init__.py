@@ -1,1 +1,1 @@
-"""The papers' tasks and one's own: read a file, say which head it needs, score what comes out of it."""
+"""Tasks: how their files are read, which head they need, and how predictions are scored."""

@@ -42,7 +42,7 @@ def logit_rows(unit: Unit, head: str) -> int:
 
 
 def _count(unit: Unit, kind: HeadKind) -> int:
-    """How many tokens or sequences of a unit the head reads."""
+    """Return how many tokens or sequences of a unit the head reads."""
     return len(unit.chosen or ()) if kind.reads_tokens else len(unit.sequences)
 
 
@@ -56,7 +56,7 @@ def _answers(units: Sequence[Unit], counts: Sequence[int], kind: HeadKind, regre
 
 
 def _soft(units: Sequence[Unit], head: str) -> list[NDArray[np.float32]]:
-    """A teacher's scores of all units, NaN for those it has not scored; nothing if there is no teacher."""
+    """Return a teacher's scores of all units, NaN for those it has not scored; empty if there is no teacher."""
     known = next((unit.soft for unit in units if unit.soft is not None), None)
     if known is None:
         return []

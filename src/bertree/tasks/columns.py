@@ -1,7 +1,7 @@
-"""From a row of a file to a text, a pair and a gold answer: which columns, by which names, in which releases.
+"""Columns of a file -> text, pair and gold answer of an example.
 
-Columns are chosen by the header's names, each role having alternatives, because the same data circulates under
-several; only files that have no header are read by position.
+Columns are found by the names in the header. Each role has several names, since the same data is published under
+several; only files without a header are read by position.
 """
 
 import csv
@@ -19,66 +19,66 @@ from bertree.text.tables import Table, read_table
 
 
 class TextExample(NamedTuple):
-    """A text or a pair of texts, and the answer where it is known."""
+    """A text or a pair of texts, and the gold answer if it is known."""
 
-    id: str  # the file's own number for it, or its place in the file
+    id: str  # its number in the file, or its position
     text: str
     pair: str | None = None
     gold: str | float | None = None
     file: str = ""
     line: int = 0
-    left_out: int = 0  # rows of its file that were broken and are not among the examples
+    left_out: int = 0  # broken rows of its file that were skipped
 
     @property
     def where(self) -> str:
-        """The beginning of an error line."""
+        """The file and line, which messages begin with."""
         if not self.file:
             return f"example {self.id}"
         return location(Path(self.file), self.line)
 
 
 class RawRow(NamedTuple):
-    """A row as the file has it: the answer not yet understood, None where the file has no such column."""
+    """A row as it stands in the file: the label is not parsed yet; None if there is no such column."""
 
     id: str
     text: str
     pair: str | None
     label: str | None
-    first: int  # the number that stands for the first class, where the file numbers them
+    first: int  # the number of the first class, if the file numbers its classes
     file: str
     line: int
 
 
 class HeaderlessLayout(NamedTuple):
-    """Which fields of a line are what, in a file without header."""
+    """The positions of the columns in a file without a header."""
 
     fewest: int
     most: int
     text: int
     pair: int | None = None
     label: int | None = None
-    lead: int | None = None  # put before the text: a headline
+    lead: int | None = None  # text before the text: a headline
     first: int = 0  # the number of the first class
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The names a role's column has in the releases of a task; the first that is there is taken."""
+    """The names of each role's column in the releases of a task; the first one that exists is used."""
 
     text: tuple[str, ...] = ("text",)
     pair: tuple[str, ...] = ()
     label: tuple[str, ...] = ("label",)
     id: tuple[str, ...] = ("index", "idx", "id")
     lead: tuple[tuple[str, str], ...] = ()  # (text column, column put before it)
-    from_one: tuple[str, ...] = ()  # label columns that count the classes from 1
+    from_one: tuple[str, ...] = ()  # label columns that number the classes from 1
     headless: tuple[HeaderlessLayout, ...] = ()
     quoting: Quoting = "none"
-    skip: bool = False  # the released file has broken rows: leave them out and count them
-    optional: tuple[str, ...] = ()  # last columns that a row may lack
-    labelled: bool = False  # the label's column was named by the user: a file without it is a mistake
+    skip: bool = False  # the released file has broken rows: skip and count them
+    optional: tuple[str, ...] = ()  # last columns that may be missing in a row
+    labelled: bool = False  # the user named the label column, so it must exist
 
     def read(self, path: Path) -> tuple[list[RawRow], int]:
-        """The rows of a file, and how many broken ones were left out."""
+        """Return the rows of a file, and how many broken ones were skipped."""
         known = (*self.text, *self.pair) if self.headless else None
         wanted = (*self.text, *self.pair, *self.label, *self.id, *(name for _, name in self.lead))
         forms = [(form.fewest, form.most) for form in self.headless]
@@ -104,7 +104,7 @@ class Columns:
 
     def fits(self, path: Path) -> bool:
         """True if a text file begins as the released files of the task do: with a header that names the text's column,
-        or, where they have none, with as many fields."""
+        or, if they have no header, with the same number of fields."""
         if suffix_of(path) not in (".tsv", ".csv", ".txt"):
             return False
         first = next((line for _, line in read_lines(path) if line.strip()), "")
@@ -115,7 +115,7 @@ class Columns:
         return any(form.fewest <= len(cells) <= form.most for form in self.headless)
 
     def text_of(self, record: Json, role: str, where: str) -> str:
-        """Return the text of a role in an object: under a column's name as in training, or else the role's own."""
+        """Return the text of a role in an object: under the column's name used in training, or else the role's name."""
         alternatives: Sequence[str] = tuple(dict.fromkeys((*getattr(self, role), role)))
         name = next((name for name in alternatives if name in record), None)
         if name is None:
@@ -130,7 +130,7 @@ class Columns:
 
 
 class _ColumnNumbers(NamedTuple):
-    """Numbers of the columns."""
+    """The positions of the columns."""
 
     text: int
     pair: int | None
@@ -146,7 +146,7 @@ def _rows(table: Table, places: _ColumnNumbers, skip: bool) -> tuple[list[RawRow
     file = str(table.path)
     rows: list[RawRow] = []
     skipped = table.skipped
-    # A test file may have an empty label everywhere; where other rows have one, a row without is broken.
+    # A test file may have no label in any row; if other rows have one, a row without is broken.
     labelled = places.label is not None and any(label not in (None, "") for label in columns[2])
     for number, (line, cells) in enumerate(zip(table.lines, zip(*columns, strict=True), strict=True)):
         text, pair, label, index, lead = cells
@@ -166,12 +166,12 @@ def _rows(table: Table, places: _ColumnNumbers, skip: bool) -> tuple[list[RawRow
 
 
 def _not_text(cell: Any) -> str:
-    """What is wrong with a cell that should hold text."""
+    """Return what is wrong with a cell that should hold text."""
     return "is empty; a text is needed" if cell is None else f"holds {type(cell).__name__} {cell!r:.40}, not text"
 
 
 def _text(value: Any) -> str:
-    """A label or a number as text; 1.0, which is what a column of integers with gaps becomes, is 1."""
+    """Return a label or number as text; 1.0, as integers with gaps are stored, is 1."""
     if isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
     return str(value).strip()

@@ -1,4 +1,4 @@
-"""The files of a task: which file is which split, and the records of a file whose answers are to be predicted."""
+"""The files of a task: which file is which split, and the inputs in a file to predict."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -51,11 +51,11 @@ class TaskFiles:
 def note_all_rows_scored(data: Path | None) -> None:
     """Note that all rows of a file are scored, since it has no splits."""
     if data is not None and data.is_file():
-        note(f"{data}: is one file, so all of its rows are scored, also any the model has learned from")
+        note(f"{data}: is one file, so all of its rows are scored, also any that the model was trained on")
 
 
 def _split_of(file: Path, split: str) -> str:
-    """MNLI has a second dev and test split, which only the name of the file tells."""
+    """MNLI has a second dev and test split, which only the file name shows."""
     return f"{split}-mismatched" if "mismatched" in file.name and split != "train" else split
 
 
@@ -74,10 +74,9 @@ def parse_inputs(
     question: str | None = None,
     keep_blank: bool = False,
 ) -> Iterator[Example]:
-    """Yield the examples of records, each with the place that messages name.
+    """Yield the examples of records, each given with its place for messages.
 
-    Empty lines are left out with a note, unless `keep_blank`.
-    `question` is asked about every record."""
+    Empty lines are skipped with a note, unless `keep_blank`. `question` is added to every record."""
     blank = 0
     for where, record in given:
         if isinstance(record, str) and not (record.strip() or keep_blank):
@@ -87,7 +86,7 @@ def parse_inputs(
             record = {"question": question} | ({"context": record} if isinstance(record, str) else record)
         yield from task.parse_all(record, where)
     if blank:
-        note(f"{source}: {blank:,} empty lines were left out")
+        note(f"{source}: {blank:,} empty lines were skipped")
 
 
 def read_records(path: Path) -> Iterator[tuple[str, str | Json]]:

@@ -1,7 +1,7 @@
-"""GLUE's tasks with its diagnostics, and SNLI, IMDb and AG News: what their releases look like and how they count.
+"""The tasks of GLUE with its diagnostics, and SNLI, IMDb and AG News: their file layouts, labels and metrics.
 
-Each is a `TextTask` with its settings. Classes are in the order of the `glue` dataset that most published models were
-trained on (MNLI: entailment, neutral, contradiction); a file may give them as numbers in that order.
+Each is one value of `TASKS`; to add such a task, add a value. Classes are in the order of the `glue` dataset, which
+most published models were trained on (MNLI: entailment, neutral, contradiction); a file may number them in that order.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ __all__ = ["GLUE_AVERAGES", "TEXT_TASKS", "GlueTask", "glue_task"]
 
 @dataclass(frozen=True)
 class GlueTask(TextTask):
-    """A task of a known release; its labels are known, and where GLUE's server takes it, the file it wants."""
+    """A task of a known release, with known labels and, if GLUE's server evaluates it, the file name it expects."""
 
     numbered: bool = True
     missing: tuple[str, ...] = ("", "-1")
@@ -30,8 +30,8 @@ class GlueTask(TextTask):
         if not self.server:
             return super().submission(examples, predictions)
         if broken := next((example for example in examples if example.left_out), None):
-            lost = f"{broken.file}: {broken.left_out} broken rows were left out"
-            raise UserError(f"{lost}, but the server wants an answer to each; repair the file")
+            lost = f"{broken.file}: {broken.left_out} broken rows were skipped"
+            raise UserError(f"{lost}, but the server needs an answer for each; repair the file")
         name = self.server
         if self.name == "mnli":
             mismatched = any("mismatched" in Path(example.file).name for example in examples)
@@ -48,7 +48,7 @@ BINARY = ("0", "1")
 INFERENCE = ("entailment", "neutral", "contradiction")
 ENTAILMENT = ("entailment", "not_entailment")
 SENTENCES = Columns(("sentence1", "premise"), ("sentence2", "hypothesis"))
-# The originals of SNLI and MultiNLI name five annotators' labels last, and leave out those that were not asked.
+# In SNLI and MultiNLI the labels of five annotators come last, and rows have as many as there were annotators.
 ANNOTATED = Columns(
     SENTENCES.text,
     SENTENCES.pair,
@@ -109,7 +109,7 @@ TASKS = (
         "qqp",
         BINARY,
         about="do two questions mean the same",
-        # Quora's file quotes the cells that hold quotes, and a few of its rows are broken.
+        # Quora's file quotes the cells that contain quotes, and a few of its rows are broken.
         columns=Columns(("question1",), ("question2",), ("is_duplicate", "label"), quoting="cell", skip=True),
         figures=("accuracy", "f1"),
         metric="f1",
@@ -188,7 +188,7 @@ TASKS = (
         "ag-news",
         ("World", "Sports", "Business", "Sci/Tech"),
         about="topic of a news item",
-        # The original (no header, or Kaggle's) has headline and text apart and counts its classes from 1.
+        # The original (no header, or Kaggle's) has headline and text in two columns and numbers its classes from 1.
         columns=Columns(
             ("text", "Description"),
             label=("label", "Class Index"),
@@ -206,7 +206,7 @@ assert all(set(task.words.values()) <= set(WORDS.values()) for task in TASKS)
 
 
 def glue_task(name: str) -> TextTask:
-    """A task by its name, however it is written: sst-2, SST2, stsb, AG_News."""
+    """Return a task by its name in any spelling: sst-2, SST2, stsb, AG_News."""
     names = {normalize_name(alias): task for task in TASKS for alias in (task.name, *task.folders)}
     if (task := names.get(normalize_name(name))) is None:
         raise UserError(f"task '{name}': unknown; {suggest(name.casefold(), TEXT_TASKS)}")

@@ -1,7 +1,7 @@
-"""GLUE in one number, under each of the four ways in circulation.
+"""The GLUE average, by each of the four conventions in use.
 
-They differ by several points on the same model, so an average is worth something only with the name of its
-convention, and only if nothing of it is missing.
+They differ by several points on the same model, so an average is given with the name of its convention, and only if
+all of its scores are there.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Figure = tuple[str, str]  # task, metric
 
 
 class Average(NamedTuple):
-    """A mean of shares, or None and which figures it lacks."""
+    """A mean score, or None and the scores that are missing."""
 
     value: float | None
     missing: tuple[str, ...] = ()
@@ -20,14 +20,14 @@ class Average(NamedTuple):
 
 @dataclass(frozen=True)
 class Convention:
-    """How some paper or site averages: the mean of its terms, each the mean of one or more figures."""
+    """How a paper or site averages: the mean of its terms, each the mean of one or more scores."""
 
     name: str
     source: str
     terms: tuple[tuple[Figure, ...], ...]
 
     def __call__(self, results: Mapping[str, Mapping[str, float]]) -> Average:
-        """`results`: each task's figures by its name; MNLI on the mismatched split is `mnli-mm`."""
+        """Return the average. `results` maps each task to its scores; MNLI on the mismatched split is `mnli-mm`."""
         missing = [
             f"{task} {metric}" for term in self.terms for task, metric in term if not _is_score(results, task, metric)
         ]
@@ -38,7 +38,7 @@ class Convention:
 
 
 def _is_score(results: Mapping[str, Mapping[str, float]], task: str, metric: str) -> bool:
-    """Whether a figure is there; a run that has diverged writes none."""
+    """True if there is a score; a run that has diverged writes none."""
     return isinstance(results.get(task, {}).get(metric), int | float)
 
 

@@ -1,4 +1,4 @@
-"""What a network says about units, whatever their lengths and whatever lies beside them: logits, or plain states."""
+"""The outputs of a network for units: logits or hidden states, independent of how the units are batched."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,12 +21,12 @@ Advance = Callable[[int], None]  # hears how many units are done
 
 
 def inference_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """The precision in which a trained model is asked: half where it is much faster."""
+    """Return the autocast context for inference: bfloat16 on a GPU, where it is much faster."""
     return torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def effective_max_length(asked: int, usual: object, most: int) -> int:
-    """The length asked for, which a model of `most` positions must be able to read; else the usual one, if it is."""
+    """Return the maximum length: as requested, which must not exceed the model's positions, or else the usual one."""
     if asked > most:
         raise UserError(f"max_length {asked}: the model has only {most} positions")
     return asked or (min(usual, most) if type(usual) is int and usual > 0 else most)
@@ -39,7 +39,7 @@ def logits(
     autocast: Autocast = nullcontext,
     advance: Advance = lambda count: None,
 ) -> list[Logits]:
-    """One array a unit: a row for its sequence, for each chosen token, or for each option; of `vector`, its vectors."""
+    """Return one array a unit: a row for its sequence, each chosen token, or each option; for `vector`, its vectors."""
 
     def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
         if head in ("vector", "compare"):
@@ -55,7 +55,7 @@ def logits(
 
 
 def token_states(network: Network, units: Sequence[Unit], autocast: Autocast = nullcontext) -> list[Logits]:
-    """What heads would read at the chosen tokens of each unit: a row for each."""
+    """Return the hidden states that a head would read at the chosen tokens of each unit, a row for each token."""
 
     def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
         assert batch.chosen is not None

@@ -1,6 +1,6 @@
-"""Tasks by name: those that come with bertree, those of one's own, and the task of a model that was trained for one.
+"""Tasks by name: those of bertree, those that users register, and the task that a model was fine-tuned for.
 
-Importing this module does not import torch, so that the command line's help is quick.
+Importing this module does not import torch, so that the command line's help is fast.
 """
 
 import inspect
@@ -22,13 +22,13 @@ from bertree.tasks.text import text_task
 
 COLUMNS = ("text", "pair", "label")
 DESCRIPTION = "bertree.toml"  # of a model folder, where its task is described
-NAMELESS = re.compile(r"(LABEL_)?\d+")  # what stands for a label that has no name
+NAMELESS = re.compile(r"(LABEL_)?\d+")  # a label without a name
 Registered = TypeVar("Registered", bound="Task[Any] | Callable[..., Task[Any]]")
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """A known task: how it is made, and what help texts say about it."""
+    """A known task: how it is made, and its description for help texts."""
 
     task: Task[Any]  # as it is without any column named
     make: Callable[..., Task[Any]]
@@ -51,11 +51,10 @@ TASKS: dict[str, TaskEntry] = {}
 
 
 def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence[str] = ()) -> Registered:
-    """Make a task known by its name to `finetune`, `evaluate` and `predict` of this process.
+    """Make a task known by its name to `finetune`, `evaluate` and `predict` in this process. Works as a decorator.
 
-    `task` is a task, a class of tasks (its attributes are defaults: `name = "mail"`), or a function that makes one; of
-    a function or class with the parameters text, pair and label, the user may name the columns. Works as a decorator.
-    """
+    `task` is a task, a subclass of one (its attributes are defaults: `name = "mail"`), or a function that makes one. If
+    the function or class has the parameters text, pair or label, users may name these columns."""
     title = getattr(task, "__name__", str(task))
     make: Callable[..., Any] = _Same(task) if isinstance(task, Task) else task
     if isinstance(task, type):
@@ -76,7 +75,7 @@ def register_task(task: Registered, *, own_data: bool = False, aliases: Sequence
 
 @dataclass(frozen=True)
 class _Same:
-    """Makes the same task again."""
+    """Return the same task every time."""
 
     task: Task[Any]
 
@@ -115,7 +114,7 @@ def task_help() -> str:
 
 
 def make_task(name: str, text: str | None = None, pair: str | None = None, label: str | None = None) -> Task[Any]:
-    """Return the task of a name; `text`, `pair` and `label` are columns of one's own data."""
+    """Return the task of a name; `text`, `pair` and `label` are columns of the user's own data."""
     known = {normalize_name(other): entry for entry in TASKS.values() for other in (entry.name, *entry.aliases)}
     entry = known.get(normalize_name(name))
     if entry is None:

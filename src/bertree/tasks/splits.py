@@ -1,8 +1,8 @@
-"""Which file of a folder is the training set, which dev, which test.
+"""Find the training, dev and test files in a folder.
 
-By name, because every release names them so: `train.tsv`, `dev_matched.tsv`, `validation_10k.tsv`,
-`train.half.tsv.xz`, `eng.testa`, `squad-v1.1-dev.json`. A wrong guess here would be silent and would spoil every
-figure after it, so where two files fit equally well nothing is guessed.
+By name, as in all releases: `train.tsv`, `dev_matched.tsv`, `validation_10k.tsv`, `train.half.tsv.xz`, `eng.testa`,
+`squad-v1.1-dev.json`. A wrong guess would go unnoticed and spoil every score, so if two files fit equally well, an
+error is raised.
 """
 
 import re
@@ -28,7 +28,7 @@ class _Fit(NamedTuple):
 
 
 def normalize_name(name: str) -> str:
-    """A name as it is compared: SST-2, sst_2 and sst2 are one."""
+    """Return a name as it is compared: SST-2, sst_2 and sst2 are the same."""
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
@@ -41,16 +41,15 @@ def find_splits(
     parts: Sequence[str] = (),
     versions: Sequence[str] = (),
 ) -> Splits:
-    """The files of each split in the sub-folder that is named like the task (`names`), or else in the folder itself.
+    """Return the files of each split, in the sub-folder that is named like the task (`names`) or in the folder itself.
 
-    A file belongs to a split if its name begins with one of `words`, ended by '_', '-', '.' or nothing; one that
-    goes on with "mismatched" makes a split of its own (`dev-mismatched`). `train.tsv` wins over `train_10k.tsv`.
-    `prefixes` are what released files carry before that word (`snli_1.0_`); they come last, and where such a release
-    has a split in two formats, they are the same examples and JSON is taken. `kinds` are endings; an empty one among
-    them lets a file in that is named like a split and nothing else. Files that differ only in one of `parts` behind
-    the word are one split together. With `versions` the word may stand anywhere in the name; the first version is
-    the one wanted, and files of the others do not count where there is any of it.
-    """
+    A file belongs to a split if its name begins with one of `words`, followed by '_', '-', '.' or nothing; with
+    "mismatched" after it, it is a split of its own (`dev-mismatched`). `train.tsv` is preferred to `train_10k.tsv`.
+    `prefixes` are beginnings of released file names before that word (`snli_1.0_`); such files come last, and if there
+    are two formats of the same split, JSON is taken. `kinds` are endings; the empty ending admits files that are named
+    like a split and nothing else. Files that differ only in one of `parts` after the word form one split. With
+    `versions` the word may be anywhere in the name; the first version is preferred, and files of the others are
+    ignored if there is any of it."""
     for place in _candidate_folders(folder, names):
         fits = [_fit(path, prefixes, words, kinds, versions) for path in _visible(place) if path.is_file()]
         found = [fit for fit in fits if fit is not None]
@@ -66,7 +65,7 @@ def find_splits(
 
 
 def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Folders that are named like splits, for releases that have a file for each example."""
+    """Return folders that are named like splits, for releases with one file for each example."""
     for place in _candidate_folders(folder, names):
         below = {path.name.casefold(): path for path in _visible(place) if path.is_dir()}
         if found := {WORDS[word]: below[word] for word in reversed(WORDS) if word in below}:
@@ -75,15 +74,14 @@ def split_folders(folder: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def split_of_folder(folder: Path) -> str:
-    """The split a folder is by its own name, or dev: what is given alone is most often to be evaluated."""
+    """Return the split that a folder's name says, or dev, since a folder alone is most often evaluated."""
     return split_in_name(folder.resolve().name) or "dev"
 
 
 def _candidate_folders(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Where to look: sub-folders of these names, first names first, and the folder itself.
+    """Return sub-folders with these names, in this order, and then the folder itself.
 
-    All of them, because what is named like the task may be a model that was trained for it.
-    """
+    All of them, since a folder named like the task may be a model that was trained for it."""
     below = [path for path in _visible(folder) if path.is_dir()]
     found: list[Path] = []
     for wanted in dict.fromkeys(map(normalize_name, names)):
@@ -95,7 +93,7 @@ def _candidate_folders(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def split_in_name(name: str, words: Mapping[str, str] = WORDS) -> str | None:
-    """The split of which a name has a word, anywhere in it."""
+    """Return the split whose word is anywhere in a name."""
     return next((words[word] for word in re.findall("[a-z]+", name.casefold()) if word in words), None)
 
 

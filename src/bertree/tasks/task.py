@@ -1,8 +1,7 @@
-"""What a task is: files -> examples -> units an encoder reads; logits -> predictions -> scores.
+"""The interface of a task: files -> examples -> units for an encoder; logits -> predictions -> scores.
 
-A task never sees the network. It turns an example into units (a text longer than the model's positions into
-several), says with which head they are read, and gets back what that head said about each unit. So every task
-runs through the same packed batches, the same loop and the same verbs.
+A task never sees the network. It turns an example into units (a text longer than the model's positions into several),
+names the head that reads them, and gets the head's logits back. So all tasks share batching, training and commands.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +26,7 @@ MOST_LABELS = 10_000
 
 
 def check_label_count(labels: Sequence[str], source: object) -> None:
-    """Refuse a column with so many different values that it is hardly one of labels."""
+    """Raise an error if a column has so many different values that it can hardly hold labels."""
     if len(labels) > MOST_LABELS:
         raise UserError(
             f"{source}: has {len(labels):,} different labels, of which at most {MOST_LABELS:,} can be learned; "
@@ -36,29 +35,28 @@ def check_label_count(labels: Sequence[str], source: object) -> None:
 
 
 class Unit(NamedTuple):
-    """What a head answers at once: one sequence, the options of one question, or texts whose vectors are compared.
+    """The input of a head: one sequence, the options of one question, or texts whose vectors are compared.
 
-    `answer` is a class (sequence, choice), a score (sequence of a regression), a class for each chosen token with
-    -100 where none is asked (token), or the first and last token as indices into `chosen` (span). Of vectors: a
-    class, a score from 0 to 1, or a number for each text that equal texts share. None: not known.
-    """
+    `answer` is a class (sequence, choice), a number (regression), a class for each chosen token, -100 if it has none
+    (token), or the first and last token as indices into `chosen` (span). For vectors: a class, a number from 0 to 1,
+    or a number for each text that equal texts share. None: not known."""
 
-    example: int  # the example it is of, or a part of
+    example: int  # number of its example
     sequences: tuple[Encoded, ...]
-    chosen: Sequence[int] | None = None  # for `token` and `span`: which tokens of its one sequence the head reads
+    chosen: Sequence[int] | None = None  # for `token` and `span`: the tokens of its sequence that the head reads
     answer: Any = None
-    source: Any = None  # what the task's own `predict` needs to read the answer back; nobody else looks at it
-    soft: Logits | None = None  # what a teacher says of it, where one was asked: a row for each row of the head
+    source: Any = None  # private data of the task for `predict`
+    soft: Logits | None = None  # a teacher's logits, if there is one: a row for each row of the head
 
 
 class Truncation(NamedTuple):
-    """What did not fit."""
+    """How many examples were truncated, and the tokens they lost."""
 
     examples: int = 0
     tokens: int = 0
 
     def message(self, name: str, count: int, longest: int) -> str:
-        """For people, of a split of so many examples."""
+        """Return a message about a split of `count` examples."""
         return (
             f"{name}: {self.examples:,} of {count:,} examples do not fit into {longest} tokens and lose "
             f"{self.tokens:,} of theirs; a larger max_length reads more"
@@ -67,35 +65,35 @@ class Truncation(NamedTuple):
 
 @dataclass(frozen=True)
 class Task(ABC, Generic[Example]):
-    """One task. Frozen: what is learned from the data (labels, a threshold) makes a new task."""
+    """A task. It is frozen: labels or a threshold that are learned from data make a new task."""
 
     name: str
-    labels: tuple[str, ...] = ()  # names of the head's classes, in their order; none for span, choice, regression
-    max_length: int = 128  # tokens a sequence, unless told otherwise
+    labels: tuple[str, ...] = ()  # names of the head's classes, in order; empty for span, choice, regression
+    max_length: int = 128  # default length of a sequence in tokens
     about: str = ""  # what is predicted, in a few words, for help texts
 
-    regression = False  # whether the head's one score is a number to be met
+    regression = False  # True if the head's one output is a number
     head = "sequence"  # a name of HEAD_KINDS (objectives/supervised.py)
     kind = "classification"  # of problem, for people
-    metric = "accuracy"  # the score that counts, a key of `score`; higher is better
+    metric = "accuracy"  # a key of `score`; higher is better
 
     @property
     def scored_head(self) -> str:
-        """The head whose answers are scored, where it is not the one that is trained."""
+        """The head whose outputs are scored, if it is not the one that is trained."""
         return self.head
 
     @property
     def classes(self) -> int:
-        """How many scores the head gives for what it reads."""
+        """The number of outputs of the head for what it reads."""
         return len(self.labels)
 
     @abstractmethod
     def splits(self, data: Path) -> Splits:
-        """The files of each split in a folder: train, dev, test, and more where the task has them (dev-mismatched)."""
+        """Return the files of each split in a folder: train, dev, test, and others of the task (dev-mismatched)."""
 
     @abstractmethod
     def read(self, paths: Sequence[Path]) -> list[Example]:
-        """The examples of a split, checked. A gold answer that is not there (test) is None."""
+        """Read the examples of a split. A gold answer that is missing (test) is None."""
 
     @abstractmethod
     def parse(self, record: str | Json, where: str = "input") -> Example:
@@ -114,29 +112,29 @@ class Task(ABC, Generic[Example]):
         return None
 
     def check_training(self, examples: Sequence[Example]) -> None:
-        """Refuse what cannot be learned from, before training. What is only scored may be less than perfect."""
+        """Raise an error about examples that cannot be trained on. Examples that are only scored need not pass."""
 
     def group(self, example: Example) -> str | None:
-        """What an example shares with others so that all of them belong on one side when a part is held out (the
-        passage that several questions are about); None: it stands alone."""
+        """Return what an example shares with others that must stay on the same side when examples are held out (the
+        passage that several questions are about); None: nothing."""
         return None
 
     @abstractmethod
     def units(
         self, examples: Sequence[Example], tokenizer: Tokenizer, max_length: int
     ) -> tuple[list[Unit], Truncation]:
-        """What the encoder reads, in order of the examples, and what did not fit."""
+        """Return the units of the examples, in their order, and how much was truncated."""
 
     @abstractmethod
     def predict(self, examples: Sequence[Example], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
-        """One readable line per example: its text, `gold` where known, `predicted`, `score`.
+        """Return one record per example: its text, `gold` if known, `predicted`, `score`.
 
         `logits` has one array per unit: a row of classes for its sequence, for each chosen token (token, span), or
         for each option (choice). A CRF's array holds 1 at the class it decoded, 0 elsewhere."""
 
     @abstractmethod
     def score(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, float]:
-        """Figures for a split with gold answers, the task's `metric` among them, as shares (not percent)."""
+        """Return the scores of a split with gold answers, the task's `metric` among them, from 0 to 1."""
 
     def prediction_text(self, line: Json) -> str:
         """Return a prediction for people, as one line or more, with tabs between columns."""
@@ -147,25 +145,25 @@ class Task(ABC, Generic[Example]):
         return f"{predicted}\t{line['score']:.3f}\t{text}"
 
     def labels_in(self, examples: Sequence[Example]) -> tuple[str, ...]:
-        """The labels of a training split, where the task does not know them beforehand."""
+        """Return the labels of the training examples, unless the task has fixed labels."""
         return self.labels
 
     def with_labels(self, labels: Sequence[str]) -> Self:
-        """The same task with these classes."""
+        """Return the task with these labels."""
         return replace(self, labels=tuple(labels))
 
     def tune(self, examples: Sequence[Example], predictions: Sequence[Json]) -> Self:
-        """The same task with what is set by looking at a dev split: SQuAD 2.0's threshold."""
+        """Return the task with what is chosen on a dev split: the threshold of SQuAD 2.0."""
         return self
 
     def apply_tuning(self, predictions: Sequence[Json]) -> list[Json]:
-        """Predictions of the task before it was tuned, as it makes them now."""
+        """Return predictions that were made before `tune` as the tuned task makes them."""
         return list(predictions)
 
     def settings(self) -> Json:
-        """Plain values a model folder must remember to predict as it was trained."""
+        """Return the settings that a model folder stores, so that it predicts as it was trained."""
         return {}
 
     def submission(self, examples: Sequence[Example], predictions: Sequence[Json]) -> dict[str, str]:
-        """Names and texts of the files the task's server takes."""
+        """Return names and contents of the files that the task's evaluation server takes."""
         raise UserError(f"{self.name}: there is no submission format for this task")

@@ -1,11 +1,10 @@
-"""One text or a pair of texts -> a class or a score: GLUE's tasks, and one's own files.
+"""A text or a pair of texts -> a class or a number: the tasks of GLUE and the user's own data.
 
-All of them are one class with different settings: what differs between releases is in `Columns`, what differs
-between tasks is in the fields here. A pair that is too long loses tokens from its longer text first.
+All of them are one class: differences between releases are in `Columns`, differences between tasks in the fields
+here. If a pair is too long, its longer text is truncated first.
 """
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertree.console import note
-from bertree.errors import BertreeWarning, UserError, suggest
+from bertree.errors import UserError, suggest
 from bertree.files import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, RawRow, TextExample
@@ -32,9 +31,9 @@ FIGURES: dict[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
     "pearson": metrics.pearson,
     "spearman": metrics.spearman,
 }
-LABEL = "label"  # the column of one's own answers, unless named
-OWN_MAX_LENGTH = 512  # tokens of one's own texts: a limit that is not reached costs nothing
-TOKENIZE_AT_ONCE = 2048  # texts tokenized at once: what the library holds for each is far larger than its ids
+LABEL = "label"  # default label column of the user's own data
+OWN_MAX_LENGTH = 512  # default length of the user's own texts; shorter texts cost no more
+TOKENIZE_AT_ONCE = 2048  # texts tokenized at once: the library needs far more memory than their ids
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,14 @@ class TextTask(Task[TextExample]):
     bounds: tuple[float, float] = (-math.inf, math.inf)  # of a regression's gold scores
     figures: tuple[str, ...] = ("accuracy", "macro_f1", "matthews")
     metric: str = "accuracy"
-    numbered: bool = False  # a class may stand in a file as its number
+    numbered: bool = False  # a file may have the number of a class instead of its name
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of the classes
-    missing: tuple[str, ...] = ("",)  # what stands in the label column where there is no gold answer
-    blanked: tuple[str, ...] = ()  # marks in the text that become spaces
-    folders: tuple[str, ...] = ()  # names a folder of this task goes by, beside `name`
-    prefixes: tuple[str, ...] = ()  # what released files carry before the split's name
-    words: Mapping[str, str] = field(default_factory=lambda: dict(splits.WORDS))  # beginnings of names -> splits
-    label_folders: bool = False  # a split may be a folder that holds one folder of .txt files for each class
+    missing: tuple[str, ...] = ("",)  # contents of the label column if there is no gold answer
+    blanked: tuple[str, ...] = ()  # strings in the text that are replaced by spaces
+    folders: tuple[str, ...] = ()  # other names of a folder of this task
+    prefixes: tuple[str, ...] = ()  # beginnings of released file names before the split's name
+    words: Mapping[str, str] = field(default_factory=lambda: dict(splits.WORDS))  # beginning of a file name -> split
+    label_folders: bool = False  # a split may be a folder with one folder of .txt files per class
 
     @property
     def classes(self) -> int:
@@ -83,11 +82,12 @@ class TextTask(Task[TextExample]):
             found = [self._example(row) for row in rows]
             if skipped:
                 found = [example._replace(left_out=skipped) for example in found]
-                warnings.warn(f"{path}: {skipped} broken rows left out", BertreeWarning, stacklevel=2)
+                note(f"{path}: {skipped} broken rows are skipped")
             without = sum(e.gold is None and r.label is not None for e, r in zip(found, rows, strict=True))
             if 0 < without < len(found):
-                line = f"{path}: {without} of {len(found)} rows have no gold answer; they neither train nor count"
-                warnings.warn(line, BertreeWarning, stacklevel=2)
+                note(
+                    f"{path}: {without} of {len(found)} rows have no gold answer; they are neither trained on nor scored"
+                )
             examples += found
         return examples
 
@@ -138,13 +138,13 @@ class TextTask(Task[TextExample]):
         return UserError(f"{example.where}: label '{label:.40}' is not among those of the training set ({known})")
 
     def read_unlabelled(self, path: Path) -> Iterable[TextExample] | None:
-        """The rows of a file as it was released; tables with plain column names are parsed row by row instead."""
+        """Return the rows of a released file; tables with plain column names are parsed row by row instead."""
         plain = self.columns.quoting == "auto" and not self.columns.headless and not self.columns.lead
         if plain or not self.columns.fits(path):
             return None
         rows, skipped = self.columns.read(path)
         if skipped:
-            note(f"{path}: {skipped} broken rows left out")
+            note(f"{path}: {skipped} broken rows are skipped")
         return (self._example(row._replace(label=None)) for row in rows)
 
     def parse(self, record: str | Json, where: str = "input") -> TextExample:
@@ -203,7 +203,7 @@ class TextTask(Task[TextExample]):
             if example.gold is not None
         ]
         if not known:
-            raise UserError(f"{self.name}: no gold answers in these examples; there is nothing to score")
+            raise UserError(f"{examples[0].file or self.name}: has no gold answers to score")
         gold, predicted = [g for g, _ in known], [p for _, p in known]
         return {name: FIGURES[name](gold, predicted) for name in self.figures}
 
@@ -239,7 +239,7 @@ class TextTask(Task[TextExample]):
 
 
 def _sorted(labels: Sequence[str]) -> tuple[str, ...]:
-    """In order; as numbers if all of them are."""
+    """Return labels in order; as numbers if all of them are numbers."""
     try:
         numbers = {label: float(label) for label in labels}
     except ValueError:
@@ -253,11 +253,10 @@ def text_task(
     pair: str | None = None,
     label: str | None = None,
 ) -> TextTask:
-    """One's own files, with a header (or JSON, or parquet) that names these columns.
+    """Return a task for the user's own files, whose header (or JSON, or parquet) has these columns.
 
-    A file without the default label column, `label`, has no gold answers; one without a column that was named is
-    refused, since a misspelt name would look the same.
-    """
+    A file without the default label column, `label`, has no gold answers. A column that was named must exist, since a
+    misspelt name would look the same."""
     labelled = label not in (None, LABEL)
     columns = Columns((text,), (pair,) if pair else (), (label or LABEL,), quoting="auto", labelled=labelled)
     if kind == "regression":

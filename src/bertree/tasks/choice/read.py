@@ -1,7 +1,7 @@
-"""Questions with options from the files of SWAG, HellaSwag, RACE, and one's own.
+"""Questions with options from the files of SWAG, HellaSwag, RACE, and the user's own.
 
-Each release has its own names for the same four things, and its own way to say which option is right (an index, a
-letter); all become one kind of example here, so that nothing behind it knows where a question comes from.
+Each release has its own names for the same four parts, and its own way to mark the right option (an index, a letter).
+All become `ChoiceExample`s.
 """
 
 import re
@@ -29,7 +29,7 @@ _LEVEL = re.compile(r"(?<![a-z])(middle|high)(?![a-z])")
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """A context, what is asked about it (or how its continuation begins), the options, and which is right."""
+    """A context, a question about it (or the beginning of its continuation), the options, and the right one."""
 
     context: str
     question: str
@@ -39,7 +39,7 @@ class ChoiceExample:
 
 
 def read(path: Path, task: str) -> Iterator[ChoiceExample]:
-    """The questions of one file, in the layout of this task."""
+    """Yield the questions of a file, in the layout of this task."""
     if task == "race" and suffix_of(path) == ".txt":
         yield from race_passage(json_object(read_content(path), location(path, 1)), location(path, 1), race_level(path))
         return
@@ -53,7 +53,7 @@ def read(path: Path, task: str) -> Iterator[ChoiceExample]:
 
 
 def swag(record: Json, where: str) -> ChoiceExample:
-    """A row of SWAG's CSV: two sentences' beginning and its endings."""
+    """Read a row of SWAG's CSV: a sentence, the beginning of the next one, and its endings."""
     names = [name for name in record if re.fullmatch(r"ending\d+", str(name))]
     options = [text_field(record, name, where) for name in sorted(names, key=lambda name: int(name[6:]))]
     if not options:
@@ -63,14 +63,14 @@ def swag(record: Json, where: str) -> ChoiceExample:
 
 
 def hellaswag(record: Json, where: str) -> ChoiceExample:
-    """An object of HellaSwag; ctx_b, how the endings begin, may be empty."""
+    """Read an object of HellaSwag; ctx_b, the beginning of the endings, may be empty."""
     options = texts_field(record, "endings", where)
     context, begun = text_field(record, "ctx_a", where), text_field(record, "ctx_b", where)
     return _example(context, begun, options, record.get("label"), where)
 
 
 def own_format(record: Json, where: str) -> ChoiceExample:
-    """One's own: `context`, `options`, and `question` and `label` where there are any."""
+    """Read an object with `context`, `options` and, if there are any, `question` and `label`."""
     question = text_field(record, "question", where) if record.get("question") is not None else ""
     options = texts_field(record, "options", where)
     context = text_field(record, "context", where)
@@ -78,7 +78,7 @@ def own_format(record: Json, where: str) -> ChoiceExample:
 
 
 def race_passage(record: Json, where: str, level: str = "") -> list[ChoiceExample]:
-    """A passage of RACE with all its questions, or with one (`question`, `options`, `answer`)."""
+    """Read a passage of RACE with all its questions, or with one (`question`, `options`, `answer`)."""
     article = text_field(record, "article", where)
     if "questions" not in record and "question" in record:
         record = record | {"questions": [record["question"]], "options": [record.get("options")]}
@@ -100,7 +100,7 @@ def race_passage(record: Json, where: str, level: str = "") -> list[ChoiceExampl
 
 
 def race_level(path: Path) -> str:
-    """RACE's level, from a file's name or its folder's."""
+    """Return RACE's level, from the name of a file or of its folder."""
     told = _LEVEL.search(path.name.lower()) or _LEVEL.fullmatch(path.parent.name.lower())
     return told[1] if told else ""
 
@@ -114,7 +114,7 @@ def _example(
 
 
 def _answer(label: Any, options: Sequence[str], where: str, by_text: bool) -> int | None:
-    """An index, a letter or, where allowed, an option's text, which comes first: options may be numbers."""
+    """Return the right option: its index, its letter or, if allowed, its text, which is tried first."""
     if label is None or label in ("", "-1", -1):
         return None
     index = label if isinstance(label, int) and not isinstance(label, bool) else None

@@ -1,8 +1,8 @@
-"""Multiple choice: which option follows from a text (SWAG, HellaSwag) or answers a question about it (RACE).
+"""Multiple choice: which option continues a text (SWAG, HellaSwag) or answers a question about it (RACE).
 
-Each option is read with the whole context as a pair, and the scores of one question's options compete. When a pair
-is too long the context is cut, because without the question and the option there is nothing left to score. The
-context is tokenised once however many questions and options it has.
+Each option is paired with the context, and the scores of one question's options share a softmax. If a pair is too
+long, the context is truncated, since the question and the option are needed. A context is tokenized once, however many
+questions and options it has.
 """
 
 import re
@@ -22,12 +22,12 @@ from bertree.text.framing import Frame, tokenize_distinct
 from bertree.text.records import suffix_of
 from bertree.text.tokenizer import Tokenizer
 
-HIDDEN = ("label", "answer", "answers")  # what is not looked at where an answer is asked for
+HIDDEN = ("label", "answer", "answers")  # fields with the answer, ignored in predictions
 OBJECTS = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class ChoiceFiles(NamedTuple):
-    """Tokens a pair has unless told otherwise, and the files a task comes in."""
+    """The default length of a pair in tokens, and the file types of a task."""
 
     max_length: int
     kinds: tuple[str, ...] = OBJECTS
@@ -40,14 +40,14 @@ FORMS = {
     "choice": ChoiceFiles(512),
 }
 _BLANK = re.compile(r"_+")
-_BLANK_ALONE = re.compile(r"(?<![^\W_])_+(?![^\W_])")  # in one's own questions a name may hold an underscore
+_BLANK_ALONE = re.compile(r"(?<![^\W_])_+(?![^\W_])")  # in the user's own questions a name may contain an underscore
 
 
 @dataclass(frozen=True)
 class ChoiceTask(Task[ChoiceExample]):
-    """`swag`, `hellaswag`, `race` or `choice` (one's own)."""
+    """`swag`, `hellaswag`, `race` or `choice` (the user's own data)."""
 
-    max_length: int = 0  # 0: what suits the task
+    max_length: int = 0  # 0: the task's default
 
     head = "choice"
     kind = "multiple choice"
@@ -78,7 +78,7 @@ class ChoiceTask(Task[ChoiceExample]):
         return found
 
     def read_unlabelled(self, path: Path) -> Iterable[ChoiceExample] | None:
-        """The questions of a passage of RACE as it was released: a .txt file that is one JSON object."""
+        """Return the questions of a passage of RACE as released: a .txt file that is one JSON object."""
         if self.name != "race" or suffix_of(path) != ".txt":
             return None
         try:
@@ -123,12 +123,12 @@ class ChoiceTask(Task[ChoiceExample]):
         for number, (example, texts) in enumerate(zip(examples, asked, strict=True)):
             first = ids[contexts[example.context]]
             sequences = []
-            lost_context = lost_asked = 0  # the context is one, however many options it is read with
+            lost_context = lost_asked = 0  # tokens of the context are counted once, not for each option
             for text in texts:
                 second = ids[text]
-                kept = second[-room:]  # its end, where the option mostly is
+                kept = second[-room:]  # the end, where the option is in most cases
                 left = room - len(kept)
-                # A continuation hangs on what stands last before it; a passage is read from its beginning.
+                # A continuation depends most on the end of its context; a passage is read from its beginning.
                 fitting = first[:left] if self.name in ("race", "choice") else first[max(0, len(first) - left) :]
                 of_context, of_asked = len(first) - len(fitting), len(second) - len(kept)
                 sequences.append(frame.wrap(fitting, kept, dropped=of_context + of_asked))
@@ -139,7 +139,7 @@ class ChoiceTask(Task[ChoiceExample]):
         return found, Truncation(cut_examples, cut_tokens)
 
     def _option_text(self, example: ChoiceExample, option: str) -> str:
-        """What is read beside the context: the option in the question's blank, or after it."""
+        """Return the second text of a pair: the option in the question's blank, or after it."""
         blank = {"race": _BLANK, "choice": _BLANK_ALONE}.get(self.name)
         if blank and blank.search(example.question):
             return " ".join(blank.sub(lambda _: option, example.question).split())
@@ -162,11 +162,11 @@ class ChoiceTask(Task[ChoiceExample]):
         return lines
 
     def prediction_text(self, line: Json) -> str:
-        """Number, text and probability of the chosen option."""
+        """Return number, text and probability of the chosen option."""
         return f"{line['predicted']}\t{line['answer']}\t{line['score']:.3f}"
 
     def score(self, examples: Sequence[ChoiceExample], predictions: Sequence[Json]) -> dict[str, float]:
-        """The share of right answers; for RACE also of each level that is there."""
+        """Return the accuracy; for RACE also that of each level."""
         known = [pair for pair in zip(examples, predictions, strict=True) if pair[0].answer is not None]
         found = {"accuracy": _accuracy(known)}
         for level in LEVELS:
@@ -180,12 +180,12 @@ def _accuracy(known: Sequence[tuple[ChoiceExample, Json]]) -> float:
 
 
 def _collapse_spaces(texts: Sequence[str]) -> dict[str, str]:
-    """Each distinct text with single spaces: to a byte-level BPE a line's end would be a token."""
+    """Map each distinct text to the same with single spaces: to a byte-level BPE a line end would be a token."""
     return {text: " ".join(text.split()) for text in dict.fromkeys(texts)}
 
 
 def _race_splits(data: Path) -> Splits:
-    """RACE as it is handed out: a folder a split (or just one of them), in it a folder a level, a file a passage."""
+    """Find RACE's files as released: a folder per split (or one of them), in it one per level, a file per passage."""
     if files := _level_files(data):
         return {split_of_folder(data): files}
     folders = split_folders(data, ("race",)).items()

@@ -1,7 +1,7 @@
-"""From what files hold to what a loss asks for: triplets out of labelled pairs, labelled pairs out of triplets.
+"""Rows of files -> examples of a loss: triplets from labelled pairs, labelled pairs from triplets.
 
-NLI as triplets: a premise, what follows from it, and what contradicts it, as in SimCSE and sentence-transformers'
-AllNLI. Every entailed sentence makes one, the contradictions of its premise being used in turn.
+NLI as triplets: a premise, a sentence that follows from it, and one that contradicts it, as in SimCSE and in AllNLI of
+sentence-transformers. Every entailed sentence makes one triplet, with the contradictions of its premise in turn.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ SPARE = 8  # draws for a negative that is none of the anchor's own
 
 
 def examples_for_loss(examples: Sequence[SentenceExample], loss: type[EmbeddingLoss]) -> list[SentenceExample]:
-    """Return the examples as the loss reads them: labelled pairs become triplets where it reads triplets or pairs."""
+    """Return the examples as the loss reads them; for losses on triplets or pairs, labelled pairs are converted."""
     kind, file = examples[0].kind, examples[0].file
     if kind in loss.reads:
         needs_negatives = kind == "triplet" and "pair" not in loss.reads
@@ -35,7 +35,7 @@ def examples_for_loss(examples: Sequence[SentenceExample], loss: type[EmbeddingL
 
 
 def make_triplets(examples: Sequence[SentenceExample], bare: bool) -> list[SentenceExample]:
-    """Of labelled pairs: the second texts that belong to a first, each with one that does not; `bare`: also without."""
+    """Convert labelled pairs to triplets; `bare`: also to pairs, where a premise has no contradiction."""
     same: dict[str, list[SentenceExample]] = {}
     other: dict[str, list[str]] = {}
     numbers = {label for example in examples if (label := str(example.gold)).isdecimal()}
@@ -69,7 +69,7 @@ def make_triplets(examples: Sequence[SentenceExample], bare: bool) -> list[Sente
 
 
 def score_range(examples: Sequence[SentenceExample]) -> tuple[float, float]:
-    """The ends of a scale of scores: the usual one that holds all of them."""
+    """Return the lowest and highest possible score: the usual range that holds all scores."""
     values = [float(example.gold) for example in examples if not isinstance(example.gold, str | None)]
     least, most = min(values), max(max(values), -min(values))
     high = next((limit for limit in LIMITS if most <= limit), most)
@@ -79,8 +79,8 @@ def score_range(examples: Sequence[SentenceExample]) -> tuple[float, float]:
 def cross_encoder_examples(
     examples: Sequence[SentenceExample], task: TextTask | None = None
 ) -> tuple[TextTask, list[TextExample]]:
-    """A task that reads both texts at once, and its examples. Of triplets and pairs: whether they belong together,
-    with the negatives of the file or, where a row has none, another row's second text."""
+    """Return a task that reads both texts at once, and its examples. Triplets and pairs become pairs labelled 1 or 0;
+    a row without negatives gets another row's second text as negative."""
     kind = examples[0].kind
     if task is None:
         task = text_task("regression" if kind == "score" else "classification", "sentence1", "sentence2", "label")

@@ -1,8 +1,8 @@
-"""Files of sentences that belong together, or do not: NLI, STS, pairs, triplets, and one's own columns.
+"""Files of texts to compare: NLI, STS, pairs, triplets, and the user's own columns.
 
-The released files of SNLI, MultiNLI and the STS benchmark are read as the tasks of those names read them. Any other
-table says by its header what it holds; names that people use are known, others are given. A row that has no answer
-where others have one is left out and counted.
+The released files of SNLI, MultiNLI and the STS benchmark are read as the tasks of those names read them. For other
+tables, usual names of columns are known and others can be given. A row without an answer is skipped and counted if
+other rows have one.
 """
 
 import csv
@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bertree.console import note
 from bertree.errors import BertreeWarning, UserError
 from bertree.objectives.embedding_losses import ROWS
 from bertree.tasks import glue, splits
@@ -38,7 +39,7 @@ NUMBERED = 3  # and of a file without header that holds two texts and the number
 
 
 class SentenceExample(NamedTuple):
-    """Texts that are compared: two, or an anchor, its positive and negatives."""
+    """Two texts to compare, or an anchor, its positive and negatives."""
 
     texts: tuple[str, ...]
     gold: str | float | None = None  # a class, a score; of triplets and pairs, the order says it
@@ -47,12 +48,12 @@ class SentenceExample(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The beginning of an error line."""
+        """The file and line, which messages begin with."""
         return location(Path(self.file), self.line) if self.file else f"'{self.texts[0]:.40}'"
 
     @property
     def kind(self) -> str:
-        """Of KINDS."""
+        """The kind of row, see ROWS."""
         if self.gold is not None:
             return "label" if isinstance(self.gold, str) else "score"
         return "triplet" if len(self.texts) > 2 else "pair"
@@ -70,7 +71,7 @@ class ColumnNames:
 
     @property
     def identity(self) -> str:
-        """The text that goes into the identity of a run; runs begun earlier must still match it."""
+        """The text that enters the identity of a run; it must stay as it is, so that earlier runs can be resumed."""
         return f"Named({', '.join(f'{key}={value!r}' for key, value in asdict(self).items())})"
 
     @property
@@ -80,12 +81,12 @@ class ColumnNames:
 
 
 def columns_of(path: Path) -> list[str]:
-    """Names of a file's columns, or of what stands in their place."""
+    """Return the names of a file's columns, or the cells of its first line."""
     return _top(path)[0]
 
 
 def find(data: Path) -> Splits:
-    """The files of each split of a folder; a file alone is to be learned from."""
+    """Return the files of each split in a folder; a single file is the training file."""
     if not data.exists():
         raise UserError(f"{data}: no such file or folder")
     if data.is_file():
@@ -94,7 +95,7 @@ def find(data: Path) -> Splits:
 
 
 def read(paths: Sequence[Path], named: ColumnNames) -> list[SentenceExample]:
-    """The rows of files, all of one kind."""
+    """Read the rows of files, all of one kind."""
     found: list[SentenceExample] = []
     for path in paths:
         some = _file(path, named)
@@ -109,7 +110,7 @@ def _file(path: Path, named: ColumnNames) -> list[SentenceExample]:
     if release is not None:
         task = glue.glue_task(release)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BertreeWarning)  # they speak of training; ours is below
+            warnings.simplefilter("ignore", BertreeWarning)  # about training; our own note is below
             rows = [_from_task(example) for example in task.read([path])]
         found = [row for row in rows if row.gold is not None]
     else:
@@ -121,11 +122,9 @@ def _file(path: Path, named: ColumnNames) -> list[SentenceExample]:
     if not found:
         raise UserError(f"{path}: no row has a label or a score")
     if len(found) < len(rows):
-        line = f"{path}: {len(rows) - len(found):,} of {len(rows):,} rows have no answer and are left out"
-        warnings.warn(line, BertreeWarning, stacklevel=2)
+        note(f"{path}: {len(rows) - len(found):,} of {len(rows):,} rows have no answer and are skipped")
     if any(row.kind == "triplet" for row in found) and (alone := next((r for r in found if len(r.texts) < 3), None)):
-        line = f"{path}: {alone.where.removeprefix(f'{path}: ')} and others have no negative; they are pairs"
-        warnings.warn(line, BertreeWarning, stacklevel=2)
+        note(f"{path}: {alone.where.removeprefix(f'{path}: ')} and others have no negative; they are pairs")
         found.sort(key=lambda row: len(row.texts) < 3)  # the first says what the file is
     return found
 
@@ -136,7 +135,7 @@ def _from_task(example: TextExample) -> SentenceExample:
 
 
 def _release(path: Path) -> str | None:
-    """Which task's files this is one of, by its columns; None: of none."""
+    """Return the task whose released files look like this one, by its columns, or None."""
     names, fields = _top(path)
     folded = {name.casefold() for name in names}
     if "gold_label" in folded or {"premise", "hypothesis"} <= folded:
@@ -153,7 +152,7 @@ def _release(path: Path) -> str | None:
 
 
 def _top(path: Path) -> tuple[list[str], list[str]]:
-    """Names of the columns, or what could be; and the fields of the first line of a text file."""
+    """Return the names of the columns, or the cells of the first line; and the fields of a text file's first line."""
     if not path.is_file():
         raise UserError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     if suffix_of(path) in (".jsonl", ".json", ".parquet"):
@@ -192,7 +191,7 @@ def _table(path: Path, named: ColumnNames) -> list[SentenceExample]:
 
 
 def _texts(table: Table, line: int, cells: Sequence[Any]) -> tuple[str, ...]:
-    """Two texts that must be there, and negatives: cells may be empty, or lists."""
+    """Return two texts that must be there, and negatives, whose cells may be empty, or lists."""
     several = chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in cells[2:])
     kept = [cell for cell in several if cell not in (None, "")]
     for name, cell in (("first text", cells[0]), ("second text", cells[1]), *(("negative", cell) for cell in kept)):
@@ -203,7 +202,7 @@ def _texts(table: Table, line: int, cells: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _answer(table: Table, named: ColumnNames, taken: Sequence[str]) -> int | None:
-    """The column with the label or score."""
+    """Return the column with the label or score."""
     if named.label:
         return table.column([named.label])
     orders = (LABEL, SCORE) if named.wants == "label" else (SCORE, LABEL)
@@ -212,8 +211,8 @@ def _answer(table: Table, named: ColumnNames, taken: Sequence[str]) -> int | Non
 
 
 def _answered(table: Table, rows: Sequence[SentenceExample], answer: int, named: ColumnNames) -> list[SentenceExample]:
-    """Rows with their answers: numbers where all are and some is broken, where the column's name says so or where
-    that is what is asked for; else labels."""
+    """Return the rows with their answers. They are scores if the column is named so, if that is wanted, or if all are
+    numbers and some are not whole; otherwise labels."""
     cells = table.values(answer)
     given = [None if cell in (None, "", "-") else cell for cell in cells]
     numbers = [None if cell is None else _number(cell) for cell in given]

@@ -1,7 +1,8 @@
-"""Vectors of texts, compared: the task that trains and judges an encoder of sentences.
+"""The task of sentence vectors: texts whose vectors are compared.
 
-How it is trained (`loss`) and what it is judged by (`judged`) are apart: trained on the classes of NLI, it is judged by
-how its cosines follow the scores of STS. Only classes are judged by a head, the classifier it is trained under.
+The loss it is trained with (`loss`) and what the dev split is scored by (`dev_kind`) are independent: trained on the
+classes of NLI, it can be scored by the correlation of its cosines with STS. Only classes are scored with a head, the
+classifier it is trained with.
 """
 
 from collections import Counter
@@ -25,26 +26,26 @@ from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_lab
 from bertree.tasks.text import TOKENIZE_AT_ONCE
 from bertree.text.tokenizer import Tokenizer
 
-# What the dev split is judged by; the first counts.
+# The scores of each kind of dev rows; the first is the metric.
 FIGURES: dict[str, tuple[str, ...]] = {
     "score": ("spearman", "pearson"),
     "label": ("accuracy", "macro_f1"),
     "triplet": ("accuracy", "euclidean_accuracy"),
     "pair": ("mrr", "recall_at_1", "recall_at_10"),
 }
-POOL = 4096  # candidates a positive is looked for among, at most
+POOL = 4096  # candidates among which a positive is ranked, at most
 
 
 @dataclass(frozen=True)
 class SimilarityTask(Task[SentenceExample]):
-    """Vectors, trained by a loss and judged by what a dev split knows."""
+    """Sentence vectors, trained by a loss and scored by the kind of rows in the dev split."""
 
     loss: str = "softmax"
-    dev_kind: str = "label"  # a kind of `SentenceExample`
+    dev_kind: str = "label"  # kind of rows in the dev split
     regression: bool = False
-    low: float = 0.0  # ends of the scale of the scores it is trained on
+    low: float = 0.0  # range of the scores in the training data
     high: float = 1.0
-    scale: tuple[float, float] = (0.0, 1.0)  # and of those it is judged by
+    scale: tuple[float, float] = (0.0, 1.0)  # and in the dev split
     figures: tuple[str, ...] = FIGURES["label"]
     metric: str = "accuracy"
     prompt: str = ""  # the model puts it before every text
@@ -69,8 +70,7 @@ class SimilarityTask(Task[SentenceExample]):
         return example.texts[0]
 
     def with_dev_kind(self, examples: Sequence[SentenceExample]) -> tuple[Self, list[SentenceExample]]:
-        """The same task with what a dev split is judged by, and those of it that are. Where only some rows have
-        negatives, most decide: triplets are those that have one, pairs may have some."""
+        """Return the task scored by the kind of most dev rows, and the rows of that kind; pairs may have negatives."""
         kind = Counter(example.kind for example in examples).most_common(1)[0][0]
         kept = [example for example in examples if kind == "pair" or example.kind == kind]
         scale = score_range(kept) if kind == "score" else self.scale
@@ -123,7 +123,7 @@ class SimilarityTask(Task[SentenceExample]):
         return line | {"probabilities": dict(zip(self.labels, shares.tolist(), strict=True))}
 
     def _compared(self, example: SentenceExample, vectors: NDArray[np.float64]) -> Json:
-        """Of a score: where the cosine stands on the scale of the scores. Of a triplet: which text is nearer."""
+        """Return a prediction: the cosine on the scale of the scores or, of a triplet, which text is nearer."""
         cosines = [float(_units(vectors)[0] @ other) for other in _units(vectors)[1:]]
         if self.dev_kind == "score":
             low, high = self.scale
@@ -168,17 +168,17 @@ def _line(example: SentenceExample) -> Json:
 
 
 def _units(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Vectors of length 1; one without length stays as it is."""
+    """Return vectors of length 1; zero vectors stay as they are."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     found: NDArray[np.float64] = vectors / np.where(lengths > 0, lengths, 1)
     return found
 
 
 def _ranked(examples: Sequence[SentenceExample], vectors: Sequence[NDArray[np.float64]]) -> list[Json]:
-    """The place of each positive among the second texts and negatives of its pool. Texts that are the same count once,
-    and other positives of the same anchor do not stand before it."""
+    """Rank each positive among the second texts and negatives of its pool. Equal texts count once, and other positives
+    of the same anchor are not ranked before it."""
     lines: list[Json] = []
-    size = -(-len(examples) // max(1, -(-len(examples) // POOL)))  # pools of one size: none is easy
+    size = -(-len(examples) // max(1, -(-len(examples) // POOL)))  # pools of equal size are equally hard
     for start in range(0, len(examples), size or 1):
         some, given = examples[start : start + size], vectors[start : start + size]
         places: dict[str, int] = {}
@@ -197,7 +197,7 @@ def _ranked(examples: Sequence[SentenceExample], vectors: Sequence[NDArray[np.fl
             theirs = [places[text] for text in own[example.texts[0]] if text in places and places[text] != right]
             mine = scores[right]
             scores[theirs] = -np.inf
-            # Ties (and what is not a number) stand before it, or a model that says the same of all would be perfect.
+            # Ties (and NaN) are ranked before it, or a model with constant vectors would be perfect.
             rank = len(texts) - int((scores < mine).sum())
             others = np.where(np.arange(len(texts)) == right, -np.inf, scores)
             best = int(others.argmax()) if rank > 1 else right

@@ -1,9 +1,9 @@
-"""How SQuAD counts: exact match and F1 over normalised words, with the rules of each version's official script.
+"""SQuAD's exact match and F1 over normalized words, by the rules of each version's official script.
 
-Both versions lower the text, drop ASCII punctuation and the articles, and squeeze white space; a question counts
-as its best gold answer does. They differ where nothing is left of a text: version 1.1 gives an F1 of 0 even to two
-empty texts, version 2.0 gives 1 if both are empty, for "no answer" is an answer there.
-A question without a prediction counts 0 here; the script of version 2.0 stops on it.
+Both versions lower-case the text, remove ASCII punctuation and articles, and collapse white space; the best gold
+answer of a question counts. They differ if nothing is left of a text: in version 1.1 two empty texts have an F1 of 0,
+in version 2.0 they have 1, since "no answer" is an answer there. A question without a prediction scores 0 here; the
+script of version 2.0 stops with an error.
 """
 
 import re
@@ -22,14 +22,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class QuestionScores(NamedTuple):
-    """One figure a question."""
+    """One score per question."""
 
     exact: Figures
     f1: Figures
 
 
 class BestThreshold(NamedTuple):
-    """The best share that a threshold on the null odds can give: questions with odds up to it are answered."""
+    """The best score that a threshold on the null odds can give: questions with odds up to it are answered."""
 
     share: float
     threshold: float
@@ -37,17 +37,17 @@ class BestThreshold(NamedTuple):
 
 @lru_cache(maxsize=1 << 16)  # the gold answers of a question are often the same text
 def normalize(text: str) -> str:
-    """What of a text counts: lower case, without ASCII punctuation, articles and superfluous white space."""
+    """Lower-case a text and remove ASCII punctuation, articles and superfluous white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact(gold: str, predicted: str) -> float:
-    """1 where both are the same after normalising."""
+    """Return 1 if both texts are the same after normalizing."""
     return float(normalize(gold) == normalize(predicted))
 
 
 def f1(gold: str, predicted: str, empty_counts: bool) -> float:
-    """Overlap of the two bags of words. `empty_counts`: two empty bags agree (version 2.0)."""
+    """Return the overlap of two bags of words. `empty_counts`: two empty bags agree (version 2.0)."""
     expected, given = normalize(gold).split(), normalize(predicted).split()
     if not expected or not given:
         return float(empty_counts and expected == given)
@@ -60,7 +60,7 @@ def f1(gold: str, predicted: str, empty_counts: bool) -> float:
 
 
 def score_questions(golds: Sequence[Sequence[str]], predicted: Sequence[str | None], version: int) -> QuestionScores:
-    """Exact match and F1 of every question; `golds` has its gold texts, none where it has no answer (version 2)."""
+    """Return exact match and F1 of every question; `golds` has its gold texts, none if it has no answer (version 2)."""
     counted = QuestionScores(np.zeros(len(golds)), np.zeros(len(golds)))
     for number, (texts, text) in enumerate(zip(golds, predicted, strict=True)):
         if text is None:
@@ -72,7 +72,7 @@ def score_questions(golds: Sequence[Sequence[str]], predicted: Sequence[str | No
 
 
 def mean_score(figures: Figures, of: NDArray[np.bool_] | None = None) -> float:
-    """The mean, over some of the questions; 0 where there are none."""
+    """Return the mean over some of the questions; 0 if there are none."""
     figures = figures if of is None else figures[of]
     # A plain sum, as the scripts do: numpy adds in pairs and may differ in the last bit.
     return sum(figures.tolist()) / len(figures) if len(figures) else 0.0
@@ -81,11 +81,10 @@ def mean_score(figures: Figures, of: NDArray[np.bool_] | None = None) -> float:
 def best_threshold(
     counted: Figures, answered: Sequence[bool], has_answer: Sequence[bool], odds: Sequence[float]
 ) -> BestThreshold:
-    """Search of the 2.0 script: the first threshold on the null odds that gives the highest share.
+    """Search as the script of version 2.0: return the first threshold on the null odds with the highest mean score.
 
-    `counted` is what each question gets if it is answered, `answered` whether its prediction is a text at all.
-    Where answering nothing is best the script says 0, whatever the odds are.
-    """
+    `counted` is the score of each question if it is answered, `answered` whether its prediction is not empty. If
+    answering nothing is best, the script returns 0, whatever the odds are."""
     known = np.asarray(has_answer, bool)
     order = np.argsort(np.asarray(odds, np.float64), kind="stable")
     change = np.where(known, counted, -np.asarray(answered, np.float64))[order]
@@ -95,11 +94,10 @@ def best_threshold(
 
 
 def best_null_odds(answering: Figures, refusing: Figures, odds: Sequence[float]) -> float:
-    """The null odds below which questions are to be answered for the highest share; the figures say what each gets.
+    """Return the null odds below which questions are answered for the highest mean score.
 
-    Unlike the script's it parts no questions with the same odds, lies half way between two of them so that no
-    rounding matters, and holds where answering nothing, or everything, is best.
-    """
+    Unlike the script's, this threshold separates no questions with equal odds, lies half way between two odds so that
+    rounding does not matter, and works if answering nothing, or everything, is best."""
     order = np.argsort(np.asarray(odds, np.float64), kind="stable")
     if not len(order):
         return 0.0

@@ -1,19 +1,18 @@
-"""SQuAD files -> questions with their contexts, everything checked.
+"""SQuAD files -> questions with their contexts, checked.
 
-The layout of both official versions: articles of paragraphs, each a context with its questions; plain or compressed.
-An answer must stand in its context where the file says. One that is off by a few characters or in its white space
-is put right; one that is not there is kept without a place: it cannot be learned from, but whether that is asked is
-not known here, and for scoring its text is enough.
+Both official versions: articles of paragraphs, each a context with its questions; plain or compressed. An answer must
+be in its context at the given place. If it is off by a few characters or differs in white space, it is corrected; if
+it is not there, it is kept without a place: its text can be scored, but not trained on.
 """
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertree.errors import BertreeWarning, UserError, listed
+from bertree.console import note
+from bertree.errors import UserError, listed
 from bertree.files import Json
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import json_object, read_content
@@ -24,7 +23,7 @@ _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number
 
 
 class GoldAnswer(NamedTuple):
-    """A gold answer: context[start : start + len(text)] is its text, unless it does not stand there (start None)."""
+    """A gold answer: context[start : start + len(text)] is its text; `start` is None if it is not there."""
 
     text: str
     start: int | None
@@ -32,7 +31,7 @@ class GoldAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class SquadExample:
-    """One question about one context."""
+    """A question about a context."""
 
     id: str
     question: str
@@ -102,7 +101,7 @@ class _Reader:
 
 
 def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
-    """All questions of some files; `impossible`: some may be without an answer."""
+    """Read all questions of some files; `impossible`: some may have no answer."""
     found: list[SquadExample] = []
     repaired = 0
     for path in paths:
@@ -113,8 +112,7 @@ def read(paths: Sequence[Path], impossible: bool) -> list[SquadExample]:
             raise UserError(f"{path}: holds no questions")
         repaired += reader.repaired
     if repaired:
-        line = f"{paths[0]}: {repaired} answers stood a few characters beside their place or differed in white space"
-        warnings.warn(f"{line}; put right", BertreeWarning, stacklevel=2)
+        note(f"{paths[0]}: {repaired} answers were a few characters off or differed in white space; corrected")
     return found
 
 

@@ -1,9 +1,8 @@
-"""Scores of first and last tokens -> the answer to a question, over all windows of its context.
+"""Logits of first and last tokens -> the answer to a question, over all windows of its context.
 
-As BERT does it: a span's score is that of its first token plus that of its last; a span counts only in the window
-that shows most of what stands around its first token; probabilities are a softmax over the best spans with
-different texts. The best spans are exact: all pairs up to the length limit are looked at, not only those of the
-best first and the best last tokens.
+As in BERT: a span's score is the sum of the logits of its first and last token; a span counts only in the window with
+the most context around its first token; probabilities are a softmax over the best spans with different texts. The
+search is exact: all pairs up to the length limit are compared.
 """
 
 from collections.abc import Sequence
@@ -26,14 +25,14 @@ class AnswerSpan(NamedTuple):
 
 
 class SpanCandidates(NamedTuple):
-    """What a question's windows say together."""
+    """The best spans of a question over all its windows."""
 
     spans: list[AnswerSpan]  # the best with different texts, best first
     null: float  # score of "no answer"
 
 
 def best_spans(units: Sequence[Unit], logits: Sequence[Logits], max_answer: int, best: int) -> SpanCandidates:
-    """The best spans of one question."""
+    """Return the best spans of one question."""
     places: list[ContextWindow] = [unit.source for unit in units]
     extents = [(place.begin, place.begin + len(rows) - 1) for place, rows in zip(places, logits, strict=True)]
     spans: list[AnswerSpan] = []
@@ -50,10 +49,10 @@ def best_spans(units: Sequence[Unit], logits: Sequence[Logits], max_answer: int,
 
 
 def widest(extents: Sequence[tuple[int, int]]) -> list[NDArray[np.bool_]]:
-    """For each window which of its tokens have more around them there than in any other window.
+    """For each window, mark the tokens that have more context there than in any other window.
 
-    More is: the shorter of what stands left and right of the token; then the longer window; then the earlier one.
-    """
+    The context is the smaller of the tokens to the left and to the right; then the longer window wins, then the
+    earlier one."""
     if len(extents) == 1:
         return [np.ones(extents[0][1] - extents[0][0], bool)]
     tokens = np.arange(max(end for _, end in extents))
@@ -73,14 +72,14 @@ def _best_in_window(
     max_answer: int,
     best: int,
 ) -> list[AnswerSpan]:
-    """The best spans of one window; `scores` has a row of (first, last) for each of its context tokens."""
+    """Return the best spans of a window; `scores` has a row of (first, last) for each of its context tokens."""
     width = min(max_answer, len(scores))
     if not width:
         return []
     first = np.where(allowed, scores[:, 0], -np.inf)
     last = np.append(scores[:, 1], np.full(width - 1, -np.inf))
     reach = np.append(ends, np.full(width - 1, -1))
-    # Row i, column k: the tokens i .. i + k. What is white space alone, or reaches beyond the window, is no span.
+    # Row i, column k: the tokens i .. i + k. White space alone, or tokens beyond the window, are no span.
     band = first[:, None] + sliding_window_view(last, width)
     band = np.where(sliding_window_view(reach, width) > starts[:, None], band, -np.inf).ravel()
     keep = min(best, len(band))

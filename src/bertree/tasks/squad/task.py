@@ -1,12 +1,10 @@
 """SQuAD 1.1 and 2.0: the answer to a question is a span of its context, or (2.0) there is none.
 
-Both are one task: version 2.0 also weighs "no answer", the score of the first token, against the best span. An
-answer is given if s_best > s_null + threshold; the threshold that suits a dev split is found there, from what the
-predictions say alone, so that nothing is run twice.
+Version 2.0 also compares "no answer", the score of the first token, with the best span: an answer is given if s_best >
+s_null + threshold. The threshold is chosen on the dev split from its predictions, so nothing is computed twice.
 """
 
 import json
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -15,7 +13,8 @@ from typing import Self
 
 import numpy as np
 
-from bertree.errors import BertreeWarning, UserError, listed, suggest
+from bertree.console import note
+from bertree.errors import UserError, listed, suggest
 from bertree.files import Json
 from bertree.tasks.metrics import softmax
 from bertree.tasks.splits import find_splits, split_in_name
@@ -43,7 +42,7 @@ class SquadTask(Task[SquadExample]):
 
     @property
     def metric(self) -> str:  # type: ignore[override]  # depends on the version
-        """F1; for 2.0 the one that the best threshold gives, since the threshold is set at the end."""
+        """F1; for 2.0 with the best threshold, since the threshold is chosen at the end."""
         return "best_f1" if self.impossible else "f1"
 
     def __post_init__(self) -> None:
@@ -60,11 +59,11 @@ class SquadTask(Task[SquadExample]):
 
     @property
     def impossible(self) -> bool:
-        """Whether questions may have no answer: version 2.0."""
+        """True if questions may have no answer: version 2.0."""
         return self.name == "squad2"
 
     def splits(self, data: Path) -> Splits:
-        """The files with train, dev or test in their names; a version in the names picks between 1.1 and 2.0."""
+        """Return the files with train, dev or test in their names; a version in the name selects 1.1 or 2.0."""
         if data.is_file():
             return {split_in_name(data.name) or "dev": (data,)}
         version = VERSIONS[self.name]
@@ -73,15 +72,15 @@ class SquadTask(Task[SquadExample]):
         return find_splits(data, names, kinds=(".json",), versions=(version, *others))
 
     def read(self, paths: Sequence[Path]) -> list[SquadExample]:
-        """The questions of files in the official layout, plain or compressed."""
+        """Read the questions of files in the official layout, plain or compressed."""
         return read(paths, self.impossible)
 
     def read_unlabelled(self, path: Path) -> Iterable[SquadExample] | None:
-        """The questions of a file in the official layout."""
+        """Return the questions of a file in the official layout."""
         return read_questions(path) if suffix_of(path) == ".json" else None
 
     def parse(self, record: str | Json, where: str = "input") -> SquadExample:
-        """{"question": ..., "context": ...}, or the two in a line with a tab between them."""
+        """Parse {"question": ..., "context": ...}, or a line with a tab between the two."""
         if isinstance(record, str):
             question, tab, context = record.rstrip("\r\n").partition("\t")
             if not tab:
@@ -98,7 +97,7 @@ class SquadTask(Task[SquadExample]):
         )
 
     def check_training(self, examples: Sequence[SquadExample]) -> None:
-        """Every answer must stand in its context."""
+        """Raise an error about an answer that is not in its context."""
         for example in examples:
             if absent := next((answer.text for answer in example.answers or () if answer.start is None), None):
                 shown = absent if len(absent) <= 40 else absent[:37] + "..."
@@ -111,15 +110,15 @@ class SquadTask(Task[SquadExample]):
     def units(
         self, examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int
     ) -> tuple[list[Unit], Truncation]:
-        """Question and context in windows that overlap; only a question beyond 64 tokens is cut."""
+        """Return question and context in overlapping windows; only questions beyond 64 tokens are truncated."""
         absent = sum(answer.start is None for example in examples for answer in example.answers or ())
         if absent:
-            line = f"{absent} answers do not stand in their contexts where the file says; they are scored all the same"
-            warnings.warn(line, BertreeWarning, stacklevel=2)
+            where = examples[0].file or self.name
+            note(f"{where}: {absent} answers are not in their contexts at the given places; they are only scored")
         return windows.units(examples, tokenizer, max_length, self.stride, self.max_answer)
 
     def predict(self, examples: Sequence[SquadExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
-        """The answer as it stands in the context, by its characters."""
+        """Return the answers as they stand in the contexts, with their offsets."""
         lines = []
         together = zip(units, logits, strict=True)
         for number, group in groupby(together, key=lambda pair: pair[0].example):
@@ -131,13 +130,13 @@ class SquadTask(Task[SquadExample]):
         return lines
 
     def prediction_text(self, line: Json) -> str:
-        """Answer, probability, place and question."""
+        """Return answer, probability, offsets and question."""
         place = f"{line['start']}-{line['end']}" if line.get("start") is not None else "-"
         return f"{' '.join(line['predicted'].split()) or 'no answer'}\t{line['score']:.3f}\t{place}\t{line['question']}"
 
     def score(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, float]:
-        """What the official scripts say, as shares. The best thresholds are theirs too: on `null_odds`, with every
-        question answered by its best span; this task's threshold is measured the other way round."""
+        """Return the scores of the official scripts, from 0 to 1. The best thresholds are theirs: on `null_odds`, with
+        every question answered by its best span; this task's own threshold has the opposite sign."""
         golds = _gold_texts(examples)
         counted = metric.score_questions(golds, [line.get("predicted") for line in predictions], 1 + self.impossible)
         figures = {"exact": metric.mean_score(counted.exact), "f1": metric.mean_score(counted.f1)}
@@ -155,7 +154,7 @@ class SquadTask(Task[SquadExample]):
         return figures
 
     def tune(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> Self:
-        """2.0: the same task with the threshold of the highest F1 on these questions."""
+        """2.0: return the task with the threshold of the highest F1 on these questions."""
         if not self.impossible:
             return self
         golds, (texts, odds) = _gold_texts(examples), _candidates(predictions)
@@ -164,15 +163,15 @@ class SquadTask(Task[SquadExample]):
         return replace(self, threshold=-cut)
 
     def apply_tuning(self, predictions: Sequence[Json]) -> list[Json]:
-        """Existing predictions of version 2.0 with this task's threshold instead of the one they were made with."""
+        """Return predictions of version 2.0 with this task's threshold instead of the one they were made with."""
         return [self._decide(line) if self.impossible else line for line in predictions]
 
     def settings(self) -> Json:
-        """How windows are cut and answers chosen."""
+        """Return how windows are cut and answers chosen."""
         return {"stride": self.stride, "max_answer": self.max_answer, "threshold": self.threshold}
 
     def submission(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, str]:
-        """The answers by question, as the official scripts read them; for 2.0 also the odds of "no answer"."""
+        """Return the answers by question, as the official scripts read them; for 2.0 also the odds of "no answer"."""
         files = {"predictions.json": _by_id(predictions, "predicted")}
         return files | ({"null_odds.json": _by_id(predictions, "null_odds")} if self.impossible else {})
 
@@ -194,7 +193,7 @@ class SquadTask(Task[SquadExample]):
         return self._decide(line | answer | {"null_odds": odds, "null_score": shares[-1], "best": answer})
 
     def _decide(self, line: Json) -> Json:
-        """The same line with its best span as the answer, or none."""
+        """Return the record with its best span as the answer, or with none."""
         if line["null_odds"] < -self.threshold:  # s_best > s_null + threshold
             return line | line["best"]
         return line | {"predicted": "", "start": None, "end": None, "score": line["null_score"]}
@@ -211,12 +210,12 @@ def _gold_texts(examples: Sequence[SquadExample]) -> list[list[str]]:
 
 
 def _candidates(predictions: Sequence[Json]) -> tuple[list[str], list[float]]:
-    """What each question is answered with if it is answered, and its odds of not being."""
+    """Return the answer of each question if it is answered, and its odds of having none."""
     return [line["best"]["predicted"] for line in predictions], [line["null_odds"] for line in predictions]
 
 
 def _by_id(predictions: Sequence[Json], field: str) -> str:
     values = {line["id"]: line[field] for line in predictions}
     if len(values) < len(predictions):
-        raise UserError("several questions have the same id; a submission needs one for each")
+        raise UserError("several questions have the same id; a submission needs a different one for each")
     return json.dumps(values, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""Questions and their contexts as an encoder reads them: overlapping windows, no token of a context lost.
+"""Questions and contexts as an encoder reads them: overlapping windows that cover every token of a context.
 
-Every context and every question is tokenised once, however often it is asked about, and the pairs are put together
-from ids: that saves most of the tokenising, for a context has some five questions, and some have several windows.
+Every context and every question is tokenized once, and pairs are put together from ids. That saves most of the
+tokenizing, since a context has some five questions, and some have several windows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EncodedContext:
-    """A tokenised context. Token i covers text[starts[i] : ends[i]], no white space at either end."""
+    """A tokenized context. Token i covers text[starts[i] : ends[i]], without white space at either end."""
 
     text: str
     ids: list[int]
@@ -31,14 +31,14 @@ class EncodedContext:
     ends: Positions
 
     def tokens_of(self, start: int, end: int) -> tuple[int, int] | None:
-        """First and last token that cover any of the characters start : end."""
+        """Return the first and last token that cover any of the characters start : end."""
         first = int(self.ends.searchsorted(start, "right"))
         last = int(self.starts.searchsorted(end, "left")) - 1
         return (first, last) if first <= last else None
 
 
 class ContextWindow(NamedTuple):
-    """Which part of its context a unit reads: the tokens from `begin`, one for each chosen token but the first."""
+    """The part of its context that a unit reads: the tokens from `begin`, one for each chosen token but the first."""
 
     context: EncodedContext
     begin: int
@@ -47,7 +47,7 @@ class ContextWindow(NamedTuple):
 def units(
     examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int, stride: int, max_answer: int
 ) -> tuple[list[Unit], Truncation]:
-    """The windows of all questions, in order; only questions beyond `QUESTION` tokens are cut."""
+    """Return the windows of all questions, in order; only questions beyond `QUESTION` tokens are truncated."""
     frame = Frame(tokenizer, pair=True)
     room = frame.room(max_length, min_tokens=2)
     contexts = _encode_contexts((example.context for example in examples), tokenizer)
@@ -60,7 +60,7 @@ def units(
         dropped = max(len(ids) - longest, 0)
         cut = [cut[0] + (dropped > 0), cut[1] + dropped]
         question = ids[:longest]
-        # Where the tokenizer puts nothing in front, the first special token stands behind the question.
+        # Without a special token in front, the first one after the question is the null token.
         null = 0 if frame.start() else len(question)
         first = frame.start(len(question))
         gold = _gold_span(example, context)
@@ -73,17 +73,16 @@ def units(
 
 
 def windows(tokens: int, room: int, stride: int, max_answer: int) -> list[tuple[int, int]]:
-    """Parts of a context that together hold all its tokens; each starts `stride` tokens after the one before.
+    """Return parts of a context that cover all its tokens; each starts `stride` tokens after the one before.
 
-    Sooner where the windows are so short that they would not overlap by an answer's length: every answer of up to
-    `max_answer` tokens (or half a window) then stands whole in one of them.
-    """
+    Earlier if windows are so short that they would overlap by less than an answer's length: every answer of up to
+    `max_answer` tokens (or half a window) is then inside one of them."""
     step = max(min(stride, max(room - max_answer, room // 2)), 1)
     return [(begin, min(begin + room, tokens)) for begin in range(0, max(tokens - room, 0) + step, step)]
 
 
 def _gold_span(example: SquadExample, context: EncodedContext) -> tuple[int, int] | None:
-    """The tokens of the first gold answer."""
+    """Return the tokens of the first gold answer."""
     for text, start in example.answers or ():
         if start is not None:
             return context.tokens_of(start, start + len(text))
@@ -91,7 +90,7 @@ def _gold_span(example: SquadExample, context: EncodedContext) -> tuple[int, int
 
 
 def _span_in_window(gold: tuple[int, int] | None, begin: int, end: int) -> tuple[int, int]:
-    """A span of context tokens as indices into a window's chosen tokens, of which the first is the null token."""
+    """Return a span of context tokens as indices into a window's chosen tokens; the first is the null token."""
     if gold is None or gold[0] < begin or gold[1] >= end:
         return NOWHERE
     return gold[0] - begin + 1, gold[1] - begin + 1
@@ -106,11 +105,11 @@ def _encode_contexts(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, En
 
 
 def _trim_offsets(text: str, offsets: Positions) -> tuple[Positions, Positions]:
-    """Starts and ends of tokens without white space, which some tokenizers count to the token behind it."""
+    """Return starts and ends of tokens without white space, which some tokenizers add to the token after it."""
     blank = np.fromiter(map(str.isspace, text), bool, len(text))
     places = np.arange(len(text))
-    # For each start the next visible character, for each end the nearest one right behind a visible character.
+    # Starts move to the next visible character, ends to just behind the previous visible character.
     start_at = np.minimum.accumulate(np.append(np.where(blank, len(text), places), len(text))[::-1])[::-1]
     end_at = np.maximum.accumulate(np.concatenate([[0], np.where(blank, 0, places + 1)]))
-    # Never back: a token without characters of its own stands where the one before it does.
+    # Never decreasing: a token without characters has the place of the one before it.
     return np.maximum.accumulate(start_at[offsets[:, 0]]), np.maximum.accumulate(end_at[offsets[:, 1]])

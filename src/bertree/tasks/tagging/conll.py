@@ -1,7 +1,7 @@
 """Tagged sentences from CoNLL column files and from tables: JSONL, Parquet, CSV, TSV with named columns.
 
-What was read keeps its place, because tags can only be judged when all of them are known (their scheme, and later
-whether training had them), and an error must still name the line.
+Sentences keep their place in the file: tags can only be checked when all of them are known (their scheme, and
+whether the training data had them), and messages must still name the line.
 """
 
 import re
@@ -16,20 +16,20 @@ from bertree.files import Json
 from bertree.text.records import location, read_lines, read_records, suffix_of, text_field, texts_field
 
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")
-CELLS = (".csv", ".tsv")  # tables of text alone: words and tags are separated by spaces
+CELLS = (".csv", ".tsv")  # tables without lists: words and tags are separated by spaces
 SAMPLE = 1000  # lines by which the layout of a file is found
 PREFIXED = 10  # words at least that must have a prefix
 WORD_FILES = (".conll", ".iob", ".bio")
 COLUMNS = (".txt", *WORD_FILES, ".tsv")
 NUMBER = re.compile(r"-?\d{1,3}")
-_REMARK = re.compile(r"# +[^ \t]|#(begin|end) document")  # the second: of the CoNLL-2012 files
+_REMARK = re.compile(r"# +[^ \t]|#(begin|end) document")  # the second alternative: CoNLL-2012
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")
-_BLANKS = re.compile(r"[ \t]+")  # not every white space: words hold no-break spaces and the like
+_BLANKS = re.compile(r"[ \t]+")  # not all white space: words contain no-break spaces and the like
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words, their tags where known, and where they stand in the text they come from, where there is one."""
+    """Words, their tags if known, and their offsets in the text they come from, if there is one."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
@@ -38,7 +38,7 @@ class Sentence:
     file: str = field(default="", compare=False)  # for messages
 
     def with_offsets(self) -> tuple[str, tuple[tuple[int, int], ...]]:
-        """The text, which is the words joined by spaces if there is no other, and each word's place in it."""
+        """Return the text (by default the words joined by spaces) and each word's offsets in it."""
         if self.text is not None and self.offsets is not None:
             return self.text, self.offsets
         found, at = [], 0
@@ -49,24 +49,23 @@ class Sentence:
 
 
 class SentenceRecord(NamedTuple):
-    """A sentence and where it was found, for errors."""
+    """A sentence and its place in a file, for messages."""
 
     path: Path
     line: int
-    by_word: bool  # each word has a line of its own
+    by_word: bool  # one word a line
     words: list[str]
     tags: list[str] | None
 
     def word_place(self, word: int) -> str:
-        """Where a word stands, as an error line begins."""
+        """Return the place of a word, which messages begin with."""
         return location(self.path, self.line + (word if self.by_word else 0))
 
 
 def read(path: Path, text: str | None, label: str | None) -> Iterator[SentenceRecord]:
-    """The sentences of a file. `text` and `label`: names of fields, or numbers of columns.
+    """Yield the sentences of a file. `text` and `label` are names of fields, or numbers of columns.
 
-    A .tsv file is in columns (one word a line) unless one of them is a name: only a table has names.
-    """
+    A .tsv file is in columns (one word a line) unless one of them is a name: only a table has names."""
     named = any(given is not None and not NUMBER.fullmatch(given) for given in (text, label))
     if suffix_of(path) in TABLES or (suffix_of(path) == ".tsv" and named):
         return _table(path, text or "words", label)
@@ -94,7 +93,7 @@ class _Layout(NamedTuple):
 
 
 def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[SentenceRecord]:
-    """One word a line, a blank line after each sentence; lines of one column only have no tags."""
+    """Yield the sentences of a file with one word a line and blank lines between; one column alone has no tags."""
     words: list[str] = []
     tags: list[str] = []
     first = 0
@@ -109,7 +108,7 @@ def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Sentence
             words, tags = [], []
             continue
         if begins and _REMARK.match(line) and len(row) != width:
-            continue  # a remark above a sentence; a word "#" has as many columns as the others
+            continue  # a comment above a sentence; a word "#" has as many columns as other words
         if len(row) != width:
             raise UserError(f"{location(path, number)}: has {len(row)} columns where the lines before have {width}")
         if begins:
@@ -121,10 +120,9 @@ def _columns(path: Path, text: int, label: int, must: bool) -> Iterator[Sentence
 
 
 def _layout(path: Path, text: int, label: int, must: bool) -> _Layout:
-    """Find the layout by the first lines; the first that is no remark says how many columns there are.
+    """Find the layout from the first lines; the first that is no comment gives the number of columns.
 
-    A file may begin with a word "#", so where every line could be a remark the first of them is taken.
-    """
+    A file may begin with a word "#", so if every line could be a comment, the first one is used."""
     sample = _sample(path)
     if not sample:
         return _Layout(False, 0, "")
@@ -145,7 +143,7 @@ def _layout(path: Path, text: int, label: int, must: bool) -> _Layout:
 
 
 def _sample(path: Path) -> list[tuple[int, str]]:
-    """The first lines that are neither blank nor the beginning of a document."""
+    """Return the first lines that are neither blank nor the beginning of a document."""
     lines = ((n, line) for n, line in read_lines(path) if line.strip(" \t") and "-DOCSTART-" not in _BLANKS.split(line))
     return list(islice(lines, SAMPLE))
 
@@ -168,7 +166,7 @@ def holds_columns(path: Path, text: int, label: int, is_tag: Callable[[str], boo
 
 
 def _table(path: Path, text: str, label: str | None) -> Iterator[SentenceRecord]:
-    """One sentence a record. The tags may be left out if nobody said where they are, but of all or of none."""
+    """Yield the sentences of a table. Unless their column was named, tags may be missing, in all rows or in none."""
     tagged = None
     name = label or "tags"
     texts = _cell if suffix_of(path) in CELLS else texts_field
@@ -190,5 +188,5 @@ def _cell(record: Json, name: str, where: str) -> list[str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Words or tags that stand in one text with spaces between them."""
+    """Split words or tags that are separated by spaces."""
     return [word for word in _BLANKS.split(text) if word]

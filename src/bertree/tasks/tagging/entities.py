@@ -1,8 +1,8 @@
-"""Entities in tag sequences, and how many of them are found.
+"""Entities in tag sequences, and their precision, recall and F1.
 
-An entity is read as the CoNLL evaluation reads it, so that no sequence is wrong: what a tagger gives need not be
-well formed, and a stray I- or a change of type begins an entity of its own. Counting whole entities, an entity
-with one wrong word is both missed and invented; that is harder than counting tags, and what the papers report.
+Entities are read as in the CoNLL evaluation, which accepts every sequence: predicted tags need not be well formed,
+and a stray I- or a change of type begins a new entity. Whole entities are counted, as papers report: an entity with
+one wrong word is both a false negative and a false positive.
 """
 
 import re
@@ -17,7 +17,7 @@ _AS_IOBES = {"L": "E", "U": "S"}
 
 
 class Entity(NamedTuple):
-    """Words `start` up to, not with, `end`."""
+    """The words from `start` to `end`, without `end`."""
 
     kind: str
     start: int
@@ -25,7 +25,7 @@ class Entity(NamedTuple):
 
 
 class EntityScores(NamedTuple):
-    """How much of what was said is right, how much of what is there was said, and both in one."""
+    """Precision, recall and F1."""
 
     precision: float
     recall: float
@@ -34,17 +34,17 @@ class EntityScores(NamedTuple):
 
 @lru_cache(4096)
 def split_tag(tag: str) -> tuple[str, str]:
-    """The place in an entity and its type; a tag without a type ("B") has the type "_"."""
+    """Return the position in an entity (B, I ...) and its type; a tag without a type ("B") has the type "_"."""
     return tag[:1], tag[1:].split("-", 1)[-1] or "_"
 
 
 def join_tag(place: str, kind: str) -> str:
-    """The tag with this place and type."""
+    """Return the tag with this position and type."""
     return place if kind == "_" else f"{place}-{kind}"
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
-    """The entities of one sequence of IOB1, IOB2 or IOBES tags, well formed or not."""
+    """Return the entities of a sequence of IOB1, IOB2 or IOBES tags, well formed or not."""
     found: list[Entity] = []
     start, before, kind_before = -1, "O", "_"
     for at, (place, kind) in enumerate((*map(split_tag, tags), ("O", "_"))):
@@ -59,7 +59,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 
 
 def to_iob2(tags: Sequence[str], scheme: str = "iob2") -> list[str]:
-    """The same entities in IOB2. IOB1, IOBES and broken IOB2 are all read by the same rule; BILOU is renamed first."""
+    """Convert tags to IOB2. IOB1, IOBES and broken IOB2 are read by the same rule; BILOU is renamed first."""
     if scheme == "bilou":
         tags = [_AS_IOBES.get(tag[:1], tag[:1]) + tag[1:] for tag in tags]
     made = ["O"] * len(tags)
@@ -69,10 +69,10 @@ def to_iob2(tags: Sequence[str], scheme: str = "iob2") -> list[str]:
 
 
 def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
-    """iob1, iob2, iobes, bilou, or plain where the tags are not of entities (parts of speech).
+    """Return iob1, iob2, iobes, bilou, or plain if the tags are not of entities (parts of speech).
 
-    Sequences that are both IOB1 and IOB2 (no entity at all) are IOB2. Where a few tags break every scheme, the one
-    with fewer broken tags is meant."""
+    Sequences that are both IOB1 and IOB2 (no entity at all) are IOB2. If a few tags break every scheme, the one with
+    fewer broken tags is chosen."""
     places: set[str] = set()
     shaped: set[str] = set()
     inside_first = needless = 0  # entities begun by I-, and by B- where no entity of the type ended just before
@@ -99,7 +99,7 @@ def scheme_of(sequences: Iterable[Sequence[str]]) -> str:
 def score_entities(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> tuple[EntityScores, dict[str, EntityScores]]:
-    """Precision, recall and F1 over all entities, and for each type; 0 where there is nothing to count."""
+    """Return precision, recall and F1 over all entities and for each type; 0 if there is nothing to count."""
     true: Counter[str] = Counter()
     said: Counter[str] = Counter()
     right: Counter[str] = Counter()

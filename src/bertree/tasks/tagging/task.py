@@ -1,11 +1,10 @@
-"""A tag for each word: named entities (CoNLL-2003) and one's own tags, parts of speech among them.
+"""A tag for each word: named entities (CoNLL-2003) and the user's own tags, such as parts of speech.
 
-A word is labelled at its first sub-word, as in the BERT paper; the others are read but not asked. Entity tags are
-brought to IOB2 on reading, whatever scheme the file has: its labels are fewest, and an entity's beginning is always
-marked. A sentence that does not fit is read in overlapping windows, so every word gets its tag.
+A word is labelled at its first sub-word, as in the BERT paper. Entity tags are converted to IOB2 when they are read,
+whatever scheme the file has: it has the fewest labels and always marks the beginning of an entity. A sentence that is
+too long is read in overlapping windows, so every word gets a tag.
 """
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,7 +13,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertree.errors import BertreeWarning, UserError, listed, suggest
+from bertree.console import note
+from bertree.errors import UserError, listed, suggest
 from bertree.files import Json
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import WORDS, find_splits
@@ -40,8 +40,8 @@ from bertree.text.tokenizer import Tokenizer
 
 ENTITIES = "entities"
 SCHEMES = ("auto", ENTITIES, PLAIN)
-FOLDERS = ("conll2003", "conll03", "conll")  # what a folder of `ner` goes by, beside its name
-LANGUAGES = ("eng", "deu", "esp", "ned")  # of the CoNLL files: eng.train, eng.testa, eng.testb
+FOLDERS = ("conll2003", "conll03", "conll")  # other names of a folder of `ner`
+LANGUAGES = ("eng", "deu", "esp", "ned")  # prefixes of CoNLL files: eng.train, eng.testa, eng.testb
 CONLL = {"train": "train", "testa": "dev", "testb": "test"}
 SPLITS = WORDS | CONLL
 SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split in CONLL.items()}
@@ -49,13 +49,13 @@ SPLITS |= {f"{language}.{word}": split for language in LANGUAGES for word, split
 
 @dataclass(frozen=True)
 class TaggingTask(Task[Sentence]):
-    """`ner` (CoNLL-2003; entities only) or `tagging` (one's own)."""
+    """`ner` (CoNLL-2003; entities only) or `tagging` (the user's own data)."""
 
     max_length: int = 256
-    crf: bool = False  # the best whole sequence of tags instead of the best tag for each word
-    scheme: str = "auto"  # whether tags are of entities or plain; told by the labels unless said
-    text: str | None = None  # where the words are: a field's name (words), a column's number (0)
-    label: str | None = None  # where the tags are: a field's name (tags), a column's number (-1)
+    crf: bool = False  # decode the best sequence of tags instead of the best tag for each word
+    scheme: str = "auto"  # entities or plain; auto: by the labels
+    text: str | None = None  # the words: name of a field (words) or number of a column (0)
+    label: str | None = None  # the tags: name of a field (tags) or number of a column (-1)
 
     head = "token"
     kind = "tagging"
@@ -71,7 +71,7 @@ class TaggingTask(Task[Sentence]):
 
     @property
     def has_entity_tags(self) -> bool:
-        """Whether the tags are of entities."""
+        """True if the tags are of entities."""
         return self.scheme == ENTITIES or (self.scheme == "auto" and all(map(SHAPE.fullmatch, self.labels)))
 
     def splits(self, data: Path) -> Splits:
@@ -98,7 +98,7 @@ class TaggingTask(Task[Sentence]):
         return found
 
     def _scheme(self, found: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> str:
-        """The scheme of a file's tags; those of entities must look like it where entities are expected."""
+        """Return the scheme of a file's tags; where entities are expected, every tag must be one of an entity."""
         if self.scheme == PLAIN or (self.labels and not self.has_entity_tags):
             return PLAIN
         scheme = scheme_of(tagged)
@@ -114,7 +114,7 @@ class TaggingTask(Task[Sentence]):
         return scheme
 
     def _check(self, found: Sequence[SentenceRecord], tagged: Sequence[Sequence[str]]) -> None:
-        """Every tag must be one the head has."""
+        """Raise an error about a tag that the head does not have."""
         if not self.labels:
             return
         known = set(self.labels)
@@ -128,7 +128,7 @@ class TaggingTask(Task[Sentence]):
         return f"tag '{tag}' is not one of the training's; known: {', '.join(self.labels)}"
 
     def _note_conversion(self, scheme: str, before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> None:
-        # Without the file's name, so that the same line for dev and test is not shown again.
+        # Without the file name, so that the note is shown once for all splits.
         changed = sum(a != b for old, new in zip(before, after, strict=True) for a, b in zip(old, new, strict=True))
         if changed and scheme == "iob2":
             line = f"{changed} I- tags that begin an entity are read as B-"
@@ -136,10 +136,10 @@ class TaggingTask(Task[Sentence]):
             line = f"the tags are {scheme.upper()}; they are read as IOB2"
         else:
             return
-        warnings.warn(line, BertreeWarning, stacklevel=3)
+        note(line)
 
     def read_unlabelled(self, path: Path) -> Iterable[Sentence] | None:
-        """The words of a file in columns, whether it has tags or not."""
+        """Return the words of a file in columns, whether it has tags or not."""
         text, label = (given if given and conll.NUMBER.fullmatch(given) else None for given in (self.text, self.label))
         numbers = int(text or 0), int(label or -1)
         if not conll.holds_columns(path, *numbers, self._is_tag, {self._words_field, "text"}):
@@ -152,7 +152,7 @@ class TaggingTask(Task[Sentence]):
         return self.text if self.text is not None and not conll.NUMBER.fullmatch(self.text) else "words"
 
     def _is_tag(self, tag: str) -> bool:
-        """True if a word could be tagged so: with a label of the task, or another place in an entity of such a type."""
+        """True if a tag is a label of the task, or has another position in an entity of a known type."""
         if not self.labels:
             return SHAPE.fullmatch(tag) is not None
         if not self.has_entity_tags:
@@ -178,7 +178,7 @@ class TaggingTask(Task[Sentence]):
         return Sentence(tuple(text[start:end] for start, end in offsets), None, text, offsets)
 
     def labels_in(self, examples: Sequence[Sentence]) -> tuple[str, ...]:
-        """O, then B- and I- of each type; plain tags in their order."""
+        """Return O, then B- and I- of each type; plain tags in alphabetical order."""
         tags = {tag for example in examples for tag in example.tags or ()}
         source = examples[0].file or self.name
         if not tags:
@@ -201,7 +201,7 @@ class TaggingTask(Task[Sentence]):
     ) -> tuple[list[Unit], Truncation]:
         frame = Frame(tokenizer, pair=False)
         room = frame.room(max_length)
-        # A space before each: inside a sentence a byte-level BPE word begins with one.
+        # With a space in front: words of a byte-level BPE begin with one inside a sentence.
         pieces = tokenize_distinct((f" {word}" for example in examples for word in example.words), tokenizer)
         nothing = next((i for kind in ("unk", "mask", "sep") if (i := tokenizer.id_of(kind)) is not None), 0)
         classes = {label: number for number, label in enumerate(self.labels)}
@@ -238,7 +238,7 @@ class TaggingTask(Task[Sentence]):
         return [self._line(example, some) for example, some in zip(examples, rows, strict=True)]
 
     def _line(self, example: Sentence, rows: list[Logits]) -> Json:
-        """One sentence's prediction. A CRF decides on the whole sequence and has no score for a word: None."""
+        """Return the prediction for a sentence. A CRF decodes the whole sequence and has no score for a word: None."""
         scores = np.concatenate(rows).astype(np.float64) if rows else np.zeros((0, max(self.classes, 1)))
         assert len(scores) == len(example.words), "a row of scores for each word"
         best = scores.argmax(1)
@@ -264,7 +264,7 @@ class TaggingTask(Task[Sentence]):
         return line
 
     def prediction_text(self, line: Json) -> str:
-        """The text and its entities below it; of plain tags, each word with its tag."""
+        """Return the text and, below it, its entities; for plain tags, each word with its tag."""
         if "entities" not in line:
             return " ".join(f"{word}/{tag}" for word, tag in zip(line["words"], line["predicted"], strict=True))
         found = [_entity_text(entity) for entity in line["entities"]]

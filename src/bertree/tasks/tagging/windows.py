@@ -1,8 +1,8 @@
-"""A sentence longer than the model's positions, read in overlapping windows without losing a word.
+"""Overlapping windows over a sentence that is longer than the model's positions.
 
-Each word is asked about once, in the window where the nearer edge is farthest from it; half of a window is shared
-with the next, so that a word has about a quarter of the room on either side at least. The price is that a long
-text is read about twice. The beginning and the end of the sentence are no edges: nothing is hidden behind them.
+Each word is tagged once, in the window in which it is farthest from the nearer edge. Consecutive windows share half of
+their words, so that a word has about a quarter of a window on either side. A long text is read about twice. The
+beginning and the end of the sentence do not count as edges, since nothing is missing there.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class WordWindow(NamedTuple):
-    """Words `start` up to `end` are read, those from `first` up to `last` are asked about."""
+    """The words from `start` to `end` are read, those from `first` to `last` are tagged."""
 
     start: int
     end: int
@@ -21,7 +21,7 @@ class WordWindow(NamedTuple):
 
 
 def windows(lengths: NDArray[np.int64], room: int) -> list[WordWindow]:
-    """The windows over words of these lengths in tokens, none longer than the room."""
+    """Return windows over words of these lengths in tokens, none longer than `room`."""
     count = len(lengths)
     if not count:
         return []

@@ -1,16 +1,16 @@
-"""Plain text -> words with their places, cut as the CoNLL-2003 files are.
+"""Plain text -> words with their offsets, split as in the CoNLL-2003 files.
 
 Hyphens, slashes, ampersands and apostrophes inside a word stay (call-up, 1996/97, S&P, O'Brien), so do points,
-commas and colons inside numbers (3.14, 1,000, 2:29.34); what is clipped to a word is its own ('s, n't, 'll); letters
-with points are one word (U.S., a.m.), as are initials and titles before a name (J., Mr.) and runs of one sign (--,
-...). Everything else that is not a letter or digit stands alone. A rule, not a language's dictionary: text written
-without spaces (Chinese, Japanese, Thai) must be given as words.
+commas and colons inside numbers (3.14, 1,000, 2:29.34); clitics are words ('s, n't, 'll); letters with points are one
+word (U.S., a.m.), as are initials and titles before a name (J., Mr.) and runs of one sign (--, ...). Every other
+character that is not a letter or digit is a word. This is a rule, not a dictionary: text without spaces (Chinese,
+Japanese, Thai) must be given as words.
 """
 
 import re
 import unicodedata
 
-_MARK = "\u0640"  # stands in for combining marks while matching: a letter to \w, which the marks themselves are not
+_MARK = "\u0640"  # replaces combining marks while matching, since \w does not match them
 _JOINERS = "\u200c\u200d"
 _CLIPPED = r"(?:s|re|ve|ll|m|d)(?!\w)"
 _WORD = re.compile(
@@ -30,7 +30,7 @@ _WORD = re.compile(
 
 
 def words(text: str) -> list[tuple[int, int]]:
-    """Where each word begins and ends, in characters."""
+    """Return the beginning and end of each word, in characters."""
     return [match.span() for match in _WORD.finditer(_marks_as_letters(text))]
 
 
