@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from bertree.text import tokenizer_training
@@ -12,6 +13,8 @@ from tests.support.command import Command
 from tests.support.learnable import Trained, one_thread
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+hypothesis.settings.register_profile("bertree", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("bertree")
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
 
 

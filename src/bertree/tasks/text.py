@@ -85,9 +85,7 @@ class TextTask(Task[TextExample]):
                 note(f"{path}: {skipped} broken rows are skipped")
             without = sum(e.gold is None and r.label is not None for e, r in zip(found, rows, strict=True))
             if 0 < without < len(found):
-                note(
-                    f"{path}: {without} of {len(found)} rows have no gold answer; they are neither trained on nor scored"
-                )
+                note(f"{path}: {without} of {len(found)} rows have no gold answer and are not used")
             examples += found
         return examples
 

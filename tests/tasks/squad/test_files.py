@@ -74,7 +74,7 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
 )
 def test_an_answer_beside_its_place_is_put_right(tmp_path: Path, text: str, start: int, found: str) -> None:
     path = written(tmp_path, layout(question(answers=[{"text": text, "answer_start": start}])))
-    with pytest.warns(BertreeWarning, match="train.json: 1 answers .* put right"):
+    with pytest.warns(BertreeWarning, match=r"train\.json: 1 answers"):
         (read,) = SQUAD.read([path])
     assert read.answers is not None
     assert read.answers[0].text == found
@@ -93,7 +93,7 @@ def test_an_answer_that_is_not_there_is_scored_but_not_learned(tmp_path: Path, n
         tmp_path, layout(question("q0"), question(answers=[good, absent]), question("q2", answers=[absent])), name
     )
     first, second, third = SQUAD.read([path])
-    with pytest.warns(BertreeWarning, match="2 answers do not stand in their contexts"):
+    with pytest.warns(BertreeWarning, match=r"json: 2 answers"):
         SQUAD.units([first, second, third], tokenizer(), 64)
     assert third.answers == (GoldAnswer(text, None),)
     perfect = [{"predicted": "1868–71"}, {"predicted": text}, {"predicted": text}]
