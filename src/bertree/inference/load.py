@@ -9,8 +9,9 @@ from bertree.config.default_model import resolve_model_path
 from bertree.config.hub_cache import cache_folder, is_hub_name
 from bertree.config.precision import parse_precision
 from bertree.errors import UserError, suggest
+from bertree.inference.loaded import DTYPES, weights_dtype
 from bertree.inference.mask_filling import Candidate
-from bertree.inference.model import DTYPES, Model, weights_dtype
+from bertree.inference.model import Model
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model.architecture import Architecture

@@ -266,7 +266,8 @@ class LoadedModel:
     def _evaluating(self) -> Iterator[None]:
         """Compute in evaluation mode, then restore the mode of every module."""
         training = [module for module in self.network.modules() if module.training]
-        self.network.eval()
+        for module in training:
+            module.training = False
         try:
             yield
         finally:

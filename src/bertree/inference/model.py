@@ -15,7 +15,7 @@ from bertree.files import Json
 from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
 from bertree.inference.inputs import Input, check_inputs, list_inputs
-from bertree.inference.loaded import DTYPES, LoadedModel, weights_dtype
+from bertree.inference.loaded import LoadedModel
 from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, top_candidates
 from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
 from bertree.inference.similarity import similarity_matrix
@@ -24,8 +24,6 @@ from bertree.text.tokenizer import Encoded
 
 if TYPE_CHECKING:
     from bertree.tasks.task import Task
-
-__all__ = ["DTYPES", "Model", "weights_dtype"]
 
 
 class Model(LoadedModel, SentenceTransformersMethods):

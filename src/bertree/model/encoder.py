@@ -3,7 +3,8 @@
 Shape letters: t tokens, s sequences, h width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -107,48 +108,59 @@ def build_transformer(a: Architecture) -> Encoder:
     return encoder
 
 
-_NORMED = (PostNorm, PreNorm)
-_EMBEDDING, _LINEAR, _NORM, _DROPOUT = (nn.Embedding,), (nn.Linear,), (nn.LayerNorm,), (nn.Dropout,)
-# The parts of a transformer by their place in it; {i} is the number of a stored layer.
-PARTS: dict[str, tuple[type[nn.Module], ...]] = {
-    "": (Encoder,),
-    "embeddings": (Embeddings,),
-    "embeddings.tokens": _EMBEDDING,
-    "embeddings.positions": _EMBEDDING,
-    "embeddings.segments": _EMBEDDING,
-    "embeddings.norm": _NORM,
-    "embeddings.dropout": _DROPOUT,
-    "embeddings.projection": _LINEAR,
-    "stack": (Stack,),
-    "stack.attention": (nn.ModuleList,),
-    "stack.attention.{i}": _NORMED,
-    "stack.attention.{i}.part": (Attention,),
-    "stack.attention.{i}.part.qkv": _LINEAR,
-    "stack.attention.{i}.part.out": _LINEAR,
-    "stack.attention.{i}.norm": _NORM,
-    "stack.attention.{i}.dropout": _DROPOUT,
-    "stack.ffn": (nn.ModuleList,),
-    "stack.ffn.{i}": _NORMED,
-    "stack.ffn.{i}.part": (FeedForward,),
-    "stack.ffn.{i}.part.up": _LINEAR,
-    "stack.ffn.{i}.part.down": _LINEAR,
-    "stack.ffn.{i}.norm": _NORM,
-    "stack.ffn.{i}.dropout": _DROPOUT,
-    "norm": _NORM,
-    "pooler": _LINEAR,
-}
+@dataclass(frozen=True)
+class KnownPart:
+    """A part by its exact types, and the parts in it by name; `*` is any name."""
+
+    types: tuple[type[nn.Module], ...]
+    parts: Mapping[str, "KnownPart"] = field(default_factory=dict)
+
+
+def _residual(part: KnownPart) -> KnownPart:
+    return KnownPart((PostNorm, PreNorm), {"part": part, "norm": _NORM, "dropout": _DROPOUT})
+
+
+def _layers(part: KnownPart) -> KnownPart:
+    return KnownPart((nn.ModuleList,), {"*": _residual(part)})
+
+
+_EMBEDDING, _LINEAR = KnownPart((nn.Embedding,)), KnownPart((nn.Linear,))
+_NORM, _DROPOUT = KnownPart((nn.LayerNorm,)), KnownPart((nn.Dropout,))
+TABLES = {"tokens": _EMBEDDING, "positions": _EMBEDDING, "segments": _EMBEDDING}
+TRANSFORMER = KnownPart(
+    (Encoder,),
+    {
+        "embeddings": KnownPart((Embeddings,), {**TABLES, "norm": _NORM, "dropout": _DROPOUT, "projection": _LINEAR}),
+        "stack": KnownPart(
+            (Stack,),
+            {
+                "attention": _layers(KnownPart((Attention,), {"qkv": _LINEAR, "out": _LINEAR})),
+                "ffn": _layers(KnownPart((FeedForward,), {"up": _LINEAR, "down": _LINEAR})),
+            },
+        ),
+        "norm": _NORM,
+        "pooler": _LINEAR,
+    },
+)
 
 
 def unknown_part(encoder: nn.Module) -> str:
-    """Name the first part of an encoder that is not built as `PARTS` says; empty if there is none.
+    """Name the first part of an encoder that is not built as `TRANSFORMER` says; empty if there is none.
 
     Code that computes from an encoder's weights without calling its modules must ask this first: a subclass, another
     activation or a forward hook would be left out of the result without an error.
     """
-    for name, part in encoder.named_modules(remove_duplicate=False):
-        place = ".".join("{i}" if word.isdigit() else word for word in name.split("."))
-        if reason := part_difference(part, PARTS.get(place, ())):
-            return f"{'.'.join(filter(None, ('encoder', name)))} {reason}"
+    found = _find_unknown(encoder, TRANSFORMER)
+    return f"encoder{found}" if found else ""
+
+
+def _find_unknown(part: nn.Module, known: KnownPart) -> str:
+    if reason := part_difference(part, known.types):
+        return f" {reason}"
+    for name, inner in part._modules.items():
+        known_inner = known.parts.get(name) or known.parts.get("*") or KnownPart(())
+        if inner is not None and (found := _find_unknown(inner, known_inner)):
+            return f".{name}{found}"
     return ""
 
 
@@ -158,8 +170,9 @@ def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
         return f"is a {type(part).__name__}"
     if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
         return "has a forward hook or a forward function of its own"
-    if None in part._parameters.values():
-        return f"has no {next(name for name, value in part._parameters.items() if value is None)}"
+    for name, parameter in part._parameters.items():
+        if parameter is None:
+            return f"has no {name}"
     if type(part) is FeedForward and part.activation_name not in ACTIVATIONS:
         return f"has the activation {part.activation_name or part.activation}"
     return ""
