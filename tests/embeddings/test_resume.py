@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.finetuning.test_resume import newest, same
 from tests.support import runs
 from tests.support.learnable import model, tokenizer
 from tests.support.topics import files
@@ -34,9 +33,9 @@ def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> Non
 
     assert runs.finish(*given(whole), said=said) == 0, said.read_text()
     moments = random.Random(name)
-    codes = runs.killed(*given(out), said=said, newest=lambda: newest(out), moments=moments, steps=9)
+    codes = runs.killed(*given(out), said=said, newest=lambda: runs.newest_step(out), moments=moments, steps=9)
     assert codes.count(-9) >= 2, said.read_text()
     assert runs.finish(*given(out), "--resume", said=said, fault="pause:0") == 0, said.read_text()
-    same(out, whole)
+    runs.assert_same_run(out, whole)
     assert runs.finish(*given(out)[:-1], "--resume", "evaluations=3", said=said) == 2
     assert "with other settings or data" in said.read_text()

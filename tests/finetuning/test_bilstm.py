@@ -15,7 +15,6 @@ from bertree.tasks import registry
 from bertree.tasks.collate import collate
 from bertree.text.framing import Frame
 from bertree.text.tokenizer import Encoded, Tokenizer
-from tests.finetuning.test_resume import newest, same
 from tests.support import learnable, runs
 from tests.support.command import Command
 from tests.support.learnable import KINDS, Trained
@@ -150,16 +149,16 @@ def test_killed_and_resumed(start: Path, tmp_path: Path) -> None:
     given, moments = [*arguments(start, "pair", tmp_path, out), *dropouts, "--resume"], random.Random(0)
     codes = []
     for _ in range(2):
-        target = newest(out) + moments.randint(3, 12)
+        target = runs.newest_step(out) + moments.randint(3, 12)
         process = runs.start(*given, said=said, fault="pause:0,slow:3")
-        while process.exitcode is None and newest(out) < target:
+        while process.exitcode is None and runs.newest_step(out) < target:
             time.sleep(0.001)
         process.kill()
         process.join()
         codes.append(process.exitcode)
     assert -9 in codes
     assert runs.finish(*given, said=said, fault="pause:0") == 0, said.read_text()
-    same(out, whole)
+    runs.assert_same_run(out, whole)
 
 
 def test_attention_is_not_needed_for_the_parts(trained: Trained) -> None:

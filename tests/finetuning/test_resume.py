@@ -36,32 +36,14 @@ def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-def newest(out: Path, seed: int = 0) -> int:
-    return max((int(path.name[5:]) for path in (out / f"seed-{seed}" / "checkpoints").glob("step-*")), default=0)
-
-
-def same(one: Path, other: Path) -> None:
-    for name in ("model/model.safetensors", "model/bertree.toml", "metrics.json", "predictions.jsonl"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    histories = []
-    for out in (one, other):
-        lines = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
-        timed = ("seconds", "waited", "tokens_per_s")
-        kept = [line for line in lines if line["kind"] == "eval"]
-        histories.append([{key: value for key, value in line.items() if key not in timed} for line in kept])
-    assert histories[0] == histories[1]
-    assert not list(one.rglob(".*")), "nothing half written is left"
-    assert not list(one.rglob("checkpoints"))
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_at_random_moments(name: str, whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
     moments, out, said = random.Random(name), tmp_path / "out", tmp_path / "said"
     given = arguments(trained, name, out)
-    codes = runs.killed(*given, said=said, newest=lambda: newest(out), moments=moments, steps=12)
+    codes = runs.killed(*given, said=said, newest=lambda: runs.newest_step(out), moments=moments, steps=12)
     assert codes.count(-9) >= 2, said.read_text()
     assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
-    same(out, whole[name])
+    runs.assert_same_run(out, whole[name])
 
 
 def test_dead_before_the_model_and_after(whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
@@ -70,9 +52,9 @@ def test_dead_before_the_model_and_after(whole: dict[str, Path], trained: Traine
     given = arguments(trained, "classification", out)
     for stage in ("header written:2", "half the tensors:1", "model:1"):
         assert runs.finish(*given, "--resume", said=said, fault=f"pause:0,{stage}") == 9, said.read_text()
-    assert newest(out)
+    assert runs.newest_step(out)
     assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
-    same(out, whole["classification"])
+    runs.assert_same_run(out, whole["classification"])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -88,7 +70,7 @@ def test_stopped_and_gone_on_with(
         os.kill(process.pid, number)
     process.join(30)
     assert process.exitcode == code, said.read_text()
-    stopped = newest(out)
+    stopped = runs.newest_step(out)
     assert 0 < stopped < 60
     assert f"stopped at step {stopped} of 60 and saved; go on with --resume" in said.read_text()
     assert not (out / "model").exists()
@@ -101,14 +83,14 @@ def test_stopped_and_gone_on_with(
     assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
     events = [json.loads(line) for line in (out / "seed-0/metrics.jsonl").read_text().splitlines()]
     assert [e["text"] for e in events if e["kind"] == "event"] == ["started", f"resumed from step {stopped}"]
-    same(out, whole["classification"])
+    runs.assert_same_run(out, whole["classification"])
 
 
 def test_a_seed_that_is_done_is_not_done_again(whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out, "--seeds", "2")
     process = runs.start(*given, said=said, fault="pause:0,slow:5")
-    while process.exitcode is None and newest(out, 1) < 5:
+    while process.exitcode is None and runs.newest_step(out, 1) < 5:
         time.sleep(0.005)
     process.kill()
     process.join()
@@ -119,7 +101,7 @@ def test_a_seed_that_is_done_is_not_done_again(whole: dict[str, Path], trained: 
     assert {path: path.stat().st_mtime_ns for path in (out / "seed-0").iterdir()} == before
     undisturbed = tmp_path / "undisturbed"
     assert runs.finish(*arguments(trained, "classification", undisturbed, "--seeds", "2"), said=said) == 0
-    same(out, undisturbed)
+    runs.assert_same_run(out, undisturbed)
     stamp = (out / "model" / "model.safetensors").stat().st_mtime_ns
     other = [word if not word.startswith("lr=") else "lr=1e-3" for word in given]
     assert runs.finish(*other, "--resume", said=said) == 2

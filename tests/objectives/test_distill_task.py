@@ -16,8 +16,7 @@ from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import collate, logit_rows
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
-from tests.tasks.test_collate import KINDS as HEADS
-from tests.tasks.test_collate import OPTIONS, network, regressing, units
+from tests.support.units import HEADS, OPTIONS, network, regression_network, units
 
 CLASSES = {"sequence": 3, "token": 4, "span": 2, "choice": 1}
 LN3 = math.log(3)
@@ -236,7 +235,7 @@ def asked(head: str, regression: bool, count: int, seed: int) -> list[Unit]:
 @pytest.mark.parametrize(("head", "regression"), HEADS)
 def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> None:
     """What makes batches one of a few shapes, so that steps can be replayed on a GPU."""
-    made = (regressing if regression else network)()
+    made = (regression_network if regression else network)()
     some = asked(head, regression, 7, 1)
     batch = collate(some, head, regression)
     filled = ShapeBuckets(head, 9, OPTIONS if head == "choice" else 1)(batch)
@@ -271,7 +270,7 @@ def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str
     else:
         assert counts == {"hard": len(known), "soft": len(some)}
     assert objective.weights == {"hard": 0.3, "soft": 0.7}
-    made = (regressing if regression else network)()
+    made = (regression_network if regression else network)()
     plain = supervised_objective(head, regression)(made, replace(batch, soft=None))[head]
     assert objective(made, batch)["hard"].sum.item() == pytest.approx(plain.sum.item())
 

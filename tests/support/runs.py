@@ -4,6 +4,7 @@ The processes are forked from a server that has imported everything: what they r
 and a SIGKILL is as final there as anywhere.
 """
 
+import json
 import multiprocessing
 import os
 import resource
@@ -216,3 +217,23 @@ def _plant(stage: str, count: str) -> None:
 
 
 STAGES = ("half the tensors", "tensors written", "header written", "tidy", "best marked", "model")
+
+
+def newest_step(out: Path, seed: int = 0) -> int:
+    """Return the step of the newest checkpoint of a fine-tuning run."""
+    return max((int(path.name[5:]) for path in (out / f"seed-{seed}" / "checkpoints").glob("step-*")), default=0)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Check that two fine-tuning runs ended in the same bytes, and that nothing is left over."""
+    for name in ("model/model.safetensors", "model/bertree.toml", "metrics.json", "predictions.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    histories = []
+    for out in (one, other):
+        lines = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+        timed = ("seconds", "waited", "tokens_per_s")
+        kept = [line for line in lines if line["kind"] == "eval"]
+        histories.append([{key: value for key, value in line.items() if key not in timed} for line in kept])
+    assert histories[0] == histories[1]
+    assert not list(one.rglob(".*")), "nothing half written is left"
+    assert not list(one.rglob("checkpoints"))

@@ -1,72 +1,16 @@
-"""Units in packed batches: what stands where, what filling changes (nothing), and which step reads what."""
-
-import random
-from collections import Counter
+"""Units in packed batches: where their tokens and labels are."""
 
 import numpy as np
 import pytest
 import torch
 
-from bertree.batch import Batch
-from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
-from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed
-from bertree.model.architecture import Architecture
-from bertree.model.network import Network, build
-from bertree.objectives.supervised import scatter_to_grid, supervised_objective
+from bertree.objectives.supervised import scatter_to_grid
 from bertree.tasks.collate import batches_by_length, collate
-from bertree.tasks.task import Unit
-from bertree.text.tokenizer import Encoded
-from bertree.train.loop import Loop
-from bertree.train.optim import build_optimizer
-from bertree.train.schedule import TrainingPlan
-
-HEADS = {"sequence": 3, "token": 4, "span": 2, "choice": 1}
-KINDS = [("sequence", False), ("sequence", True), ("token", False), ("span", False), ("choice", False)]
-VOCAB, OPTIONS = 50, 4
-
-
-def units(head: str, count: int, seed: int, regression: bool = False, longest: int = 40) -> list[Unit]:
-    """Random ones, some without an answer."""
-    draw = random.Random(f"{head} {seed}")
-
-    def sequence() -> Encoded:
-        length = draw.randint(3, longest)
-        ids = [draw.randrange(3, VOCAB) for _ in range(length)]
-        return Encoded(ids, draw.choice([None, [0] * (length // 2) + [1] * (length - length // 2)]), 0)
-
-    def one(number: int) -> Unit:
-        sequences = tuple(sequence() for _ in range(draw.randint(2, OPTIONS) if head == "choice" else 1))
-        chosen: list[int] | None = None
-        answer: object
-        if head == "sequence":
-            answer = draw.uniform(-1, 1) if regression else draw.randrange(3)
-        elif head == "choice":
-            answer = draw.randrange(len(sequences))
-        else:
-            length = len(sequences[0].ids)
-            chosen = sorted(draw.sample(range(length), draw.randint(1, length)))
-            ends = sorted(draw.choices(range(len(chosen)), k=2))
-            answer = tuple(ends) if head == "span" else [draw.choice([0, 1, 2, 3, -100]) for _ in chosen]
-        return Unit(number, sequences, chosen, None if draw.random() < 0.2 else answer)
-
-    return [one(number) for number in range(count)]
-
-
-def network(**axes: object) -> Network:
-    torch.manual_seed(0)
-    small = {"vocab_size": VOCAB, "width": 16, "heads": 2, "layers": 2, "max_positions": 64, "init_std": 0.2}
-    none = dict.fromkeys(("dropout", "attention_dropout", "classifier_dropout"), 0.0)
-    return build(Architecture().with_values(small | none | axes), {**HEADS, "sequence": 3}).eval()
-
-
-def regressing(**axes: object) -> Network:
-    made = network(**axes)
-    made.heads["sequence"].out = torch.nn.Linear(16, 1)
-    return made
+from tests.support.units import HEADS, units
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("head", "regression"), KINDS)
+@pytest.mark.parametrize(("head", "regression"), HEADS)
 def test_everything_stands_where_it_belongs(head: str, regression: bool, seed: int) -> None:
     some = units(head, 9, seed, regression)
     batch = collate(some, head, regression)
@@ -100,108 +44,6 @@ def test_everything_stands_where_it_belongs(head: str, regression: bool, seed: i
             assert answers[number] == (-100 if unit.answer is None else unit.answer)
     if head == "token":
         assert answers.tolist() == [t for unit in some for t in unit.answer or [-100] * len(unit.chosen)]
-
-
-def weighed(made: Network, batch: Batch, head: str, regression: bool) -> tuple[float, int, list[torch.Tensor]]:
-    objective = supervised_objective(head, regression)
-    made.zero_grad()
-    loss = objective(made, batch)[head].sum
-    loss.backward()
-    found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in made.parameters()]
-    return loss.item(), objective.counts(batch)[head], found
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("head", "regression"), KINDS)
-@pytest.mark.parametrize("positions", [64, 40])
-def test_filling_changes_nothing(head: str, regression: bool, seed: int, positions: int) -> None:
-    made = (regressing if regression else network)(max_positions=positions)
-    some = units(head, (7, 8, 1, 3)[seed], seed, regression)
-    batch = collate(some, head, regression)
-    filled = ShapeBuckets(head, 8, OPTIONS if head == "choice" else 1)(batch)
-    assert int(filled.ids.numel()) % 32 == 0
-    plain, full = weighed(made, batch, head, regression), weighed(made, filled, head, regression)
-    assert full[0] == pytest.approx(plain[0], rel=1e-6, abs=1e-7)
-    assert full[1] == plain[1]
-    for one, other in zip(plain[2], full[2], strict=True):
-        assert (one - other).abs().max() <= 1e-6 * max(1.0, float(one.abs().max()))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_filling_has_no_position_beyond_those_of_the_batch(seed: int) -> None:
-    """A model with 40 positions cannot read a sequence of 64, though the ladder has no rung between."""
-    batch = collate(units("sequence", 60, seed), "sequence")
-    filled = ShapeBuckets("sequence", 60)(batch)
-    assert batch.max_seqlen <= 40 < filled.max_seqlen == 64
-    assert int(filled.positions.max()) < batch.max_seqlen
-    plain, full = (weighed(network(max_positions=40), b, "sequence", False) for b in (batch, filled))
-    assert full[0] == pytest.approx(plain[0], rel=1e-6)
-
-
-def shape(batch: Batch) -> tuple[object, ...]:
-    values = (getattr(batch, name) for name in batch.__dataclass_fields__)
-    return tuple(v.shape if isinstance(v, torch.Tensor) else v for v in values)
-
-
-@pytest.mark.parametrize(("head", "regression"), KINDS)
-def test_few_shapes_and_little_filling(head: str, regression: bool) -> None:
-    shapes, seen, raw = ShapeBuckets(head, 16, OPTIONS if head == "choice" else 1), set(), set()
-    for seed in range(60):
-        batch = collate(units(head, 16, seed, regression, longest=50), head, regression)
-        filled = shapes(batch)
-        seen.add(shape(filled))
-        raw.add(shape(batch))
-        for name in ("ids", "chosen"):
-            if (before := getattr(batch, name)) is not None:
-                added = getattr(filled, name).numel() - before.numel()
-                assert 0 <= added <= before.numel() / 8 + 32
-        assert filled.max_seqlen in LENGTHS
-        assert int(filled.lengths.max()) <= filled.max_seqlen
-        assert int(filled.cu_seqlens[-1]) == filled.ids.numel()
-    assert len(raw) > 40
-    assert len(seen) <= (40 if head in ("token", "span") else 12)
-
-
-def feed(some: list[Unit], size: int, steps: int, head: str = "sequence", **options: object) -> UnitFeed:
-    return UnitFeed(TrainingPlan([Phase(steps=steps)], ScheduleSettings(warmup=2), 1e-3), some, size, head, **options)  # type: ignore[arg-type]
-
-
-def read(batches: list[Batch]) -> list[tuple[int, ...]]:
-    return [tuple(row.tolist()) for batch in batches for row in batch.split(batch.ids)]
-
-
-def test_every_unit_once_an_epoch_in_an_order_of_its_own() -> None:
-    some = units("sequence", 23, 0)
-    all_of_them = Counter(tuple(unit.sequences[0].ids) for unit in some)
-    made = feed(some, 4, 18)
-    assert made.steps_per_epoch == 6
-    epochs = [[row for step in range(first, first + 6) for row in read(made[step].batches)] for first in (0, 6, 12)]
-    assert all(Counter(epoch) == all_of_them for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2]
-    assert [len(read(made[step].batches)) for step in range(6)] == [4, 4, 4, 4, 4, 3]
-    assert made[17].epoch == pytest.approx(3.0)
-    backwards = {step: read(feed(some, 4, 18)[step].batches) for step in reversed(range(18))}
-    assert all(backwards[step] == read(made[step].batches) for step in range(18))
-    assert [read(work.batches) for work in made.steps_from(13)] == [backwards[step] for step in range(13, 18)]
-    assert [read(feed(some, 4, 18, seed=1)[step].batches) for step in range(6)] != [backwards[s] for s in range(6)]
-
-
-@pytest.mark.parametrize(("head", "regression"), KINDS)
-def test_micro_batches_add_up(head: str, regression: bool) -> None:
-    some = units(head, 12, 3, regression)
-    found = []
-    for micro in (1, 3, 12):
-        work = feed(some, 12, 1, head, regression=regression, micro=micro)[0]
-        assert len(work.batches) == micro
-        made = (regressing if regression else network)().train()
-        loop = Loop(made, supervised_objective(head, regression), build_optimizer(made, OptimSettings()))
-        sums, counts = loop.gradients(work)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in made.parameters()]
-        found.append((sums[head].item(), counts, gradients))
-    for total, counts, gradients in found[1:]:
-        assert total == pytest.approx(found[0][0], rel=1e-5)
-        assert counts == found[0][1]
-        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, found[0][2], strict=True))
 
 
 @pytest.mark.parametrize("head", ["sequence", "choice"])

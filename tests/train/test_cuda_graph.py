@@ -15,7 +15,7 @@ from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.steps.cuda_graph import CudaGraphLoop
-from tests.tasks.test_collate import KINDS, OPTIONS, network, regressing, units
+from tests.support.units import HEADS, OPTIONS, network, regression_network, units
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 STEPS, SIZE = 30, 8
@@ -34,7 +34,7 @@ def works(head: str, regression: bool) -> list[StepBatches]:
 
 
 def made(kind: type[Loop], head: str, regression: bool, half: bool) -> Loop:
-    net: Network = (regressing if regression else network)(**DROPOUT).to("cuda")
+    net: Network = (regression_network if regression else network)(**DROPOUT).to("cuda")
     mover = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
     return kind(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half)
 
@@ -46,7 +46,7 @@ def state(loop: Loop) -> list[torch.Tensor]:
 
 @cuda
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(("head", "regression"), KINDS)
+@pytest.mark.parametrize(("head", "regression"), HEADS)
 def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool) -> None:
     set_deterministic(True)
     steps = works(head, regression)
