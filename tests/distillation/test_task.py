@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 import bertree
 from bertree.distillation import teacher, teacher_scores
+from bertree.errors import BertreeWarning
 from bertree.interop import folder
 from bertree.tasks.logits import logits
 from bertree.text import tokenizer_training
@@ -115,7 +116,7 @@ def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path:
     (out / teacher_scores.FILE).write_bytes(damaged)
     said = taught(command, trained, "classification", out, *settings, more=("--seeds", 3, "--resume"))
     assert said.code == 0
-    assert "is damaged; the teacher is asked again" in said.err
+    assert "is damaged; the teacher's scores are computed again" in said.err
     assert len(asked) == 4
     assert (out / teacher_scores.FILE).read_bytes() == kept
     assert not list(out.rglob(".*"))
@@ -123,18 +124,17 @@ def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path:
 
 def test_scores_of_something_else_are_not_taken(tmp_path: Path) -> None:
     rows = [np.ones((2, 3), np.float32), np.zeros((1, 3), np.float32)]
-    notes: list[str] = []
     teacher_scores.write(tmp_path, teacher_scores.TeacherScores(rows, {"accuracy": 0.5}), "this", 3)
-    found = teacher_scores.read(tmp_path, "this", [2, 1], 3, notes.append)
+    found = teacher_scores.read(tmp_path, "this", [2, 1], 3)
     assert found is not None
     assert [one.tolist() for one in found.rows] == [one.tolist() for one in rows]
     assert found.figures == {"accuracy": 0.5}
-    assert teacher_scores.read(tmp_path, "that", [2, 1], 3, notes.append) is None
-    assert not notes
-    assert teacher_scores.read(tmp_path, "this", [2, 2], 3, notes.append) is None
+    assert teacher_scores.read(tmp_path, "that", [2, 1], 3) is None
+    with pytest.warns(BertreeWarning, match="damaged"):
+        assert teacher_scores.read(tmp_path, "this", [2, 2], 3) is None
     (tmp_path / teacher_scores.FILE).write_bytes(b"nothing of the kind")
-    assert teacher_scores.read(tmp_path, "this", [2, 1], 3, notes.append) is None
-    assert ["damaged" in notes[0], "cannot be read" in notes[1]] == [True, True]
+    with pytest.warns(BertreeWarning, match="cannot be read"):
+        assert teacher_scores.read(tmp_path, "this", [2, 1], 3) is None
 
 
 def test_true_answers_alone_are_fine_tuning(command: Command, trained: Trained, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "crf": ("crf", {}, "has a CRF, which scores whole sequences"),
     "crf asked for": ("ner", {"settings": ("crf=true",)}, "crf: scores whole sequences of tags"),
     "another tokenizer, tokens": ("ner", {"student": "stranger"}, "reads with another tokenizer than"),
-    "another tokenizer, spans": ("squad", {"student": "stranger"}, "asks about single tokens"),
+    "another tokenizer, spans": ("squad", {"student": "stranger"}, "scores single tokens"),
     "no such student": ("ner", {"student": "bert-tinny"}, "bert-tiny"),
     "layers of a folder": ("ner", {"student": "start", "more": ("--layers", "1")}, "has weights of its own"),
     "too many layers": ("ner", {"more": ("--layers", "1,2")}, "the student has 1 layers"),
