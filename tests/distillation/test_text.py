@@ -307,10 +307,10 @@ def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> N
         ("rows", kept_["rows"].astype(np.float32)),
     ):
         save_file(kept_ | {name: wrong}, files[0])
-        with pytest.raises(UserError, match="broken; remove it"):
+        with pytest.raises(UserError, match="damaged; remove it"):
             run(f"wrong {name} {wrong.dtype} {wrong.flat[0]}", "distil.top_k=16")
     files[0].write_bytes(whole[:-100])
-    with pytest.raises(UserError, match="broken; remove it"):
+    with pytest.raises(UserError, match="damaged; remove it"):
         run("broken", "distil.top_k=16")
     files[0].unlink()
     assert run("mended", "distil.top_k=16") == kept
@@ -332,7 +332,7 @@ def test_what_cannot_be_kept(changes: list[str], why: str, teacher: Path, storie
 def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path, small_folder: Path) -> None:
     store, out = str(stories), str(tmp_path / "out")
     mistakes = [
-        (["no-such"], "no such preset"),
+        (["no-such"], "no such folder or preset"),
         (["bert-tiny", "distil.ce=1"], "nothing to teach"),
         ([str(small_folder)], "another tokenizer"),
         ([str(teacher), "--student", "bert-smal"], "did you mean"),

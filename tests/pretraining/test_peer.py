@@ -68,7 +68,7 @@ def theirs(model: transformers.PreTrainedModel, work: StepBatches, weights: dict
 
 
 @pytest.mark.parametrize(
-    ("family", "optimiser"), [("bert", "adamw"), ("roberta", "adamw"), ("albert", "adamw"), ("albert", "lamb")]
+    ("family", "optimizer"), [("bert", "adamw"), ("roberta", "adamw"), ("albert", "adamw"), ("albert", "lamb")]
 )
 def test_the_first_fifty_losses(family: str, optimizer: str, token_store: Path, tmp_path: Path) -> None:
     kind, format_, masking, weights, axes = MEMBERS[family]

@@ -1,6 +1,5 @@
 """Changes to an index in a process of their own, which is killed at some moment."""
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,10 +13,9 @@ import numpy as np
 from bertree.search import writer
 from bertree.search.index import Index
 from bertree.search.passage_store import DATABASE
+from tests.support.processes import PROCESSES
 from tests.support.standin import Words
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.support.killing", "faiss", "torch"])
 WATCHED = tuple(f"search/{name}.py" for name in ("writer", "passage_store", "vector_files", "faiss_index", "files"))
 WATCHED += ("bertree/files.py",)
 Record = dict[str, Any]

@@ -5,7 +5,6 @@ and a SIGKILL is as final there as anywhere.
 """
 
 import json
-import multiprocessing
 import os
 import resource
 import sys
@@ -17,10 +16,9 @@ from random import Random
 
 from safetensors.torch import load_file
 
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(
-    ["bertree.cli.main", "bertree.pretraining.run", "bertree.finetuning.run", "tests.support.runs", "torch._inductor"]
-)
+from tests.support.processes import PROCESSES
+
+context = PROCESSES
 
 MODEL = """
 [model]

@@ -87,7 +87,7 @@ def test_stopped_at_random_moments(token_store: Path, tmp_path: Path) -> None:
         number = moments.choice([signal.SIGINT, signal.SIGTERM])
         before = steps(tmp_path / "out")
         code = stop_at(
-            moments.uniform(0.05, 0.7), number, *given, "--out", str(tmp_path / "out"), "--resume", said=said
+            moments.uniform(0.15, 0.7), number, *given, "--out", str(tmp_path / "out"), "--resume", said=said
         )
         codes.append(code)
         assert code in (0, 128 + number, -signal.SIGTERM), said.read_text()

@@ -1,0 +1,12 @@
+"""One server of child processes for all tests: it imports what is heavy once, and every child starts with it."""
+
+import multiprocessing
+
+PROCESSES = multiprocessing.get_context("forkserver")
+# There is one server per test process, so whoever starts it must load what every test needs.
+PROCESSES.set_forkserver_preload(
+    [
+        *("bertree.cli.main", "bertree.pretraining.run", "bertree.finetuning.run", "bertree.search.index"),
+        *("tests.support.runs", "tests.support.killing", "torch._inductor", "faiss"),
+    ]
+)
