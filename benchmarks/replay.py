@@ -23,7 +23,8 @@ from bertree.train.device import set_deterministic
 from bertree.train.loop import Loop, StepResult
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLoop
+from bertree.train.steps.cuda_graph import CudaGraphLaunch
+from bertree.train.steps.eager import EagerLaunch
 
 STEPS, SIZE, OPTIONS = 200, 32, 4
 CASES = {"sequence": (27, 70, 2), "token": (25, 120, 9), "span": (180, 384, 2), "choice": (60, 128, 1)}
@@ -55,8 +56,8 @@ def run(head: str, recorded: bool) -> tuple[torch.Tensor, float, int]:
     torch.manual_seed(0)
     network = build(preset("bert-base").architecture.with_values(shape), {head: classes}).cuda()
     optimizer = build_optimizer(network, OptimSettings(lr=1e-4), capturable=recorded)
-    kind = CudaGraphLoop if recorded else Loop
-    loop = kind(network, supervised_objective(head), optimizer, clip=1.0, bf16=True)
+    launch = CudaGraphLaunch if recorded else EagerLaunch
+    loop = Loop(network, supervised_objective(head), optimizer, clip=1.0, bf16=True, launch=launch)
     plan = TrainingPlan([Phase(steps=STEPS)], ScheduleSettings(warmup=20), 1e-4)
     shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, drawn(head, 50 * SIZE, mean, longest), SIZE, head, shapes=shapes)
@@ -69,7 +70,7 @@ def run(head: str, recorded: bool) -> tuple[torch.Tensor, float, int]:
 
     loop.run(feed.steps_from(0), [watch])
     weights = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
-    return weights, (times[1] - times[0]) / (STEPS // 2), len(getattr(loop, "_recordings", ()))
+    return weights, (times[1] - times[0]) / (STEPS // 2), len(getattr(loop.launch, "recordings", ()))
 
 
 def main() -> None:

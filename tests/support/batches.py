@@ -8,7 +8,9 @@ from bertree.batch import Batch
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.train.feed import StepBatches
+from bertree.train.loop import Loop
 from bertree.train.schedule import PlannedStep
+from bertree.train.steps.eager import EagerLaunch
 
 VOCAB = 50
 
@@ -67,3 +69,10 @@ def joined(batches: list[Batch]) -> Batch:
 def make_step(*batches: Batch, number: int = 0, lr: float = 1e-3) -> StepBatches:
     """A step over them."""
     return StepBatches(PlannedStep(number, 0, number, 1, lr), batches, 0.0)
+
+
+def run_backward(loop: Loop, step_batches: StepBatches) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """Leave the gradients of a step in the parameters, without the optimizer's step; return sums and counts."""
+    assert isinstance(loop.launch, EagerLaunch)
+    counts = loop.learner.counts(step_batches.batches)
+    return loop.launch.gradients(step_batches, counts), counts

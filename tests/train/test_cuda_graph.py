@@ -14,7 +14,8 @@ from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLoop
+from bertree.train.steps.cuda_graph import CudaGraphLaunch
+from bertree.train.steps.eager import EagerLaunch, Launch
 from tests.support.units import HEADS, OPTIONS, network, regression_network, units
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -33,14 +34,14 @@ def works(head: str, regression: bool) -> list[StepBatches]:
     return [replace(work, update=replace(work.update, lr=lr)) for work, lr in zip(steps, rates, strict=True)]
 
 
-def made(kind: type[Loop], head: str, regression: bool, half: bool) -> Loop:
+def made(launch: type[Launch], head: str, regression: bool, half: bool) -> Loop:
     net: Network = (regression_network if regression else network)(**DROPOUT).to("cuda")
     mover = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
-    return kind(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half)
+    return Loop(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half, launch=launch)
 
 
 def state(loop: Loop) -> list[torch.Tensor]:
-    moments = [value for p in loop.trainable for value in loop.optimizer.state[p].values()]
+    moments = [value for p in loop.learner.trainable for value in loop.optimizer.state[p].values()]
     return [p.detach().cpu() for p in loop.network.parameters()] + [value.cpu() for value in moments]
 
 
@@ -50,7 +51,7 @@ def state(loop: Loop) -> list[torch.Tensor]:
 def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool) -> None:
     set_deterministic(True)
     steps = works(head, regression)
-    one, other = made(Loop, head, regression, half), made(CudaGraphLoop, head, regression, half)
+    one, other = made(EagerLaunch, head, regression, half), made(CudaGraphLaunch, head, regression, half)
     losses: list[list[float]] = [[], []]
     for loop, seen in zip((one, other), losses, strict=True):
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
@@ -62,7 +63,7 @@ def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool)
 @cuda
 def test_a_bad_step_moves_nothing_and_recording_moves_nothing() -> None:
     set_deterministic(True)
-    loop = made(CudaGraphLoop, "sequence", False, False)
+    loop = made(CudaGraphLaunch, "sequence", False, False)
     steps = works("sequence", False)
     loop.step(steps[0])
     before = state(loop)

@@ -19,7 +19,7 @@ from bertree.train.feed import FixedShape, StreamFeed
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from tests.support.batches import fresh, make_step
+from tests.support.batches import fresh, make_step, run_backward
 from tests.support.corpora import same
 
 
@@ -99,7 +99,7 @@ def test_what_goes_wrong_there_is_said_here(feed: StreamFeed) -> None:
 def gradients(store: Store, *batches: Batch) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     network = fresh(vocab_size=store.vocab_size)
     loop = Loop(network, pretraining_objective(mlm=1.0, nsp=1.0), build_optimizer(network, OptimSettings()))
-    sums, counts = loop.gradients(make_step(*batches))
+    sums, counts = run_backward(loop, make_step(*batches))
     losses = {name: float(total) / counts[name] for name, total in sums.items()}
     return losses, {name: p.grad for name, p in network.named_parameters()}
 
@@ -150,7 +150,7 @@ def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
     counter = CompileCounterWithBackend("aot_eager")
     batches = [shape(stream[place]) for place in range(3) for stream in reading]
     plain = [loop.step(make_step(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
-    loop.compute = torch.compile(objective, dynamic=False, backend=counter)
+    loop.learner.compute = torch.compile(objective, dynamic=False, backend=counter)
     compiled = [loop.step(make_step(*batches[n : n + 2], lr=0.0)).loss for n in (0, 2, 4)]
     assert compiled == pytest.approx(plain, rel=1e-5)
     assert counter.frame_count == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bertree.batch import Batch
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.heads import PairClassifier
@@ -24,9 +25,11 @@ from bertree.train.device import set_deterministic
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLoop
-from bertree.train.steps.grad_cache import GradCacheLoop, WholeStepObjective
-from tests.support.batches import VOCAB, tiny
+from bertree.train.steps.cuda_graph import CudaGraphLaunch
+from bertree.train.steps.eager import EagerLaunch
+from bertree.train.steps.grad_cache import cached_gradients
+from bertree.train.steps.gradients import GradientMethod, plain_gradients
+from tests.support.batches import VOCAB, run_backward, tiny
 from tests.support.learnable import one_thread
 
 SIZE = 24
@@ -71,20 +74,21 @@ def feed(some: Sequence[Unit], micro: int, shapes: ShapeBuckets | None = None) -
 
 
 def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tensor], dict[str, int]]:
-    sums, counts = loop.gradients(works[step])
-    found = [parameter.grad.clone() for parameter in loop.trainable if parameter.grad is not None]
+    sums, counts = run_backward(loop, works[step])
+    found = [parameter.grad.clone() for parameter in loop.learner.trainable if parameter.grad is not None]
     loop.optimizer.zero_grad()
     return sums["ranking"], found, counts
 
 
-def loop_of(kind: type[Loop], **axes: object) -> Loop:
+def loop_of(method: GradientMethod, **axes: object) -> Loop:
     net = network(**axes)
-    return kind(
+    return Loop(
         net,
         embedding_objective(RankingLoss(symmetric=True)),
         build_optimizer(net, OptimSettings(lr=1e-3)),
         clip=1.0,
         seed=3,
+        gradients=method,
     )
 
 
@@ -92,8 +96,8 @@ def loop_of(kind: type[Loop], **axes: object) -> Loop:
 def test_pieces_change_nothing(micro: int) -> None:
     some = units("ranking")
     with one_thread():
-        whole = gradients(loop_of(Loop), 0, feed(some, 1))
-        parts = gradients(loop_of(GradCacheLoop), 0, feed(some, micro))
+        whole = gradients(loop_of(plain_gradients), 0, feed(some, 1))
+        parts = gradients(loop_of(cached_gradients), 0, feed(some, micro))
     assert len(feed(some, micro)[0].batches) == micro
     assert whole[2] == parts[2] == {"ranking": SIZE}
     assert parts[0].item() == pytest.approx(whole[0].item(), rel=1e-5)
@@ -103,25 +107,30 @@ def test_pieces_change_nothing(micro: int) -> None:
 
 def test_pieces_forgotten_one_by_one_would_change_it() -> None:
     some = units("ranking")
-    whole, apart = gradients(loop_of(Loop), 0, feed(some, 1)), gradients(loop_of(Loop), 0, feed(some, 4))
+    whole, apart = (
+        gradients(loop_of(plain_gradients), 0, feed(some, 1)),
+        gradients(loop_of(plain_gradients), 0, feed(some, 4)),
+    )
     assert apart[0].item() < 0.8 * whole[0].item(), "fewer negatives are easier"
 
 
-def test_dropout_is_the_same_both_times() -> None:
+def test_dropout_is_the_same_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each text's vector must be the same when its slope is found and when it is used."""
     seen: list[list[Tensor]] = [[], []]
 
-    class Watching(GradCacheLoop):
-        def _part(self, objective: WholeStepObjective, *rest: object) -> Tensor:  # type: ignore[override]
-            found = super()._part(objective, *rest)  # type: ignore[arg-type]
-            seen[1 if torch.is_grad_enabled() else 0].append(found.detach().clone())
-            return found
+    part = EmbeddingObjective.part
 
-    loop = loop_of(Watching, dropout=0.3, attention_dropout=0.0)
+    def watched(self: EmbeddingObjective, net: Network, batch: Batch) -> Tensor:
+        found = part(self, net, batch)
+        seen[1 if torch.is_grad_enabled() else 0].append(found.detach().clone())
+        return found
+
+    monkeypatch.setattr(EmbeddingObjective, "part", watched)
+    loop = loop_of(cached_gradients, dropout=0.3, attention_dropout=0.0)
     loop.step(feed(units("ranking"), 4)[0])
     assert len(seen[0]) == len(seen[1]) == 4
     assert all(map(torch.equal, *seen))
-    again = loop_of(Watching, dropout=0.3, attention_dropout=0.0)
+    again = loop_of(cached_gradients, dropout=0.3, attention_dropout=0.0)
     seen[0].clear()
     again.step(feed(units("ranking"), 4)[1])
     assert not torch.equal(seen[0][0], seen[1][0]), "another step, another dropout"
@@ -153,10 +162,11 @@ def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) 
     net = start.network
     task = SimilarityTask("sentence-ranking", loss="ranking")
     some, _ = task.units([SentenceExample(row) for row in rows], start.required_tokenizer, 64)
-    loop = GradCacheLoop(net, embedding_objective(RankingLoss()), build_optimizer(net, OptimSettings(lr=1e-3)), seed=0)
+    optimizer = build_optimizer(net, OptimSettings(lr=1e-3))
+    loop = Loop(net, embedding_objective(RankingLoss()), optimizer, seed=0, gradients=cached_gradients)
     loop.network.train = lambda: None  # no dropout, as there
     works = UnitFeed(TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", micro=3)
-    sums, counts = loop.gradients(works[0])
+    sums, counts = run_backward(loop, works[0])
     assert sums["ranking"].item() / counts["ranking"] == pytest.approx(loss.item(), rel=1e-5)
     ours = net.encoder.embeddings.tokens.weight.grad
     assert ours is not None
@@ -201,15 +211,16 @@ def test_replayed_on_a_gpu_it_is_the_same_bytes(loss: str, pooling: str, half: b
     steps = [replace(feed[n], update=replace(feed[n].update, lr=rate)) for n, rate in enumerate(rates)]
     losses: list[list[float]] = [[], []]
     ends = []
-    for kind, seen in zip((Loop, CudaGraphLoop), losses, strict=True):
+    for launch, seen in zip((EagerLaunch, CudaGraphLaunch), losses, strict=True):
         net = network(pooling, dropout=0.1).to("cuda")
-        loop = kind(
+        loop = Loop(
             net,
             embedding_objective(LOSSES[loss]()),
             build_optimizer(net, OptimSettings(lr=1e-3), capturable=True),
             clip=1.0,
             seed=3,
             bf16=half,
+            launch=launch,
         )
         loop.run(steps, [lambda result, seen=seen: seen.append(result.loss)])
         ends.append([parameter.detach().cpu() for parameter in net.parameters()])

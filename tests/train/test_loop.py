@@ -17,13 +17,13 @@ from bertree.train.hooks import SavedTotals, Totals
 from bertree.train.loop import Loop, StepResult
 from bertree.train.metrics_log import MetricsLog
 from bertree.train.optim import build_optimizer
-from tests.support.batches import fresh, joined, make_step, sequences
+from tests.support.batches import fresh, joined, make_step, run_backward, sequences
 
 
 def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:
     network = fresh().to(dtype)
     loop = Loop(network, pretraining_objective(mlm=1.0, nsp=0.7), build_optimizer(network, OptimSettings()))
-    loop.gradients(make_step(*batches))
+    run_backward(loop, make_step(*batches))
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
@@ -166,9 +166,9 @@ def test_micro_batches_have_dropout_of_their_own() -> None:
 
     loop = Loop(network, WeightedTerms({"x": Spy(set(), 1.0)}, {"x": 1.0}), build_optimizer(network, OptimSettings()))
     batch = joined(sequences(3))
-    loop.gradients(make_step(batch, batch, number=0))
-    loop.gradients(make_step(batch, number=1))
-    loop.gradients(make_step(batch, number=0))
+    run_backward(loop, make_step(batch, batch, number=0))
+    run_backward(loop, make_step(batch, number=1))
+    run_backward(loop, make_step(batch, number=0))
     assert len(set(seen)) == 3
     assert seen[0] == seen[3]
 
@@ -179,6 +179,6 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
         network = fresh(dropout=0.1)
         network.encoder.stack.recompute = recompute
         loop = Loop(network, pretraining_objective(mlm=1.0), torch.optim.SGD(network.parameters(), lr=0.0, fused=True))
-        loop.gradients(make_step(joined(sequences(6))))
+        run_backward(loop, make_step(joined(sequences(6))))
         found.append([p.grad for p in network.parameters() if p.grad is not None])
     assert all(map(torch.equal, *found))

@@ -29,8 +29,10 @@ from bertree.train.fine_tuning_session import BestEvaluation, FineTuningSession
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLoop
-from bertree.train.steps.grad_cache import GradCacheLoop, WholeStepObjective
+from bertree.train.steps.cuda_graph import CudaGraphLaunch
+from bertree.train.steps.eager import EagerLaunch
+from bertree.train.steps.grad_cache import WholeStepObjective, cached_gradients
+from bertree.train.steps.gradients import plain_gradients
 
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
 POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
@@ -141,8 +143,7 @@ class FineTuning:
         on_host = crf or lstm or config.optim.name != "adamw"  # they read values on the host during a step
         replayed = gpu and self.machine.compiled and micro == 1 and not on_host
         whole = micro > 1 and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches
-        kind = CudaGraphLoop if replayed else GradCacheLoop if whole else Loop
-        loop = kind(
+        loop = Loop(
             network,
             self.objective or supervised_objective(task.head, task.regression, crf),
             build_optimizer(network, config.optim, capturable=replayed),
@@ -150,6 +151,8 @@ class FineTuning:
             seed=seed,
             bf16=self.machine.bf16,
             bad_steps=config.run.bad_steps,
+            gradients=cached_gradients if whole else plain_gradients,
+            launch=CudaGraphLaunch if replayed else EagerLaunch,
         )
         shapes = ShapeBuckets(task.head, size, options) if replayed else None
         feed = UnitFeed(

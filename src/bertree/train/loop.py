@@ -9,21 +9,18 @@ saving, stopping) is a hook, called after each step.
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bertree.batch import Batch
-from bertree.data import counter_random
 from bertree.errors import UserError
-from bertree.objectives.objective import Loss, Objective
+from bertree.objectives.objective import Objective
 from bertree.train.feed import StepBatches
-
-Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
+from bertree.train.learner import Compute, Learner
+from bertree.train.steps.eager import EagerLaunch, Launch
+from bertree.train.steps.gradients import GradientMethod, plain_gradients
 
 
 class StepResult:
@@ -87,7 +84,7 @@ class StopTraining(Exception):
 
 
 class Loop:
-    """Network, objective and optimizer, and how a step is computed."""
+    """Steps of gradient descent: `gradients` says how gradients are computed, `launch` how the work is launched."""
 
     def __init__(
         self,
@@ -100,19 +97,16 @@ class Loop:
         bf16: bool = False,
         compiled: bool = False,
         bad_steps: int = 20,
+        gradients: GradientMethod = plain_gradients,
+        launch: type[Launch] = EagerLaunch,
     ) -> None:
-        self.network: Any = network  # what the objective expects
-        self.objective, self.optimizer = objective, optimizer
-        self.device = next(network.parameters()).device
-        self.trainable = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        self._limit = clip or math.inf  # of the gradient's norm
-        self._seed, self._bf16, self._bad_steps = seed, bf16, bad_steps
-        self.compute: Compute = _compile(objective) if compiled else objective
+        compute: Compute = _compile(objective) if compiled else objective
+        self.learner = Learner(network, objective, optimizer, compute, clip or math.inf, seed, bf16)
+        self.launch = launch(self.learner, gradients)
+        self.network, self.optimizer = self.learner.network, optimizer
+        self.device, self.autocast = self.learner.device, self.learner.autocast
+        self._bad_steps = bad_steps
         self.bad = 0  # steps in a row without a finite gradient
-
-    def autocast(self) -> AbstractContextManager[object]:
-        """Return the context in which the network is computed: bfloat16 where that is chosen."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self._bf16 else nullcontext()
 
     def run(self, steps: Iterable[StepBatches], hooks: Sequence[Hook] = ()) -> None:
         """Take the steps. The host stays one step ahead of the device, no more."""
@@ -132,35 +126,9 @@ class Loop:
 
     def step(self, step_batches: StepBatches) -> StepResult:
         """Take one step of gradient descent."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = step_batches.update.lr
-        sums, counts = self.gradients(step_batches)
-        norm = torch.nn.utils.clip_grad_norm_(self.trainable, self._limit)
-        # Where this is 1 both optimizers change nothing; AdamW without the host waiting for it.
-        self.optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return StepResult(
-            step_batches, counts, self.objective.weights, torch.stack([norm, *(sums[name] for name in counts)])
-        )
-
-    def gradients(self, step_batches: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Run the backward passes of all micro-batches; return the sum and the count of each term."""
-        self.network.train()
-        counts = dict.fromkeys(self.objective.weights, 0)
-        for batch in step_batches.batches:
-            for name, count in self.objective.counts(batch).items():
-                counts[name] += count
-        sums: dict[str, Tensor] = {}
-        for number, batch in enumerate(step_batches.batches):
-            torch.manual_seed(int(counter_random.key(self._seed, step_batches.update.number, number, "dropout")) >> 1)
-            with self.autocast():
-                losses = self.compute(self.network, batch.to(self.device))
-            terms = [self.objective.weights[n] / max(1, counts[n]) * loss.sum for n, loss in losses.items()]
-            torch.stack(terms).sum().backward()
-            for name, loss in losses.items():
-                sums[name] = sums.get(name, 0.0) + loss.sum.detach()
-        return sums, counts
+        counts = self.learner.counts(step_batches.batches)
+        numbers = self.launch.step(step_batches, counts)
+        return StepResult(step_batches, counts, self.learner.objective.weights, numbers)
 
     def _count_bad_steps(self, result: StepResult) -> None:
         """Count steps in a row whose gradient was not finite; too many end the run."""

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.data import counter_random
 from bertree.objectives.objective import Loss, Objective
-from bertree.train.feed import StepBatches
-from bertree.train.loop import Loop
+from bertree.train.learner import Learner
+from bertree.train.steps.gradients import Scales, SeedDropout, plain_gradients, weighted_sum
 
 
 @runtime_checkable
@@ -30,35 +29,29 @@ class WholeStepObjective(Objective, Protocol):
         """Return the loss of each term on all micro-batches of a step."""
 
 
-class GradCacheLoop(Loop):
-    """A loop whose objective needs all micro-batches of a step at once."""
+def cached_gradients(
+    learner: Learner, batches: Sequence[Batch], scales: Scales, seed_dropout: SeedDropout
+) -> dict[str, Tensor]:
+    """Run the backward passes of micro-batches whose objective needs all of them at once."""
+    if len(batches) == 1:
+        return plain_gradients(learner, batches, scales, seed_dropout)
+    objective = learner.objective
+    assert isinstance(objective, WholeStepObjective)
 
-    def gradients(self, step_batches: StepBatches) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Run the backward passes of all micro-batches; return the sum and the count of each term."""
-        if len(step_batches.batches) == 1:
-            return super().gradients(step_batches)
-        objective = self.objective
-        assert isinstance(objective, WholeStepObjective)
-        self.network.train()
-        counts = dict.fromkeys(objective.weights, 0)
-        for batch in step_batches.batches:
-            for name, count in objective.counts(batch).items():
-                counts[name] += count
-        batches = [batch.to(self.device) for batch in step_batches.batches]
-        with torch.no_grad():
-            parts = [self._part(objective, step_batches, number, batch) for number, batch in enumerate(batches)]
-        leaves = [part.requires_grad_() for part in parts]
-        losses = objective.together(self.network, leaves, batches)
-        terms = [objective.weights[n] / max(1, counts[n]) * loss.sum for n, loss in losses.items()]
-        torch.stack(terms).sum().backward()
-        for number, (batch, leaf) in enumerate(zip(batches, leaves, strict=True)):
-            part = self._part(objective, step_batches, number, batch)
-            assert leaf.grad is not None
-            part.backward(leaf.grad)
-        return {name: loss.sum.detach() for name, loss in losses.items()}, counts
-
-    def _part(self, objective: WholeStepObjective, step_batches: StepBatches, number: int, batch: Batch) -> Tensor:
+    def embed(number: int, batch: Batch) -> Tensor:
         """Return the vectors of a micro-batch, with the same dropout both times."""
-        torch.manual_seed(int(counter_random.key(self._seed, step_batches.update.number, number, "dropout")) >> 1)
-        with self.autocast():
-            return objective.part(self.network, batch)
+        seed_dropout(number)
+        with learner.autocast():
+            return objective.part(learner.network, batch)
+
+    batches = [batch.to(learner.device) for batch in batches]
+    with torch.no_grad():
+        parts = [embed(number, batch) for number, batch in enumerate(batches)]
+    leaves = [part.requires_grad_() for part in parts]
+    losses = objective.together(learner.network, leaves, batches)
+    weighted_sum(losses, scales).backward()
+    for number, (batch, leaf) in enumerate(zip(batches, leaves, strict=True)):
+        part = embed(number, batch)
+        assert leaf.grad is not None
+        part.backward(leaf.grad)
+    return {name: loss.sum.detach() for name, loss in losses.items()}

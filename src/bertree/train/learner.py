@@ -1,0 +1,70 @@
+"""What every way to take a step shares: the network, its objective and optimizer, the precision and the seed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bertree.batch import Batch
+from bertree.data import counter_random
+from bertree.objectives.objective import Loss, Objective
+
+Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
+
+
+@dataclass(eq=False)
+class Learner:
+    """A network, its objective and its optimizer."""
+
+    network: Any  # what the objective expects
+    objective: Objective
+    optimizer: Optimizer
+    compute: Compute  # the objective, compiled if that is chosen
+    max_norm: float  # of the gradient
+    seed: int
+    bf16: bool
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        device: torch.device = next(self.network.parameters()).device
+        return device
+
+    @cached_property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that learn."""
+        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which the network is computed: bfloat16 where that is chosen."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+
+    def seed_dropout(self, step: int, number: int) -> None:
+        """Seed the dropout of a micro-batch of a step."""
+        torch.manual_seed(int(counter_random.key(self.seed, step, number, "dropout")) >> 1)
+
+    def counts(self, batches: Sequence[Batch]) -> dict[str, int]:
+        """Count the targets of all micro-batches of a step, by term."""
+        counts = dict.fromkeys(self.objective.weights, 0)
+        for batch in batches:
+            for name, count in self.objective.counts(batch).items():
+                counts[name] += count
+        return counts
+
+    def scales(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Return the factor of each term's sum: its weight, divided by its count."""
+        return {name: self.objective.weights[name] / max(1, count) for name, count in counts.items()}
+
+    def update(self, skip: bool = False) -> Tensor:
+        """Clip the gradient and let the optimizer take its step, unless the gradient is not finite; return its norm."""
+        norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.max_norm)
+        # Where this is 1 both optimizers change nothing; AdamW without the host waiting for it.
+        bad = torch.ones_like(norm) if skip else (~norm.isfinite()).float()
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self.optimizer.step()
+        return norm

@@ -1,0 +1,45 @@
+"""Steps whose work is launched piece by piece, as they come."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bertree.train.feed import StepBatches
+from bertree.train.learner import Learner
+from bertree.train.steps.gradients import GradientMethod
+
+
+class Launch(Protocol):
+    """A way to launch the work of a step."""
+
+    def __init__(self, learner: Learner, gradients: GradientMethod) -> None: ...
+
+    def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
+        """Take one step; return the norm of the gradient, then the sum of each term in the order of `counts`."""
+
+
+class EagerLaunch(Launch):
+    """Launches each operation on its own."""
+
+    def __init__(self, learner: Learner, gradients: GradientMethod) -> None:
+        self._learner, self._gradients = learner, gradients
+
+    def gradients(self, step_batches: StepBatches, counts: Mapping[str, int]) -> dict[str, Tensor]:
+        """Run the backward passes of all micro-batches; return the sum of each term."""
+        learner, number = self._learner, step_batches.update.number
+        learner.network.train()
+        return self._gradients(
+            learner, step_batches.batches, learner.scales(counts), lambda slot: learner.seed_dropout(number, slot)
+        )
+
+    def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
+        """Take one step of gradient descent."""
+        optimizer = self._learner.optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = step_batches.update.lr
+        sums = self.gradients(step_batches, counts)
+        norm = self._learner.update()
+        optimizer.zero_grad()
+        return torch.stack([norm, *(sums[name] for name in counts)])
