@@ -23,7 +23,7 @@ VERBS = (
         "train_tokenizer",
         "load",
     ),
-    *("embed_file", "find_pairs", "cluster_texts", "evaluate_embeddings", "write_features", "convert"),
+    *("embed_file", "find_pairs", "cluster_texts", "evaluate_embeddings", "write_features", "convert", "verify"),
 )
 
 

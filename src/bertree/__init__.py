@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bertree.tasks.registry import register_task
     from bertree.tasks.text import TextTask
     from bertree.text.tokenizer import Tokenizer
+    from bertree.verification.verify import verify
 
 # Name -> the module it lives in.
 _HOMES = {
@@ -59,6 +60,7 @@ _HOMES = {
     "register_task": "tasks.registry",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.build",
+    "verify": "verification.verify",
     "write_features": "finetuning.features",
 }
 
@@ -90,6 +92,7 @@ __all__ = [
     "register_task",
     "train_embeddings",
     "train_tokenizer",
+    "verify",
     "write_features",
 ]
 

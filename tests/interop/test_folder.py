@@ -261,8 +261,12 @@ def test_broken_folders_are_one_line(case: str, theirs: Path) -> None:
 def test_our_own_file_is_not_trusted_either(line: str, reason: str, tmp_path: Path) -> None:
     tiny("bert-base", {}).save(tmp_path / "m")
     path = tmp_path / "m" / folder.OURS
-    text = path.read_text().replace("width = 32\n", "", 1) if line.startswith("width") else path.read_text()
-    path.write_text(text + line + "\n")
+    text = path.read_text()
+    if line.startswith("wid"):
+        text = text.replace("width = 32\n", f"{line}\n", 1)
+    else:
+        text += f"{line}\n"
+    path.write_text(text)
     with pytest.raises(UserError, match=reason):
         bertree.load(tmp_path / "m")
 

@@ -1,4 +1,4 @@
-"""The verbs about one model: `info`, `fill`, `convert`."""
+"""The verbs about one model: `info`, `fill`, `convert`, `verify`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from bertree.cli.options import DeviceOption, JsonOption, ModelArgument, Tokeniz
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    for function in (info, fill, convert):
+    for function in (info, fill, convert, verify):
         verb(app)(function)
 
 
@@ -106,3 +106,31 @@ def convert(
         print_json({"folder": str(target), "kind": to, "precision": precision})
     else:
         print(f"{target}: {to} folder, {describe_architecture(architecture)}")
+
+
+def verify(
+    folder: Annotated[
+        str, typer.Argument(metavar="PATH", help="A model folder, a token store, an index, a run, or: default.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Read every byte and compare it with its checksums; the first damaged file is named, with exit code 2.
+
+    Of a model, names, shapes and values of all weights are checked too, and that the tokenizer fits. What others have
+    written has no checksums; it says what could not be checked.
+
+    [dim]bertree verify my-model
+    bertree verify my-run --json[/dim]
+    """
+    from bertree.verification.verify import verify as verify_folder
+
+    found = verify_folder(folder)
+    if as_json:
+        lists = {"checked": list(found.checked), "unchecked": list(found.unchecked)}
+        print_json({"folder": str(found.folder), "kind": found.kind} | lists)
+        return
+    print(f"{found.folder}: {found.kind}, undamaged")
+    for line in found.checked:
+        print(f"  checked: {line}")
+    for line in found.unchecked:
+        print(f"  not checked: {line}")

@@ -6,6 +6,7 @@
 [top]            the readout, if it is not the last states alone
 [vector]         how a text becomes one vector, if the model makes vectors
 [task]           name and settings of the task the model was trained for
+[[files]]        size and checksums of each other file in the folder
 """
 
 from dataclasses import asdict, dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from bertree.config.settings import read
 from bertree.errors import UserError
 from bertree.files import Json, read_toml, toml_text
+from bertree.interop.checksums import FileChecksum
 from bertree.model.architecture import Architecture
 from bertree.model.network import HEADS
 from bertree.model.pooling import Dense, PoolingConfig
@@ -21,7 +23,7 @@ from bertree.model.readout import Readout
 
 LAYOUTS = ("bertree", "huggingface")
 INT8 = "int8"  # the only storage with a name: matrices as int8 with one scale per row; else the type is in the file
-TABLES = ("model", "heads", "architecture", "top", "vector", "task")
+TABLES = ("model", "heads", "architecture", "top", "vector", "task", "files")
 PLAIN = (str, int, float, bool)  # types of a task's settings
 
 
@@ -38,6 +40,7 @@ class Description:
     task: Json = field(default_factory=dict)
     storage: str = ""
     vector: PoolingConfig | None = None
+    files: tuple[FileChecksum, ...] = ()
 
     def as_toml(self) -> str:
         """Return the text of the file."""
@@ -54,6 +57,7 @@ class Description:
             tables["vector"] = self.vector.as_mapping()
         if self.task:
             tables["task"] = self.task
+        tables["files"] = [{key: value for key, value in asdict(file).items() if value != ""} for file in self.files]
         return toml_text(tables)
 
 
@@ -93,7 +97,8 @@ def read_description(path: Path) -> Description:
     if layout == "huggingface" and not readout.trivial:
         raise UserError(f'{path}: top: does not fit model.layout = "huggingface"; set it to "bertree"')
     vector = _read_vector(table("vector"), str(path)) if "vector" in tables else None
-    return Description(a, heads, layout, labels, longest, readout, task, storage, vector)
+    files: tuple[FileChecksum, ...] = read(tuple[FileChecksum, ...], tables.get("files", []), str(path), "files")
+    return Description(a, heads, layout, labels, longest, readout, task, storage, vector, files)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import torch
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json, new_folder, read_json, write_text
 from bertree.interop import hf_names, sentence_transformers, weights
+from bertree.interop.checksums import checksums, compare_weights
 from bertree.interop.description import INT8, Description, read_description
 from bertree.interop.hf_config import (
     architecture_from_config,
@@ -218,6 +219,7 @@ def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
     weights.load_into(network, tensors, _table(ours.layout, ours.architecture, network), dtype)
     if theirs:
         _add_pooling(network, ours.architecture, ours.vector, folder, dtype)
+    compare_weights(folder, ours.files)
     return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length, task=ours.task)
 
 
@@ -274,9 +276,8 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             labels, longest, task = contents.labels, contents.max_length, contents.task
             storage = INT8 if int8 else ""
             vector = network.vector.config if network.vector is not None else None
-            ours = Description(
-                a, head_classes(network), layout, labels, longest, network.readout, task, storage, vector
-            )
+            heads, readout, files = head_classes(network), network.readout, checksums(work)
+            ours = Description(a, heads, layout, labels, longest, readout, task, storage, vector, files)
             write_text(work / OURS, ours.as_toml())
 
 
