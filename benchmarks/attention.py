@@ -11,7 +11,10 @@ from torch import Tensor
 
 from benchmarks.common import environment, table
 from bertree.batch import Batch
-from bertree.model.attention import KERNELS, choose
+from bertree.model.kernels.layout import Layout
+from bertree.model.kernels.table import attend_fused, case_of, choose
+from bertree.model.kernels.varlen import attend
+from bertree.model.masks import Full
 
 CASES = ((32, False), (128, True), (128, False), (512, True), (512, False))
 
@@ -49,14 +52,20 @@ def main() -> None:
         batch = Batch.pack([[1] * n for n in lengths(given.tokens, longest, full)]).to("cuda")
         qkv = torch.randn(given.tokens, 3, given.heads, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         grad = torch.randn(given.tokens, given.heads, 64, device="cuda", dtype=torch.bfloat16)
-        ours = choose(qkv, batch, 0.0)
+        layout = Layout.of(batch, Full())
 
-        def both(kernel: str, qkv: Tensor = qkv, batch: Batch = batch, grad: Tensor = grad) -> None:
-            torch.autograd.grad(KERNELS[kernel](qkv, batch, 0.0), qkv, grad)
+        def flash(qkv: Tensor = qkv, layout: Layout = layout, grad: Tensor = grad) -> None:
+            q, k, v = qkv.unbind(1)
+            torch.autograd.grad(attend(q, k, v, layout), qkv, grad)
 
-        times = [milliseconds(lambda kernel=kernel: both(kernel)) for kernel in ("varlen", ours)]  # type: ignore[misc]
+        def ours(qkv: Tensor = qkv, layout: Layout = layout, grad: Tensor = grad) -> None:
+            torch.autograd.grad(attend_fused(qkv, layout), qkv, grad)
+
+        times = [milliseconds(work) for work in (flash, ours)]
         case = f"{longest} {'full' if full else 'ragged'}"
-        rows.append([case, ours, *(f"{t:.2f}" for t in times), f"{times[0] / times[1]:.2f}"])
+        rows.append(
+            [case, choose(case_of(qkv, layout, 0.0)).name, *(f"{t:.2f}" for t in times), f"{times[0] / times[1]:.2f}"]
+        )
     print(environment())
     print(table(["case", "ours", "varlen_attn, ms", "ours, ms", "ratio"], rows))
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.model.attention import Attention
 from bertree.model.encoder import Encoder
-from bertree.model.feed_forward import FeedForward
-from bertree.model.residual import PostNorm
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.feed_forward import FeedForward
+from bertree.model.layers.residual import PostNorm
 
 
 class GatedFeedForward(FeedForward):

@@ -23,6 +23,12 @@ def info(
     batch: Annotated[int, typer.Option(min=1, help="Sequences per step, for the training memory.")] = 32,
     length: Annotated[int, typer.Option(min=1, help="Tokens per sequence, for the training memory.")] = 128,
     card: Annotated[float, typer.Option(min=0.1, max=1e6, help="GPU memory in GB, for the largest batch.")] = 12,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Show the kernels of attention and which is used when, on a device.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help="With --kernels: cpu or cuda; auto: cuda if there is one.")
+    ] = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Draw the family tree, or show one point: axes, parameters, memory, operations.
@@ -30,12 +36,22 @@ def info(
     [dim]bertree info
     bertree info albert-base
     bertree info bert-base layers=6 segments=0 --card 24
-    bertree info path/to/model --json[/dim]
+    bertree info path/to/model --json
+    bertree info --kernels --device cuda[/dim]
     """
     from rich.console import Console
 
     from bertree.cli.render import family
 
+    if kernels:
+        from bertree.cli.render.kernels import as_json as kernels_json
+        from bertree.cli.render.kernels import print_kernels
+        from bertree.errors import UserError
+
+        if name is not None:
+            raise UserError(f"--kernels: shows the kernels of a device, not of a model ({name})")
+        print_json(kernels_json(device)) if as_json else print_kernels(Console(), device)
+        return
     if name is None:
         print_json(family.tree_json()) if as_json else family.print_tree(Console())
         return

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.model.attention import Attention
 from bertree.model.bilstm import BiLstmEncoder
 from bertree.model.encoder import Encoder, unknown_part
-from bertree.model.residual import Residual
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.residual import Residual
 
 Layers = int | Sequence[int] | str
 
@@ -68,8 +68,6 @@ def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
         qkv_t3nd = part.qkv(block.part_input(state_th)).unflatten(-1, (3, part.heads, part.head_width))
         q_ntd, k_ntd, _ = qkv_t3nd.permute(1, 2, 0, 3).float()
         scores_ntt = q_ntd @ k_ntd.transpose(1, 2) * part.head_width**-0.5
-        if part.causal:
-            ahead = torch.ones(scores_ntt.shape[1:], dtype=torch.bool, device=scores_ntt.device).triu(1)
-            scores_ntt = scores_ntt.masked_fill(ahead, float("-inf"))
-        found.append(scores_ntt.softmax(-1))
+        seen_tt = part.mask.sees(batch.positions, batch.positions)
+        found.append(scores_ntt.masked_fill(~seen_tt, float("-inf")).softmax(-1))
     return torch.stack(found)

@@ -25,13 +25,14 @@ from torch import Tensor, nn
 from bertree.errors import UserError
 from bertree.files import new_folder
 from bertree.interop.folder import Contents
-from bertree.model.attention import Attention
 from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import part_difference, unknown_part
-from bertree.model.feed_forward import FeedForward
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.feed_forward import FeedForward
+from bertree.model.layers.residual import PreNorm, Residual
+from bertree.model.masks import NAMES, Full
 from bertree.model.network import Network
 from bertree.model.pooling import SentencePooling
-from bertree.model.residual import PreNorm, Residual
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
 FILE, BESIDE = "model.onnx", "model.onnx.data"
@@ -117,8 +118,8 @@ def _unknown(network: Network) -> str:
     if found := unknown_part(network.encoder):
         return found
     for module in network.encoder.modules():
-        if isinstance(module, Attention) and module.causal:
-            return "encoder.stack.attention is causal"
+        if isinstance(module, Attention) and not isinstance(module.mask, Full):
+            return f"encoder.stack.attention has a {NAMES[type(module.mask)]} mask"
     for name, part, known in (("network", network, Network), ("network.vector", network.vector, SentencePooling)):
         if part is not None and (reason := part_difference(part, (known,))):
             return f"{name} {reason}"

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import ACTIVATIONS, Architecture
-from bertree.model.attention import Attention, build_attention
 from bertree.model.embeddings import Embeddings
-from bertree.model.feed_forward import FeedForward
 from bertree.model.init import initialize, scale_weights
-from bertree.model.residual import PostNorm, PreNorm
+from bertree.model.layers.attention import Attention, build_attention
+from bertree.model.layers.feed_forward import FeedForward
+from bertree.model.layers.residual import PostNorm, PreNorm
 from bertree.model.stack import Stack
 
 
@@ -100,7 +100,7 @@ def build_transformer(a: Architecture) -> Encoder:
         ),
         norm(a.width) if a.residual == "pre-norm" else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
-        attention[0].causal,
+        not attention[0].mask.looks_ahead,
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.errors import UserError, suggest
-from bertree.model.feed_forward import ACTIVATION
+from bertree.model.layers.feed_forward import ACTIVATION
 
 ROUND = 64
 NEVER = -30000.0  # a logit whose probability is 0; half precision can represent it

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.model.attention import Attention
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.residual import PostNorm, PreNorm, Residual
 from bertree.model.network import Network
-from bertree.model.residual import PostNorm, PreNorm, Residual
 from bertree.objectives.divergences import (
     cosine_distance,
     divergence,

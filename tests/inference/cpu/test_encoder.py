@@ -12,7 +12,8 @@ from bertree.errors import UserError
 from bertree.inference.cpu.encoder import AttentionBins, CpuRuntime, build_cpu_encoder, round_up
 from bertree.inference.cpu.linear import EagerLinear, Int8Linear, linear_class
 from bertree.model.architecture import Architecture
-from bertree.model.feed_forward import ACTIVATION
+from bertree.model.layers.feed_forward import ACTIVATION
+from bertree.model.masks import Causal
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
@@ -188,7 +189,7 @@ def test_known_parts_with_other_settings(change: str) -> None:
             if change == "heads":
                 block.part.heads, block.part.head_width = 2, 32
             if change == "causal":
-                block.part.causal = True
+                block.part.mask = Causal()
             if change == "activation":
                 ffn.part.activation = ACTIVATION["relu"]
         wanted = made(given)

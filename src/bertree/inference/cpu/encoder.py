@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.inference.cpu.linear import PackedLinear, linear_class
-from bertree.model.attention import Attention
 from bertree.model.encoder import Encoder, part_difference, unknown_part
-from bertree.model.feed_forward import FeedForward
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.feed_forward import FeedForward
+from bertree.model.layers.residual import PreNorm, Residual
+from bertree.model.masks import Full
 from bertree.model.network import Network
-from bertree.model.residual import PreNorm, Residual
 
 WIDTHS = (32, 64, 128)  # of bins; or the longest sequence, rounded up to the kernel's step of 16
 # Cost of a bin beside its scores, in columns of scores: measured, flash attention on AVX-512.
@@ -181,7 +182,7 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
         attention_block = cast(Residual, encoder.stack.attention[attention_index])
         ffn_block = cast(Residual, encoder.stack.ffn[ffn_index])
         attention, ffn = cast(Attention, attention_block.part), cast(FeedForward, ffn_block.part)
-        if attention.causal or type(attention_block) is not type(ffn_block):
+        if not isinstance(attention.mask, Full) or type(attention_block) is not type(ffn_block):
             return None
         blocks.append(
             CpuBlock(
@@ -250,4 +251,4 @@ def _structure(encoder: Encoder) -> tuple[object, ...]:
     attention = [cast(Attention, cast(Residual, block).part) for block in stack.attention]
     ffn = [cast(FeedForward, cast(Residual, block).part) for block in stack.ffn]
     kinds = tuple(type(block) for block in (*stack.attention, *stack.ffn))
-    return stack.plan, kinds, tuple((a.heads, a.causal) for a in attention), tuple(f.activation for f in ffn)
+    return stack.plan, kinds, tuple((a.heads, a.mask) for a in attention), tuple(f.activation for f in ffn)

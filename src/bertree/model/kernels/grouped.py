@@ -1,65 +1,110 @@
-"""Attention on the CPU: sequences of equal length share one call, without padding.
+"""Attention on the CPU: sequences of equal lengths share one call, without padding.
 
 The lengths are read on the host, which a compiler cannot follow, so this is an operator of its own: the compiler sees
 one opaque call, and new lengths cause no recompilation. Inside an operator there is no autograd, so forward and
 backward call the CPU flash kernels that `scaled_dot_product_attention` would choose.
 
-Shape letters: t tokens, n heads, d head width.
+Shape letters: t tokens, n heads, d head width, q queries, k keys.
 """
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from bertree.model.kernels.layout import Kernel, Layout, ScoreBias, Supports
+from bertree.model.masks import Causal, Full, Window
+
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def grouped_attention(qkv_t3nd: Tensor, cu_seqlens: Tensor, causal: bool) -> Tensor:
-    """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
-    mixed_tnd: Tensor = _attend(*qkv_t3nd.unbind(1), cu_seqlens, causal)[0]
+def attend(
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float = 0.0, bias: ScoreBias | None = None
+) -> Tensor:
+    """Queries, keys and values of packed sequences -> mixed values (t x n x d)."""
+    cu_k = layout.cu_k if layout.separate_keys else None
+    mixed_tnd: Tensor = _attend(q_tnd, k_tnd, v_tnd, layout.cu_q, cu_k, *layout.mask.band)[0]
     return mixed_tnd
 
 
-def _groups(cu_seqlens: Tensor) -> tuple[list[tuple[int, int]], Tensor | None]:
-    """Return (length, count) of each group, and the order of tokens that brings equal lengths together."""
-    lengths = cu_seqlens.diff().tolist()
-    order_t = None
-    if any(a > b for a, b in pairwise(lengths)):
-        rows = torch.arange(sum(lengths)).split(lengths)
-        order_t = torch.cat([rows[i] for i in sorted(range(len(rows)), key=lengths.__getitem__)])
-        lengths.sort()
-    return [(length, len(list(run))) for length, run in groupby(lengths) if length], order_t
+class _Stream(NamedTuple):
+    """How to cut a stream of tokens into blocks of sequences of equal length, one per group."""
+
+    sizes: list[tuple[int, int]]  # length and count of each group's sequences
+    order_t: Tensor | None  # the order of tokens that brings groups together; None: they are
+
+    def cut(self, x_tn: Tensor) -> list[Tensor]:
+        """Return one block per group: count x heads x length (x head width)."""
+        if self.order_t is not None:
+            x_tn = x_tn[self.order_t]
+        parts = x_tn.split([length * count for length, count in self.sizes])
+        shaped = zip(parts, self.sizes, strict=True)
+        return [x.unflatten(0, (count, length)).transpose(1, 2) for x, (length, count) in shaped]
+
+    def join(self, parts: Sequence[Tensor], like_tn: Tensor) -> Tensor:
+        """Join blocks to the stream."""
+        if not parts:
+            return torch.zeros_like(like_tn, memory_format=torch.contiguous_format)
+        x_tn = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
+        return x_tn if self.order_t is None else torch.empty_like(x_tn).index_copy_(0, self.order_t, x_tn)
 
 
-def _cut(x_tn: Tensor, groups: list[tuple[int, int]], order_t: Tensor | None) -> list[Tensor]:
-    """Cut the stream into one block per group: count x heads x length (x head width)."""
-    if order_t is not None:
-        x_tn = x_tn[order_t]
-    parts = x_tn.split([length * count for length, count in groups])
-    return [x.unflatten(0, (count, length)).transpose(1, 2) for x, (length, count) in zip(parts, groups, strict=True)]
+def _streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[_Stream, _Stream]:
+    """Group the sequences by length, or by the lengths of queries and keys; return how to cut queries and keys."""
+    lengths = cu_q.diff().tolist()
+    if cu_k is None:
+        order_t = None
+        if any(a > b for a, b in pairwise(lengths)):
+            order_t = _order(lengths, sorted(range(len(lengths)), key=lengths.__getitem__))
+            lengths.sort()
+        stream = _Stream([(length, len(list(run))) for length, run in groupby(lengths) if length], order_t)
+        return stream, stream
+    pairs = list(zip(lengths, cu_k.diff().tolist(), strict=True))
+    rows = sorted((row for row, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
+    groups = [(pair, len(list(run))) for pair, run in groupby(pairs[row] for row in rows)]
+    queries, keys = (
+        _Stream([(pair[side], count) for pair, count in groups], _order([pair[side] for pair in pairs], rows))
+        for side in (0, 1)
+    )
+    return queries, keys
 
 
-def _join(parts: Sequence[Tensor], like_tn: Tensor, order_t: Tensor | None) -> Tensor:
-    """Join blocks to the stream."""
-    if not parts:
-        return torch.empty_like(like_tn, memory_format=torch.contiguous_format)
-    x_tn = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
-    return x_tn if order_t is None else torch.empty_like(x_tn).index_copy_(0, order_t, x_tn)
+def _order(lengths: list[int], rows: list[int]) -> Tensor:
+    """Return the tokens of sequences in another order of the sequences."""
+    tokens = torch.arange(sum(lengths)).split(lengths)
+    return torch.cat([tokens[row] for row in rows]) if rows else torch.arange(0)
+
+
+def _mask(queries: int, keys: int, left: int, right: int, like: Tensor) -> tuple[bool, Tensor | None]:
+    """Return how the CPU kernel is told what a query sees: a flag for causal, or a mask (q x k)."""
+    if left < 0 and right < 0:
+        return False, None
+    if left < 0 and right == 0 and queries == keys:
+        return True, None
+    window = Window(*(keys + queries if side < 0 else side for side in (left, right)))
+    seen = window.sees(torch.arange(keys - queries, keys), torch.arange(keys))
+    return False, like.new_zeros(queries, keys).masked_fill_(~seen, float("-inf"))
 
 
 @custom_op("bertree::grouped_attention", mutates_args=())
-def _attend(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    groups, order_t = _groups(cu_seqlens)
-    blocks = (_cut(x, groups, order_t) for x in (q_tnd, k_tnd, v_tnd))
-    mixed = [_flash(q, k, v, is_causal=causal) for q, k, v in zip(*blocks, strict=True)]
-    out_tnd = _join([out for out, _ in mixed], q_tnd, order_t)
+def _attend(
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_q: Tensor, cu_k: Tensor | None, left: int, right: int
+) -> tuple[Tensor, Tensor]:
+    queries, keys = _streams(cu_q, cu_k)
+    scale_type, mixed = torch.promote_types(q_tnd.dtype, torch.float32), []
+    for q, k, v in zip(queries.cut(q_tnd), keys.cut(k_tnd), keys.cut(v_tnd), strict=True):
+        if not (q.shape[2] and k.shape[2]):  # the kernel cannot do without: no key, no value
+            mixed.append((torch.zeros_like(q), torch.zeros_like(q[..., 0], dtype=scale_type)))
+            continue
+        causal, mask = _mask(q.shape[2], k.shape[2], left, right, q)
+        mixed.append(_flash(q, k, v, is_causal=causal, attn_mask=mask))
+    out_tnd = queries.join([out for out, _ in mixed], q_tnd)
     # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
-    return out_tnd, _join([scale for _, scale in mixed], q_tnd[..., 0].float(), order_t)
+    return out_tnd, queries.join([scale for _, scale in mixed], q_tnd[..., 0].to(scale_type))
 
 
 @custom_op("bertree::grouped_attention_backward", mutates_args=())
@@ -70,19 +115,29 @@ def _attend_backward(
     v_tnd: Tensor,
     out_tnd: Tensor,
     scale_tn: Tensor,
-    cu_seqlens: Tensor,
-    causal: bool,
+    cu_q: Tensor,
+    cu_k: Tensor | None,
+    left: int,
+    right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    groups, order_t = _groups(cu_seqlens)
-    blocks = (_cut(x, groups, order_t) for x in (grad_tnd, q_tnd, k_tnd, v_tnd, out_tnd, scale_tn))
-    grads = [_flash_backward(*block, 0.0, causal) for block in zip(*blocks, strict=True)]
-    q, k, v = (_join([grad[i] for grad in grads], q_tnd, order_t) for i in range(3))
-    return q, k, v
+    queries, keys = _streams(cu_q, cu_k)
+    grads = []
+    cuts = (queries.cut(grad_tnd), queries.cut(q_tnd), keys.cut(k_tnd), keys.cut(v_tnd))
+    for grad, q, k, v, *made in zip(*cuts, queries.cut(out_tnd), queries.cut(scale_tn), strict=True):
+        if not (q.shape[2] and k.shape[2]):
+            grads.append([torch.zeros_like(x) for x in (q, k, v)])
+            continue
+        causal, mask = _mask(q.shape[2], k.shape[2], left, right, q)
+        grads.append(_flash_backward(grad, q, k, v, *made, 0.0, causal, attn_mask=mask))
+    q_grad = queries.join([grad[0] for grad in grads], q_tnd)
+    return q_grad, keys.join([grad[1] for grad in grads], k_tnd), keys.join([grad[2] for grad in grads], v_tnd)
 
 
 @_attend.register_fake
-def _(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_seqlens: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    return _like(q_tnd), _like(q_tnd[..., 0].float())
+def _(
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_q: Tensor, cu_k: Tensor | None, left: int, right: int
+) -> tuple[Tensor, Tensor]:
+    return _like(q_tnd), _like(q_tnd[..., 0].to(torch.promote_types(q_tnd.dtype, torch.float32)))
 
 
 @_attend_backward.register_fake
@@ -93,8 +148,10 @@ def _(
     v_tnd: Tensor,
     out_tnd: Tensor,
     scale_tn: Tensor,
-    cu_seqlens: Tensor,
-    causal: bool,
+    cu_q: Tensor,
+    cu_k: Tensor | None,
+    left: int,
+    right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _like(q_tnd), _like(k_tnd), _like(v_tnd)
 
@@ -104,12 +161,19 @@ def _like(x: Tensor) -> Tensor:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, cu_seqlens, ctx.causal = inputs
-    ctx.save_for_backward(q, k, v, *output, cu_seqlens)
+    q, k, v, cu_q, cu_k, *ctx.band = inputs
+    ctx.save_for_backward(q, k, v, *output, cu_q, cu_k)
 
 
 def _back(ctx: Any, grad_out: Tensor, grad_scale: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (*_attend_backward(grad_out, *ctx.saved_tensors, ctx.causal), None, None)
+    return (*_attend_backward(grad_out, *ctx.saved_tensors, *ctx.band), None, None, None, None)
 
 
 _attend.register_autograd(_back, setup_context=_keep)
+
+KERNEL = Kernel(
+    "grouped",
+    "sequences of equal lengths in one call each",
+    Supports("cpu", (Full, Causal, Window), separate_keys=True),
+    attend,
+)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from bertree.model.kernels.triton_short import LOG2_E
+from bertree.model.kernels.layout import Kernel, Layout, ScoreBias
+from bertree.model.kernels.triton_short import LOG2_E, SUPPORTS
 
 try:
     import triton
@@ -28,9 +29,16 @@ QUERIES = (64, 64, 4, 3)
 KEYS = (128, 32, 4, 3)
 
 
-def attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+def attend(
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float = 0.0, bias: ScoreBias | None = None
+) -> Tensor:
     """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
-    mixed: Tensor = _attend(qkv_t3nd.contiguous(), cu_seqlens, longest)[0]
+    return attend_fused(torch.stack([q_tnd, k_tnd, v_tnd], 1), layout)
+
+
+def attend_fused(qkv_t3nd: Tensor, layout: Layout) -> Tensor:
+    """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
+    mixed: Tensor = _attend(qkv_t3nd.contiguous(), layout.cu_q, layout.max_q)[0]
     return mixed
 
 
@@ -249,3 +257,6 @@ def _back(ctx: Any, grad_tnd: Tensor, grad_sums: Tensor | None) -> tuple[Tensor,
 
 
 _attend.register_autograd(_back, setup_context=_keep)
+
+
+KERNEL = Kernel("blocks", "block by block, with a running softmax", SUPPORTS, attend, attend_fused)

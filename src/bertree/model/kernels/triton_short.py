@@ -8,11 +8,15 @@ No atomic additions, so the result is the same to the bit every time. Longer seq
 Shape letters: t tokens, n heads, d head width, s sequences, b block.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
+
+from bertree.model.kernels.layout import Kernel, Layout, ScoreBias, Supports
+from bertree.model.masks import Full
 
 try:
     import triton
@@ -24,15 +28,25 @@ LONGEST = 128
 LOG2_E = 1.4426950408889634
 
 
-def supports(qkv_t3nd: Tensor) -> bool:
-    """True if this kernel, and the one for longer sequences, can take these tensors."""
-    half = qkv_t3nd.dtype in (torch.float16, torch.bfloat16)
-    return triton is not None and half and qkv_t3nd.shape[-1] in (16, 32, 64, 128)
+SUPPORTS = Supports(  # also of the kernel for longer sequences
+    "cuda",
+    (Full,),
+    (torch.float16, torch.bfloat16),
+    (16, 32, 64, 128),
+    missing="needs Triton" if triton is None else "",
+)
 
 
-def attend(qkv_t3nd: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+def attend(
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float = 0.0, bias: ScoreBias | None = None
+) -> Tensor:
     """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
-    mixed: Tensor = _attend(qkv_t3nd.contiguous(), cu_seqlens, longest)
+    return attend_fused(torch.stack([q_tnd, k_tnd, v_tnd], 1), layout)
+
+
+def attend_fused(qkv_t3nd: Tensor, layout: Layout) -> Tensor:
+    """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
+    mixed: Tensor = _attend(qkv_t3nd.contiguous(), layout.cu_q, layout.max_q)
     return mixed
 
 
@@ -146,3 +160,6 @@ def _back(ctx: Any, grad_tnd: Tensor) -> tuple[Tensor, None, None]:
 
 
 _attend.register_autograd(_back, setup_context=_keep)
+
+
+KERNEL = Kernel("short", "one tile per sequence and head", replace(SUPPORTS, longest=LONGEST), attend, attend_fused)

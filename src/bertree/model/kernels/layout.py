@@ -1,0 +1,116 @@
+"""What a kernel computes attention for, and what it says of itself.
+
+Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.model.masks import NAMES, Mask
+
+
+class Layout(NamedTuple):
+    """Boundaries of the sequences in the streams of queries and keys, and what a query sees.
+
+    A sequence's last query and last key are at the same place. One tensor for both boundaries: queries, keys and values
+    come from the same tokens.
+    """
+
+    cu_q: Tensor  # s + 1, int32: the queries of sequence i are cu_q[i] : cu_q[i + 1]
+    cu_k: Tensor  # s + 1, int32
+    max_q: int  # the longest sequence, on the host
+    max_k: int
+    mask: Mask
+
+    @classmethod
+    def of(cls, batch: Batch, mask: Mask) -> "Layout":
+        """Return the layout of a batch whose tokens see each other."""
+        return cls(batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen, mask)
+
+    @property
+    def separate_keys(self) -> bool:
+        """True if keys and values come from other tokens than queries."""
+        return self.cu_k is not self.cu_q
+
+
+class ScoreBias(Protocol):
+    """What a kernel adds to the scores: computed from the queries and the places of queries and keys.
+
+    Places are ... x q and ... x k; the result is added to s x n x q x k.
+    """
+
+    def __call__(self, q_snqd: Tensor, query_places: Tensor, key_places: Tensor) -> Tensor: ...
+
+
+class Attend(Protocol):
+    """Queries, keys and values of packed sequences -> mixed values (t x n x d)."""
+
+    def __call__(
+        self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, bias: ScoreBias | None
+    ) -> Tensor: ...
+
+
+class Case(NamedTuple):
+    """One call, as far as the choice of a kernel depends on it."""
+
+    device: str
+    dtype: torch.dtype
+    head_width: int
+    longest: int
+    mask: type[Mask]
+    dropout: bool = False
+    separate_keys: bool = False
+    score_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Supports:
+    """What a kernel can compute. None: no limit."""
+
+    device: str | None
+    masks: tuple[type[Mask], ...]
+    dtypes: tuple[torch.dtype, ...] | None = None
+    head_widths: tuple[int, ...] | None = None
+    longest: int | None = None
+    dropout: bool = False
+    separate_keys: bool = False
+    score_bias: bool = False
+    missing: str = ""  # what this installation lacks for it
+
+    def refusal(self, case: Case) -> str:
+        """Return why a call is not supported; empty if it is."""
+        if self.device is not None and case.device != self.device:
+            return f"needs {self.device}"
+        if self.missing:
+            return self.missing
+        if self.dtypes is not None and case.dtype not in self.dtypes:
+            return "needs half precision"
+        if self.head_widths is not None and case.head_width not in self.head_widths:
+            return "not for heads of this width"
+        if case.mask not in self.masks:
+            return f"has no {NAMES[case.mask]} mask"
+        if case.dropout and not self.dropout:
+            return "has no dropout"
+        if case.separate_keys and not self.separate_keys:
+            return "needs keys from the same tokens"
+        if case.score_bias and not self.score_bias:
+            return "has no score bias"
+        if self.longest is not None and case.longest > self.longest:
+            return f"only up to {self.longest} tokens"
+        return ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute attention. `attend_fused` takes queries, keys and values as one tensor (t x 3 x n x d)."""
+
+    name: str
+    about: str
+    supports: Supports
+    attend: Attend
+    attend_fused: Callable[[Tensor, Layout], Tensor] | None = None

@@ -1,0 +1,74 @@
+"""The kernels of attention in order of preference, and the choice among them.
+
+The first kernel that supports a call computes it; `bertree info --kernels` shows the table.
+
+Shape letters: t tokens, n heads, d head width.
+"""
+
+from torch import Tensor
+
+from bertree.model.kernels import grouped, padded, triton_blocked, triton_short, varlen
+from bertree.model.kernels.layout import Case, Kernel, Layout, ScoreBias
+
+KERNELS: tuple[Kernel, ...] = (
+    triton_short.KERNEL,
+    triton_blocked.KERNEL,
+    varlen.KERNEL,
+    grouped.KERNEL,
+    padded.KERNEL,
+)
+
+
+def attend(
+    q_tnd: Tensor,
+    k_tnd: Tensor,
+    v_tnd: Tensor,
+    layout: Layout,
+    dropout: float = 0.0,
+    bias: ScoreBias | None = None,
+) -> Tensor:
+    """Queries, keys and values -> mixed values (t x n x d), by the kernel that suits them."""
+    kernel = choose(case_of(q_tnd, layout, dropout, bias is not None))
+    return kernel.attend(q_tnd, k_tnd, v_tnd, layout, dropout, bias)
+
+
+def attend_fused(qkv_t3nd: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
+    """Queries, keys and values of the same tokens -> mixed values (t x n x d), by the kernel that suits them."""
+    kernel = choose(case_of(qkv_t3nd, layout, dropout))
+    if kernel.attend_fused is not None:
+        return kernel.attend_fused(qkv_t3nd, layout)
+    q_tnd, k_tnd, v_tnd = qkv_t3nd.unbind(1)
+    return kernel.attend(q_tnd, k_tnd, v_tnd, layout, dropout, None)
+
+
+def case_of(x_nd: Tensor, layout: Layout, dropout: float, score_bias: bool = False) -> Case:
+    """Return what the choice depends on; `x_nd` are queries, alone or with keys and values."""
+    return Case(
+        x_nd.device.type,
+        x_nd.dtype,
+        x_nd.shape[-1],
+        layout.max_k,
+        type(layout.mask),
+        dropout > 0,
+        layout.separate_keys,
+        score_bias,
+    )
+
+
+def choose(case: Case) -> Kernel:
+    """Return the first kernel that supports a call."""
+    for kernel in KERNELS:
+        if not kernel.supports.refusal(case):
+            return kernel
+    raise AssertionError(f"no kernel for {case}")  # `padded` supports every mask there is
+
+
+def refusals(case: Case) -> dict[str, str]:
+    """Return the kernels that are preferred to the one chosen, and why each cannot take the call."""
+    found = {}
+    for kernel in KERNELS:
+        reason = kernel.supports.refusal(case)
+        if not reason:
+            break
+        found[kernel.name] = reason
+    return found

@@ -1,0 +1,46 @@
+"""Attention over a packed batch. The kernels that compute it are in `kernels.table`.
+
+Shape letters: t tokens, n heads, d head width, h width.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.model.architecture import Architecture
+from bertree.model.kernels.layout import Layout
+from bertree.model.kernels.table import attend_fused
+from bertree.model.masks import Causal, Full, Mask
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention; one matrix product for queries, keys and values. `mask`: what a token sees."""
+
+    def __init__(self, width: int, heads: int, dropout: float, mask: Mask | None = None) -> None:
+        super().__init__()
+        self.mask = mask or Full()
+        self.heads, self.head_width = heads, width // heads
+        self.dropout = dropout
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
+        """Mix the hidden states of each sequence's tokens."""
+        qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
+        dropout = self.dropout if self.training else 0.0
+        mixed_tnd = attend_fused(qkv_t3nd, Layout.of(batch, self.mask), dropout)
+        out: Tensor = self.out(mixed_tnd.flatten(1))
+        return out
+
+
+# The mask for each value of the axis `attention` (architecture.ATTENTION); a new kind also has a row in cost.KEYS.
+MASKS: dict[str, Callable[[Architecture], Mask]] = {
+    "full": lambda a: Full(),
+    "causal": lambda a: Causal(),
+}
+
+
+def build_attention(a: Architecture) -> Attention:
+    """Build the attention of one layer."""
+    return Attention(a.width, a.heads, a.attention_dropout, MASKS[a.attention](a))

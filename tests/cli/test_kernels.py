@@ -1,0 +1,34 @@
+"""`info --kernels`: what is shown is what is chosen."""
+
+import pytest
+import torch
+
+from bertree.model.kernels.layout import Case
+from bertree.model.kernels.table import KERNELS, choose
+from bertree.model.masks import NAMES
+from tests.support.command import Command
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_table_is_the_choice(command: Command, device: str) -> None:
+    shown = command.well("info", "--kernels", "--device", device, "--json").json
+    assert shown["device"] == device
+    assert [kernel["name"] for kernel in shown["kernels"]] == [kernel.name for kernel in KERNELS]
+    masks = {name: mask for mask, name in NAMES.items()}
+    for call in shown["calls"]:
+        needs = {name: call[name] for name in ("dropout", "separate_keys", "score_bias")}
+        dtype = getattr(torch, call["dtype"])
+        case = Case(device, dtype, 64, call["longest"], masks[call["mask"]], **needs)
+        assert call["kernel"] == choose(case).name
+        assert call["kernel"] not in call["not"]
+    assert {call["mask"] for call in shown["calls"]} == set(masks)
+    assert {call["kernel"] for call in shown["calls"]} >= {"padded", "grouped" if device == "cpu" else "varlen"}
+    assert "why not another" in command.well("info", "--kernels", "--device", device).out
+
+
+def test_wrong_devices_and_models_are_named_in_one_line(command: Command) -> None:
+    said = command("info", "--kernels", "--device", "cdua")
+    assert (said.code, said.lines) == (2, ["bertree: --device cdua: unknown device, did you mean 'cuda'?"])
+    said = command("info", "bert-base", "--kernels")
+    assert said.code == 2
+    assert "not of a model (bert-base)" in said.lines[0]

@@ -1,0 +1,199 @@
+"""Every kernel computes attention by its definition, forward and backward, for each mask it claims."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bertree.model.kernels.layout import Case, Kernel, Layout
+from bertree.model.kernels.table import KERNELS, attend, attend_fused, choose, refusals
+from bertree.model.masks import Causal, Full, Mask, Window
+
+HEADS, WIDTH = 2, 8
+BY_NAME = {kernel.name: kernel for kernel in KERNELS}
+MASKS: list[Mask] = [Full(), Causal(), Window(2, 1), Window(0, 0), Window(3, 0)]
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+def sees(mask: Mask, query: int, key: int) -> bool:
+    """The masks, written out for one pair of places."""
+    if isinstance(mask, Window):
+        return query - mask.left <= key <= query + mask.right
+    return key <= query or isinstance(mask, Full)
+
+
+def definition(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout) -> Tensor:
+    """Attention of each query alone, in float64."""
+    rows = []
+    for s in range(len(layout.cu_q) - 1):
+        (q0, q1), (k0, k1) = layout.cu_q[s : s + 2].tolist(), layout.cu_k[s : s + 2].tolist()
+        for i in range(q1 - q0):
+            seen = [k0 + j for j in range(k1 - k0) if sees(layout.mask, i + (k1 - k0) - (q1 - q0), j)]
+            scores = torch.einsum("nd,knd->nk", q_tnd[q0 + i].double(), k_tnd[seen].double()) / q_tnd.shape[-1] ** 0.5
+            rows.append(torch.einsum("nk,knd->nd", scores.softmax(-1), v_tnd[seen].double()))
+    return torch.stack(rows) if rows else q_tnd.double()
+
+
+def layout_of(lengths: list[int], memory: list[int] | None, mask: Mask, device: str = "cpu") -> Layout:
+    def bounds(sizes: list[int]) -> Tensor:
+        return torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()], dtype=torch.int32, device=device)
+
+    cu_q = bounds(lengths)
+    if memory is None:
+        return Layout(cu_q, cu_q, max(lengths), max(lengths), mask)
+    keys = [a + b for a, b in zip(lengths, memory, strict=True)]
+    return Layout(cu_q, bounds(keys), max(lengths), max(keys), mask)
+
+
+def random_qkv(layout: Layout, seed: int, width: int = WIDTH) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    sizes = (int(layout.cu_q[-1]), int(layout.cu_k[-1]), int(layout.cu_k[-1]))
+    return [torch.randn(size, HEADS, width, generator=draw) for size in sizes]
+
+
+def with_gradients(work: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    leaves = [x.clone().requires_grad_() for x in given]
+    out = work(*leaves)
+    (out.double() * torch.linspace(1, 2, out.numel(), device=out.device).view(out.shape)).sum().backward()
+    return [out.detach().double(), *(x.grad.double() if x.grad is not None else x.double() * 0 for x in leaves)]
+
+
+def claims(kernel: Kernel, mask: Mask, memory: object) -> bool:
+    return type(mask) in kernel.supports.masks and (memory is None or kernel.supports.separate_keys)
+
+
+lengths = st.lists(st.integers(0, 9), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("name", ["grouped", "padded"])
+@settings(max_examples=30, deadline=None)
+@given(st.data(), lengths, st.booleans(), st.integers(0, 99))
+def test_kernels_follow_the_definition(
+    name: str, mask: Mask, data: st.DataObject, sizes: list[int], memorize: bool, seed: int
+) -> None:
+    memory = data.draw(st.lists(st.integers(0, 7), min_size=len(sizes), max_size=len(sizes))) if memorize else None
+    kernel = BY_NAME[name]
+    assert claims(kernel, mask, memory)
+    layout = layout_of(sizes, memory, mask)
+    qkv = random_qkv(layout, seed)
+    ours = with_gradients(lambda q, k, v: kernel.attend(q, k, v, layout, 0.0, None), qkv)
+    exact = with_gradients(lambda q, k, v: definition(q, k, v, layout), qkv)
+    for one, other, tolerance in zip(ours, exact, (1e-6, 1e-5, 1e-5, 1e-5), strict=True):
+        assert one.shape == other.shape
+        assert (one - other).abs().max() < tolerance if one.numel() else True
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_a_query_without_keys_gets_nothing(mask: Mask) -> None:
+    bounds = [torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 5], [0, 0, 4])]
+    layout = Layout(*bounds, 3, 4, mask)
+    qkv = random_qkv(layout, 0)
+    for name in ("grouped", "padded"):
+        out, *grads = with_gradients(lambda *x, name=name: BY_NAME[name].attend(*x, layout, 0.0, None), qkv)
+        assert not out[:2].any()
+        assert not grads[0][:2].any()
+        assert out[2:].abs().min() > 0
+        assert not any(grad.isnan().any() for grad in grads)
+
+
+def test_masks_on_places_of_one_and_of_several_sequences() -> None:
+    places, keys = torch.arange(4), torch.arange(-3, 6)
+    for mask in MASKS:
+        expected = torch.tensor([[sees(mask, q, k) for k in keys.tolist()] for q in places.tolist()])
+        assert torch.equal(mask.sees(places, keys), expected)
+        several = mask.sees(torch.stack([places, places + 1]), keys)
+        assert several.shape == (2, 4, 9)
+        assert torch.equal(several[0], expected)
+    assert [mask.looks_ahead for mask in MASKS] == [True, False, True, False, False]
+    with pytest.raises(AssertionError, match="negative"):
+        Window(-1, 0)
+
+
+def test_a_score_bias_is_added_before_the_softmax() -> None:
+    table = torch.randn(20, WIDTH)
+
+    def bias(q_snqd: Tensor, query_places: Tensor, key_places: Tensor) -> Tensor:
+        distance = query_places[..., :, None] - key_places[..., None, :]
+        return torch.einsum("snqd,...qkd->snqk", q_snqd, table[distance + 10])
+
+    layout = layout_of([3, 5], None, Causal())
+    q, k, v = random_qkv(layout, 0)
+    out = attend(q, k, v, layout, bias=bias)
+    expected = []
+    for first, last in ((0, 3), (3, 8)):
+        for i in range(first, last):
+            scores = torch.einsum("nd,knd->nk", q[i], k[first : i + 1]) / WIDTH**0.5
+            scores = scores + torch.stack([q[i] @ table[i - j + 10] for j in range(first, i + 1)], -1)
+            expected.append(torch.einsum("nk,knd->nd", scores.softmax(-1), v[first : i + 1]))
+    assert (out - torch.stack(expected)).abs().max() < 1e-6
+
+
+def case(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, longest: int = 128, **other: object) -> Case:
+    return Case(device, dtype, **({"head_width": 64, "longest": longest, "mask": Full} | other))  # type: ignore[arg-type]
+
+
+def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from bertree.model.kernels import table
+
+    present = [replace(kernel, supports=replace(kernel.supports, missing="")) for kernel in KERNELS]
+    monkeypatch.setattr(table, "KERNELS", present)  # as with Triton
+    for given_case, name in (
+        (case(), "short"),
+        (case(longest=129), "blocks"),
+        (case(mask=Causal), "varlen"),
+        (case(mask=Window), "varlen"),
+        (case(separate_keys=True), "varlen"),
+        (case(head_width=48), "varlen"),
+        (case(dropout=True), "padded"),
+        (case(score_bias=True), "padded"),
+        (case(dtype=torch.float32), "padded"),
+        (case("cpu", torch.float32), "grouped"),
+        (case("cpu", torch.bfloat16, mask=Window, separate_keys=True), "grouped"),
+        (case("cpu", torch.float32, dropout=True), "padded"),
+        (case("cpu", torch.float32, score_bias=True), "padded"),
+    ):
+        assert choose(given_case).name == name, given_case
+    assert refusals(case(mask=Window, dropout=True)) == {
+        "short": "has no window mask",
+        "blocks": "has no window mask",
+        "varlen": "has no dropout",
+        "grouped": "needs cpu",
+    }
+    assert refusals(case(longest=129)) == {"short": "only up to 128 tokens"}
+    monkeypatch.setattr(table, "KERNELS", [replace(k, supports=replace(k.supports, missing="")) for k in present[2:]])
+    assert choose(case()).name == "varlen"
+
+
+@cuda
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("memory", [None, [3, 0, 40, 0, 130, 1, 64]])
+@pytest.mark.parametrize("name", ["short", "blocks", "varlen", "padded"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_kernels_follow_the_definition_on_cuda(
+    name: str, memory: list[int] | None, mask: Mask, dtype: torch.dtype
+) -> None:
+    kernel = BY_NAME[name]
+    if not claims(kernel, mask, memory):
+        pytest.skip(f"{name} does not claim it")
+    sizes = [7, 64, 1, 0, 33, 7, 128]
+    layout, on_gpu = (layout_of(sizes, memory, mask, device) for device in ("cpu", "cuda"))
+    qkv = [x.to("cuda", dtype) for x in random_qkv(layout, 3, 64)]
+    ours = with_gradients(lambda q, k, v: kernel.attend(q, k, v, on_gpu, 0.0, None), qkv)
+    exact = with_gradients(lambda q, k, v: definition(q, k, v, layout), [x.float().cpu() for x in qkv])
+    assert (ours[0].cpu() - exact[0]).abs().max() < 2e-2
+    for one, other in zip(ours[1:], exact[1:], strict=True):
+        assert (one.cpu() - other).abs().max() / other.abs().max() < 2e-2
+
+
+@cuda
+def test_fused_and_separate_tensors_give_the_same_on_cuda() -> None:
+    for longest, mask in ((128, Full()), (300, Full()), (300, Causal()), (300, Window(64, 64))):
+        layout = layout_of([5, longest, 17], None, mask, "cuda")
+        qkv = torch.stack(random_qkv(layout, 1, 64), 1).to("cuda", torch.bfloat16)
+        assert torch.equal(attend_fused(qkv, layout), attend(*qkv.unbind(1), layout))
