@@ -19,7 +19,7 @@ from bertree.inference.load import Model, load, make_model, random_model
 from bertree.interop import folder
 from bertree.interop.folder import Contents
 from bertree.model import cost
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
@@ -56,7 +56,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 def point(words: Tokenizer, layers: int, **axes: object) -> Architecture:
     values = {"vocab_size": words.size, "layers": layers, "width": 32, "heads": 2, "ffn_width": 64, "max_positions": 64}
-    return Architecture().with_values(values | axes)
+    return Transformer().with_values(values | axes)
 
 
 def judge(path: Path, words: Tokenizer, layers: int, says: int) -> Path:

@@ -14,7 +14,7 @@ from bertree.errors import UserError
 from bertree.inference.load import Model, random_model
 from bertree.interop import folder
 from bertree.model import cost
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
@@ -24,7 +24,7 @@ WIDTH, E, INNER, VOCABULARY = 8, 6, 5, 40
 
 def point(**axes: object) -> Architecture:
     values = {"body": "bilstm", "width": WIDTH, "embedding_width": E, "ffn_width": INNER, "vocab_size": VOCABULARY}
-    return Architecture().with_values(values | {"layers": 1, "init_std": 0.3} | axes)
+    return Transformer().with_values(values | {"layers": 1, "init_std": 0.3} | axes)
 
 
 def made(heads: dict[str, int] | None = None, readout: Readout | None = None, **axes: object) -> Network:
@@ -67,7 +67,7 @@ def test_operations_are_those_of_the_gates() -> None:
         weights = [p for name, p in build(a).encoder.stack.named_parameters() if "weight" in name]
     assert cost.forward_flops(a, 64) == cost.forward_flops(a, 512) == 2 * sum(w.numel() for w in weights)
     assert cost.training_flops(a, 64) == 3 * cost.forward_flops(a, 64)
-    assert cost.activation_bytes(a) > cost.activation_bytes(point()) > 0
+    assert cost.costs(a).activation_bytes() > cost.costs(point()).activation_bytes() > 0
 
 
 @settings(max_examples=20, deadline=None)
@@ -186,17 +186,40 @@ def test_what_has_no_meaning_does_no_harm() -> None:
 
 def test_turning_the_body_brings_what_it_implies() -> None:
     turned = preset("albert-base").architecture.with_values({"body": "bilstm", "layers": 2})
-    assert (turned.embedding_width, turned.width, turned.embedding_projection) == (128, 768, False)
-    assert (turned.sharing, turned.pooler, turned.segments, turned.sequence_head) == ("none", False, 0, "relu")
-    wider = turned.with_values({"width": 512})
-    assert (wider.embedding_width, wider.embedding_projection) == (128, False)
+    assert isinstance(turned, BiLstm)
+    assert (turned.embedding_width, turned.width, turned.embedding_norm) == (128, 768, False)
+    assert turned.sequence_head == "relu"
+    assert turned.with_values({"width": 512}).embedding_width == 128
     same = point(width=E)
     assert same.with_values({"width": 2 * E}).embedding_width == E
-    assert same.with_values({"embedding_width": 99}).embedding_projection is False
     back = turned.with_values({"body": "transformer", "heads": 12})
+    assert isinstance(back, Transformer)
+    assert (back.sharing, back.pooler, back.segments) == ("none", False, 0)
     assert (back.embedding_projection, back.embedding_norm, back.sequence_head) == (True, True, "relu")
     compared = turned.with_values({"sequence_head": "compare"})
     assert compared.with_values({"body": "transformer", "heads": 12}).sequence_head == "relu"
+
+
+def test_files_hold_a_fixed_value_on_every_axis_that_a_bilstm_lacks() -> None:
+    a = point()
+    lacking = {name: value for name, value in a.written_axes().items() if not hasattr(a, name)}
+    assert lacking == {
+        "heads": 1,
+        "attention": "full",
+        "embedding_projection": False,
+        "position_offset": 0,
+        "segments": 0,
+        "sharing": "none",
+        "groups": 1,
+        "activation": "gelu",
+        "mask_activation": "gelu",
+        "residual": "post-norm",
+        "residual_init": "plain",
+        "pooler": False,
+        "attention_dropout": 0.0,
+    }
+    assert list(a.written_axes()) == list(Transformer().written_axes())
+    assert Architecture.from_axes(a.written_axes()) == a
 
 
 @pytest.mark.parametrize("head", ["relu", "compare"])

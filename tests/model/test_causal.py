@@ -11,14 +11,14 @@ from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.interop.hf_config import family_of_architecture
 from bertree.model import cost
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import build
 
 SMALL = {"vocab_size": 60, "width": 16, "heads": 2, "layers": 3, "max_positions": 32, "attention": "causal"}
 
 
 def architecture(**axes: object) -> Architecture:
-    return Architecture().with_values(SMALL | axes)
+    return Transformer().with_values(SMALL | axes)
 
 
 @pytest.mark.parametrize("axes", [{}, {"residual": "pre-norm"}, {"sharing": "all"}])
@@ -63,7 +63,7 @@ def test_what_reads_a_sequence_reads_its_last_token(sequence_head: str, head: di
 
 def test_the_axis_in_files_and_costs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'causal'"):
-        Architecture(attention="casual")
+        Transformer(attention="casual")
     with pytest.raises(UserError, match="attention is causal, there it is full"):
         family_of_architecture(architecture())
     model = random_model(architecture(), {"mask": 0}, seed=1)
@@ -71,7 +71,7 @@ def test_the_axis_in_files_and_costs(tmp_path: Path) -> None:
     again = bertree.load(tmp_path / "m")
     assert again.architecture.attention == "causal"
     assert torch.equal(again.hidden([[5, 6, 7]])[0], model.hidden([[5, 6, 7]])[0])
-    full, causal = Architecture(), Architecture(attention="causal")
+    full, causal = Transformer(), Transformer(attention="causal")
     assert cost.parameters(full) == cost.parameters(causal)
     saved = cost.forward_flops(full, 512) - cost.forward_flops(causal, 512)
     assert saved == 12 * 2 * 2 * 768 * (512 - 513 / 2)

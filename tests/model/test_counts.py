@@ -7,7 +7,7 @@ import transformers
 from bertree.errors import UserError
 from bertree.interop.hf_config import config_from_architecture, family_of_architecture
 from bertree.model import cost
-from bertree.model.architecture import RESIDUALS, Architecture, parse_override
+from bertree.model.architecture import RESIDUALS, Transformer, parse_override
 from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
 
@@ -16,8 +16,8 @@ MILLION = 1_000_000
 
 POINTS = {name: point.architecture for name, point in PRESETS.items()} | {
     "pre-norm albert": preset("albert-base").architecture.with_values({"residual": "pre-norm"}),
-    "pre-norm, normed embeddings": Architecture().with_values({"residual": "pre-norm", "embedding_norm": True}),
-    "post-norm, plain embeddings": Architecture(embedding_norm=False),
+    "pre-norm, normed embeddings": Transformer().with_values({"residual": "pre-norm", "embedding_norm": True}),
+    "post-norm, plain embeddings": Transformer(embedding_norm=False),
     "deep bilstm": preset("bilstm").architecture.with_values({"layers": 3, "embedding_norm": True}),
 }
 
@@ -26,7 +26,7 @@ POINTS = {name: point.architecture for name, point in PRESETS.items()} | {
 def test_the_arithmetic_counts_what_is_built(name: str) -> None:
     a = POINTS[name]
     with torch.device("meta"):
-        network = build(a, {"mask": 0} if a.body == "transformer" else {})
+        network = build(a, a.default_heads)
     counts = cost.parameters(a)
 
     def count(module: torch.nn.Module | None) -> int:
@@ -107,19 +107,19 @@ def test_the_large_ones() -> None:
 )
 def test_impossible_points_are_refused_with_the_reason(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
-        Architecture().with_values(changes)
+        Transformer().with_values(changes)
 
 
 def test_a_change_brings_what_it_implies() -> None:
-    a = Architecture().with_values({"width": 512, "heads": 8})
+    a = Transformer().with_values({"width": 512, "heads": 8})
     assert (a.embedding_width, a.ffn_width, a.embedding_projection) == (512, 2048, False)
     assert preset("albert-base").architecture.with_values({"embedding_width": 768}).embedding_projection is False
-    pre = Architecture().with_values({"residual": "pre-norm"})
+    pre = Transformer().with_values({"residual": "pre-norm"})
     assert (pre.embedding_norm, pre.residual_init) == (False, "scaled")
-    assert pre.with_values({"residual": "post-norm"}) == Architecture()
+    assert pre.with_values({"residual": "post-norm"}) == Transformer()
     given = {"residual": "pre-norm", "embedding_norm": True, "residual_init": "plain"}
-    assert Architecture().with_values(given).differences(Architecture()) == {"residual": ("post-norm", "pre-norm")}
-    assert Architecture().with_values(given).with_values({"residual": "pre-norm"}).embedding_norm  # nothing changed
+    assert Transformer().with_values(given).differences(Transformer()) == {"residual": ("post-norm", "pre-norm")}
+    assert Transformer().with_values(given).with_values({"residual": "pre-norm"}).embedding_norm  # nothing changed
     assert parse_override("layers=6") == ("layers", 6)
     assert parse_override("pooler=false") == ("pooler", False)
     for wrong, reason in (("layers", "axis=value"), ("layer=6", "did you mean 'layers'"), ("layers=x", "whole number")):
@@ -128,9 +128,9 @@ def test_a_change_brings_what_it_implies() -> None:
 
 
 def test_sharing_plans_and_groups() -> None:
-    a = Architecture(layers=6, sharing="all", groups=3)
+    a = Transformer(layers=6, sharing="all", groups=3)
     assert a.plan("attention") == a.plan("ffn") == (0, 0, 1, 1, 2, 2)
-    half = Architecture(layers=4, sharing="attention")
+    half = Transformer(layers=4, sharing="attention")
     assert half.plan("attention") == (0, 0, 0, 0)
     assert half.plan("ffn") == (0, 1, 2, 3)
 
@@ -150,7 +150,7 @@ def test_kept_activations_are_what_the_memory_model_says(residual: str, embeddin
     """Sum of the distinct tensors autograd keeps for one batch, in fp32 terms, against the model's list."""
     from bertree.batch import Batch
 
-    a = Architecture(vocab_size=50, width=64, heads=4, ffn_width=256, embedding_width=64, layers=3, pooler=False,
+    a = Transformer(vocab_size=50, width=64, heads=4, ffn_width=256, embedding_width=64, layers=3, pooler=False,
                      dropout=0.0, attention_dropout=0.0, residual=residual, embedding_norm=embedding_norm)  # fmt: skip
     network = build(a)
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
@@ -172,6 +172,6 @@ def test_kept_activations_are_what_the_memory_model_says(residual: str, embeddin
     expected = 512 * (a.layers * layer + once)
     # What autocast keeps in half precision: the inputs of the products, and the stream that the norms read.
     half = a.layers * (2 * (h + 3 * h + h) + 2 * (h + 2 * f) + 2 * 2 * h) + (residual == "pre-norm") * 2 * h
-    assert 512 * (cost.activation_bytes(a) + half) == expected
+    assert 512 * (cost.costs(a).activation_bytes() + half) == expected
     assert out.shape == (512, 64)
     assert abs(sum(kept.values()) / expected - 1) < 0.02

@@ -9,7 +9,7 @@ from bertree.batch import Batch
 from bertree.config.sections import OptimSettings
 from bertree.config.settings import read
 from bertree.errors import UserError
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.model.readout import DEPTHS, Readout
 from bertree.train.optim import build_optimizer
@@ -28,7 +28,7 @@ READOUTS = [
 
 def network(readout: Readout, **axes: object) -> Network:
     torch.manual_seed(0)
-    return build(Architecture().with_values(SMALL | axes), HEADS, readout).eval()
+    return build(Transformer().with_values(SMALL | axes), HEADS, readout).eval()
 
 
 def logits(made: Network, batch: Batch) -> dict[str, torch.Tensor]:
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused(values: dict[str, object], reason: str) -> No
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    a = Architecture().with_values(SMALL | {"layers": 3})
+    a = Transformer().with_values(SMALL | {"layers": 3})
     with pytest.raises(UserError, match="concat-last-four needs 4 layers, but the encoder has 3"):
         build(a, HEADS, Readout("concat-last-four"))
     with pytest.raises(UserError, match="second-to-last needs 2 layers"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.interop.folder import Contents
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.model.readout import Readout
 from bertree.objectives.supervised import supervised_objective
@@ -149,7 +149,7 @@ def test_what_is_not_known_is_not_asked(
 
 def test_a_crf_is_asked_for_whole_sequences() -> None:
     torch.manual_seed(0)
-    a = Architecture().with_values({"vocab_size": 60, "width": 16, "heads": 2, "layers": 1, "max_positions": 32})
+    a = Transformer().with_values({"vocab_size": 60, "width": 16, "heads": 2, "layers": 1, "max_positions": 32})
     network = build(a, {"token": 5}, Readout(crf=True)).eval()
     assert network.crf is not None
     with torch.no_grad():

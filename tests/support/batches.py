@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from bertree.batch import Batch
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
@@ -18,7 +18,7 @@ VOCAB = 50
 def tiny(**axes: object) -> Architecture:
     """A BERT of two thin layers without dropout."""
     values = {"vocab_size": VOCAB, "layers": 2, "width": 16, "heads": 2, "max_positions": 40}
-    return Architecture().with_values(values | {"dropout": 0.0, "attention_dropout": 0.0} | axes)
+    return Transformer().with_values(values | {"dropout": 0.0, "attention_dropout": 0.0} | axes)
 
 
 def fresh(seed: int = 0, heads: tuple[str, ...] = ("mask", "pair"), **axes: object) -> Network:

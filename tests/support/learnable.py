@@ -14,7 +14,7 @@ import torch
 
 from bertree.interop import folder
 from bertree.interop.folder import Contents
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Transformer
 from bertree.model.network import build
 from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def tokenizer() -> Tokenizer:
 def model(path: Path, words: Tokenizer, layers: int = 2, heads: dict[str, int] | None = None, **axes: object) -> Path:
     """A folder with an untrained encoder of one thin layer or two."""
     values = {"vocab_size": words.size, "layers": layers, "width": 32, "heads": 2, "max_positions": 64}
-    a = Architecture().with_values(values | {"init_std": 0.1} | axes)
+    a = Transformer().with_values(values | {"init_std": 0.1} | axes)
     torch.manual_seed(0)
     folder.write(Contents(a, build(a, heads if heads is not None else {"mask": 0}), words), path)
     return path

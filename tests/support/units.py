@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
@@ -47,7 +47,7 @@ def network(**axes: object) -> Network:
     torch.manual_seed(0)
     small = {"vocab_size": VOCAB, "width": 16, "heads": 2, "layers": 2, "max_positions": 64, "init_std": 0.2}
     none = dict.fromkeys(("dropout", "attention_dropout", "classifier_dropout"), 0.0)
-    return build(Architecture().with_values(small | none | axes), CLASSES).eval()
+    return build(Transformer().with_values(small | none | axes), CLASSES).eval()
 
 
 def regression_network(**axes: object) -> Network:

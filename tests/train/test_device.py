@@ -8,7 +8,7 @@ import torch
 
 from bertree.config.sections import LARGEST_BATCH, Phase, RunSettings
 from bertree.errors import UserError
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Transformer
 from bertree.train.device import CPU_TOKENS, Placement, micro_batch_count
 
 CPU = Placement(torch.device("cpu"), False, False)
@@ -16,7 +16,7 @@ CPU = Placement(torch.device("cpu"), False, False)
 
 def count(tokens: int, max_length: int, placement: Placement = CPU, micro_tokens: int = 0) -> int:
     phase, run = Phase(1, max_length, tokens), RunSettings(micro_tokens=micro_tokens)
-    return micro_batch_count(phase, run, placement, Architecture(), 0.15)
+    return micro_batch_count(phase, run, placement, Transformer(), 0.15)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bertree.errors import UserError
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.bilstm import BiLstmStack
 from bertree.model.embeddings import Embeddings
 from bertree.model.network import Network
@@ -26,6 +26,8 @@ def halve(a: Architecture, bare: bool = True) -> Architecture:
     if a.layers < 2:
         raise UserError("--student half: the teacher has one layer only; name a smaller preset instead")
     layers = a.layers // 2
+    if not isinstance(a, Transformer):
+        return a.with_values({"layers": layers})
     if not bare or a.segments < 2 or a.sharing != "none":
         return a.with_values({"layers": layers, "groups": min(a.groups, layers)})
     return a.with_values({"layers": layers, "segments": 0, "pooler": False, "sequence_head": "relu"})

@@ -28,7 +28,7 @@ from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, load, make_model, random_model
 from bertree.inference.run import Run
 from bertree.interop.folder import Contents
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.heads import ClassHead
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_task import task_distillation_objective
@@ -144,14 +144,15 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
 def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Model:
     """Return a student that starts with some of the teacher's layers and, if it has the same one, its head."""
     its = guide.model
-    if "bilstm" in (a.body, its.architecture.body):
+    teacher = its.architecture
+    if not isinstance(a, Transformer) or not isinstance(teacher, Transformer):
         raise UserError("--layers, --student half: are for transformers; a bilstm has no layers to copy")
-    if (a.width, a.heads) != (its.architecture.width, its.architecture.heads):
+    if (a.width, a.heads) != (teacher.width, teacher.heads):
         raise UserError(
-            f"--layers: the student is {a.width} wide with {a.heads} heads and its teacher {its.architecture.width} "
-            f"with {its.architecture.heads}, so no layer fits; leave it out"
+            f"--layers: the student is {a.width} wide with {a.heads} heads and its teacher {teacher.width} "
+            f"with {teacher.heads}, so no layer fits; leave it out"
         )
-    depths = its.architecture.layers
+    depths = teacher.layers
     picked = parse_layers(layers, depths, a.layers, "--layers") if layers else spread_evenly(depths, a.layers)
     made = random_model(a, {task.head: its.classes[task.head]}).network
     copied = copy_weights(made, its.network, picked)

@@ -14,7 +14,7 @@ from bertree.distillation.student import copy_weights, halve, last_layers, parse
 from bertree.errors import UserError, suggest
 from bertree.inference.load import Model, load
 from bertree.interop.folder import Contents
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_pretraining import (
     TEACHER_STATE_TERMS,
@@ -127,9 +127,9 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
         raise UserError(
             f"{recipe.source}: model.start: a student starts from its teacher (distil.start, distil.layers)"
         )
-    if (build.masking_of(recipe.data).unit == "next") != (teacher.architecture.attention == "causal"):
+    if (build.masking_of(recipe.data).unit == "next") != teacher.architecture.causal:
         raise UserError(
-            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {teacher.architecture.attention} "
+            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {_attention(teacher.architecture)} "
             "attention was not trained for that; full attention goes with masks, causal attention with next"
         )
     if recipe.distil.start == "random" and recipe.distil.layers:
@@ -163,9 +163,14 @@ def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
     name = str(recipe.model.get("preset") or "half")
     base = halve(teacher) if name == "half" else preset(name).architecture
     a = base.with_values({"vocab_size": teacher.vocab_size} | recipe.axes)
-    if a.attention != teacher.attention:
-        raise UserError(f"{recipe.source}: model.attention: {a.attention}: must be the teacher's, {teacher.attention}")
+    mine, its = _attention(a), _attention(teacher)
+    if mine != its:
+        raise UserError(f"{recipe.source}: model.attention: {mine}: must be the teacher's, {its}")
     return a
+
+
+def _attention(a: Architecture) -> str:
+    return str(a.axes()["attention"])
 
 
 def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
@@ -193,6 +198,7 @@ def build_objective(
 ) -> tuple[StudentWithProjections, PretrainingDistillation]:
     """Build the student module and its objective."""
     a, its = contents.architecture, teacher.architecture
+    assert isinstance(its, Transformer), "no other kind has an MLM head"
     given = wanted.match
     last = parse_layers(given, its.layers, a.layers, "distil.match") if given else last_layers(its.layers, a.layers)
     pairs = list(enumerate(last, 1)) if weights["hidden"] else []

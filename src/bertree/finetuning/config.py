@@ -18,6 +18,7 @@ from bertree.tasks.task import Task
 
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")
 MOST_COPIES = 1000
+FROZEN_RATE = 1e-3  # learning rate of heads on a frozen encoder, if none is set
 MOST_EPOCHS, LARGEST_BATCH = 1e6, 2**20
 
 
@@ -132,9 +133,7 @@ def with_crf(config: Config, task: Task[Any]) -> tuple[Config, Task[Any]]:
 
 
 def learning_rate(config: FineTuneConfig, a: Architecture) -> float:
-    """Return the learning rate: as set, or by the width. Narrow models need larger ones, LSTMs the largest."""
+    """Return the learning rate: as set, or the architecture's."""
     if config.optim.lr:
         return config.optim.lr
-    if config.top.frozen or a.body == "bilstm":
-        return 1e-3
-    return next(rate for width, rate in ((1024, 2e-5), (768, 3e-5), (384, 1e-4), (0, 2e-4)) if a.width >= width)
+    return FROZEN_RATE if config.top.frozen else a.learning_rate

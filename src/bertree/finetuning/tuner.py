@@ -34,8 +34,6 @@ from bertree.train.steps.eager import EagerLaunch
 from bertree.train.steps.grad_cache import WholeStepObjective, cached_gradients
 from bertree.train.steps.gradients import plain_gradients
 
-# Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
-POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
 Autocast = Callable[[], AbstractContextManager[object]]
 
 
@@ -73,21 +71,10 @@ class FineTuning:
 
     @property
     def architecture(self) -> Architecture:
-        """The architecture that is trained: the initial model's, with a pooler if the head reads one.
-
-        A BiLSTM compares the texts of pairs."""
+        """The architecture that is trained: the initial model's, as the task needs it."""
         a = self.initial.architecture.with_values({"attention_dropout": 0.0} | self.config.model)
-        if a.body == "bilstm":
-            return a.with_values({"sequence_head": "compare" if self._compares_pairs else "relu"})
-        reads_pooler = a.sequence_head in POOLED.get(self.task.head, ()) and not self.config.top.reads_states
-        return a.with_values({"pooler": True}) if reads_pooler else a
-
-    @property
-    def _compares_pairs(self) -> bool:
-        """True if the texts of pairs are encoded apart. A head that reads tokens needs each text to see the other."""
-        return self.task.head in ("sequence", "choice") and any(
-            sequence.is_pair for unit in self.train.units for sequence in unit.sequences
-        )
+        pairs = any(sequence.is_pair for unit in self.train.units for sequence in unit.sequences)
+        return a.for_task(self.task.head, pairs, self.config.top.reads_states)
 
     def network(self, seed: int) -> Network:
         """Build the network: the pretrained encoder with the model's own head if it fits the task, or a new head."""
@@ -139,7 +126,7 @@ class FineTuning:
         limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         micro = min(size, math.ceil(size * options * longest / limit))
         crf = network.crf is not None
-        lstm = config.top.lstm > 0 or self.architecture.body == "bilstm"
+        lstm = config.top.lstm > 0 or not self.architecture.replayable
         on_host = crf or lstm or config.optim.name != "adamw"  # they read values on the host during a step
         replayed = gpu and self.machine.compiled and micro == 1 and not on_host
         whole = micro > 1 and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches

@@ -49,8 +49,7 @@ def load(
         model = make_model(folder.read(path, weights_dtype(precision, device), given), source=path)
     else:
         a = _preset(str(name))
-        heads = {"mask": 0} if a.body == "transformer" else {}
-        model = random_model(a.with_values({"vocab_size": given.size}) if given else a, heads, seed)
+        model = random_model(a.with_values({"vocab_size": given.size}) if given else a, a.default_heads, seed)
         model.tokenizer = given
     return model.to(device, precision)
 

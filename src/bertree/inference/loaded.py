@@ -58,9 +58,8 @@ class LoadedModel:
         from bertree.report.html import notebook_table
 
         a, tokenizer = self.architecture, self.tokenizer
-        heads = f", {a.heads} heads" if a.body == "transformer" else ""
         rows = [
-            ("architecture", f"{a.body}, {a.layers} layers, width {a.width}{heads}"),
+            ("architecture", a.describe()),
             ("parameters", f"{sum(parameter.numel() for parameter in self.parameters()):,}"),
             ("heads", ", ".join(self.network.heads) or "none"),
             ("vocabulary", f"{tokenizer.size:,} tokens" if tokenizer else f"{a.vocab_size:,} ids, no tokenizer"),

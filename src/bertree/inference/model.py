@@ -65,6 +65,8 @@ class Model(LoadedModel, SentenceTransformersMethods):
 
         Row i of a head says how much token i attends to each token; `model.tokens(text)` names them. Transformers only.
         """
+        if not self.architecture.has_attention:
+            raise UserError(f"attentions: a {self.architecture.body} has no attention")
         (encoded,) = self.tokenize([text], max_length)
         with self._evaluating(), torch.no_grad():
             return attention_probabilities(self.network.encoder, self._pack([encoded]).to(self.device))
@@ -165,7 +167,7 @@ class Model(LoadedModel, SentenceTransformersMethods):
         chosen = [i for i, token in enumerate(encoded.ids) if token == mask_id]
         if len(chosen) < masks:
             raise UserError(f"a mask is beyond the first {self.max_length} tokens and was cut off; shorten the text")
-        if self.architecture.attention == "causal":
+        if self.architecture.causal:
             line = "this model is causal: at a mask it sees only the text before it, and predicts what follows the mask"
             warnings.warn(line, BertreeWarning, stacklevel=2)
         batch = self._pack([encoded]).to(self.device)

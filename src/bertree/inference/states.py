@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.model.bilstm import BiLstmEncoder
 from bertree.model.encoder import Encoder, unknown_part
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Residual
@@ -57,8 +56,6 @@ def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
 
     The fast kernels never hold them, so they are computed again from each layer's input and weights.
     """
-    if isinstance(encoder, BiLstmEncoder):
-        raise UserError("attentions: a bilstm has no attention")
     if unknown := unknown_part(encoder):
         raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
     found = []

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bertree.config.settings import read
-from bertree.errors import UserError
+from bertree.errors import UserError, suggest
 from bertree.files import Json, read_toml, toml_text
 from bertree.interop.checksums import FileChecksum
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import TYPES, Architecture
 from bertree.model.network import HEADS
 from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.readout import Readout
@@ -50,7 +50,7 @@ class Description:
             model["max_length"] = self.max_length
         if self.storage:
             model["storage"] = self.storage
-        tables: Json = {"model": model, "heads": self.heads, "architecture": asdict(self.architecture)}
+        tables: Json = {"model": model, "heads": self.heads, "architecture": self.architecture.written_axes()}
         if not self.readout.trivial:
             tables["top"] = asdict(self.readout)
         if self.vector is not None:
@@ -92,13 +92,25 @@ def read_description(path: Path) -> Description:
         if type(value) not in PLAIN or (name == "name" and not isinstance(value, str)):
             wanted = "a word" if name == "name" else "a single value"
             raise UserError(f"{path}: task.{name}: must be {wanted}, not {value!r}")
-    a: Architecture = read(Architecture, table("architecture"), str(path), "architecture")
+    a = _read_architecture(table("architecture"), str(path))
     readout: Readout = read(Readout, table("top"), str(path), "top")
     if layout == "huggingface" and not readout.trivial:
         raise UserError(f'{path}: top: does not fit model.layout = "huggingface"; set it to "bertree"')
     vector = _read_vector(table("vector"), str(path)) if "vector" in tables else None
     files: tuple[FileChecksum, ...] = read(tuple[FileChecksum, ...], tables.get("files", []), str(path), "files")
     return Description(a, heads, layout, labels, longest, readout, task, storage, vector, files)
+
+
+def _read_architecture(table: Json, where: str) -> Architecture:
+    axes: Json = {}
+    for name, value in table.items():
+        if name not in TYPES:
+            raise UserError(f"{where}: architecture.{name}: unknown key, {suggest(name, TYPES)}")
+        axes[name] = read(TYPES[name], value, where, f"architecture.{name}")
+    try:
+        return Architecture.from_axes(axes)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True)

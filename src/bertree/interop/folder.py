@@ -24,6 +24,7 @@ from bertree.interop.hf_config import (
     config_from_architecture,
     family_of_architecture,
     family_of_config,
+    require_transformer,
 )
 from bertree.interop.weights import Weights
 from bertree.model.architecture import Architecture
@@ -271,7 +272,7 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             limit = min(contents.max_length or a.max_positions, a.max_positions)
             sentence_transformers.write_pooling(network.vector, a.width, work, limit, dtype)
         if contents.tokenizer:
-            contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.segments > 1)
+            contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.reads_segments)
         if to == "bertree":
             labels, longest, task = contents.labels, contents.max_length, contents.task
             storage = INT8 if int8 else ""
@@ -283,10 +284,11 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
 
 def _hf_config(contents: Contents) -> Json:
     """Return Hugging Face's config.json; UserError if they have no such model."""
-    a, network, tokenizer = contents.architecture, contents.network, contents.tokenizer
+    network, tokenizer = contents.network, contents.tokenizer
     pad = tokenizer.id_of("pad") if tokenizer else None
     if not network.readout.trivial:
         raise UserError(f"Hugging Face has no model with this readout: {network.readout.differences()}")
+    a = require_transformer(contents.architecture)
     family = family_of_architecture(a)
     class_name = family.class_name(network.heads)
     if class_name is None:

@@ -10,7 +10,7 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.interop.hf_names import FAMILIES, Family
-from bertree.model.architecture import Architecture, check_type
+from bertree.model.architecture import Architecture, Transformer, check_type
 from bertree.model.presets import PRESETS
 
 _COMMON = {
@@ -78,7 +78,7 @@ def architecture_from_config(config: Json, where: str) -> Architecture:
     """Return the architecture that a config.json describes. Missing keys have the family's defaults."""
     family = family_of_config(config, where)
     _check_supported(config, where)
-    base = PRESETS[_PRESET[family.model_type]].architecture
+    base = require_transformer(PRESETS[_PRESET[family.model_type]].architecture)
     values: dict[str, Any] = {}
     for ours, theirs in KEYS[family.model_type].items():
         if config.get(theirs) is not None:
@@ -134,10 +134,16 @@ def _check_supported(config: Json, where: str) -> None:
             raise UserError(f"{where}: {key}: decoders are not supported")
 
 
-def family_of_architecture(a: Architecture) -> Family:
-    """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
-    if a.body != "transformer":
+def require_transformer(a: Architecture) -> Transformer:
+    """Return the architecture if it is of the kind that Hugging Face's families have."""
+    if not isinstance(a, Transformer):
         raise UserError(f"Hugging Face has no such model: its body is {a.body}; bertree's own layout holds it")
+    return a
+
+
+def family_of_architecture(architecture: Architecture) -> Family:
+    """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
+    a = require_transformer(architecture)
     if a.residual == "pre-norm":
         name = "megatron-bert"
     elif a.embedding_projection or a.sharing != "none":
@@ -183,8 +189,9 @@ def family_of_architecture(a: Architecture) -> Family:
     return FAMILIES[name]
 
 
-def config_from_architecture(a: Architecture, family: Family, pad_id: int | None) -> Json:
+def config_from_architecture(architecture: Architecture, family: Family, pad_id: int | None) -> Json:
     """Return the config.json of an architecture, without class name and labels."""
+    a = require_transformer(architecture)
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}
     for ours, theirs in KEYS[family.model_type].items():

@@ -57,7 +57,7 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
         else:
             _export(module, work / FILE)
         if contents.tokenizer:
-            contents.tokenizer.save(work, contents.max_length, contents.architecture.segments > 1)
+            contents.tokenizer.save(work, contents.max_length, contents.architecture.reads_segments)
 
 
 class PaddedModel(nn.Module):
@@ -66,7 +66,7 @@ class PaddedModel(nn.Module):
     def __init__(self, contents: Contents) -> None:
         super().__init__()
         a, network = contents.architecture, contents.network
-        if a.body != "transformer" or a.attention != "full" or network.features is not None:
+        if not a.has_attention or a.axes()["attention"] != "full" or network.features is not None:
             raise UserError(
                 "ONNX: is for transformers with full attention that are read at their last layer, "
                 "not for a bilstm, causal attention or other layers"
@@ -74,7 +74,7 @@ class PaddedModel(nn.Module):
         if unknown := _unknown(network):
             raise UserError(f"ONNX: {unknown}, which bertree cannot export; it exports the parts it builds itself")
         self.network: Network = network.eval()
-        self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.segments > 1 else [])]
+        self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.reads_segments else [])]
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Return vectors (b x w), or states (b x l x h)."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bertree.batch import Batch
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import BiLstm as BiLstmArchitecture
 from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import Encoder
 from bertree.model.init import initialize
@@ -108,7 +108,7 @@ class BiLstmEncoder(Encoder):
         return torch.cat([u_sh, v_sh, u_sh * v_sh, (u_sh - v_sh).abs()], -1)
 
 
-def build_bilstm(a: Architecture) -> BiLstmEncoder:
+def build_bilstm(a: BiLstmArchitecture) -> BiLstmEncoder:
     """Build a BiLSTM encoder with random weights."""
     embeddings = Embeddings(
         tokens=nn.Embedding(a.vocab_size, a.embedding_width),

@@ -19,9 +19,10 @@ attention keeps one number per head and query instead of the scores.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
 
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, BiLstm, Transformer
 
 LENGTHS = (64, 128, 256, 320, 384, 512)
 MASK_RATE = 0.15
@@ -61,84 +62,166 @@ def _linear(inputs: int, outputs: int) -> int:
     return inputs * outputs + outputs
 
 
-def _lstm_inputs(a: Architecture) -> list[int]:
-    """Inputs of each unit per LSTM layer: the layer below, and its own direction one step before."""
-    return [below + a.width // 2 for below in [a.embedding_width] + [a.width] * (a.layers - 1)]
+class Costs(Protocol):
+    """The costs of one architecture; each kind has its own formulas."""
+
+    assumptions: str  # of the memory model
+
+    def parameters(self) -> Parameters:
+        """Count the parameters."""
+
+    def classifiers(self) -> dict[str, int]:
+        """Count the layers and a classifier together, by the kind of texts; empty if papers do not count so."""
+
+    def forward_flops(self, length: int) -> int:
+        """Operations per token of the encoder's forward pass at a sequence length."""
+
+    def mask_head_flops(self) -> int:
+        """Operations per masked position of the MLM head."""
+
+    def activation_bytes(self) -> int:
+        """Bytes per token that autograd keeps for the encoder's backward pass."""
+
+    def mask_head_bytes(self) -> int:
+        """Bytes per masked token: the tensors that autograd keeps, and the logits."""
+
+
+class TransformerCosts:
+    """The costs of a transformer."""
+
+    assumptions = "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md"
+
+    def __init__(self, a: Transformer) -> None:
+        self.a = a
+
+    def parameters(self) -> Parameters:
+        """Count the parameters."""
+        a = self.a
+        rows = a.vocab_size + a.max_positions + a.position_offset + a.segments
+        embeddings = rows * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
+        if a.embedding_projection:
+            embeddings += _linear(a.embedding_width, a.width)
+        attention = 4 * _linear(a.width, a.width) + 2 * a.width
+        ffn = _linear(a.width, a.ffn_width) + _linear(a.ffn_width, a.width) + 2 * a.width
+        final_norm = 2 * a.width if a.residual == "pre-norm" else 0
+        return Parameters(
+            embeddings=embeddings,
+            encoder=attention * len(set(a.plan("attention"))) + ffn * len(set(a.plan("ffn"))) + final_norm,
+            pooler=_linear(a.width, a.width) if a.pooler else 0,
+            mlm_head=_linear(a.width, a.embedding_width) + 2 * a.embedding_width + a.vocab_size,
+        )
+
+    def classifiers(self) -> dict[str, int]:
+        """None: papers count the encoder."""
+        return {}
+
+    def forward_flops(self, length: int) -> int:
+        """Operations per token of the encoder's forward pass at a sequence length."""
+        a = self.a
+        linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
+        attention = 2 * KEYS[a.attention](length) * a.width  # scores and weighted sum
+        projection = a.embedding_width * a.width if a.embedding_projection else 0
+        return round(2 * (a.layers * (linear + attention) + projection))
+
+    def mask_head_flops(self) -> int:
+        """Operations per masked position of the MLM head."""
+        a = self.a
+        return 2 * (a.width * a.embedding_width + a.embedding_width * a.vocab_size)
+
+    def activation_bytes(self) -> int:
+        """Bytes per token that autograd keeps for the encoder's backward pass."""
+        a = self.a
+        h, f = a.width, a.ffn_width
+        masks = 2 * h if a.dropout else 0  # one byte per element, after attention and after feed-forward
+        attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
+        ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
+        norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
+        embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
+        if a.embedding_projection:
+            embeddings += 2 * a.embedding_width
+        final_norm = 2 * h + 8 if a.residual == "pre-norm" else 0
+        return a.layers * (masks + attention + ffn + norms) + embeddings + final_norm
+
+    def mask_head_bytes(self) -> int:
+        """Bytes per masked token: the tensors that autograd keeps, and the logits."""
+        return 6 * self.a.width + 12 * self.a.embedding_width + LOGIT_BYTES * self.a.vocab_size
+
+
+class BiLstmCosts:
+    """The costs of a BiLSTM. It has no MLM head."""
+
+    assumptions = "fp32, AdamW, packed, without a head; an estimate"
+
+    def __init__(self, a: BiLstm) -> None:
+        self.a = a
+        self.below = [a.embedding_width] + [a.width] * (a.layers - 1)  # width of each layer's input
+        # Inputs of each unit: the layer below, and its own direction one step before.
+        self.inputs = [below + a.width // 2 for below in self.below]
+
+    def parameters(self) -> Parameters:
+        """Count the parameters."""
+        a = self.a
+        tables = a.vocab_size * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
+        return Parameters(tables, sum(4 * a.width * (each + 2) for each in self.inputs), pooler=0, mlm_head=0)
+
+    def classifiers(self) -> dict[str, int]:
+        """Count the LSTM and its classifier of two classes, which its paper does."""
+        found, layers = {}, self.parameters().encoder
+        for texts, head in (("single texts", "relu"), ("pairs", "compare")):
+            found[texts] = layers + classifier_parameters(replace(self.a, sequence_head=head))
+        return found
+
+    def forward_flops(self, length: int) -> int:
+        """Operations per token: four gates for each unit; the width is that of both directions."""
+        return 2 * sum(4 * self.a.width * each for each in self.inputs)
+
+    def mask_head_flops(self) -> int:
+        """None."""
+        return 0
+
+    def activation_bytes(self) -> int:
+        """Bytes per token in fp32: each layer's input, and each unit's gates, cell and output."""
+        return sum(4 * (each + 6 * self.a.width) + (each if self.a.dropout else 0) for each in self.below)
+
+    def mask_head_bytes(self) -> int:
+        """None."""
+        return 0
+
+
+COSTS: dict[type[Architecture], Callable[[Any], Costs]] = {Transformer: TransformerCosts, BiLstm: BiLstmCosts}
+
+
+def costs(a: Architecture) -> Costs:
+    """Return the formulas of an architecture's kind."""
+    return COSTS[type(a)](a)
 
 
 def classifier_parameters(a: Architecture, classes: int = 2) -> int:
-    """Count the parameters of a BiLSTM's sequence head, which its paper includes."""
+    """Count the parameters of a BiLSTM's sequence head."""
     return _linear(a.sequence_width, a.ffn_width) + _linear(a.ffn_width, classes)
 
 
 def parameters(a: Architecture) -> Parameters:
     """Count the parameters of an architecture."""
-    if a.body == "bilstm":
-        tables = a.vocab_size * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
-        return Parameters(tables, sum(4 * a.width * (each + 2) for each in _lstm_inputs(a)), pooler=0, mlm_head=0)
-    rows = a.vocab_size + a.max_positions + a.position_offset + a.segments
-    embeddings = rows * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
-    if a.embedding_projection:
-        embeddings += _linear(a.embedding_width, a.width)
-    attention = 4 * _linear(a.width, a.width) + 2 * a.width
-    ffn = _linear(a.width, a.ffn_width) + _linear(a.ffn_width, a.width) + 2 * a.width
-    final_norm = 2 * a.width if a.residual == "pre-norm" else 0
-    return Parameters(
-        embeddings=embeddings,
-        encoder=attention * len(set(a.plan("attention"))) + ffn * len(set(a.plan("ffn"))) + final_norm,
-        pooler=_linear(a.width, a.width) if a.pooler else 0,
-        mlm_head=_linear(a.width, a.embedding_width) + 2 * a.embedding_width + a.vocab_size,
-    )
+    return costs(a).parameters()
 
 
 def forward_flops(a: Architecture, length: int) -> int:
     """Operations per token of the encoder's forward pass at a sequence length."""
-    if a.body == "bilstm":  # four gates for each unit; its width is that of both directions
-        return 2 * sum(4 * a.width * each for each in _lstm_inputs(a))
-    linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
-    attention = 2 * KEYS[a.attention](length) * a.width  # scores and weighted sum
-    projection = a.embedding_width * a.width if a.embedding_projection else 0
-    return round(2 * (a.layers * (linear + attention) + projection))
-
-
-def mask_head_flops(a: Architecture) -> int:
-    """Operations per masked position of the MLM head."""
-    return 2 * (a.width * a.embedding_width + a.embedding_width * a.vocab_size) if a.body == "transformer" else 0
+    return costs(a).forward_flops(length)
 
 
 def training_flops(a: Architecture, length: int, rate: float = MASK_RATE) -> int:
     """Operations per token of forward and backward (twice the forward), MLM head on the masked tokens."""
-    return round(3 * (forward_flops(a, length) + rate * mask_head_flops(a)))
-
-
-def activation_bytes(a: Architecture) -> int:
-    """Bytes per token that autograd keeps for the encoder's backward pass."""
-    h, f = a.width, a.ffn_width
-    if a.body == "bilstm":  # in fp32: each layer's input, and each unit's gates, cell and output
-        inputs = [a.embedding_width] + [h] * (a.layers - 1)
-        return sum(4 * (each + 6 * h) + (each if a.dropout else 0) for each in inputs)
-    masks = 2 * h if a.dropout else 0  # one byte per element, after attention and after feed-forward
-    attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
-    ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
-    norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
-    embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
-    if a.embedding_projection:
-        embeddings += 2 * a.embedding_width
-    final_norm = 2 * h + 8 if a.residual == "pre-norm" else 0
-    return a.layers * (masks + attention + ffn + norms) + embeddings + final_norm
-
-
-def mask_head_bytes(a: Architecture) -> int:
-    """Bytes per masked token: the tensors that autograd keeps, and the logits."""
-    return 6 * a.width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size if a.body == "transformer" else 0
+    return round(3 * (costs(a).forward_flops(length) + rate * costs(a).mask_head_flops()))
 
 
 def training_bytes(a: Architecture, batch: int, length: int, rate: float = MASK_RATE) -> int:
     """Peak bytes of one training step on `batch` sequences of `length` tokens."""
-    counts = parameters(a)
+    found, counts = costs(a), parameters(a)
     everything = counts.total + counts.mlm_head
     tokens = batch * length
-    kept = tokens * activation_bytes(a) + round(rate * tokens) * mask_head_bytes(a)
+    kept = tokens * found.activation_bytes() + round(rate * tokens) * found.mask_head_bytes()
     begins = 12 * everything + 2 * everything + 4 * a.vocab_size * a.embedding_width + kept
     return max(begins, 16 * everything)
 

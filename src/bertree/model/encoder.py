@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.model.architecture import ACTIVATIONS, Architecture
+from bertree.model.architecture import ACTIVATIONS, Transformer
 from bertree.model.embeddings import Embeddings
 from bertree.model.init import initialize, scale_weights
 from bertree.model.layers.attention import Attention, build_attention
@@ -72,7 +72,7 @@ class Encoder(nn.Module):
         return pooled
 
 
-def build_transformer(a: Architecture) -> Encoder:
+def build_transformer(a: Transformer) -> Encoder:
     """Build a transformer encoder with random weights."""
 
     def norm(width: int) -> nn.LayerNorm:

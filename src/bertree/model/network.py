@@ -8,15 +8,16 @@ Shape letters: t tokens, s sequences, m chosen positions, h width, w width of th
 d width of a sentence vector.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.errors import UserError, suggest
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.bilstm import build_bilstm
 from bertree.model.crf import Crf
 from bertree.model.encoder import Encoder, build_transformer
@@ -129,7 +130,7 @@ def build(
 
 def build_encoder(a: Architecture) -> Encoder:
     """Build the encoder of an architecture with random weights."""
-    return build_transformer(a) if a.body == "transformer" else build_bilstm(a)
+    return BUILDERS[type(a)].encoder(a)
 
 
 def build_head(
@@ -141,10 +142,12 @@ def build_head(
         raise UserError(f"{name}: unknown head, {suggest(name, HEADS)}")
     if name in ("mask", "pair") and readout.transforms:
         raise UserError(f"head '{name}': reads an encoder's last states, which top.layers and top.lstm replace")
-    if name in ("mask", "pair") and a.body == "bilstm":
-        raise UserError(f"head '{name}': a bilstm is not pretrained; its heads are sequence, token, span and choice")
+    if name not in a.head_names:
+        *most, last = a.head_names
+        raise UserError(f"head '{name}': a {a.body} is not pretrained; its heads are {', '.join(most)} and {last}")
     classes = FIXED_CLASSES.get(name, classes)
     if name == "mask":
+        assert isinstance(a, Transformer)
         head: nn.Module = MaskHead(a.width, a.embedding_width, a.vocab_size, a.mask_activation, a.norm_eps)
     elif classes < 1:
         raise UserError(f"head '{name}': needs at least one class")
@@ -154,16 +157,13 @@ def build_head(
     elif readout.reads_states and name != "pair":
         read = width if readout.transforms and width else a.sequence_width
         head = ClassHead(nn.Linear(read, classes), "sequence", a.classifier_dropout)
-    elif a.body == "bilstm":
-        dense = nn.Linear(a.sequence_width, a.ffn_width)
-        head = ClassHead(nn.Linear(a.ffn_width, classes), "sequence", a.classifier_dropout, dense, "relu")
     else:
-        head = _sequence_head(a, name, classes)
+        head = BUILDERS[type(a)].sequence_head(a, name, classes)
     initialize(head, a.init_std)
     return head
 
 
-def _sequence_head(a: Architecture, name: str, classes: int) -> ClassHead:
+def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
     """Build the sequence head of a family."""
     out = nn.Linear(a.width, classes)
     # RoBERTa's and DistilBERT's classifiers have a dense layer of their own; a choice head reads the pooler if there
@@ -180,3 +180,22 @@ def _sequence_head(a: Architecture, name: str, classes: int) -> ClassHead:
         activation=a.sequence_head,
         input_dropout=a.classifier_dropout if a.sequence_head == "tanh" else 0.0,
     )
+
+
+def _bilstm_head(a: BiLstm, name: str, classes: int) -> ClassHead:
+    """Build the classifier of a BiLSTM, with an inner layer."""
+    dense = nn.Linear(a.sequence_width, a.ffn_width)
+    return ClassHead(nn.Linear(a.ffn_width, classes), "sequence", a.classifier_dropout, dense, "relu")
+
+
+class Builders(NamedTuple):
+    """What is built for one kind of architecture."""
+
+    encoder: Callable[[Any], Encoder]
+    sequence_head: Callable[[Any, str, int], ClassHead]  # of a head's name and its number of classes
+
+
+BUILDERS: dict[type[Architecture], Builders] = {
+    Transformer: Builders(build_transformer, _transformer_head),
+    BiLstm: Builders(build_bilstm, _bilstm_head),
+}

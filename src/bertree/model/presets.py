@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertree.errors import UserError, suggest
-from bertree.model.architecture import SHARING, Architecture, check_type
+from bertree.model.architecture import SHARING, Architecture, Transformer, check_type
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ DEFAULT = "default"  # the bundled model: not a preset, but a name that may be m
 
 
 def _add(name: str, parent: str | None, note: str, published: str = "", study: bool = False, **changes: Any) -> None:
-    base = PRESETS[parent].architecture if parent else Architecture()
+    base = PRESETS[parent].architecture if parent else Transformer()
     PRESETS[name] = Preset(name, parent, base.with_values(changes), note, published, study)
 
 

@@ -128,7 +128,7 @@ def build_features(a: Architecture, readout: Readout) -> tuple[LayerFeatures | N
     """Build the modules between the encoder of `a` and its heads; return them and the width of their output."""
     if not readout.transforms:
         return None, a.width
-    if a.body == "bilstm":
+    if not a.layers_readable:
         raise UserError("top.layers, top.lstm: are for transformers; of a bilstm only the last states can be read")
     chosen = DEPTHS[readout.layers] or tuple(range(1, a.layers + 1))
     depths = [depth if depth >= 0 else a.layers + 1 + depth for depth in chosen]

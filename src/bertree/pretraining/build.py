@@ -1,6 +1,6 @@
 """Build the parts of a run on a token store from a recipe: stores, model, batches."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
             f"{recipe.source}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
             f"{store.vocab_size} tokens of {store.folder}"
         )
-    if masking_of(recipe.data).unit == "next" and contents.architecture.attention != "causal":
+    if masking_of(recipe.data).unit == "next" and not contents.architecture.causal:
         raise UserError(
             f"{recipe.source}: data.masking: next: with full attention a token sees the one it must predict; "
             "set model.attention=causal"
@@ -79,7 +79,7 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
 
 def build_untrained(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
     """Build a model with random weights. No position is trained yet; the phases raise `max_length`."""
-    if a.body != "transformer":
+    if not a.pretrainable:
         way = "it learns a task (bertree finetune), best from a teacher (bertree distill --task)"
         raise UserError(f"model.body: a {a.body} is not pretrained; {way}")
     return Contents(a, random_model(a, heads, seed).network, max_length=1)
@@ -90,8 +90,8 @@ def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: i
     if not path.is_dir():
         raise UserError(f"{path}: no such model folder (model.start)")
     before = folder.read(path)
-    there = asdict(before.architecture)
-    for axis in [axis for axis, value in axes.items() if axis not in DROPOUTS and value != there[axis]]:
+    there = before.architecture.axes()
+    for axis in [axis for axis, value in axes.items() if axis not in DROPOUTS and value != there.get(axis, value)]:
         line = f"model.{axis}: stays {there[axis]}, as in {path} (the recipe's {axes[axis]} is for a new model)"
         note(line)
     dropouts = {axis: value for axis, value in axes.items() if axis in DROPOUTS}

@@ -1,6 +1,5 @@
 """`bertree info`: draw the family tree, or one point of the design space with its cost."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,7 @@ def as_json(point: Preset) -> dict[str, Any]:
         "note": point.note,
         "published": point.published or None,
         "folder": point.folder or None,
-        "architecture": asdict(a),
+        "architecture": a.written_axes(),
         "parameters": counts.as_dict(),
         "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
         "flops_per_token": {
@@ -93,12 +92,10 @@ def _grow(tree: Tree, name: str, depth: int = 1) -> Tree:
 def _line(point: Preset, depth: int = 0) -> Text:
     a = point.architecture
     millions = cost.parameters(a).total / 1e6
-    factorised = f" E{a.embedding_width}" if a.embedding_width != a.width else ""
-    heads = f" A{a.heads}" if a.body == "transformer" else " LSTM"
     line = Text.assemble(
         (point.name.ljust(28 - 4 * depth), "bold"),  # each level of the tree indents by four
         (f"{millions:7.1f}M  ", "green"),
-        (f"L{a.layers} H{a.width}{heads}{factorised}", "cyan"),
+        (a.short, "cyan"),
         (f"  {point.note}", "dim"),
     )
     line.no_wrap, line.overflow = True, "ellipsis"
@@ -108,8 +105,11 @@ def _line(point: Preset, depth: int = 0) -> Text:
 def _study_table(points: list[Preset]) -> Table:
     widths = sorted({p.architecture.embedding_width for p in points})
     table = Table("sharing", *(f"E {width}" for width in widths), box=None, pad_edge=False)
-    for sharing in dict.fromkeys(p.architecture.sharing for p in points):
-        row = {p.architecture.embedding_width: p for p in points if p.architecture.sharing == sharing}
+    by_sharing: dict[str, dict[int, Preset]] = {}
+    for point in points:
+        axes = point.architecture.axes()
+        by_sharing.setdefault(axes["sharing"], {})[axes["embedding_width"]] = point
+    for sharing, row in by_sharing.items():
         table.add_row(sharing, *(f"{cost.parameters(row[w].architecture).total / 1e6:.1f}M" for w in widths))
     return table
 
@@ -123,9 +123,9 @@ def print_point(console: Console, point: Preset, batch: int, length: int, card: 
     if point.folder:
         _print_folder(console, Path(point.folder))
     console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
-    if a.attention_dropout and a.body == "transformer":
+    if attention_dropout := a.axes()["attention_dropout"]:
         console.print(
-            f"\n[dim]attention_dropout {a.attention_dropout}: training takes the padded attention kernel, "
+            f"\n[dim]attention_dropout {attention_dropout}: training takes the padded attention kernel, "
             "the only one with dropout on probabilities; set attention_dropout=0 for the padding-free one.[/dim]"
         )
 
@@ -143,12 +143,12 @@ def _axes(point: Preset) -> Table:
     parent = PRESETS[point.parent].architecture if point.parent else None
     changed = point.architecture.differences(parent) if parent else {}
     table = Table("axis", "value", f"in {point.parent}" if parent else "", "what it is", box=None, pad_edge=False)
-    for name, meaning in MEANING.items():
-        value = _value(getattr(point.architecture, name))
+    for name, value in point.architecture.axes().items():
+        shown, meaning = _value(value), f"[dim]{MEANING[name]}[/]"
         if name in changed:
-            table.add_row(name, f"[bold yellow]{value}[/]", _value(changed[name][0]), f"[dim]{meaning}[/]")
+            table.add_row(name, f"[bold yellow]{shown}[/]", _value(changed[name][0]), meaning)
         else:
-            table.add_row(name, value, "", f"[dim]{meaning}[/]")
+            table.add_row(name, shown, "", meaning)
     return table
 
 
@@ -167,12 +167,9 @@ def _parameters(point: Preset) -> Table:
             f"{value:,}",
             style="bold" if name == "total" else "",
         )
-    headed = "weights with MLM head"
-    if (a := point.architecture).body == "bilstm":
-        headed = "weights"
-        for kind, head in (("single texts", "relu"), ("pairs", "compare")):
-            classifier = cost.classifier_parameters(a.with_values({"sequence_head": head}))
-            table.add_row(f"LSTM and classifier of {kind}", f"{counts.encoder + classifier:,}")
+    for texts, count in cost.costs(point.architecture).classifiers().items():
+        table.add_row(f"LSTM and classifier of {texts}", f"{count:,}")
+    headed = "weights with MLM head" if counts.mlm_head else "weights"
     table.add_row(headed, f"{4 * everything / 1e6:,.1f} MB in fp32, {2 * everything / 1e6:,.1f} MB in bf16")
     if point.published:
         table.add_row("published", point.published)
@@ -201,10 +198,5 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
     return Group(
         table,
         Text(f"training memory for a batch of {batch} x {length}: {memory:.2f} GiB", style="bold"),
-        Text(
-            "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md"
-            if a.body == "transformer"
-            else "fp32, AdamW, packed, without a head; an estimate",
-            style="dim",
-        ),
+        Text(cost.costs(a).assumptions, style="dim"),
     )

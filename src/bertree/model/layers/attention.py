@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Transformer
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend_fused
 from bertree.model.masks import Causal, Full, Mask
@@ -35,12 +35,12 @@ class Attention(nn.Module):
 
 
 # The mask for each value of the axis `attention` (architecture.ATTENTION); a new kind also has a row in cost.KEYS.
-MASKS: dict[str, Callable[[Architecture], Mask]] = {
+MASKS: dict[str, Callable[[Transformer], Mask]] = {
     "full": lambda a: Full(),
     "causal": lambda a: Causal(),
 }
 
 
-def build_attention(a: Architecture) -> Attention:
+def build_attention(a: Transformer) -> Attention:
     """Build the attention of one layer."""
     return Attention(a.width, a.heads, a.attention_dropout, MASKS[a.attention](a))

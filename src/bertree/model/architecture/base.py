@@ -1,0 +1,186 @@
+"""What the architectures share: common axes, how one is read, written and changed, and the questions they answer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Any, ClassVar, Self
+
+from bertree.errors import UserError, suggest
+from bertree.model.architecture.axes import (
+    MAX_ROWS,
+    MAX_WIDTH,
+    above_zero,
+    at_most,
+    axis,
+    one_of,
+    positive,
+    probability,
+)
+
+MAX_LAYERS = 1024
+SEQUENCE_HEADS = ("pooler", "tanh", "relu", "compare")
+# Axes in the order of files. All of these are written; any other only where it differs from its default.
+WRITTEN = (
+    *("vocab_size", "body", "width", "layers", "heads", "attention", "ffn_width", "embedding_width"),
+    *("embedding_projection", "max_positions", "position_offset", "segments", "sharing", "groups", "activation"),
+    *("mask_activation", "norm_eps", "residual", "embedding_norm", "residual_init", "pooler", "sequence_head"),
+    *("dropout", "attention_dropout", "classifier_dropout", "init_std"),
+)
+TASK_HEADS = ("sequence", "token", "span", "choice")
+KINDS: dict[str, type["Architecture"]] = {}  # body -> its class
+
+
+@dataclass(frozen=True)
+class Architecture(ABC):
+    """One point in the space of models, frozen and checked. Fields are axes; defaults are BERT-base."""
+
+    body: ClassVar[str]  # its name in files
+
+    vocab_size: int = axis(30522, "entries in the vocabulary", positive, at_most(MAX_ROWS))
+    width: int = axis(
+        768, "width of the hidden states (H); of a bilstm, of both directions together", positive, at_most(MAX_WIDTH)
+    )
+    layers: int = axis(12, "depth: number of layers", positive, at_most(MAX_LAYERS))
+    ffn_width: int = axis(
+        3072, "inner width of the feed-forward part; of a bilstm, of its classifier", positive, at_most(MAX_WIDTH)
+    )
+    embedding_width: int = axis(
+        768,
+        "width of the token embeddings (E); E < H needs the projection, a bilstm does not",
+        positive,
+        at_most(MAX_WIDTH),
+    )
+    max_positions: int = axis(512, "longest sequence", positive, at_most(MAX_ROWS))
+    norm_eps: float = axis(1e-12, "epsilon of the layer norms", above_zero)
+    embedding_norm: bool = axis(True, "layer norm after the embeddings")
+    sequence_head: str = axis(
+        "pooler",
+        "input of a classifier: the pooler, or a dense layer of its own (tanh, relu, or compare on two)",
+        one_of(SEQUENCE_HEADS),
+    )
+    dropout: float = axis(0.1, "on embeddings and on both parts of each block", probability)
+    classifier_dropout: float = axis(0.1, "before a task head's last layer", probability)
+    init_std: float = axis(0.02, "standard deviation of the initial weights", above_zero)
+
+    def __init_subclass__(cls) -> None:
+        if "body" in vars(cls):
+            KINDS[cls.body] = cls
+
+    def __post_init__(self) -> None:
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        for problem in axis_problems(fields(self), own) or self._problems():
+            raise UserError(f"architecture: {problem}")
+
+    @abstractmethod
+    def _problems(self) -> list[str]:
+        """Return each violated constraint on more than one axis."""
+
+    @classmethod
+    def from_axes(cls, values: Mapping[str, Any]) -> "Architecture":
+        """Return the architecture with these values, as files have them: `body` says which kind."""
+        return _kind(values.get("body", "transformer"))._make(values)
+
+    def with_values(self, changes: Mapping[str, Any]) -> "Architecture":
+        """Return an architecture with other values. Changes that follow from them on other axes are made too:
+        an E that differs from H brings the projection; a new width keeps E = H and ffn = 4 H if they held; the MLM head
+        keeps the activation of the layers; pre-norm comes as Megatron has it, without a norm on the embeddings and with
+        smaller initial matrices that write into the residual. A bilstm drops what only a transformer has; the way back
+        ends at DistilBERT's kind, without segments and pooler."""
+        return _kind(changes.get("body", self.body))._changed(self, changes)
+
+    @classmethod
+    @abstractmethod
+    def _make(cls, values: Mapping[str, Any]) -> Self:
+        """Return an architecture of this kind from values of any axes."""
+
+    @classmethod
+    @abstractmethod
+    def _changed(cls, before: "Architecture", changes: Mapping[str, Any]) -> Self:
+        """Return an architecture of this kind from one of any kind and changes on any axes."""
+
+    def axes(self) -> dict[str, Any]:
+        """Return all axes with their values, in order. One that this kind does not have has a fixed value."""
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        there = own | {"body": self.body} | self._fixed()
+        return {name: there[name] for name in (*WRITTEN, *own)}
+
+    def written_axes(self) -> dict[str, Any]:
+        """Return the axes that files have, with their values."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {n: value for n, value in self.axes().items() if n in WRITTEN or value != defaults[n]}
+
+    def _fixed(self) -> dict[str, Any]:
+        """Return the values that files have on axes that this kind does not have."""
+        return {}
+
+    def differences(self, other: "Architecture") -> dict[str, tuple[Any, Any]]:
+        """Return the axes on which two architectures differ: name -> (other's value, this value)."""
+        theirs = other.axes()
+        pairs = {name: (theirs.get(name), value) for name, value in self.axes().items()}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+    # Questions. What is true of every point of a kind is an attribute of its class.
+
+    has_attention: ClassVar[bool]
+    pretrainable: ClassVar[bool]
+    layers_readable: ClassVar[bool]  # states below the last layer, and an LSTM on top of them
+    replayable: ClassVar[bool]  # a step reads no value on the host, so a CUDA graph can hold it
+    head_names: ClassVar[tuple[str, ...]]
+
+    @property
+    def default_heads(self) -> dict[str, int]:
+        """Heads of an untrained model, with their numbers of classes."""
+        return {"mask": 0} if "mask" in self.head_names else {}
+
+    @property
+    def causal(self) -> bool:
+        """True if no token sees those after it."""
+        return False
+
+    @property
+    def reads_segments(self) -> bool:
+        """True if the two texts of a pair have different segment embeddings."""
+        return False
+
+    @property
+    def sequence_width(self) -> int:
+        """Width of a sequence's state."""
+        return self.width
+
+    @property
+    @abstractmethod
+    def learning_rate(self) -> float:
+        """The learning rate of fine-tuning, if none is set."""
+
+    @abstractmethod
+    def for_task(self, head: str, pairs: bool, reads_states: bool) -> "Architecture":
+        """Return the architecture that learns a task: the head's name, whether it has pairs of texts, and whether the
+        head reads the encoder's states alone."""
+
+    def describe(self) -> str:
+        """Return kind and size in words."""
+        return f"{self.body}, {self.layers} layers, width {self.width}"
+
+    @property
+    def short(self) -> str:
+        """Kind and size in letters, for the family tree."""
+        factorised = f" E{self.embedding_width}" if self.embedding_width != self.width else ""
+        return f"L{self.layers} H{self.width} {self._mark}{factorised}"
+
+    @property
+    @abstractmethod
+    def _mark(self) -> str:
+        """The kind in letters."""
+
+
+def _kind(body: str) -> type[Architecture]:
+    if body not in KINDS:
+        raise UserError(f"architecture: body: unknown value '{body}', {suggest(body, KINDS)}")
+    return KINDS[body]
+
+
+def axis_problems(known: Iterable[Field[Any]], values: Mapping[str, Any]) -> list[str]:
+    """Return every value that is out of its bounds, with the reason."""
+    bounds = {field.name: field.metadata.get("bounds", ()) for field in known}
+    found = [(name, bound(value)) for name, value in values.items() for bound in bounds.get(name, ())]
+    return [f"{name}: {problem}" for name, problem in found if problem]

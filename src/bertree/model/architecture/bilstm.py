@@ -1,0 +1,111 @@
+"""The axes of a bidirectional LSTM, and what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from bertree.errors import UserError
+from bertree.model.architecture.base import TASK_HEADS, Architecture, axis_problems
+from bertree.model.architecture.transformer import Transformer
+
+# A transformer's axes as the files of a BiLSTM have them.
+FIXED: dict[str, Any] = {
+    "heads": 1,
+    "attention": "full",
+    "embedding_projection": False,
+    "position_offset": 0,
+    "segments": 0,
+    "sharing": "none",
+    "groups": 1,
+    "activation": "gelu",
+    "mask_activation": "gelu",
+    "residual": "post-norm",
+    "residual_init": "plain",
+    "pooler": False,
+    "attention_dropout": 0.0,
+}
+# Of these axes, those on which another value would mislead, and why. On the rest it has no effect.
+REASONS = {
+    "attention": "a bidirectional LSTM sees the whole sequence",
+    "embedding_projection": "the LSTM reads the embeddings as they are",
+    "segments": "the two texts of a pair are encoded apart",
+    "sharing": "each layer has its own weights",
+    "groups": "each layer has its own weights",
+    "pooler": "a text is represented by both ends of the LSTM",
+}
+
+
+@dataclass(frozen=True)
+class BiLstm(Architecture):
+    """A bidirectional LSTM. It has the common axes alone."""
+
+    body: ClassVar[str] = "bilstm"
+    has_attention: ClassVar[bool] = False
+    pretrainable: ClassVar[bool] = False
+    layers_readable: ClassVar[bool] = False
+    replayable: ClassVar[bool] = False
+    head_names: ClassVar[tuple[str, ...]] = TASK_HEADS
+
+    embedding_norm: bool = False
+    sequence_head: str = "relu"
+
+    def _problems(self) -> list[str]:
+        found = [f"width: a bilstm has two equal halves, but {self.width} is odd"] if self.width % 2 else []
+        if self.sequence_head not in ("relu", "compare"):
+            found.append(
+                f"sequence_head: a bilstm's is relu (single texts) or compare (pairs), not {self.sequence_head}"
+            )
+        return found
+
+    @classmethod
+    def _make(cls, values: Mapping[str, Any]) -> Self:
+        own = {field.name for field in fields(cls)}
+        _check_foreign({name: value for name, value in values.items() if name not in own and name != "body"})
+        return cls(**{name: value for name, value in values.items() if name in own})
+
+    @classmethod
+    def _changed(cls, before: Architecture, changes: Mapping[str, Any]) -> Self:
+        kept = {field.name: getattr(before, field.name) for field in fields(cls)}
+        if not isinstance(before, cls):
+            kept |= {"embedding_norm": False, "sequence_head": "relu"}
+        return cls._make({**kept, **changes})
+
+    def _fixed(self) -> dict[str, Any]:
+        return FIXED
+
+    @property
+    def sequence_width(self) -> int:
+        """Width of a sequence's state; if pairs are compared, of u, v, u * v and |u - v| together."""
+        return 4 * self.width if self.sequence_head == "compare" else self.width
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of fine-tuning, if none is set."""
+        return 1e-3
+
+    def for_task(self, head: str, pairs: bool, reads_states: bool) -> Architecture:
+        """Return the architecture that compares the texts of pairs, unless the head reads tokens: then each text must
+        see the other."""
+        compares = pairs and head in ("sequence", "choice")
+        return self.with_values({"sequence_head": "compare" if compares else "relu"})
+
+    @property
+    def _mark(self) -> str:
+        return "LSTM"
+
+
+def _check_foreign(values: Mapping[str, Any]) -> None:
+    """Refuse values of a transformer's axes that are impossible, or that a BiLSTM cannot follow."""
+    known = fields(Transformer)
+    fixed = {field.name: field.default for field in known} | FIXED
+    problems = axis_problems(known, values)
+    for name, value in values.items():
+        reason = REASONS.get(name, "" if name in FIXED else "only a transformer has it")
+        if reason and value != fixed[name]:
+            problems.append(f"{name}: {reason}, so with body = bilstm it is {_lower(fixed[name])}, not {_lower(value)}")
+    for problem in problems:
+        raise UserError(f"architecture: {problem}")
+
+
+def _lower(value: Any) -> str:
+    return str(value).lower()

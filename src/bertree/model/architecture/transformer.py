@@ -1,0 +1,161 @@
+"""The axes of a transformer, and what it answers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from bertree.model.architecture.axes import (
+    MAX_ROWS,
+    MAX_WIDTH,
+    at_most,
+    axis,
+    not_negative,
+    one_of,
+    positive,
+    probability,
+)
+from bertree.model.architecture.base import TASK_HEADS, Architecture
+
+SHARING = ("none", "attention", "ffn", "all")
+ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
+ATTENTION = ("full", "causal")
+RESIDUALS = ("post-norm", "pre-norm")
+RESIDUAL_INITS = ("plain", "scaled")
+# Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
+POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
+LEARNING_RATES = ((1024, 2e-5), (768, 3e-5), (384, 1e-4), (0, 2e-4))  # from this width on
+
+
+@dataclass(frozen=True)
+class Transformer(Architecture):
+    """A transformer encoder."""
+
+    body: ClassVar[str] = "transformer"
+    has_attention: ClassVar[bool] = True
+    pretrainable: ClassVar[bool] = True
+    layers_readable: ClassVar[bool] = True
+    replayable: ClassVar[bool] = True
+    head_names: ClassVar[tuple[str, ...]] = ("mask", "pair", *TASK_HEADS)
+
+    heads: int = axis(12, "attention heads", positive, at_most(MAX_WIDTH))
+    attention: str = axis(
+        "full",
+        "tokens that a token sees: all of its sequence (full), or itself and those before it (causal)",
+        one_of(ATTENTION),
+    )
+    embedding_projection: bool = axis(False, "linear map from E to H after the embeddings")
+    position_offset: int = axis(
+        0, "rows of the position table that are never used, before position 0", not_negative, at_most(MAX_ROWS)
+    )
+    segments: int = axis(2, "segment (token type) embeddings: 0, 1 or more", not_negative, at_most(MAX_ROWS))
+    sharing: str = axis("none", "what the layers share: none, attention, ffn or all", one_of(SHARING))
+    groups: int = axis(1, "distinct layers among the shared ones")
+    activation: str = axis("gelu", "of the feed-forward part", one_of(ACTIVATIONS))
+    mask_activation: str = axis("gelu", "of the MLM head", one_of(ACTIVATIONS))
+    residual: str = axis(
+        "post-norm",
+        "norms after each part (post-norm), or before it and once at the end (pre-norm)",
+        one_of(RESIDUALS),
+    )
+    residual_init: str = axis(
+        "plain",
+        "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
+        one_of(RESIDUAL_INITS),
+    )
+    pooler: bool = axis(True, "dense + tanh on the first token (causal: the last), trained with the encoder")
+    attention_dropout: float = axis(
+        0.1, "on attention probabilities (above 0, training takes the padded kernel)", probability
+    )
+
+    def _problems(self) -> list[str]:
+        found = []
+        if self.width % self.heads:
+            found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly")
+        if self.embedding_width != self.width and not self.embedding_projection:
+            found.append(
+                f"embedding_width: {self.embedding_width} differs from width {self.width}, "
+                "so embedding_projection must be true"
+            )
+        if self.sequence_head == "compare":
+            found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
+        if not 1 <= self.groups <= self.layers:
+            found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
+        if self.sharing == "none" and self.groups != 1:
+            found.append(f"groups: {self.groups} has no meaning when nothing is shared (sharing = none)")
+        return found
+
+    @classmethod
+    def _make(cls, values: Mapping[str, Any]) -> Self:
+        return cls(**_without_body(values))
+
+    @classmethod
+    def _changed(cls, before: Architecture, changes: Mapping[str, Any]) -> Self:
+        implied: dict[str, Any] = {}
+        if not isinstance(before, cls):
+            narrow = before.embedding_width != before.width
+            turned = {"embedding_norm": True, "sequence_head": "relu", "embedding_projection": narrow}
+            implied = {"embedding_projection": before.embedding_width != changes.get("width", before.width)}
+            before = cls._make(before.axes() | turned)
+        return replace(before, **(implied | before._implied(changes) | _without_body(changes)))
+
+    def _implied(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the changes on other axes that follow from some."""
+        implied: dict[str, Any] = {}
+        if "width" in changes:
+            if self.embedding_width == self.width:
+                implied["embedding_width"] = changes["width"]
+            if self.ffn_width == 4 * self.width:
+                implied["ffn_width"] = 4 * int(changes["width"])
+        if "embedding_width" in changes:
+            implied["embedding_projection"] = changes["embedding_width"] != changes.get("width", self.width)
+        if "activation" in changes and self.mask_activation == self.activation:
+            implied["mask_activation"] = changes["activation"]
+        if changes.get("sharing") == "none":
+            implied["groups"] = 1
+        if changes.get("residual", self.residual) != self.residual:
+            implied["embedding_norm"] = changes["residual"] == "post-norm"
+            implied["residual_init"] = "plain" if changes["residual"] == "post-norm" else "scaled"
+        return implied
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.width // self.heads
+
+    def plan(self, part: str) -> tuple[int, ...]:
+        """Return which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""
+        if self.sharing in (part, "all"):
+            return tuple(int(depth / (self.layers / self.groups)) for depth in range(self.layers))
+        return tuple(range(self.layers))
+
+    @property
+    def causal(self) -> bool:
+        """True if no token sees those after it."""
+        return self.attention == "causal"
+
+    @property
+    def reads_segments(self) -> bool:
+        """True if the two texts of a pair have different segment embeddings."""
+        return self.segments > 1
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of fine-tuning, if none is set: narrow models need larger ones."""
+        return next(rate for width, rate in LEARNING_RATES if self.width >= width)
+
+    def for_task(self, head: str, pairs: bool, reads_states: bool) -> Architecture:
+        """Return the architecture with a pooler if the head reads one."""
+        reads_pooler = self.sequence_head in POOLED.get(head, ()) and not reads_states
+        return self.with_values({"pooler": True}) if reads_pooler else self
+
+    def describe(self) -> str:
+        """Return kind and size in words."""
+        return f"{super().describe()}, {self.heads} heads"
+
+    @property
+    def _mark(self) -> str:
+        return f"A{self.heads}"
+
+
+def _without_body(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "body"}
