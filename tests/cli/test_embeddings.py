@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 
 import bertree
+from bertree.cli.similar import _percent
 from bertree.model.pooling import PoolingConfig
 from tests.support.command import Command
 from tests.support.topics import JUDGED
@@ -118,9 +119,19 @@ def test_evaluate_mistakes(command: Command, minilm: Path, table: Path, tmp_path
 def test_similar_of_two_texts(command: Command, minilm: Path) -> None:
     model = bertree.load(minilm)
     expected = float(model.similarity(TOPICS[0], TOPICS[1])[0, 0])
-    assert float(command.well("similar", minilm, TOPICS[0], TOPICS[1]).out) == pytest.approx(expected, abs=1e-4)
+    cosine, _, reading = command.well("similar", minilm, TOPICS[0], TOPICS[1]).out.partition("  ")
+    assert float(cosine) == pytest.approx(expected, abs=1e-4)
     found = json.loads(command.well("similar", minilm, TOPICS[0], TOPICS[1], "--json").out)
     assert found["cosine"] == pytest.approx(expected, abs=1e-5)
+    assert found["percentile"] == pytest.approx(float(model.percentile(expected)), abs=0.05)
+    assert float(reading.split()[3]) == pytest.approx(found["percentile"], abs=1)
+    assert reading.endswith("% of random pairs\n")
+
+
+def test_percentages_are_rounded_down() -> None:
+    assert [_percent(value) for value in (0, 53.9, 98.99, 99.619, 99.999, 100)] == [
+        *("0 %", "53 %", "98 %", "99.61 %", "99.99 %", "100 %"),
+    ]
 
 
 def test_similar_says_what_was_cut_and_what_is_empty(command: Command, minilm: Path, tmp_path: Path) -> None:

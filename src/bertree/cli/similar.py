@@ -1,5 +1,6 @@
 """The verbs that use sentence vectors: `embed`, `similar`, `pairs`, `cluster`."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -93,6 +94,9 @@ def similar(
     as_json: JsonOption = False,
 ) -> None:
     """Print the cosine similarity of two texts, or the best matches in a file for each text of another.
+
+    Models differ in scale, so it also says which percentage of random pairs of English sentences is less similar: 50 %
+    is what any two sentences have, close paraphrases have 99 % or more.
 
     [dim]bertree similar my-model "A dog runs." "The hound is running."
     bertree similar my-model questions.txt answers.txt -k 3
@@ -230,20 +234,30 @@ def cluster(
 def _print_matches(found: "Matches", as_json: bool) -> None:
     from bertree.files import json_text
 
+    def scores(cosine: float) -> dict[str, float]:
+        return {"cosine": round(cosine, 6), "percentile": round(found.percentile(cosine), 2)}
+
     if not found.a.is_file and not found.b.is_file:
         cosine, texts = found.nearest[0][0][1], [found.a.texts[0], found.b.texts[0]]
-        print(json_text({"cosine": round(cosine, 6), "texts": texts}) if as_json else f"{cosine:.4f}")
+        reading = f"more similar than {_percent(found.percentile(cosine))} of random pairs"
+        print(json_text(scores(cosine) | {"texts": texts}) if as_json else f"{cosine:.4f}  {reading}")
         return
     for row, matches in enumerate(found.nearest):
         text = found.a.texts[row]
         if as_json:
-            listed = [{"row": j + 1, "cosine": round(cosine, 6), "text": found.b.texts[j]} for j, cosine in matches]
+            listed = [{"row": j + 1, **scores(cosine), "text": found.b.texts[j]} for j, cosine in matches]
             print(json_text({"row": row + 1, "text": text, "matches": listed}))
             continue
         print(f"{row + 1}  {_one_line(text)}" if found.a.is_file else _one_line(text))
         for j, cosine in matches:
             match = f"  {j + 1}  {_one_line(found.b.texts[j])}" if found.b.is_file else ""
-            print(f"   {cosine:7.4f}{match}")
+            print(f"   {cosine:7.4f}  {_percent(found.percentile(cosine)):>7}{match}")
+
+
+def _percent(value: float) -> str:
+    """Write a percentage, rounded down: only what no random pair reaches is 100 %."""
+    digits = 0 if value < 99 or value == 100 else 2
+    return f"{math.floor(value * 10**digits) / 10**digits:.{digits}f} %"
 
 
 def _print_pairs(found: "SimilarPairs", duplicates: bool, min_similarity: float) -> None:

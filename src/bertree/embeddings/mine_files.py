@@ -2,6 +2,7 @@
 
 import csv
 import io
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,11 @@ from bertree.embeddings import clustering, mining
 from bertree.embeddings.clustering import Clusters
 from bertree.embeddings.embed import Embedder, EmbedOptions, TextSource, embed_texts, read_texts_and_vectors
 from bertree.embeddings.text_rows import TextRows
-from bertree.errors import UserError
+from bertree.errors import TextsCut, UserError
 from bertree.files import Json, json_text, write_into_folder
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
+from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
 from bertree.text.sources import STANDARD_INPUT, format_of
 
 TABLE_FORMATS = (".jsonl", ".csv", ".tsv")
@@ -38,6 +40,11 @@ class Matches:
     a: Side
     b: Side
     nearest: Sequence[Sequence[tuple[int, float]]]
+    random_pairs: Vectors  # cosines of random pairs of sentences, in ascending order
+
+    def percentile(self, cosine: float) -> float:
+        """Return the percentage of random pairs of sentences that are less similar."""
+        return float(percentiles(cosine, self.random_pairs))
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,12 @@ def find_matches(
     theirs = _read_side(b, column, format, "the second text")
     embedder = Embedder(model, options)
     first, second = (embed_texts(embedder, side.texts, side.name) for side in (ours, theirs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TextsCut)
+        random_pairs = pair_similarities(embedder.embed(random_sentences()))
     if not ours.is_file and not theirs.is_file:
-        return Matches(ours, theirs, [[(0, mining.cosines(first, second)[0])]])
-    return Matches(ours, theirs, list(mining.nearest(first, second, k)))
+        return Matches(ours, theirs, [[(0, mining.cosines(first, second)[0])]], random_pairs)
+    return Matches(ours, theirs, list(mining.nearest(first, second, k)), random_pairs)
 
 
 def _read_side(name: str, column: str | None, format: str | None, called: str) -> Side:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.errors import BertreeWarning, Unable, UserError
+from bertree.errors import BertreeWarning, TextsCut, Unable, UserError
 from bertree.files import Json
 from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
@@ -18,6 +18,7 @@ from bertree.inference.inputs import Input, check_inputs, list_inputs
 from bertree.inference.loaded import LoadedModel
 from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, top_candidates
 from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
+from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
 from bertree.inference.similarity import similarity_matrix
 from bertree.inference.states import Layers, attention_probabilities, layer_states, parse_layers
 from bertree.text.tokenizer import Encoded
@@ -148,6 +149,17 @@ class Model(LoadedModel, SentenceTransformersMethods):
             to_vectors(given) if isinstance(given, np.ndarray | Tensor) else self.embed(given) for given in (a, b)
         )
         return similarity_matrix(one, other, self.vector.similarity)
+
+    def percentile(self, similarities: Vectors | float, *, prompt: str | None = None) -> Vectors:
+        """Return, for each similarity, the percentage of random pairs of sentences that are less similar.
+
+        Models differ in scale; this says how to read a score. The pairs are of English sentences from books, which are
+        embedded for each call.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TextsCut)
+            vectors = self.embed(random_sentences(), prompt=prompt)
+        return percentiles(similarities, pair_similarities(vectors, self.vector.similarity))
 
     def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
         """Return the k most likely tokens at the mask, or one such list per mask if there are several."""
