@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,17 @@ def test_importing_loads_nothing_but_the_names() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['bertree'] 2", "bertree and bertree.version, no torch, no numpy"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "0 None"), ({"ONEDNN_JIT_PROFILE": "2"}, "2 None"), ({"DNNL_JIT_PROFILE": "2"}, "None 2")],
+)
+def test_onednn_writes_no_files_for_profilers_unless_asked_to(given: dict[str, str], found: str) -> None:
+    code = "import os, bertree; print(*map(os.environ.get, ('ONEDNN_JIT_PROFILE', 'DNNL_JIT_PROFILE')))"
+    own = {key: value for key, value in os.environ.items() if not key.endswith("_JIT_PROFILE")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=own | given)
+    assert done.stdout.strip() == found
 
 
 def test_every_name_is_there_with_a_signature_and_a_docstring_with_an_example() -> None:

@@ -3,9 +3,14 @@
 Importing this package loads nothing heavy: torch is imported with the first name that needs it.
 """
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from bertree.version import __version__
+
+# On ARM, torch's oneDNN writes /tmp/perf-PID.map for a profiler unless it is told not to, before torch is imported.
+if not {"ONEDNN_JIT_PROFILE", "DNNL_JIT_PROFILE"} & os.environ.keys():
+    os.environ["ONEDNN_JIT_PROFILE"] = "0"
 
 if TYPE_CHECKING:
     from bertree.comparison.run import compare

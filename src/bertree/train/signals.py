@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from bertree.console import is_showing
@@ -72,14 +73,20 @@ def catch_signals() -> Iterator[Signals]:
 
 @contextmanager
 def interrupt_once() -> Iterator[None]:
-    """Let SIGINT raise KeyboardInterrupt as usual, but ignore a second one that follows at once."""
+    """Let SIGINT raise KeyboardInterrupt as usual, but ignore a second one that follows at once.
+
+    While a module is being imported, the process ends instead: other people's modules lose the exception on the way, or
+    fail half imported.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     last = -GRACE
 
-    def handle(number: int, frame: object) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal last
+        if _is_importing(frame):
+            os._exit(128 + number)
         if time.monotonic() - last >= GRACE:
             last = time.monotonic()
             raise KeyboardInterrupt
@@ -89,3 +96,12 @@ def interrupt_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether code is running because of an import."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False

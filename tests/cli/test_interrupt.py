@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM while the program is still being imported: the process ends at once and without a traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# Sends itself the signal when a module is looked for, where a foreign module would lose the exception.
+CODE = """
+import os, sys
+
+class Interrupter:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ.get("MODULE"):
+            del os.environ["MODULE"]
+            try:
+                os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+                sum(range(100_000))
+            except BaseException:
+                pass
+
+sys.meta_path.insert(0, Interrupter())
+from bertree.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["bertree.cli.main", "typer", "torch"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_signal_during_an_import_is_quiet(module: str, number: int, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, "fill", "default", "He opened the [MASK]."],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MODULE": module, "SIGNAL": str(int(number))},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_process_that_ignores_interrupts_goes_on_ignoring_them_while_it_is_imported() -> None:
+    ignoring = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + CODE
+    done = subprocess.run(
+        [sys.executable, "-c", ignoring, "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "MODULE": "typer", "SIGNAL": str(int(signal.SIGINT))},
+    )
+    assert (done.returncode, done.stdout.split()[0]) == (0, "bertree")
