@@ -1,7 +1,10 @@
 """A student's shape and first weights."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
 
 from bertree.batch import Batch
 from bertree.distillation.student import copy_weights, halve, last_layers, parse_layers, spread_evenly
@@ -27,8 +30,26 @@ def test_half_of_others_keeps_what_they_are() -> None:
     assert halve(preset("roberta-base").architecture) == preset("distilroberta").architecture
     albert = halve(preset("albert-base").architecture)
     assert (albert.layers, albert.sharing, albert.segments) == (6, "all", 2)
+    megatron = halve(preset("megatron-bert").architecture)
+    assert megatron == preset("megatron-bert").architecture.with_values({"layers": megatron.layers})
     with pytest.raises(UserError, match="one layer only"):
         halve(point("bert-base", layers=1))
+
+
+@pytest.mark.parametrize("name", ["bert-base", "megatron-bert", "roberta-base", "albert-base"])
+def test_half_of_a_family_of_transformers_is_read_by_transformers(name: str, tmp_path: Path) -> None:
+    teacher = random_model(point(name, layers=4), {"mask": 0}, seed=1)
+    student = random_model(halve(teacher.architecture), {"mask": 0}, seed=2)
+    copied = copy_weights(student.network, teacher.network, [1, 3])
+    assert copied.layers == 2
+    student.save(tmp_path / "half")
+    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "half").eval()
+    ids = [5, 6, 7, 8, 9]
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor([ids])).logits[0]
+        batch = Batch.pack([ids])
+        found = student.network.mask_logits(student.network(batch), torch.arange(len(ids)))
+    assert (found - expected).abs().max() < 1e-5
 
 
 def test_layers_are_spread_evenly() -> None:

@@ -57,18 +57,28 @@ def apply_overrides(
     free: Mapping[str, Collection[str]] | None = None,
     hidden: Collection[str] = (),
 ) -> set[str]:
-    """Put overrides into a tree of settings of `kind` and return their full keys.
+    """Put overrides into a tree of settings of `kind` and return their full keys, of tables those of their values.
 
     `free` names the keys of sections that are free tables; `hidden` the keys that need their section or are not for
     the user at all.
     """
-    found = set()
+    found: set[str] = set()
     for given in overrides:
         override = parse(given) if isinstance(given, str) else given
         key = _full_key(override.key, tree, kind, free or {}, hidden)
         _put(tree, key, override.value)
-        found.add(key)
+        found |= _value_keys(key, override.value)
     return found
+
+
+def _value_keys(key: str, value: Any) -> set[str]:
+    """Return the keys of the single values that a value consists of: `phases.0.steps` of `phases=[{steps=3}]`."""
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        inner = value.items()
+    elif isinstance(value, list | tuple) and all(isinstance(entry, Mapping) for entry in value):
+        inner = enumerate(value)
+    return {name for word, below in inner for name in _value_keys(f"{key}.{word}", below)} or {key}
 
 
 def _full_key(key: str, tree: Json, kind: type, free: Mapping[str, Collection[str]], hidden: Collection[str]) -> str:

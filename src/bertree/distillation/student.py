@@ -20,15 +20,15 @@ from bertree.model.stack import Stack
 def halve(a: Architecture, bare: bool = True) -> Architecture:
     """Return an architecture with half the layers.
 
-    `bare`: BERT also loses its segments and its pooler, as in DistilBERT (not if layers are shared: Hugging Face has no
-    such model). A student of a task keeps them, because its teacher's head reads the pooler.
+    `bare`: BERT also loses its segments and its pooler, as in DistilBERT (not if layers are shared or pre-norm: Hugging
+    Face has no such models). A student of a task keeps them, because its teacher's head reads the pooler.
     """
     if a.layers < 2:
         raise UserError("--student half: the teacher has one layer only; name a smaller preset instead")
     layers = a.layers // 2
     if not isinstance(a, Transformer):
         return a.with_values({"layers": layers})
-    if not bare or a.segments < 2 or a.sharing != "none":
+    if not bare or a.segments < 2 or a.sharing != "none" or a.residual == "pre-norm":
         return a.with_values({"layers": layers, "groups": min(a.groups, layers)})
     return a.with_values({"layers": layers, "segments": 0, "pooler": False, "sequence_head": "relu"})
 

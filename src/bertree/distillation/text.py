@@ -23,6 +23,7 @@ from bertree.errors import UserError
 from bertree.files import Json, exclusive_lock
 from bertree.inference.load import Model, load
 from bertree.inference.run import Run
+from bertree.interop.hf_config import family_of_architecture
 from bertree.interop.weights import weights_hash
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
@@ -139,6 +140,10 @@ def _build(
         f"terms: {', '.join(f'{term} {weight:g}' for term, weight in objective.weights.items())}; "
         f"temperature {wanted.temperature:g}",
     ]
+    try:
+        family_of_architecture(a)
+    except UserError as error:
+        intro.append(f"the student will be in bertree's own format: {error}")
     asked = pretraining_objective(mlm=1.0)
     return PretrainingRun(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity), intro
 

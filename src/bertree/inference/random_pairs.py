@@ -29,5 +29,4 @@ def pair_similarities(vectors: Vectors, by: str = "cosine") -> Vectors:
 def percentiles(similarities: Vectors | float, random_pairs: Vectors) -> Vectors:
     """Return the percentage of random pairs that are less similar; `random_pairs` in ascending order."""
     given = np.asarray(similarities, np.float32)
-    found: Vectors = 100 * np.searchsorted(random_pairs, given) / len(random_pairs)
-    return found
+    return np.asarray(100 * np.searchsorted(random_pairs, given) / len(random_pairs), np.float32)
