@@ -71,7 +71,7 @@ def test_weights_replaced_on_purpose_load_as_the_message_says(saved: Path, tmp_p
     save_file({name: tensor + 1 for name, tensor in weights.items()}, tmp_path / "m" / WEIGHTS)
     with pytest.raises(UserError, match=r"if you changed it yourself, remove the entry 'model.safetensors' under"):
         bertree.load(tmp_path / "m")
-    path = tmp_path / "m" / folder.OURS
+    path = tmp_path / "m" / folder.DESCRIPTION
     before, _, after = path.read_text().partition('[[files]]\nname = "model.safetensors"\n')
     path.write_text(before + "".join(f"[[{table}" for table in after.split("[[")[1:]))
     again = bertree.load(tmp_path / "m")
@@ -81,7 +81,7 @@ def test_weights_replaced_on_purpose_load_as_the_message_says(saved: Path, tmp_p
 def test_a_folder_without_checksums_loads_and_only_the_description_differs(saved: Path, tmp_path: Path) -> None:
     model = bertree.load(saved)
     model.save(tmp_path / "m")
-    path = tmp_path / "m" / folder.OURS
+    path = tmp_path / "m" / folder.DESCRIPTION
     path.write_text(path.read_text().partition("[[files]]")[0])
     again = bertree.load(tmp_path / "m")
     assert all(torch.equal(one, other) for one, other in zip(again.parameters(), model.parameters(), strict=True))
@@ -110,7 +110,7 @@ def test_the_dense_layers_of_a_sentence_model_have_checksums_too(tmp_path: Path)
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", "a/../../b", "a\\u0000b"])
 def test_names_outside_the_folder_are_refused(name: str, saved: Path, tmp_path: Path) -> None:
     bertree.load(saved).save(tmp_path / "m")
-    path = tmp_path / "m" / folder.OURS
+    path = tmp_path / "m" / folder.DESCRIPTION
     path.write_text(path.read_text().replace('"model.safetensors"', f'"{name}"'))
     with pytest.raises(UserError, match="is not the name of a file in this folder"):
         bertree.load(tmp_path / "m")
@@ -118,7 +118,7 @@ def test_names_outside_the_folder_are_refused(name: str, saved: Path, tmp_path: 
 
 def test_a_listed_file_that_is_missing_is_named(saved: Path, tmp_path: Path) -> None:
     bertree.load(saved).save(tmp_path / "m")
-    path = tmp_path / "m" / folder.OURS
+    path = tmp_path / "m" / folder.DESCRIPTION
     path.write_text(path.read_text().replace('"model.safetensors"', '"other.safetensors"'))
     with pytest.raises(UserError, match=r"other.safetensors: is missing, though bertree.toml lists it"):
         bertree.load(tmp_path / "m")

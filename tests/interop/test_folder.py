@@ -39,7 +39,7 @@ def test_round_trip_through_hugging_face_is_byte_identical(name: str, heads: dic
     model = tiny(name, heads)
     model.save(tmp_path / "a")
     folder.write(folder.read(tmp_path / "a"), tmp_path / "b", to="huggingface")
-    assert not (tmp_path / "b" / folder.OURS).exists()
+    assert not (tmp_path / "b" / folder.DESCRIPTION).exists()
     folder.write(folder.read(tmp_path / "b"), tmp_path / "c", to="bertree")
     assert (tmp_path / "a" / WEIGHTS).read_bytes() == (tmp_path / "c" / WEIGHTS).read_bytes()
     again = bertree.load(tmp_path / "c")
@@ -108,7 +108,7 @@ def test_dropout_before_a_classifier_survives_a_family_that_has_no_key_for_it(tm
 def test_a_file_from_before_an_axis_existed_has_its_default(tmp_path: Path) -> None:
     model = tiny("bert-base", {})
     model.save(tmp_path / "m")
-    path, newer = tmp_path / "m" / folder.OURS, ("residual = ", "embedding_norm = ", "residual_init = ")
+    path, newer = tmp_path / "m" / folder.DESCRIPTION, ("residual = ", "embedding_norm = ", "residual_init = ")
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not line.startswith(newer)))
     assert len(path.read_text().splitlines()) == len(lines) - 3
@@ -260,7 +260,7 @@ def test_broken_folders_are_one_line(case: str, theirs: Path) -> None:
 )
 def test_our_own_file_is_not_trusted_either(line: str, reason: str, tmp_path: Path) -> None:
     tiny("bert-base", {}).save(tmp_path / "m")
-    path = tmp_path / "m" / folder.OURS
+    path = tmp_path / "m" / folder.DESCRIPTION
     text = path.read_text()
     if line.startswith("wid"):
         text = text.replace("width = 32\n", f"{line}\n", 1)
@@ -338,7 +338,7 @@ def test_what_stands_on_top_survives(readout: Readout, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Hugging Face has no model with this readout: .* = "):
         folder.write(again, tmp_path / "h", to="huggingface")
     assert not (tmp_path / "h").exists()
-    path = tmp_path / "m" / folder.OURS
+    path = tmp_path / "m" / folder.DESCRIPTION
     path.write_text(path.read_text().replace('layout = "bertree"', 'layout = "huggingface"'))
     with pytest.raises(UserError, match=r"does not fit model\.layout"):
         folder.read(tmp_path / "m")
@@ -349,13 +349,13 @@ def test_a_task_is_kept_in_either_layout_and_checked(tmp_path: Path) -> None:
     model._contents.task = {"name": "sst-2"}
     model.save(tmp_path / "m")
     assert json.loads((tmp_path / "m" / "config.json").read_text())["model_type"] == "bert"
-    path = tmp_path / "m" / folder.OURS
+    path = tmp_path / "m" / folder.DESCRIPTION
     assert folder.read(tmp_path / "m").task == {"name": "sst-2"}
     text = path.read_text()
     assert "[top]" not in text
     for wrong, reason in (
-        ('name = ["a"]', "task.name: must be a word"),
-        ("name = 3", "task.name: must be a word"),
+        ('name = ["a"]', "task.name: must be a string"),
+        ("name = 3", "task.name: must be a string"),
         ("list = [1]", "task.list: must be a single value"),
         ("[top]\nlayer = 3", "top.layer: unknown key, did you mean 'layers'"),
         ("[top]\nlstm = 5000000", "top.lstm: must lie between"),

@@ -1,1 +1,1 @@
-"""Other people's formats: Hugging Face folders, both ways."""
+"""Model folders: bertree's own, Hugging Face's and sentence-transformers', read and written; ONNX, written."""

@@ -22,14 +22,14 @@ from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.readout import Readout
 
 LAYOUTS = ("bertree", "huggingface")
-INT8 = "int8"  # the only storage with a name: matrices as int8 with one scale per row; else the type is in the file
+INT8 = "int8"  # matrices as int8 with one scale per row; any other type is known from the weight file itself
 TABLES = ("model", "heads", "architecture", "top", "vector", "task", "files")
-PLAIN = (str, int, float, bool)  # types of a task's settings
+SETTING_TYPES = (str, int, float, bool)  # of a task's settings
 
 
 @dataclass(frozen=True)
 class Description:
-    """Everything but the weights."""
+    """Everything in a model folder except weights and tokenizer."""
 
     architecture: Architecture
     heads: dict[str, int]
@@ -44,7 +44,7 @@ class Description:
 
     def as_toml(self) -> str:
         """Return the text of the file."""
-        assert all(type(value) in PLAIN for value in self.task.values()), "a task's settings are plain values"
+        assert all(type(value) in SETTING_TYPES for value in self.task.values()), "a task's settings are plain values"
         model: Json = {"layout": self.layout, "labels": self.labels}
         if self.max_length is not None:
             model["max_length"] = self.max_length
@@ -76,21 +76,21 @@ def read_description(path: Path) -> Description:
     for name, classes in heads.items():
         if name not in HEADS or type(classes) is not int or not 0 <= classes < 2**20:
             raise UserError(f"{path}: heads: {name} = {classes!r} is not a head and its number of classes")
-    labels, layout, longest = model.get("labels", []), model.get("layout"), model.get("max_length")
+    labels, layout, max_length = model.get("labels", []), model.get("layout"), model.get("max_length")
     if layout not in LAYOUTS:
         raise UserError(f"{path}: model.layout: must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise UserError(f"{path}: model.labels: must be a list of names")
-    if longest is not None and (type(longest) is not int or longest < 1):
-        raise UserError(f"{path}: model.max_length: must be a whole number of tokens, not {longest!r}")
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        raise UserError(f"{path}: model.max_length: must be a whole number of tokens, not {max_length!r}")
     storage = model.get("storage", "")
     if storage not in ("", INT8):
         raise UserError(f'{path}: model.storage: must be "{INT8}" or left out, not {storage!r}')
     if storage and layout != "bertree":
         raise UserError(f'{path}: model.storage: {INT8} needs layout = "bertree", not {layout!r}')
     for name, value in task.items():
-        if type(value) not in PLAIN or (name == "name" and not isinstance(value, str)):
-            wanted = "a word" if name == "name" else "a single value"
+        if type(value) not in SETTING_TYPES or (name == "name" and not isinstance(value, str)):
+            wanted = "a string" if name == "name" else "a single value"
             raise UserError(f"{path}: task.{name}: must be {wanted}, not {value!r}")
     a = _read_architecture(table("architecture"), str(path))
     readout: Readout = read(Readout, table("top"), str(path), "top")
@@ -98,7 +98,7 @@ def read_description(path: Path) -> Description:
         raise UserError(f'{path}: top: does not fit model.layout = "huggingface"; set it to "bertree"')
     vector = _read_vector(table("vector"), str(path)) if "vector" in tables else None
     files: tuple[FileChecksum, ...] = read(tuple[FileChecksum, ...], tables.get("files", []), str(path), "files")
-    return Description(a, heads, layout, labels, longest, readout, task, storage, vector, files)
+    return Description(a, heads, layout, labels, max_length, readout, task, storage, vector, files)
 
 
 def _read_architecture(table: Json, where: str) -> Architecture:
@@ -135,7 +135,7 @@ def _read_vector(table: Json, where: str) -> PoolingConfig:
         prompts = tuple(zip(found.kinds, found.prompts, strict=True))
         return PoolingConfig(found.pooling, found.normalise, tuple(dense), found.similarity, prompts, found.prompt)
     except ValueError:
-        counts = "widths, activations and biases, or kinds and prompts, differ in number"
-        raise UserError(f"{where}: vector: {counts}") from None
+        lists = "widths, activations and biases, or kinds and prompts, differ in length"
+        raise UserError(f"{where}: vector: {lists}") from None
     except UserError as error:
         raise UserError(f"{where}: {error}") from None

@@ -1,8 +1,8 @@
-"""A model is a folder: configuration, weights, tokenizer, and `bertree.toml`.
+"""Read and write model folders: configuration, weights, tokenizer, and `bertree.toml`.
 
 If Hugging Face knows the architecture, the weights have Hugging Face's names and `config.json` is theirs, so both read
 the same folder. If it does not, the weights have bertree's names and only `bertree.toml` describes them; so too if the
-readout is more than heads on the last states, and if the weights are stored as int8. A model that makes vectors is also
+readout uses more than the last states, and if the weights are stored as int8. A model that makes vectors is also
 a folder of sentence-transformers, if Hugging Face knows its encoder.
 """
 
@@ -35,8 +35,8 @@ from bertree.model.readout import Readout
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
-CONFIG, OURS = "config.json", "bertree.toml"
-PADDED_VOCABULARY = 1024  # rows that a model may have beyond its tokenizer's: vocabularies are padded
+CONFIG, DESCRIPTION = "config.json", "bertree.toml"
+PADDED_VOCABULARY = 1024  # most rows that a model may have beyond its tokenizer's: vocabularies are padded
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Contents:
     network: Network
     tokenizer: Tokenizer | None = None
     labels: list[str] = field(default_factory=list)  # names of the classes of the task head
-    max_length: int | None = None  # below the number of positions, if the folder says so
-    task: Json = field(default_factory=dict)  # name and settings of the task it was trained for
+    max_length: int | None = None  # if the folder sets one below the number of positions
+    task: Json = field(default_factory=dict)  # name and settings of the task that the model was trained for
 
 
 def head_classes(network: Network) -> dict[str, int]:
@@ -57,16 +57,16 @@ def head_classes(network: Network) -> dict[str, int]:
 
 
 def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer | None = None) -> Contents:
-    """Read a folder of either layout and check everything in it; `tokenizer` replaces the folder's own."""
+    """Read and check a folder of either layout; `tokenizer` replaces the folder's own."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: is a file; give the folder of the model")
+        raise UserError(f"{folder}: is a file, not a model folder")
     try:
-        if (folder / OURS).is_file():
-            contents = _read_ours(folder, dtype)
+        if (folder / DESCRIPTION).is_file():
+            contents = _read_bertree(folder, dtype)
         elif (folder / CONFIG).is_file():
             contents = _read_huggingface(folder, dtype)
         else:
-            raise UserError(f"{folder}: holds neither {CONFIG} nor {OURS}, so it is not a model folder")
+            raise UserError(f"{folder}: holds neither {CONFIG} nor {DESCRIPTION}, so it is not a model folder")
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
@@ -78,11 +78,11 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
 
 def read_architecture(folder: Path) -> Architecture:
     """Read the architecture of a folder without its weights."""
-    if (folder / OURS).is_file():
-        return read_description(folder / OURS).architecture
+    if (folder / DESCRIPTION).is_file():
+        return read_description(folder / DESCRIPTION).architecture
     path = folder / CONFIG
     if not path.is_file():
-        raise UserError(f"{folder}: holds neither {CONFIG} nor {OURS}, so it is not a model folder")
+        raise UserError(f"{folder}: holds neither {CONFIG} nor {DESCRIPTION}, so it is not a model folder")
     a = architecture_from_config(read_json(path), str(path))
     return a.with_values({"pooler": _has_pooler(Weights(folder))})
 
@@ -212,10 +212,12 @@ def _max_length(folder: Path) -> int | None:
     return min(limits, default=None)
 
 
-def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
-    ours = read_description(folder / OURS)
+def _read_bertree(folder: Path, dtype: torch.dtype) -> Contents:
+    ours = read_description(folder / DESCRIPTION)
     theirs = ours.layout == "huggingface"
-    network = _build_empty(ours.architecture, ours.heads, folder / OURS, ours.readout, None if theirs else ours.vector)
+    network = _build_empty(
+        ours.architecture, ours.heads, folder / DESCRIPTION, ours.readout, None if theirs else ours.vector
+    )
     tensors = Weights(folder, int8=ours.storage == INT8)
     weights.load_into(network, tensors, _table(ours.layout, ours.architecture, network), dtype)
     if theirs:
@@ -227,8 +229,8 @@ def _read_ours(folder: Path, dtype: torch.dtype) -> Contents:
 def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
     state = network.state_dict()
     if layout == "huggingface":
-        own = [name for name in state if not name.startswith("vector.")]  # they are in folders of their own
-        return hf_names.hf_tensor_names(family_of_architecture(a), head_classes(network), own)
+        here = [name for name in state if not name.startswith("vector.")]  # stored in folders of their own
+        return hf_names.hf_tensor_names(family_of_architecture(a), head_classes(network), here)
     return {name: (name,) for name in state}
 
 
@@ -244,27 +246,29 @@ def _check_vocabulary(contents: Contents, folder: Path) -> None:
 
 
 def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dtype | None = None) -> None:
-    """Write a folder completely or not at all. `to`: "bertree", or "huggingface" (their files alone; UserError if they
-    have no such model).
+    """Write a folder completely or not at all. `to`: "bertree", or "huggingface" (without bertree.toml; UserError
+    if Hugging Face has no such model).
 
-    `dtype`: precision of the written weights if not their own; int8 is for bertree's folders only.
+    `dtype`: precision of the written weights, by default their own; int8 is for bertree's folders only.
     """
     a, network = contents.architecture, contents.network
     int8 = dtype == torch.int8
     if int8 and to == "huggingface":
         raise UserError(
-            "int8: Hugging Face's tools do not read bertree's int8 (one scale per row); convert it to float32 first, "
-            "or write bertree's form"
+            "int8: Hugging Face's tools do not read bertree's int8 (one scale per row); convert to float32 first, "
+            "or write a bertree folder"
         )
     config: Json = {"model_type": "bertree"}
     layout = "bertree"
     try:
-        if not int8:  # under their names, their tools would use the integers as weights
+        if not int8:  # under Hugging Face's names, its tools would use the integers as weights
             config, layout = _hf_config(contents), "huggingface"
     except UserError:
         if to == "huggingface":
             raise
-    with new_folder(folder, (CONFIG, OURS, weights.SINGLE, *TOKENIZER_FILES, *sentence_transformers.files())) as work:
+    with new_folder(
+        folder, (CONFIG, DESCRIPTION, weights.SINGLE, *TOKENIZER_FILES, *sentence_transformers.files())
+    ) as work:
         config["dtype"] = str(dtype or next(network.parameters()).dtype).removeprefix("torch.")
         write_text(work / CONFIG, json.dumps(config, indent=2) + "\n")
         weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)
@@ -274,16 +278,16 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.reads_segments)
         if to == "bertree":
-            labels, longest, task = contents.labels, contents.max_length, contents.task
+            labels, max_length, task = contents.labels, contents.max_length, contents.task
             storage = INT8 if int8 else ""
             vector = network.vector.config if network.vector is not None else None
             heads, readout, files = head_classes(network), network.readout, checksums(work)
-            ours = Description(a, heads, layout, labels, longest, readout, task, storage, vector, files)
-            write_text(work / OURS, ours.as_toml())
+            ours = Description(a, heads, layout, labels, max_length, readout, task, storage, vector, files)
+            write_text(work / DESCRIPTION, ours.as_toml())
 
 
 def _hf_config(contents: Contents) -> Json:
-    """Return Hugging Face's config.json; UserError if they have no such model."""
+    """Return Hugging Face's config.json; UserError if it has no such model."""
     network, tokenizer = contents.network, contents.tokenizer
     pad = tokenizer.id_of("pad") if tokenizer else None
     if not network.readout.trivial:

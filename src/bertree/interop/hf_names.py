@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 Row = tuple[str, str | tuple[str, str, str]]
 
-_TABLES: tuple[Row, ...] = (
+_EMBEDDING_TABLES: tuple[Row, ...] = (
     ("encoder.embeddings.tokens", "embeddings.word_embeddings"),
     ("encoder.embeddings.positions", "embeddings.position_embeddings"),
     ("encoder.embeddings.segments", "embeddings.token_type_embeddings"),
 )
-_EMBEDDINGS: tuple[Row, ...] = (*_TABLES, ("encoder.embeddings.norm", "embeddings.LayerNorm"))
+_EMBEDDINGS: tuple[Row, ...] = (*_EMBEDDING_TABLES, ("encoder.embeddings.norm", "embeddings.LayerNorm"))
 _ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
 
 
@@ -106,7 +106,7 @@ FAMILIES = {
             "megatron-bert",
             "MegatronBert",
             "bert.",
-            (*_TABLES, *_bert_layer("attention.ln", "ln"), ("encoder.norm", "encoder.ln"), _POOLER),
+            (*_EMBEDDING_TABLES, *_bert_layer("attention.ln", "ln"), ("encoder.norm", "encoder.ln"), _POOLER),
             _BERT_HEADS,
             _BERT_CLASSES,
         ),

@@ -1,9 +1,9 @@
 """Export a model as one ONNX file, for runtimes other than PyTorch: encoder, pooling and normalization in one graph.
 
-Such runtimes need rectangles, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and, for models
-with segments, `token_type_ids`, each b x l, of any size. The output is `sentence_embedding` (b x w), or
-`last_hidden_state` (b x l x h) of a model that makes no vectors. The graph computes from the network's weights but not
-by its code, so it knows the parts it imitates by their exact type and refuses others.
+Such runtimes need rectangular tensors, so here, and only here, a batch is padded: `input_ids`, `attention_mask` and,
+for models with segments, `token_type_ids`, each b x l, of any size. The output is `sentence_embedding` (b x w), or
+`last_hidden_state` (b x l x h) of a model that makes no vectors. The graph uses the network's weights but not its code,
+so only parts whose exact type is known are exported.
 
 Shape letters: b texts, l length of the longest, h width, n heads, d head width, w width of a vector.
 """
@@ -35,9 +35,9 @@ from bertree.model.network import Network
 from bertree.model.pooling import SentencePooling
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
-FILE, BESIDE = "model.onnx", "model.onnx.data"
+FILE, EXTERNAL_DATA = "model.onnx", "model.onnx.data"
 PRECISIONS = ("float32", "int8")
-LARGEST = 2**30  # bytes of weights in the one file; the format's limit is twice that
+MAX_SINGLE_FILE = 2**30  # bytes of weights; larger ones go to a second file (the format's limit is twice this)
 NEEDED = {"float32": ("onnx", "onnxscript"), "int8": ("onnx", "onnxscript", "onnxruntime")}
 
 
@@ -49,7 +49,7 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
     if missing:
         raise UserError(f"ONNX: {', '.join(missing)} not installed; pip install 'bertree[onnx]'")
     module = PaddedModel(contents)
-    with new_folder(folder, (FILE, BESIDE, *TOKENIZER_FILES)) as work, _quiet():
+    with new_folder(folder, (FILE, EXTERNAL_DATA, *TOKENIZER_FILES)) as work, _quiet():
         if dtype == "int8":
             with tempfile.TemporaryDirectory(dir=work) as scratch:
                 _export(module, Path(scratch) / FILE)
@@ -61,18 +61,18 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
 
 
 class PaddedModel(nn.Module):
-    """The model on padded batches."""
+    """The encoder and its pooling on padded batches."""
 
     def __init__(self, contents: Contents) -> None:
         super().__init__()
         a, network = contents.architecture, contents.network
         if not a.has_attention or a.axes()["attention"] != "full" or network.features is not None:
             raise UserError(
-                "ONNX: is for transformers with full attention that are read at their last layer, "
-                "not for a bilstm, causal attention or other layers"
+                "ONNX: is for transformers with full attention whose last layer is read, "
+                "not for a bilstm, causal attention or a readout of other layers"
             )
-        if unknown := _unknown(network):
-            raise UserError(f"ONNX: {unknown}, which bertree cannot export; it exports the parts it builds itself")
+        if part := _unsupported_part(network):
+            raise UserError(f"ONNX: {part}, which bertree cannot export; it exports the parts it builds itself")
         self.network: Network = network.eval()
         self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.reads_segments else [])]
 
@@ -89,32 +89,32 @@ class PaddedModel(nn.Module):
         vector = self.network.vector
         return x_blh if vector is None else _pool(vector, x_blh.float(), attention_mask)
 
-    def _embed(self, tables: Embeddings, ids_bl: Tensor, kinds_bl: Tensor | None) -> Tensor:
-        x_ble = F.embedding(ids_bl, tables.tokens.weight)
-        if tables.segments is not None:
-            rows = torch.zeros_like(ids_bl) if kinds_bl is None else kinds_bl
-            x_ble = x_ble + F.embedding(rows, tables.segments.weight)
-        if tables.positions is not None:
-            places = torch.arange(ids_bl.shape[1], device=ids_bl.device) + tables.position_offset
-            x_ble = x_ble + F.embedding(places, tables.positions.weight)
-        x_ble = x_ble if tables.norm is None else tables.norm(x_ble)
-        return x_ble if tables.projection is None else tables.projection(x_ble)
+    def _embed(self, embeddings: Embeddings, ids_bl: Tensor, segments_bl: Tensor | None) -> Tensor:
+        x_ble = F.embedding(ids_bl, embeddings.tokens.weight)
+        if embeddings.segments is not None:
+            rows = torch.zeros_like(ids_bl) if segments_bl is None else segments_bl
+            x_ble = x_ble + F.embedding(rows, embeddings.segments.weight)
+        if embeddings.positions is not None:
+            positions = torch.arange(ids_bl.shape[1], device=ids_bl.device) + embeddings.position_offset
+            x_ble = x_ble + F.embedding(positions, embeddings.positions.weight)
+        x_ble = x_ble if embeddings.norm is None else embeddings.norm(x_ble)
+        return x_ble if embeddings.projection is None else embeddings.projection(x_ble)
 
     def _residual(self, block: Residual, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
         """Return the residual stream after attention or feed-forward."""
         pre_norm = type(block) is PreNorm
         input_blh = block.norm(x_blh) if pre_norm else x_blh
         if isinstance(block.part, Attention):
-            made_blh = _attend(block.part, input_blh, mask_b11l)
+            change_blh = _attend(block.part, input_blh, mask_b11l)
         else:
             ffn = cast(FeedForward, block.part)
-            made_blh = ffn.down(ffn.activation(ffn.up(input_blh)))
-        out_blh: Tensor = x_blh + made_blh if pre_norm else block.norm(x_blh + made_blh)
+            change_blh = ffn.down(ffn.activation(ffn.up(input_blh)))
+        out_blh: Tensor = x_blh + change_blh if pre_norm else block.norm(x_blh + change_blh)
         return out_blh
 
 
-def _unknown(network: Network) -> str:
-    """Name the first part that the graph would compute otherwise; empty if there is none."""
+def _unsupported_part(network: Network) -> str:
+    """Describe the first part that the graph would compute differently; empty if there is none."""
     if found := unknown_part(network.encoder):
         return found
     for module in network.encoder.modules():
@@ -138,14 +138,14 @@ def _pool(pooling: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
     real_bl1 = mask_bl[:, :, None].to(x_blh.dtype)
     count_b1 = real_bl1.sum(1).clamp(min=1.0)
     last_b1h = (mask_bl.sum(1) - 1).clamp(min=0)[:, None, None].expand(-1, 1, x_blh.shape[2])
-    place_l1 = torch.arange(1, x_blh.shape[1] + 1, device=x_blh.device)[:, None]
+    position_l1 = torch.arange(1, x_blh.shape[1] + 1, device=x_blh.device)[:, None]
     pools: dict[str, Callable[[], Tensor]] = {
         "cls": lambda: x_blh[:, 0],
         "mean": lambda: (x_blh * real_bl1).sum(1) / count_b1,
         "sqrt": lambda: (x_blh * real_bl1).sum(1) / count_b1.sqrt(),
         "max": lambda: x_blh.masked_fill(real_bl1 == 0, torch.finfo(x_blh.dtype).min).amax(1),
         "last": lambda: x_blh.gather(1, last_b1h).squeeze(1),
-        "weighted": lambda: (x_blh * real_bl1 * place_l1).sum(1) / (count_b1 * (count_b1 + 1) / 2),
+        "weighted": lambda: (x_blh * real_bl1 * position_l1).sum(1) / (count_b1 * (count_b1 + 1) / 2),
     }
     x_bw = torch.cat([pools[name]() for name in pooling.config.pooling.split("+")], -1)
     for layer in pooling.dense:
@@ -154,7 +154,7 @@ def _pool(pooling: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
 
 
 def _export(module: PaddedModel, path: Path) -> None:
-    example = tuple(torch.ones(2, 3, dtype=torch.long) for _ in module.names)  # one tensor would be one input
+    example = tuple(torch.ones(2, 3, dtype=torch.long) for _ in module.names)  # a tensor of its own for each input
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     out = "last_hidden_state" if module.network.vector is None else "sentence_embedding"
@@ -166,7 +166,7 @@ def _export(module: PaddedModel, path: Path) -> None:
         input_names=module.names,
         output_names=[out],
         dynamic_shapes=tuple(sizes for _ in module.names),
-        external_data=weights > LARGEST,
+        external_data=weights > MAX_SINGLE_FILE,
         verbose=False,
     )
 
@@ -178,7 +178,7 @@ def _quantize(source: Path, target: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence irrelevant exporter warnings."""
+    """Silence the exporter's warnings, which say nothing about the model."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

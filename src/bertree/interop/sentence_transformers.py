@@ -1,7 +1,7 @@
 """Folders of sentence-transformers: a Hugging Face model and, beside it, its pooling.
 
 modules.json lists the stages in order. Those that a `PoolingConfig` can express are read and written: Transformer,
-Pooling, Dense, Normalize. Any other is refused by name, since leaving it out would silently give other vectors.
+Pooling, Dense, Normalize. Any other is refused by name, since the vectors would silently differ without it.
 """
 
 import json
@@ -19,8 +19,8 @@ from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 MODULES, SETTINGS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
 POOLING, NORMALISE = "1_Pooling", "{}_Normalize"
 DENSE = "{}_Dense"
-TITLE = "sentence_transformers.models."  # names that every release reads
-MODES = {  # bertree's name: theirs, and the flag of releases before 6
+CLASS_PREFIX = "sentence_transformers.models."  # every release reads classes under this name
+MODES = {  # bertree's name: sentence-transformers' name, and its flag before release 6
     "cls": ("cls", "pooling_mode_cls_token"),
     "max": ("max", "pooling_mode_max_tokens"),
     "mean": ("mean", "pooling_mode_mean_tokens"),
@@ -35,12 +35,12 @@ ACTIVATIONS = {
     "gelu": "torch.nn.modules.activation.GELU",
     "sigmoid": "torch.nn.modules.activation.Sigmoid",
 }
-MOST = 16  # dense layers whose folders are removed when a folder is written again
+MAX_DENSE = 16  # so many dense layers' folders are removed when a folder is written again
 
 
 def files() -> list[str]:
     """Return the names of everything this module writes into a folder."""
-    numbered = [name.format(n) for n in range(2, MOST + 3) for name in (DENSE, NORMALISE)]
+    numbered = [name.format(n) for n in range(2, MAX_DENSE + 3) for name in (DENSE, NORMALISE)]
     return [MODULES, SETTINGS, LENGTH, POOLING, *numbered]
 
 
@@ -50,11 +50,11 @@ def read_pooling(folder: Path) -> PoolingConfig | None:
         return None
     stages = _stages(folder)
     if not stages or stages[0][0] != "Transformer" or (len(stages) > 1 and stages[1][0] != "Pooling"):
-        raise UserError(f"{folder / MODULES}: must list a Transformer and then a Pooling, not {_listed(stages)}")
+        raise UserError(f"{folder / MODULES}: must list a Transformer and then a Pooling, not {_stage_names(stages)}")
     rest = [name for name, _ in stages[2:]]
     if [name for name in rest if name not in ("Dense", "Normalize")] or "Normalize" in rest[:-1]:
         raise UserError(
-            f"{folder / MODULES}: bertree knows Transformer, Pooling, Dense ..., Normalize, not {_listed(stages)}"
+            f"{folder / MODULES}: bertree knows Transformer, Pooling, Dense ..., Normalize, not {_stage_names(stages)}"
         )
     pooling = _pooling(folder / stages[1][1] / "config.json") if len(stages) > 1 else "mean"
     dense = tuple(_dense(folder / path / "config.json") for name, path in stages[2:] if name == "Dense")
@@ -75,23 +75,23 @@ def _stages(folder: Path) -> list[tuple[str, str]]:
         raise UserError(f"{path}: is not JSON ({error})") from None
     found = []
     for entry in entries if isinstance(entries, list) else [None]:
-        kind, place = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
-        if not isinstance(kind, str) or not isinstance(place, str):
+        kind, name = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(name, str):
             raise UserError(f"{path}: must be a list of stages, each with a type and a path")
-        if place and (Path(place).name != place or place == ".." or "\0" in place):
-            raise UserError(f"{path}: '{place}' is not the name of a folder beside it")
-        found.append((kind.rpartition(".")[2], place))
+        if name and (Path(name).name != name or name == ".." or "\0" in name):
+            raise UserError(f"{path}: '{name}' is not the name of a folder beside it")
+        found.append((kind.rpartition(".")[2], name))
     if found and found[0][1]:
         raise UserError(f"{path}: its Transformer lies in '{found[0][1]}'; bertree reads it from the folder itself")
     return found
 
 
 def wants_lowercase(folder: Path) -> bool:
-    """True if a folder's texts must be lowercased before tokenization."""
+    """Return whether texts must be lowercased before tokenization."""
     return (folder / LENGTH).is_file() and read_json(folder / LENGTH).get("do_lower_case") is True
 
 
-def _listed(stages: list[tuple[str, str]]) -> str:
+def _stage_names(stages: list[tuple[str, str]]) -> str:
     return ", ".join(name for name, _ in stages) or "nothing"
 
 
@@ -125,7 +125,7 @@ def _settings(path: Path) -> dict[str, Any]:
     config = read_json(path) if path.is_file() else {}
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name") or ""
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise UserError(f"{path}: prompts: must be texts by their names")
+        raise UserError(f"{path}: prompts: must map names to texts")
     similarity = config.get("similarity_fn_name") or "cosine"
     given = tuple((kind, text) for kind, text in prompts.items() if text)
     return {"similarity": str(similarity), "prompts": given, "prompt": str(default) if default in dict(given) else ""}
@@ -135,28 +135,28 @@ def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype)
     """Load the weights of dense layers built on the meta device."""
     if len(folders) != len(vector.dense):
         raise UserError(f"{MODULES} names {len(folders)} dense layers, but bertree.toml {len(vector.dense)}")
-    for layer, place in zip(vector.dense, folders, strict=True):
-        tensors = Weights(place)
+    for layer, folder in zip(vector.dense, folders, strict=True):
+        tensors = Weights(folder)
         weights.load_into(layer, tensors, {name: (name,) for name in layer.state_dict()}, dtype)
 
 
 def write_pooling(
-    vector: SentencePooling, width: int, folder: Path, longest: int | None, dtype: torch.dtype | None
+    vector: SentencePooling, width: int, folder: Path, max_length: int | None, dtype: torch.dtype | None
 ) -> None:
     """Write the files of sentence-transformers beside a Hugging Face model of that width."""
     settings = vector.config
     stages = [("Transformer", ""), ("Pooling", POOLING)]
     modes = [MODES[name] for name in settings.pooling.split("+")]
     flags = {flag: (theirs, flag) in modes for theirs, flag in MODES.values()}
-    # Flags have no order: if it is not the default one, only releases that read `pooling_mode` get the right vectors.
+    # Flags have no order: in any but the default order, only releases that read `pooling_mode` get the right vectors.
     named: Json = {"pooling_mode": [theirs for theirs, _ in modes]} if len(modes) > 1 else {}
     _write(folder / POOLING / "config.json", {"word_embedding_dimension": width, **flags, **named})
     before = width * len(modes)
     for layer, dense in zip(vector.dense, settings.dense, strict=True):
-        place = DENSE.format(len(stages))
-        stages.append(("Dense", place))
+        name = DENSE.format(len(stages))
+        stages.append(("Dense", name))
         _write(
-            folder / place / "config.json",
+            folder / name / "config.json",
             {
                 "in_features": before,
                 "out_features": dense.width,
@@ -164,15 +164,18 @@ def write_pooling(
                 "activation_function": ACTIVATIONS[dense.activation],
             },
         )
-        weights.save(layer, {name: (name,) for name in layer.state_dict()}, folder / place / weights.SINGLE, dtype)
+        weights.save(layer, {name: (name,) for name in layer.state_dict()}, folder / name / weights.SINGLE, dtype)
         before = dense.width
     if settings.normalise:
-        place = NORMALISE.format(len(stages))
-        _write(folder / place / "config.json", {})
-        stages.append(("Normalize", place))
+        name = NORMALISE.format(len(stages))
+        _write(folder / name / "config.json", {})
+        stages.append(("Normalize", name))
     _write(
         folder / MODULES,
-        [{"idx": i, "name": str(i), "path": path, "type": TITLE + name} for i, (name, path) in enumerate(stages)],
+        [
+            {"idx": i, "name": str(i), "path": path, "type": CLASS_PREFIX + name}
+            for i, (name, path) in enumerate(stages)
+        ],
     )
     _write(
         folder / SETTINGS,
@@ -183,7 +186,7 @@ def write_pooling(
             "similarity_fn_name": settings.similarity,
         },
     )
-    _write(folder / LENGTH, {"max_seq_length": longest, "do_lower_case": False})
+    _write(folder / LENGTH, {"max_seq_length": max_length, "do_lower_case": False})
 
 
 def _write(path: Path, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Safetensors files of untrusted origin, and ours: names, shapes and bytes checked before use.
+"""Read and write safetensors files; names, shapes and types are checked before use, since files are not trusted.
 
 Files are mapped, not read: only the tensors that are used come into memory. If a folder's description says
 `storage = "int8"`, a matrix NAME is stored as integers beside NAME.scale, one factor per row; vectors, which are few,
@@ -32,34 +32,34 @@ class Weights:
         """`int8`: matrices may be int8 with their scales beside them, as the folder's description says."""
         self._int8 = int8
         self._files: dict[str, Any] = {}  # file name -> open handle
-        self._home: dict[str, str] = {}  # tensor name -> file name
+        self._file_of: dict[str, str] = {}  # tensor name -> file name
         self._folder = folder
         if (folder / SINGLE).exists():
             shards = [SINGLE]
         elif (folder / INDEX).exists():
             shards = _shards(folder / INDEX)
         else:
-            raise UserError(_nothing_to_read(folder))
+            raise UserError(_missing_weights(folder))
         for shard in shards:
             self._files[shard] = handle = _open(folder / shard)
-            self._home |= dict.fromkeys(handle.keys(), shard)
+            self._file_of |= dict.fromkeys(handle.keys(), shard)
 
     @property
     def names(self) -> list[str]:
         """Names of all tensors."""
-        return list(self._home)
+        return list(self._file_of)
 
     def path(self, name: str) -> Path:
-        """Return the file that holds a tensor, or should."""
-        return self._folder / self._home.get(name, next(iter(self._files)))
+        """Return the file that holds a tensor, or should hold a missing one."""
+        return self._folder / self._file_of.get(name, next(iter(self._files)))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor, from the header alone."""
-        return tuple(self._files[self._home[name]].get_slice(name).get_shape())
+        return tuple(self._files[self._file_of[name]].get_slice(name).get_shape())
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor as floating-point numbers."""
-        tensor: Tensor = self._files[self._home[name]].get_tensor(name)
+        tensor: Tensor = self._files[self._file_of[name]].get_tensor(name)
         if tensor.dtype == torch.int8 and self._int8:
             return dequantize(tensor, self._scale(name))
         if tensor.dtype == torch.int8:
@@ -74,26 +74,26 @@ class Weights:
     def _scale(self, name: str) -> Tensor:
         """Return the scales of an int8 matrix."""
         where, wanted, shape = self.path(name), name + SCALE, self.shape(name)
-        if wanted not in self._home:
+        if wanted not in self._file_of:
             raise UserError(f"{where}: tensor '{name}' is int8, but its scales, '{wanted}', are missing")
         if len(shape) != 2 or self.shape(wanted) != shape[:1]:
             raise UserError(
-                f"{where}: tensor '{wanted}' has shape {_by(self.shape(wanted))}, but '{name}', {_by(shape)}, "
-                "needs one scale for each row of a matrix"
+                f"{where}: tensor '{wanted}' has shape {_shape_text(self.shape(wanted))}, but '{name}', "
+                f"{_shape_text(shape)}, needs one scale for each row of a matrix"
             )
-        scale: Tensor = self._files[self._home[wanted]].get_tensor(wanted)
+        scale: Tensor = self._files[self._file_of[wanted]].get_tensor(wanted)
         if scale.dtype != torch.float32 or not (127 * scale).isfinite().all():
             raise UserError(f"{where}: tensor '{wanted}' must hold finite float32 scales")
         return scale
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 of the weight files."""
+    """Return the SHA-256 of each weight file."""
     return " ".join(file_hash(path) for path in sorted(folder.glob("*.safetensors")))
 
 
 def network_hash(network: torch.nn.Module, more: str) -> str:
-    """SHA-256 of the weights that determine a network's states, as float32, and of `more`. Heads are left out."""
+    """Return the SHA-256 of `more` and of a network's weights as float32, without heads."""
     found = hashlib.sha256(more.encode())
     for name, tensor in sorted(network.state_dict().items()):
         if not name.startswith(("heads.", "crf.")):
@@ -115,7 +115,7 @@ def _shards(index: Path) -> list[str]:
     return shards
 
 
-def _nothing_to_read(folder: Path) -> str:
+def _missing_weights(folder: Path) -> str:
     for name in PICKLES:
         if (folder / name).exists():
             return (
@@ -148,23 +148,23 @@ def load_into(
                 raise UserError(f"{weights.path(name)}: tensor '{name}' is missing")
             if weights.shape(name) != shape:
                 raise UserError(
-                    f"{weights.path(name)}: tensor '{name}' has shape {_by(weights.shape(name))}, "
-                    f"but the configuration needs {_by(shape)}"
+                    f"{weights.path(name)}: tensor '{name}' has shape {_shape_text(weights.shape(name))}, "
+                    f"but the configuration needs {_shape_text(shape)}"
                 )
             parts.append(weights.tensor(name).to(dtype))
-        # A clone: the file stays mapped only while it is read, and may be replaced afterwards.
+        # A clone does not refer to the mapped file, which may be replaced later.
         state[ours] = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
     network.load_state_dict(state, assign=True)
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 
 def save(
     network: torch.nn.Module, table: Mapping[str, tuple[str, ...]], path: Path, dtype: torch.dtype | None = None
 ) -> None:
-    """Write a network's tensors under the names that `table` gives them; `dtype`: in another precision."""
+    """Write a network's tensors under the names that `table` gives them; `dtype`: their precision in the file."""
     out: dict[str, Tensor] = {}
     state = network.state_dict()
     for ours, names in table.items():

@@ -49,7 +49,7 @@ def verify(path: str | Path, *, progress: bool | None = None) -> Verification:
 
 
 def _verify_model(folder: Path) -> tuple[list[str], list[str]]:
-    ours = folder / model_folder.OURS
+    ours = folder / model_folder.DESCRIPTION
     files = read_description(ours).files if ours.is_file() else ()
     checked, unchecked = [], []
     if files:
@@ -114,6 +114,6 @@ Check = Callable[[Path], tuple[list[str], list[str]]]
 KINDS: tuple[tuple[str, tuple[str, ...], Check], ...] = (
     ("store", (store.HEADER, store.JOURNAL), _verify_store),
     ("index", (DATABASE,), _verify_index),
-    ("model", (model_folder.OURS, model_folder.CONFIG), _verify_model),
+    ("model", (model_folder.DESCRIPTION, model_folder.CONFIG), _verify_model),
     ("run", (CHECKPOINTS, MODEL, RECIPE), _verify_run),
 )
