@@ -169,7 +169,7 @@ def test_broken_rows_of_qqp_are_left_out_and_counted(tmp_path: Path) -> None:
     with pytest.warns(BertreeWarning, match=r"\.tsv: 3 broken rows"):
         found = read("qqp", tmp_path / "train.tsv", text)
     assert found == [("1", "A?", "B?", "0"), ("3", "", "E?", "0"), ("5", "H?", "I?", "1")]
-    with pytest.raises(UserError, match=r"dev.tsv: line 2: has 2 fields where 4 are expected"):
+    with pytest.raises(UserError, match=r"dev\.tsv: line 2: .*2 fields.* 4 "):
         read("rte", tmp_path / "dev.tsv", tsv("index|sentence1|sentence2|label", "1|A"))
 
 
@@ -227,7 +227,7 @@ def test_names_however_they_are_written() -> None:
         "AGNews": "ag-news", "diagnostic": "ax", "aclImdb": "imdb",
     }.items():  # fmt: skip
         assert glue_task(name) is TEXT_TASKS[task]
-    with pytest.raises(UserError, match=r"task 'sst-3': unknown; did you mean 'sst-2'\?"):
+    with pytest.raises(UserError, match=r"task 'sst-3'.*'sst-2'"):
         glue_task("sst-3")
 
 

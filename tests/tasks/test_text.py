@@ -51,7 +51,7 @@ def test_labels_are_discovered_in_order() -> None:
     assert task.labels_in(labelled("b", "10", "9")) == ("10", "9", "b")
     assert text_task("regression").classes == 1
     assert task.with_labels(["a", "b"]).classes == 2
-    with pytest.raises(UserError, match=r"f.tsv: all rows have the same label 'a'"):
+    with pytest.raises(UserError, match=r"f\.tsv: .*label 'a'"):
         task.labels_in(labelled("a", "a"))
 
 
@@ -60,7 +60,7 @@ def test_a_training_file_without_labels_says_what_is_there(tmp_path: Path) -> No
     path.write_text("text,lable\nx,1\n")
     for kind in ("classification", "regression"):
         task = text_task(kind)  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"has no column 'label'; there are: text, lable; did you mean 'lable'\?"):
+        with pytest.raises(UserError, match=r"column 'label'.*: text, lable;.*'lable'"):
             task.labels_in(task.read([path]))
     path.write_text("text,label\nx,\n")
     with pytest.raises(UserError, match=r"no row has a gold answer"):
@@ -71,7 +71,7 @@ def test_a_label_that_training_did_not_have(tmp_path: Path, tokenizer: Tokenizer
     path = tmp_path / "dev.csv"
     path.write_text("text,label\nx,a\ny,c\n")
     task = text_task().with_labels(["a", "b"])
-    message = r"dev.csv: line 3: label 'c' is not among those of the training set \(a, b\)"
+    message = r"dev\.csv: line 3: label 'c'.*\(a, b\)"
     with pytest.raises(UserError, match=message):
         task.read([path])
     with pytest.raises(UserError, match=message):  # read before the labels were known
@@ -81,15 +81,15 @@ def test_a_label_that_training_did_not_have(tmp_path: Path, tokenizer: Tokenizer
 def test_what_is_not_text_or_not_a_number(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "x", "label": 1}\n{"text": 5, "label": 1}\n')
-    with pytest.raises(UserError, match=r"a.jsonl: line 2: the text column holds int 5, not text"):
+    with pytest.raises(UserError, match=r"a\.jsonl: line 2: .*text.*int 5"):
         text_task().read([path])
     path.write_text('{"text": "x", "label": 1}\n{"text": null, "label": 1}\n')
-    with pytest.raises(UserError, match=r"a.jsonl: line 2: the text column is empty; a text is needed"):
+    with pytest.raises(UserError, match=r"a\.jsonl: line 2: .*text.*empty"):
         text_task().read([path])
     path.write_text('{"text": "x", "label": 1.5}\n{"text": "y", "label": Infinity}\n')
-    with pytest.raises(UserError, match=r"a.jsonl: line 2: the score 'inf' is not a number"):
+    with pytest.raises(UserError, match=r"a\.jsonl: line 2: .*score 'inf'"):
         text_task("regression").read([path])
-    with pytest.raises(UserError, match=r"task 'regresion': unknown; did you mean 'regression'"):
+    with pytest.raises(UserError, match=r"task 'regresion'.*'regression'"):
         text_task("regresion")  # type: ignore[arg-type]
 
 
@@ -172,9 +172,9 @@ def test_what_predict_is_given() -> None:
     assert parsed(pair, {"premise": "a", "hypothesis": "b"}) == ("a", "b")
     assert parsed(glue_task("imdb"), "a<br />b") == ("a b", None)
     for line in ("a", "a\tb\tc"):
-        with pytest.raises(UserError, match="mnli needs two texts with one tab between them"):
+        with pytest.raises(UserError, match=r"mnli.*two texts.*tab"):
             pair.parse(line)
-    with pytest.raises(UserError, match=r"needs 'pair' as text \(or sentence2, hypothesis\); there is: text"):
+    with pytest.raises(UserError, match=r"'pair'.*sentence2, hypothesis.*: text"):
         pair.parse({"text": "a"})
 
 
@@ -195,9 +195,7 @@ def test_a_named_label_column_must_be_there(tmp_path: Path) -> None:
         assert [(e.text, e.gold) for e in task.read([path])] == [("x", None)]
     assert [e.gold for e in text_task(label="kind").read([path])] == ["1"]
     for kind in ("classification", "regression"):
-        with pytest.raises(
-            UserError, match=r"dev.csv: has no column 'knd'; there are: text, kind; did you mean 'kind'"
-        ):
+        with pytest.raises(UserError, match=r"dev\.csv: .*column 'knd'.*'kind'"):
             text_task(kind, label="knd").read([path])
     named = text_task(label="knd")
     assert named.parse({"text": "x"}).gold is None

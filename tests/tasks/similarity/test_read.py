@@ -85,16 +85,16 @@ def test_lists_of_negatives(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named", "said"),
     [
-        ("anchor,negative\na,b\n", ColumnNames(), "x.csv: has no column 'sentence2' or "),
-        ("sentence1,sentence2\na,\n", ColumnNames(), "x.csv: line 2: the second text is empty; a text is needed"),
+        ("anchor,negative\na,b\n", ColumnNames(), "x.csv: has no column 'sentence2'"),
+        ("sentence1,sentence2\na,\n", ColumnNames(), "x.csv: line 2: the second text is empty"),
         (
             "title,body\na,b\n",
             ColumnNames("titel", "body"),
-            "x.csv: has no column 'titel'; there are: title, body",
+            "x.csv: has no column 'titel'",
         ),
-        ("sentence1,sentence2,score\na,b,high\n", ColumnNames(), "x.csv: line 2: 'score' is 'high', not a number"),
-        ("sentence1,sentence2,score\na,b,nan\n", ColumnNames(), "x.csv: line 2: 'score' is 'nan', not a number"),
-        ("sentence1,sentence2,label\n", ColumnNames(), "x.csv: has a header but no rows"),
+        ("sentence1,sentence2,score\na,b,high\n", ColumnNames(), "x.csv: line 2: 'score' is 'high'"),
+        ("sentence1,sentence2,score\na,b,nan\n", ColumnNames(), "x.csv: line 2: 'score' is 'nan'"),
+        ("sentence1,sentence2,label\n", ColumnNames(), "no rows"),
         ("", ColumnNames(), "x.csv: is empty"),
     ],
 )
@@ -108,7 +108,7 @@ def test_mistakes_are_said_with_their_place(tmp_path: Path, text: str, named: Co
 def test_kinds_do_not_mix(tmp_path: Path) -> None:
     one = write(tmp_path / "one.csv", [{"sentence1": "a", "sentence2": "b", "label": "x"}])
     other = write(tmp_path / "other.csv", [{"sentence1": "a", "sentence2": "b", "score": "0.5"}])
-    with pytest.raises(UserError, match=r"other.csv: holds pairs with scores, but .*one.csv pairs with labels"):
+    with pytest.raises(UserError, match=r"other\.csv: .*scores.*one\.csv .*labels"):
         read_sentences.read([one, other], ColumnNames())
 
 
@@ -165,7 +165,7 @@ def test_numbers_that_do_not_say_what_belongs_together() -> None:
         (
             [SentenceExample(("a", "b"), 0.5, "x.csv")],
             "softmax",
-            "x.csv: holds pairs with scores, but",
+            "x.csv: .*scores",
         ),
         ([SentenceExample(("a", "b"), None, "x.csv")], "triplet", "try --loss ranking"),
         (
@@ -173,7 +173,7 @@ def test_numbers_that_do_not_say_what_belongs_together() -> None:
             "ranking",
             r"x.csv: the labels \(blue\)",
         ),
-        ([SentenceExample(("a", "b"), "entailment", "x.csv")], "triplet", "for the same first text another row"),
+        ([SentenceExample(("a", "b"), "entailment", "x.csv")], "triplet", "x.csv: .*same first text"),
         ([SentenceExample(("a", "b", "c"), None, "x.csv")], "cosine", "try --loss triplet"),
     ],
 )

@@ -101,5 +101,5 @@ def test_units(words: Tokenizer) -> None:
     assert task.units([SentenceExample(("boat", "tree"), 2.0)], words, 32)[0][0].answer == 0.25
     task = SimilarityTask("sentence", ("no", "yes"))
     assert task.units([SentenceExample(("boat", "tree"), "yes")], words, 32)[0][0].answer == 1
-    with pytest.raises(UserError, match=r"label 'perhaps' is not among those of the training set \(no, yes\)"):
+    with pytest.raises(UserError, match=r"label 'perhaps'.*\(no, yes\)"):
         task.units([SentenceExample(("boat", "tree"), "perhaps")], words, 32)

@@ -55,11 +55,11 @@ def test_questions_without_an_answer(tmp_path: Path) -> None:
     impossible = question(is_impossible=True, answers=[], plausible_answers=[{"text": "1903", "answer_start": 1}])
     path = written(tmp_path, layout(question("q0", is_impossible=False), impossible))
     assert [bool(e.answers) for e in SQUAD2.read([path])] == [True, False]
-    with pytest.raises(UserError, match=r"train.json: question q1: is marked .* 'squad2'$"):
+    with pytest.raises(UserError, match=r"train\.json: question q1: .*'squad2'"):
         SQUAD.read([path])
-    with pytest.raises(UserError, match=r"question q1: has no answer; .* 'squad2'$"):
+    with pytest.raises(UserError, match=r"question q1: .*no answer.*'squad2'"):
         SQUAD.read([written(tmp_path, layout(question(answers=[])))])
-    with pytest.raises(UserError, match=r"question q1: is marked as one without an answer but has answers"):
+    with pytest.raises(UserError, match=r"question q1: .*without an answer"):
         SQUAD2.read([written(tmp_path, layout(question(is_impossible=True)))])
 
 
@@ -123,14 +123,14 @@ def test_questions_on_one_context_stay_together(tmp_path: Path) -> None:
         ({"data": []}, "holds no questions"),
         ({"data": [{"paragraphs": []}]}, "holds no questions"),
         ({"data": [3]}, "article 1: must be an object"),
-        ({"data": [{"title": "x"}]}, "article 1: has no 'paragraphs'; there are: title"),
+        ({"data": [{"title": "x"}]}, "article 1: has no 'paragraphs'"),
         ({"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}, "paragraph 1: 'context' must be a text"),
         ({"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}, "paragraph 1: its context is empty"),
         (layout({"question": "Why?"}), "question 1: has no 'id'"),
         (layout(question(identity=7)), "question 1: 'id' must be a text"),  # type: ignore[arg-type]
         (layout(question(question=None)), "question q1: 'question' must be a text"),
         (layout(question(answers="x")), "question q1: 'answers' must be a list"),
-        (layout(question(answers=[{"text": "x"}])), "question q1: has no 'answer_start'; there are: text"),
+        (layout(question(answers=[{"text": "x"}])), "question q1: has no 'answer_start'"),
         (layout(question(answers=[{"text": "T", "answer_start": True}])), "'answer_start' must be a whole number"),
         (layout(question(answers=[{"text": " ", "answer_start": 0}])), "an answer text that is empty"),
         (layout(question(is_impossible="no")), "'is_impossible' must be true or false"),
@@ -180,7 +180,7 @@ def test_splits_by_name(tmp_path: Path) -> None:
         "dev": "my_dev.json",
         "test": "my_test.json.gz",
     }
-    with pytest.raises(UserError, match=r"several files could be dev: dev-v1.1.json, dev2-v1.1.json; give the file"):
+    with pytest.raises(UserError, match=r"dev: dev-v1\.1\.json, dev2-v1\.1\.json"):
         names(tmp_path / "d", SQUAD, "dev-v1.1.json", "dev2-v1.1.json", "train.json")
     with pytest.raises(UserError, match="holds no train"):
         names(tmp_path / "e", SQUAD, *extra)

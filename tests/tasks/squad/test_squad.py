@@ -192,9 +192,9 @@ def test_what_predict_is_given(minilm: Path) -> None:
 
 
 def test_wrong_settings() -> None:
-    with pytest.raises(UserError, match="task 'squat': unknown; did you mean 'squad'"):
+    with pytest.raises(UserError, match=r"task 'squat'.*'squad'"):
         SquadTask("squat")
     for name in ("stride", "max_answer", "best"):
-        with pytest.raises(UserError, match=f"{name} 0: must be at least 1"):
+        with pytest.raises(UserError, match=f"{name} 0: .*at least 1"):
             replace(SQUAD, **{name: 0})
     assert (SQUAD.classes, SQUAD.head, SQUAD.metric, SQUAD.max_length) == (2, "span", "f1", 384)

