@@ -2,7 +2,6 @@
 
 import json
 import random
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,6 @@ WORDS = (
     "the ship left harbour at dawn and nobody on the quay had seen her captain since the storm",
     "of the night before",
 )
-KILLS = 4
 
 
 @pytest.fixture(scope="module")
@@ -80,23 +78,14 @@ def test_a_prompt_stands_before_every_text(command: Command, tiny: Path, tmp_pat
 
 def test_killed_at_random_moments(tiny: Path, tmp_path: Path) -> None:
     texts = tmp_path / "a.txt"
-    texts.write_text("\n".join(lines(6 * WINDOW + 100)) + "\n")
+    texts.write_text("\n".join(lines(16 * 256 + 100)) + "\n")
     given = ("embed", str(tiny), str(texts), "--out")
     whole, out, said = tmp_path / "whole.npy", tmp_path / "v.npy", tmp_path / "said"
-    assert runs.finish(*given, str(whole), said=said) == 0, said.read_text()
-    moments, codes = random.Random(3), []
-    for _ in range(KILLS):
-        before = _rows(out)
-        process = runs.start(*given, str(out), said=said)
-        while process.exitcode is None and _rows(out) <= before:
-            time.sleep(0.001)
-        process.join(moments.uniform(0, 0.2))
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
-    assert codes.count(-9) >= 2, "the kills came too late to try anything"
+    assert runs.finish(*given, str(whole), said=said, fault="window:256") == 0, said.read_text()
+    runs.kill(*given, str(out), said=said, after=(1, 1, 2), moments=random.Random(3), fault="window:256")
     assert not out.exists()
-    assert runs.finish(*given, str(out), said=said) == 0, said.read_text()
+    assert 4 * 256 <= _rows(out) < 16 * 256
+    assert runs.finish(*given, str(out), said=said, fault="window:256") == 0, said.read_text()
     assert "going on after" in said.read_text()
     assert out.read_bytes() == whole.read_bytes()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("v.npy.", ".v.npy"))]

@@ -1,9 +1,8 @@
 """A taught run that is killed or stopped ends with the same bytes as one that is not."""
 
 import json
-import os
+import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -40,15 +39,7 @@ def same(one: Path, other: Path) -> None:
 def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, out)
-    codes = []
-    for target in (3, 17, 40):
-        process = runs.start(*given, "--resume", said=said, fault="pause:0,slow:3")
-        while process.exitcode is None and newest(out) < target:
-            time.sleep(0.001)
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
-    assert codes.count(-9) >= 2, said.read_text()
+    runs.kill(*given, "--resume", said=said, after=(3, 14, 23), moments=random.Random(0), fault="pause:0")
     assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
     same(out, whole)
 
@@ -56,13 +47,8 @@ def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) 
 def test_stopped_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, out)
-    process = runs.start(*given, said=said, fault="slow:20")
-    while process.exitcode is None and " held-out: " not in (said.read_text() if said.exists() else ""):
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGINT)
-    process.join(30)
-    assert process.exitcode == 130, said.read_text()
-    assert 0 < newest(out) < 60
+    assert runs.finish(*given, said=said, fault=f"signal:{signal.SIGINT}:20:5") == 130, said.read_text()
+    assert 20 <= newest(out) < 60
     assert runs.finish(*given, "alpha=0.9", "--resume", said=said) == 2
     assert "was started with other data or settings" in said.read_text()
     assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -263,22 +262,11 @@ def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> Non
     )
     quick += ("schedule.warmup=3", "model.width=16", "model.embedding_width=16", "run.micro_tokens=256")
     assert runs.finish(*given, *quick, "--out", str(tmp_path / "whole")) == 0
-    moments, out, killed = random.Random(6), tmp_path / "out", 0
-    for _ in range(3):
-        process = runs.start(*given, *quick, "--out", str(out), "--resume", fault="slow:20")
-        before = newest(out)
-        while process.exitcode is None and newest(out) < before + moments.randint(1, 3):
-            time.sleep(0.002)
-        process.kill()
-        process.join()
-        killed += process.exitcode == -9
-    assert killed >= 2
-    assert runs.finish(*given, *quick, "--out", str(out), "--resume") == 0
+    out, said = tmp_path / "out", tmp_path / "said"
+    given += (*quick, "--out", str(out), "--resume")
+    runs.kill(*given, said=said, after=(1, 3, 1), moments=random.Random(6))
+    assert runs.finish(*given, said=said) == 0, said.read_text()
     assert runs.results(out) == runs.results(tmp_path / "whole")
-
-
-def newest(out: Path) -> int:
-    return max((int(path.name[5:]) for path in (out / "checkpoints").glob("step-*")), default=0)
 
 
 def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> None:

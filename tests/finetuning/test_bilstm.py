@@ -1,7 +1,6 @@
 """A BiLSTM on tasks: where the second text of a pair begins, what is learned, and a run that is killed."""
 
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -146,17 +145,8 @@ def test_killed_and_resumed(start: Path, tmp_path: Path) -> None:
     whole, out, said = tmp_path / "whole", tmp_path / "out", tmp_path / "said"
     dropouts = ("dropout=0.1", "classifier_dropout=0.1", "epochs=2")
     assert runs.finish(*arguments(start, "pair", tmp_path, whole), *dropouts, said=said) == 0, said.read_text()
-    given, moments = [*arguments(start, "pair", tmp_path, out), *dropouts, "--resume"], random.Random(0)
-    codes = []
-    for _ in range(2):
-        target = runs.newest_step(out) + moments.randint(3, 12)
-        process = runs.start(*given, said=said, fault="pause:0,slow:3")
-        while process.exitcode is None and runs.newest_step(out) < target:
-            time.sleep(0.001)
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
-    assert -9 in codes
+    given = [*arguments(start, "pair", tmp_path, out), *dropouts, "--resume"]
+    runs.kill(*given, said=said, after=(9, 5), moments=random.Random(0), fault="pause:0")
     assert runs.finish(*given, said=said, fault="pause:0") == 0, said.read_text()
     runs.assert_same_run(out, whole)
 

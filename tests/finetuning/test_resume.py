@@ -1,10 +1,8 @@
 """A fine-tuning run that is killed or stopped, however often, ends with the same bytes as one that is not."""
 
 import json
-import os
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -40,8 +38,8 @@ def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_killed_at_random_moments(name: str, whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
     moments, out, said = random.Random(name), tmp_path / "out", tmp_path / "said"
     given = arguments(trained, name, out)
-    codes = runs.killed(*given, said=said, newest=lambda: runs.newest_step(out), moments=moments, steps=12)
-    assert codes.count(-9) >= 2, said.read_text()
+    after = [moments.randint(1, 10) for _ in range(3)]
+    runs.kill(*given, "--resume", said=said, after=after, moments=moments, fault="pause:0")
     assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
     runs.assert_same_run(out, whole[name])
 
@@ -63,15 +61,10 @@ def test_stopped_and_gone_on_with(
 ) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out)
-    process = runs.start(*given, said=said, fault="slow:20")
-    while process.exitcode is None and " held-out: " not in (said.read_text() if said.exists() else ""):
-        time.sleep(0.005)
-    for _ in range(2):  # as `timeout` and terminals do: to the process, and to its group
-        os.kill(process.pid, number)
-    process.join(30)
-    assert process.exitcode == code, said.read_text()
+    # Twice, as `timeout` and terminals do: to the process, and to its group.
+    assert runs.finish(*given, said=said, fault=f"signal:{number}:20:5") == code, said.read_text()
     stopped = runs.newest_step(out)
-    assert 0 < stopped < 60
+    assert 20 <= stopped < 60
     assert f"stopped at step {stopped} of 60 and saved; go on with --resume" in said.read_text()
     assert not (out / "model").exists()
     assert not (out / "metrics.json").exists()
@@ -89,11 +82,8 @@ def test_stopped_and_gone_on_with(
 def test_a_seed_that_is_done_is_not_done_again(whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out, "--seeds", "2")
-    process = runs.start(*given, said=said, fault="pause:0,slow:5")
-    while process.exitcode is None and runs.newest_step(out, 1) < 5:
-        time.sleep(0.005)
-    process.kill()
-    process.join()
+    runs.kill(*given, said=said, after=(65,), moments=random.Random(0), fault="pause:0")
+    assert runs.newest_step(out, 1) > 0, "killed in the second seed"
     before = {path: path.stat().st_mtime_ns for path in (out / "seed-0").iterdir()}
     model = (out / "model" / "model.safetensors").read_bytes()
     assert model == (whole["classification"] / "model" / "model.safetensors").read_bytes()

@@ -2,14 +2,11 @@
 
 import json
 import random
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import runs
-
-KILLS = 3
+from tests.support import faults, runs
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +34,7 @@ def newest(out: Path) -> int:
 def test_killed_at_random_moments(family: str, whole: dict[str, Path], token_store: Path, tmp_path: Path) -> None:
     moments, out, said = random.Random(family), tmp_path / "out", tmp_path / "said"
     given = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "--out", str(out))
-    codes = []
-    for _ in range(KILLS):
-        target = newest(out) + moments.randint(1, 2)
-        process = runs.start(*given, "--resume", said=said)
-        while process.exitcode is None and newest(out) < target:
-            time.sleep(0.001)
-        process.join(moments.uniform(0, 0.03))  # about as long as a step and its checkpoint take
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
-    assert codes.count(-9) >= 2, "the kills came too late to try anything"
+    runs.kill(*given, "--resume", said=said, after=(1, 2, 1), moments=moments)
     assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()
     assert runs.results(out) == runs.results(whole[family])
     assert not list(out.rglob(".*")), "nothing half written is left"
@@ -63,7 +50,7 @@ def test_dead_at_every_stage_of_a_save(whole: dict[str, Path], token_store: Path
     out, said = tmp_path / "out", tmp_path / "said"
     given = ("pretrain", str(runs.recipe("albert", tmp_path)), "--store", str(token_store), "--out", str(out))
     before = 0
-    for stage in runs.STAGES:  # each goes on from where the one before died
+    for stage in faults.STAGES:  # each goes on from where the one before died
         count = 1 if stage in ("best marked", "model") else 2
         assert runs.finish(*given, "--resume", said=said, fault=f"{stage}:{count}") == 9, stage
         assert newest(out) > before, stage

@@ -6,16 +6,15 @@ and a SIGKILL is as final there as anywhere.
 
 import json
 import os
-import resource
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 
 from safetensors.torch import load_file
 
+from tests.support import faults
 from tests.support.processes import PROCESSES
 
 context = PROCESSES
@@ -85,7 +84,7 @@ def recipe(family: str, folder: Path) -> Path:
 
 
 def start(*arguments: str, said: Path | None = None, fault: str = "") -> BaseProcess:
-    """`bertree` with these arguments; what it says goes to a file, and it dies where `fault` says."""
+    """`bertree` with these arguments; what it says goes to a file; faults as in tests/support/faults.py."""
     process = context.Process(target=_command, args=(arguments, said, fault, os.getcwd()))
     process.start()
     return process
@@ -99,19 +98,11 @@ def finish(*arguments: str, said: Path | None = None, fault: str = "") -> int:
     return process.exitcode
 
 
-def killed(*arguments: str, said: Path, newest: Callable[[], int], moments: Random, steps: int) -> list[int | None]:
-    """Start it three times and kill it each time some steps (up to so many) after the newest checkpoint; the codes."""
-    codes = []
-    for _ in range(3):
-        target = newest() + moments.randint(3, steps)
-        process = start(*arguments, "--resume", said=said, fault="pause:0,slow:3")
-        while process.exitcode is None and newest() < target:
-            time.sleep(0.001)
-        process.join(moments.uniform(0, 0.02))
-        process.kill()
-        process.join()
-        codes.append(process.exitcode)
-    return codes
+def kill(*arguments: str, said: Path, after: Iterable[int], moments: Random, fault: str = "") -> None:
+    """Run it once for each number, and each time kill it a moment after it took so many steps."""
+    for steps in after:
+        moment = f"kill:{steps}:{moments.uniform(0, 20):.3f}"
+        assert finish(*arguments, said=said, fault=",".join(filter(None, (moment, fault)))) == -9, said.read_text()
 
 
 def results(out: Path) -> dict[str, bytes]:
@@ -134,87 +125,9 @@ def _command(arguments: tuple[str, ...], said: Path | None, fault: str, where: s
     with open(said or os.devnull, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    for one in filter(None, fault.split(",")):
-        _plant(*one.split(":"))
+    faults.plant(fault)
     sys.argv = ["bertree", *arguments]
     main()
-
-
-def _plant(stage: str, count: str) -> None:
-    """Let this process die at the count-th time it comes to a stage of saving; or make its life hard otherwise."""
-    from bertree.train import checkpoint
-
-    if stage == "no tensorboard":
-        sys.modules["torch.utils.tensorboard"] = None  # type: ignore[assignment]
-        return
-    if stage == "slow":
-        from bertree.train.loop import Loop
-
-        step = Loop.step
-        Loop.step = lambda *given: (time.sleep(int(count) / 1000), step(*given))[1]
-        return
-    if stage == "pause":
-        from bertree.train import fine_tuning_session
-
-        fine_tuning_session.PAUSE = float(count)
-        return
-    if stage == "room":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(count), int(count)))
-        return
-    left = int(count)
-
-    def die(last_deed: Callable[[], None] = lambda: None) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            last_deed()
-            os._exit(9)
-
-    def around(name: str, before: bool) -> None:
-        inner = getattr(checkpoint, name)
-
-        def call(*given: object, **named: object) -> object:
-            if before:
-                die()
-            result = inner(*given, **named)
-            if not before:
-                die()
-            return result
-
-        setattr(checkpoint, name, call)
-
-    whole = checkpoint.save_file
-
-    def half(tensors: object, path: Path) -> None:
-        whole(tensors, path)
-        die(lambda: os.truncate(path, path.stat().st_size // 2))
-
-    class Doomed(checkpoint.CheckpointFolder):
-        def _tidy(self) -> None:
-            die()
-            super()._tidy()
-
-    if stage == "half the tensors":
-        checkpoint.save_file = half
-    elif stage == "model":
-        from bertree.interop import weights
-
-        save = weights.save
-        weights.save = lambda *given: (save(*given), die())
-    elif stage == "tidy":
-        import bertree.train.session
-
-        bertree.train.session.CheckpointFolder = Doomed
-    else:
-        name, before = {
-            "tensors written": ("save_file", False),
-            "header written": ("write_text", False),
-            "best marked": ("write_atomically", False),
-        }[stage]
-        around(name, before)
-
-
-STAGES = ("half the tensors", "tensors written", "header written", "tidy", "best marked", "model")
 
 
 def newest_step(out: Path, seed: int = 0) -> int:

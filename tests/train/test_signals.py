@@ -1,7 +1,6 @@
 """Signals: the first one ends a run in a saved state, whenever it comes; a second one counts only after a moment."""
 
 import os
-import random
 import signal
 import threading
 import time
@@ -65,37 +64,37 @@ def test_an_interrupt_is_not_doubled() -> None:
     assert raised == 1
 
 
-def stop_at(moment: float, number: int, *arguments: str, said: Path) -> int:
-    """Start a command, send it a doubled signal after so many seconds, and return its exit code."""
-    process = runs.start(*arguments, said=said, fault="slow:20")
-    process.join(moment)
-    if process.exitcode is None and process.pid is not None:
-        for _ in range(2):
-            os.kill(process.pid, number)
-    process.join(60)
-    assert process.exitcode is not None, "the command hangs"
-    return process.exitcode
+# While it is prepared (no step is taken yet), in a step, in an evaluation, in a save, at the end.
+MOMENTS = ((0, 1), (0, 40), (1, 0), (2, 7), (0, 150), (1, 3), (4, 12), (1, 25))
 
 
-def test_stopped_at_random_moments(token_store: Path, tmp_path: Path) -> None:
-    """While it is prepared, in a step, in an evaluation, in a save, at the end."""
-    moments, said = random.Random(3), tmp_path / "said"
-    given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(token_store), "run.save_every=1000")
+def test_stopped_at_many_moments(token_store: Path, tmp_path: Path) -> None:
+    said, out = tmp_path / "said", tmp_path / "out"
+    given = (
+        "pretrain",
+        str(runs.recipe("bert", tmp_path)),
+        "--store",
+        str(token_store),
+        "run.save_every=1000",
+        "phases.1.steps=60",
+    )
     assert runs.finish(*given, "--out", str(tmp_path / "whole"), said=said) == 0
-    codes = []
-    for _ in range(8):
-        number = moments.choice([signal.SIGINT, signal.SIGTERM])
-        before = steps(tmp_path / "out")
-        code = stop_at(
-            moments.uniform(0.15, 0.7), number, *given, "--out", str(tmp_path / "out"), "--resume", said=said
-        )
-        codes.append(code)
-        assert code in (0, 128 + number, -signal.SIGTERM), said.read_text()
-        if code == 128 + number and "and saved" in said.read_text():
-            assert steps(tmp_path / "out") >= before, "nothing is lost"
-    assert "Traceback" not in said.read_text()
-    assert runs.finish(*given, "--out", str(tmp_path / "out"), "--resume", said=said) == 0
-    assert runs.results(tmp_path / "out") == runs.results(tmp_path / "whole")
+    taken = 0
+    for turn, (after, milliseconds) in enumerate(MOMENTS):
+        number = (signal.SIGINT, signal.SIGTERM)[turn % 2]
+        before = steps(out)
+        said.write_text("")
+        fault = f"signal:{number}:{after}:{milliseconds}"
+        code = runs.finish(*given, "--out", str(out), "--resume", said=said, fault=fault)
+        saved = "and saved" in said.read_text()
+        assert "Traceback" not in said.read_text()
+        assert code in (128 + number, -signal.SIGTERM), said.read_text()
+        assert saved or not after, "a run that has taken a step saves it"
+        assert steps(out) >= before + after, "nothing is lost"
+        taken += after
+    assert steps(out) >= taken
+    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0
+    assert runs.results(out) == runs.results(tmp_path / "whole")
 
 
 def steps(out: Path) -> int:

@@ -1,0 +1,135 @@
+"""Faults for a process that runs a command: it dies at a chosen moment, gets a signal, or lacks something.
+
+Moments are counted in the process itself, in steps or saves, so they do not depend on how busy the machine is.
+"""
+
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Moments in the saving of a checkpoint and of the model.
+STAGES = ("half the tensors", "tensors written", "header written", "tidy", "best marked", "model")
+
+
+def plant(faults: str) -> None:
+    """Plant faults in this process: NAME:NUMBER..., several with commas between them.
+
+    kill:STEPS:MS             SIGKILL, so many milliseconds after so many steps or windows of vectors (0: after now)
+    signal:NUMBER:STEPS:MS    the same with another signal, sent twice as terminals do
+    STAGE:COUNT               exit with code 9 at the count-th time one of STAGES is reached
+    pause:SECONDS             at least so long between the checkpoints of fine-tuning
+    window:TEXTS              embed so many texts at a time
+    room:BYTES                no file may be larger
+    no tensorboard:0          it is not installed
+    """
+    for fault in filter(None, faults.split(",")):
+        name, *numbers = fault.split(":")
+        if name in ("kill", "signal"):
+            number = signal.SIGKILL if name == "kill" else int(numbers.pop(0))
+            _send_signal(number, int(numbers[0]), float(numbers[1]) / 1000)
+        elif name == "pause":
+            from bertree.train import fine_tuning_session
+
+            fine_tuning_session.PAUSE = float(numbers[0])
+        elif name == "window":
+            from bertree.embeddings import embed
+            from bertree.inference import embedding
+
+            embed.WINDOW = embedding.WINDOW = int(numbers[0])
+        elif name == "room":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(numbers[0]), int(numbers[0])))
+        elif name == "no tensorboard":
+            sys.modules["torch.utils.tensorboard"] = None  # type: ignore[assignment]
+        else:
+            _exit_in_save(name, int(numbers[0]))
+
+
+def _send_signal(number: int, steps: int, seconds: float) -> None:
+    """Send this process a signal after so many steps and seconds, and three steps later at the latest."""
+    from bertree.embeddings.npy_file import VectorFile
+    from bertree.train.loop import Loop
+
+    taken, once = 0, threading.Lock()
+
+    def send() -> None:
+        if once.acquire(blocking=False):
+            for _ in range(2):
+                os.kill(os.getpid(), number)
+
+    def wait() -> None:
+        timer = threading.Timer(seconds, send)
+        timer.daemon = True
+        timer.start()
+
+    def counted(step: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            nonlocal taken
+            result = step(*given)
+            taken += 1
+            if taken == steps:
+                wait()
+            if steps and taken == steps + 3:
+                send()
+            return result
+
+        return call
+
+    Loop.step = counted(Loop.step)  # type: ignore[method-assign]
+    VectorFile.add = counted(VectorFile.add)  # type: ignore[method-assign]
+    if not steps:
+        wait()
+
+
+def _exit_in_save(stage: str, count: int) -> None:
+    """Exit at the count-th time that a stage of saving is reached."""
+    from bertree.train import checkpoint
+
+    left = count
+
+    def die(last_deed: Callable[[], None] = lambda: None) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            last_deed()
+            os._exit(9)
+
+    def die_after(name: str) -> None:
+        inner = getattr(checkpoint, name)
+
+        def call(*given: object, **named: object) -> object:
+            result = inner(*given, **named)
+            die()
+            return result
+
+        setattr(checkpoint, name, call)
+
+    whole = checkpoint.save_file
+
+    def half(tensors: object, path: Path) -> None:
+        whole(tensors, path)
+        die(lambda: os.truncate(path, path.stat().st_size // 2))
+
+    class Doomed(checkpoint.CheckpointFolder):
+        def _tidy(self) -> None:
+            die()
+            super()._tidy()
+
+    if stage == "half the tensors":
+        checkpoint.save_file = half
+    elif stage == "model":
+        from bertree.interop import weights
+
+        save = weights.save
+        weights.save = lambda *given: (save(*given), die())
+    elif stage == "tidy":
+        import bertree.train.session
+
+        bertree.train.session.CheckpointFolder = Doomed
+    else:
+        names = {"tensors written": "save_file", "header written": "write_text", "best marked": "write_atomically"}
+        die_after(names[stage])
