@@ -11,11 +11,13 @@ from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
 from tests.support.command import Command
 from tests.support.learnable import Trained, one_thread
+from tests.support.shared import common_folder, make_once
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 hypothesis.settings.register_profile("bertree", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("bertree")
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
+TOKENIZERS = ("wordpiece", "bpe", "unigram")
 
 
 @pytest.fixture(autouse=True)
@@ -47,23 +49,25 @@ def small_folder(tmp_path: Path, minilm: Path) -> Path:
 @pytest.fixture(scope="session")
 def token_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small token store of real text: 500 entries in the vocabulary, several shards."""
+    return make_once(common_folder(tmp_path_factory) / "token-store", _make_store) / "store"
+
+
+def _make_store(folder: Path) -> None:
     from bertree.data.prepare import prepare
-    from bertree.text import tokenizer_training
     from bertree.text.corpus import Corpus
 
-    folder = tmp_path_factory.mktemp("store")
-    text = (Path(__file__).parent.parent / "corpus" / "books.txt").read_text().split("\n\n")[:40]
+    folder.mkdir()
+    text = BOOKS.read_text().split("\n\n")[:40]
     (folder / "text.txt").write_text("\n\n".join(text))
     tokenizer = tokenizer_training.train(lambda: text, "wordpiece", 500)
     tokenizer_training.save(tokenizer, folder / "tokenizer")
     prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store", shard_tokens=20_000)
-    return folder / "store"
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Tiny models, fine-tuned on tasks that can be learned."""
-    return Trained(tmp_path_factory.mktemp("trained"))
+    return Trained(common_folder(tmp_path_factory) / "trained")
 
 
 @pytest.fixture
@@ -73,13 +77,20 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture(scope="session")
-def tokenizers() -> dict[str, Tokenizer]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
     """A tokenizer of each kind, small but trained on real text."""
+    folder = make_once(common_folder(tmp_path_factory) / "tokenizers", _make_tokenizers)
+    found = {kind: Tokenizer.load(folder / kind) for kind in TOKENIZERS}
+    return {kind: tokenizer for kind, tokenizer in found.items() if tokenizer is not None}
+
+
+def _make_tokenizers(folder: Path) -> None:
     text = BOOKS.read_text().split("\n\n")[:60]
-    return {kind: tokenizer_training.train(lambda: text, kind, 600) for kind in ("wordpiece", "bpe", "unigram")}
+    for kind in TOKENIZERS:
+        tokenizer_training.save(tokenizer_training.train(lambda: text, kind, 600), folder / kind)
 
 
-@pytest.fixture(params=["wordpiece", "bpe", "unigram"])
+@pytest.fixture(params=TOKENIZERS)
 def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
     """Each of them in turn."""
     return tokenizers[request.param]

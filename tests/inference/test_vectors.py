@@ -24,7 +24,7 @@ TEXTS = [
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
     "the cat sat on the mat " * 90,
 ]
-TINY = {"layers": 2, "width": 32, "heads": 2, "ffn_width": 64, "embedding_width": 32, "vocab_size": 30522}
+TINY = {"layers": 2, "width": 32, "heads": 2, "ffn_width": 64, "embedding_width": 32}
 
 
 def peer(folder: Path):  # type: ignore[no-untyped-def]
@@ -33,11 +33,16 @@ def peer(folder: Path):  # type: ignore[no-untyped-def]
     return SentenceTransformer(str(folder), device="cpu")
 
 
-def tiny(minilm: Path, name: str = "bert-base", vector: PoolingConfig | None = None) -> bertree.Model:
-    model = random_model(
-        preset(name).architecture.with_values(TINY | ({"embedding_width": 16} if "albert" in name else {})), {}
-    )
-    model.tokenizer = Tokenizer.load(minilm)
+@pytest.fixture
+def words(tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers["wordpiece"]
+
+
+def tiny(words: Tokenizer | None, name: str = "bert-base", vector: PoolingConfig | None = None) -> bertree.Model:
+    assert words is not None
+    axes = TINY | {"vocab_size": words.size} | ({"embedding_width": 16} if "albert" in name else {})
+    model = random_model(preset(name).architecture.with_values(axes), {})
+    model.tokenizer = words
     if vector is not None:
         with torch.random.fork_rng():
             torch.manual_seed(1)
@@ -55,14 +60,15 @@ def test_equal_to_sentence_transformers(minilm: Path) -> None:
 
 @pytest.mark.parametrize("pooling", [*POOLINGS, "cls+max+mean", "mean+cls"])
 @pytest.mark.parametrize("name", ["bert-base", "distilbert-base"])
-def test_written_here_read_there_and_back(minilm: Path, tmp_path: Path, pooling: str, name: str) -> None:
+def test_written_here_read_there_and_back(words: Tokenizer, tmp_path: Path, pooling: str, name: str) -> None:
     dense = (Dense(24, "tanh"), Dense(8, "identity", bias=False)) if name == "bert-base" else ()
-    model = tiny(minilm, name, PoolingConfig(pooling, normalise=name != "bert-base", dense=dense))
+    model = tiny(words, name, PoolingConfig(pooling, normalise=name != "bert-base", dense=dense))
     model.save(tmp_path / "ours")
     ours = model.embed(TEXTS[:5])
-    assert np.abs(ours - peer(tmp_path / "ours").encode(TEXTS[:5])).max() < 1e-5
+    theirs = peer(tmp_path / "ours")
+    assert np.abs(ours - theirs.encode(TEXTS[:5])).max() < 1e-5
     assert np.abs(ours - load(tmp_path / "ours").embed(TEXTS[:5])).max() < 1e-6
-    peer(tmp_path / "ours").save(str(tmp_path / "theirs"))
+    theirs.save(str(tmp_path / "theirs"))
     again = load(tmp_path / "theirs")
     assert again.vector == model.vector
     assert np.abs(ours - again.embed(TEXTS[:5])).max() < 1e-6
@@ -70,9 +76,9 @@ def test_written_here_read_there_and_back(minilm: Path, tmp_path: Path, pooling:
 
 
 @pytest.mark.parametrize("name", ["albert-base", "roberta-base"])
-def test_other_members(minilm: Path, tmp_path: Path, name: str) -> None:
-    model = tiny(minilm, name, PoolingConfig("mean", dense=(Dense(4),)))
-    if name == "roberta-base":  # MiniLM's tokenizer pads with 0, which Hugging Face's positions do not allow
+def test_other_members(words: Tokenizer, tmp_path: Path, name: str) -> None:
+    model = tiny(words, name, PoolingConfig("mean", dense=(Dense(4),)))
+    if name == "roberta-base":  # this tokenizer pads with 0, which Hugging Face's positions do not allow
         model.tokenizer = None
         model.save(tmp_path / "m")
         assert load(tmp_path / "m").vector == model.vector
@@ -81,24 +87,24 @@ def test_other_members(minilm: Path, tmp_path: Path, name: str) -> None:
     assert np.abs(model.embed(TEXTS[:5]) - peer(tmp_path / "m").encode(TEXTS[:5])).max() < 1e-5
 
 
-def test_an_unknown_part_is_not_left_out_of_vectors(minilm: Path) -> None:
-    model = tiny(minilm)
+def test_an_unknown_part_is_not_left_out_of_vectors(words: Tokenizer) -> None:
+    model = tiny(words)
     model.embed(TEXTS[:2])
     UNKNOWN["gated feed-forward"][0](model.network.encoder)
     wanted = [states.mean(0).numpy() for states in model.hidden(TEXTS[:2])]
     np.testing.assert_allclose(model.embed(TEXTS[:2]), wanted, atol=1e-6)
 
 
-def test_int8_storage_keeps_the_vector(minilm: Path, tmp_path: Path) -> None:
-    model = tiny(minilm, vector=PoolingConfig("mean+max", True, (Dense(8),)))
+def test_int8_storage_keeps_the_vector(words: Tokenizer, tmp_path: Path) -> None:
+    model = tiny(words, vector=PoolingConfig("mean+max", True, (Dense(8),)))
     model.save(tmp_path / "m", dtype="int8")
     again = load(tmp_path / "m")
     assert again.vector == model.vector
     assert np.abs(again.embed(TEXTS[:5]) - model.embed(TEXTS[:5])).max() < 0.05
 
 
-def test_prompts_both_ways(minilm: Path, tmp_path: Path) -> None:
-    model = tiny(minilm, vector=PoolingConfig(prompts=(("query", "ask: "), ("passage", "text: ")), prompt="passage"))
+def test_prompts_both_ways(words: Tokenizer, tmp_path: Path) -> None:
+    model = tiny(words, vector=PoolingConfig(prompts=(("query", "ask: "), ("passage", "text: ")), prompt="passage"))
     model.save(tmp_path / "m")
     theirs = peer(tmp_path / "m")
     for kind, name in ((None, None), ("query", "query")):
@@ -142,8 +148,8 @@ def test_pooling_by_hand() -> None:
         assert found.isfinite().all()
 
 
-def test_any_number_of_texts(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny(minilm)
+def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(words)
     assert model.embed([]).shape == (0, 32)
     assert model.embed("one").shape == (1, 32)
     whole = model.embed(TEXTS[:5] * 7)
@@ -180,20 +186,20 @@ def test_similarity(minilm: Path) -> None:
         ("modules.json", "[" * 100_000, "modules.json: is not JSON"),
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode: must be among"),
         ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
-        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts: must be texts"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts: must"),
         ("config_sentence_transformers.json", {"similarity_fn_name": "angle"}, "similarity"),
     ],
 )
-def test_strange_folders(minilm: Path, tmp_path: Path, file: str, value: object, message: str) -> None:
-    tiny(minilm, vector=PoolingConfig()).save(tmp_path / "m")
+def test_strange_folders(words: Tokenizer, tmp_path: Path, file: str, value: object, message: str) -> None:
+    tiny(words, vector=PoolingConfig()).save(tmp_path / "m")
     (tmp_path / "m/bertree.toml").unlink()
     (tmp_path / "m" / file).write_text(value if isinstance(value, str) else json.dumps(value))
     with pytest.raises(UserError, match=message):
         load(tmp_path / "m")
 
 
-def test_another_setting_keeps_the_trained_layers(minilm: Path) -> None:
-    model = tiny(minilm, vector=PoolingConfig("mean", dense=(Dense(8),)))
+def test_another_setting_keeps_the_trained_layers(words: Tokenizer) -> None:
+    model = tiny(words, vector=PoolingConfig("mean", dense=(Dense(8),)))
     before = model.embed(TEXTS[:2])
     model.vector = PoolingConfig("mean", normalise=True, dense=(Dense(8),))
     assert np.allclose(model.embed(TEXTS[:2]), before / np.linalg.norm(before, axis=1, keepdims=True), atol=1e-6)
@@ -206,8 +212,8 @@ def test_another_setting_keeps_the_trained_layers(minilm: Path) -> None:
             model.vector = wrong
 
 
-def test_the_digest_follows_what_makes_vectors(minilm: Path) -> None:
-    model = tiny(minilm, vector=PoolingConfig())
+def test_the_digest_follows_what_makes_vectors(words: Tokenizer) -> None:
+    model = tiny(words, vector=PoolingConfig())
     first = model.digest
     assert model.digest == first
     model.vector = PoolingConfig(similarity="dot")
@@ -223,8 +229,8 @@ def test_the_digest_follows_what_makes_vectors(minilm: Path) -> None:
     assert model.digest != third
 
 
-def test_weights_of_inference_mode(minilm: Path, tmp_path: Path) -> None:
-    tiny(minilm, vector=PoolingConfig()).save(tmp_path / "m")
+def test_weights_of_inference_mode(words: Tokenizer, tmp_path: Path) -> None:
+    tiny(words, vector=PoolingConfig()).save(tmp_path / "m")
     with torch.inference_mode():
         model = load(tmp_path / "m")
     assert np.abs(model.embed(TEXTS[:2]) - load(tmp_path / "m").embed(TEXTS[:2])).max() < 1e-5
@@ -232,7 +238,7 @@ def test_weights_of_inference_mode(minilm: Path, tmp_path: Path) -> None:
 
 
 def test_small_letters_where_the_folder_wants_them(minilm: Path, tmp_path: Path) -> None:
-    model = tiny(minilm, vector=PoolingConfig())
+    model = tiny(Tokenizer.load(minilm), vector=PoolingConfig())
     assert model.tokenizer is not None
     model.tokenizer.backend.normalizer = None  # as a cased tokenizer
     model.tokenizer.files.clear()
@@ -244,8 +250,8 @@ def test_small_letters_where_the_folder_wants_them(minilm: Path, tmp_path: Path)
     assert np.abs(load(tmp_path / "m").embed(upper) - model.embed(lower)).max() < 1e-6
 
 
-def test_encode_refuses_what_would_change_its_result(minilm: Path) -> None:
-    model = tiny(minilm, vector=PoolingConfig())
+def test_encode_refuses_what_would_change_its_result(words: Tokenizer) -> None:
+    model = tiny(words, vector=PoolingConfig())
     assert model.encode(TEXTS[:2], batch_size=7, truncate_dim=5).shape == (2, 5)
     with pytest.raises(UserError, match="precision='int8' is not known"):
         model.encode(TEXTS[:2], precision="int8")

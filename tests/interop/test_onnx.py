@@ -1,6 +1,7 @@
 """An ONNX file computes what the model does: every family, with and without vectors, whatever is padded."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,13 @@ from bertree.model.network import build
 from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
-from tests.support.command import run_bertree
+from tests.support.command import Command
 from tests.support.parts import UNKNOWN
 
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 2, "ffn_width": 48, "max_positions": 40}
+SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 1, "ffn_width": 48, "max_positions": 40}
 TEXTS = [[5, 9, 11, 3], [7], [8, 8, 20, 31, 40, 59, 1, 2, 3, 12, 13], [4, 6]]
 
 
@@ -59,11 +60,9 @@ def computed(path: Path, texts: list[list[int]]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "changes", "vector"),
     [
-        ("bert-base", {}, PoolingConfig("mean", True)),
         ("roberta-base", {}, PoolingConfig("cls+max", False, (Dense(20, "tanh"),))),
-        ("albert-base", {"embedding_width": 16}, PoolingConfig("sqrt+weighted")),
+        ("albert-base", {"embedding_width": 16, "layers": 2}, PoolingConfig("sqrt+weighted")),
         ("distilbert-base", {}, PoolingConfig("last", True)),
-        ("bert-base", {"residual": "pre-norm"}, PoolingConfig("mean")),
     ],
 )
 def test_vectors(tmp_path: Path, name: str, changes: dict[str, object], vector: PoolingConfig) -> None:
@@ -79,27 +78,37 @@ def test_vectors(tmp_path: Path, name: str, changes: dict[str, object], vector: 
 
 
 def test_states_of_a_model_without_vectors(tmp_path: Path) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL), None)
-    onnx.write(contents, tmp_path / "o")
+    contents = made(preset("bert-base").architecture.with_values(SMALL | {"residual": "pre-norm"}), None)
+    contents.network.heads["sequence"] = build(contents.architecture, {"sequence": 2}).heads["sequence"]
+    folder.write(contents, tmp_path / "model")
+    with pytest.warns(BertreeWarning, match="the head 'sequence' is left out"):
+        convert(tmp_path / "model", tmp_path / "o", "onnx")
     found = computed(tmp_path / "o", TEXTS)
     for row, wanted in zip(found, Model(contents).hidden(TEXTS), strict=True):
         np.testing.assert_allclose(row[: len(wanted)], wanted.numpy(), atol=1e-5)
 
 
-def test_real_weights_by_the_command(tmp_path: Path, minilm: Path) -> None:
+def test_real_weights_by_the_command(
+    tmp_path: Path, minilm: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = ["A dog runs.", "Stocks fell sharply on Monday after the report was published.", "Yes"]
     model = bertree.load(minilm)
     wanted, ids = model.embed(texts), [e.ids for e in model.tokenize(texts)]
-    onnx.write(folder.read(minilm), tmp_path / "float32", "float32")
-    done = run_bertree("convert", str(minilm), str(tmp_path / "int8"), "--to", "onnx", "--dtype", "int8")
-    assert (done.returncode, done.stderr) == (0, "")
+    quantize = onnx._quantize
+
+    def keep_and_quantize(source: Path, target: Path) -> None:
+        shutil.copytree(source.parent, tmp_path / "float32")
+        quantize(source, target)
+
+    monkeypatch.setattr(onnx, "_quantize", keep_and_quantize)
+    assert command.well("convert", minilm, tmp_path / "int8", "--to", "onnx", "--dtype", "int8").err == ""
     assert {"model.onnx", "tokenizer.json"} <= {path.name for path in (tmp_path / "int8").iterdir()}
     np.testing.assert_allclose(computed(tmp_path / "float32", ids), wanted, atol=1e-5)
     assert (computed(tmp_path / "int8", ids) * wanted).sum(1).min() > 0.95
     assert (tmp_path / "int8" / onnx.FILE).stat().st_size < 0.3 * (tmp_path / "float32" / onnx.FILE).stat().st_size
-    done = run_bertree("convert", str(minilm), str(tmp_path / "int8"), "--to", "onnx")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "--force" in done.stderr
+    said = command("convert", minilm, tmp_path / "int8", "--to", "onnx")
+    assert (said.code, len(said.lines)) == (2, 1)
+    assert "--force" in said.err
 
 
 @pytest.mark.parametrize(("changes", "readout"), [({"attention": "causal"}, None), ({}, Readout(layers="sum-all"))])
@@ -112,7 +121,7 @@ def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout:
 
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_unknown_parts_are_refused_by_name(tmp_path: Path, change: str) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL), None)
+    contents = made(preset("bert-base").architecture.with_values(SMALL | {"layers": 2}), None)
     put_in, reason = UNKNOWN[change]
     put_in(contents.network.encoder)
     with pytest.raises(UserError, match=re.escape(f"ONNX: {reason}")):
@@ -127,10 +136,3 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bertree\[onnx\]'"):
         onnx.write(model._contents, tmp_path / "o")
-
-
-def test_a_head_that_is_left_out_is_named(tmp_path: Path) -> None:
-    a = preset("bert-base").architecture.with_values(SMALL)
-    folder.write(Contents(a, build(a, {"sequence": 2})), tmp_path / "model")
-    with pytest.warns(BertreeWarning, match="the head 'sequence' is left out"):
-        convert(tmp_path / "model", tmp_path / "o", "onnx")

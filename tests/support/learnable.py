@@ -18,6 +18,7 @@ from bertree.model.architecture import Transformer
 from bertree.model.network import build
 from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
+from tests.support.shared import make_once
 
 _FILL = "the a of to and in on with by for at from boat tree road lamp stone river cloud garden window table"
 FILL = _FILL.split(" ")
@@ -210,25 +211,23 @@ def prepared(kind: Kind, path: Path) -> Path:
 
 
 class Trained:
-    """A model for each kind, fine-tuned when it is first asked for."""
+    """A model for each kind, fine-tuned when a test process first asks for it. Nobody may change what is in `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.words = tokenizer()
-        self.start = model(root / "start", self.words)
-        self._done: set[str] = set()
+        self.start = make_once(root / "start", lambda folder: model(folder, self.words))
 
     def __call__(self, name: str) -> Path:
         """The folder of its run; beside it lies `data`."""
-        out = self.root / name / "out"
-        if name not in self._done:
-            prepared(KINDS[name], self.root / name / "data")
-            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                from bertree.cli.main import app
+        return make_once(self.root / name, lambda folder: self._train(name, folder)) / "out"
 
-                app(list(map(str, self.command(name, out))), standalone_mode=False)
-            self._done.add(name)
-        return out
+    def _train(self, name: str, folder: Path) -> None:
+        prepared(KINDS[name], folder / "data")
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            from bertree.cli.main import app
+
+            app(list(map(str, self.command(name, folder / "out"))), standalone_mode=False)
 
     def command(self, name: str, out: Path) -> list[object]:
         """The arguments that fine-tune it."""
