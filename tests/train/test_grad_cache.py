@@ -20,7 +20,7 @@ from bertree.tasks.collate import collate
 from bertree.tasks.similarity.read import SentenceExample
 from bertree.tasks.similarity.task import SimilarityTask
 from bertree.tasks.task import Unit
-from bertree.text.tokenizer import Encoded
+from bertree.text.tokenizer import Encoded, Tokenizer
 from bertree.train.device import set_deterministic
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
@@ -136,7 +136,7 @@ def test_dropout_is_the_same_both_times(monkeypatch: pytest.MonkeyPatch) -> None
     assert not torch.equal(seen[0][0], seen[1][0]), "another step, another dropout"
 
 
-def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) -> None:
+def test_gradients_are_those_of_their_cached_loss(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
     """From texts to the slope of every weight, beside sentence-transformers on the same folder."""
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import SentenceTransformer
@@ -145,7 +145,7 @@ def test_gradients_are_those_of_their_cached_loss(minilm: Path, tmp_path: Path) 
     from bertree.inference.load import load
     from tests.inference.test_vectors import tiny as small
 
-    model = small(minilm, vector=PoolingConfig("mean"))
+    model = small(tokenizers["wordpiece"], vector=PoolingConfig("mean"))
     model.save(tmp_path / "model")
     rows = [
         (f"A man number {n} is walking.", f"Someone {n} walks on the road.", f"{n} cats sleep in the sun.")

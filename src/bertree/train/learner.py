@@ -46,7 +46,9 @@ class Learner:
 
     def seed_dropout(self, step: int, number: int) -> None:
         """Seed the dropout of a micro-batch of a step."""
-        torch.manual_seed(int(counter_random.key(self.seed, step, number, "dropout")) >> 1)
+        seed = int(counter_random.key(self.seed, step, number, "dropout")) >> 1
+        # torch.manual_seed formats the call stack for every kind of device that is not in use yet.
+        (torch.default_generator if self.device.type == "cpu" else torch).manual_seed(seed)
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, int]:
         """Count the targets of all micro-batches of a step, by term."""
