@@ -1,6 +1,7 @@
 """Parts that bertree does not build itself, to be put into a network it built."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from bertree.batch import Batch
 from bertree.model.encoder import Encoder
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward
-from bertree.model.layers.residual import PostNorm
+from bertree.model.layers.residual import Block, PostNorm
 
 
 class GatedFeedForward(FeedForward):
@@ -26,8 +27,13 @@ class ScaledAttention(Attention):
 
 
 class ScaledResidual(PostNorm):
-    def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
-        return 0.5 * super().forward(x_th, batch)
+    def apply(self, x_th: Tensor, block: Block, *given: Any) -> Tensor:
+        return 0.5 * super().apply(x_th, block, *given)
+
+
+class ScaledBlock(Block):
+    def forward(self, x_th: Tensor, *given: Any) -> Tensor:
+        return 0.5 * super().forward(x_th, *given)
 
 
 class RootNorm(nn.LayerNorm):
@@ -44,7 +50,11 @@ def _attention(encoder: Encoder) -> None:
 
 
 def _residual(encoder: Encoder) -> None:
-    encoder.stack.ffn[0].__class__ = ScaledResidual
+    encoder.stack.residual = ScaledResidual()
+
+
+def _block(encoder: Encoder) -> None:
+    encoder.stack.ffn[0].__class__ = ScaledBlock
 
 
 def _norm(encoder: Encoder) -> None:
@@ -67,7 +77,8 @@ def _no_bias(encoder: Encoder) -> None:
 UNKNOWN: dict[str, tuple[Callable[[Encoder], None], str]] = {
     "gated feed-forward": (_gated, "encoder.stack.ffn.1.part is a GatedFeedForward"),
     "attention": (_attention, "encoder.stack.attention.0.part is a ScaledAttention"),
-    "residual": (_residual, "encoder.stack.ffn.0 is a ScaledResidual"),
+    "residual": (_residual, "encoder.stack has the residual connection ScaledResidual"),
+    "block": (_block, "encoder.stack.ffn.0 is a ScaledBlock"),
     "norm": (_norm, "encoder.stack.attention.1.norm is a RootNorm"),
     "activation": (_activation, "encoder.stack.ffn.1.part has the activation"),
     "hook": (_hook, "encoder.stack.ffn.0.part.up has a forward hook"),

@@ -93,7 +93,7 @@ def copy_weights(student: Network, teacher: Network, layers: Sequence[int]) -> C
 
 def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
     """Copy the positions if the teacher has as many as the student; return the number of tensors."""
-    if ours.positions is None or theirs.positions is None or ours.position_offset != theirs.position_offset:
+    if ours.positions is None or theirs.positions is None or ours.positions.offset != theirs.positions.offset:
         return 0
     mine, its = ours.positions.weight, theirs.positions.weight
     if mine.shape[1] != its.shape[1] or len(mine) > len(its):
@@ -108,13 +108,15 @@ def _misfit(mine: Stack, its: Stack) -> str:
     """Return why no layer of one stack can be copied to the other; empty if it can."""
     if isinstance(mine, BiLstmStack) or isinstance(its, BiLstmStack):
         return "no layer fits: one of the two is an LSTM"
-    one, other = mine.attention[0], its.attention[0]
-    if type(one) is not type(other):
+    if mine.residual != its.residual:
         return "no layer fits: the two differ in their residual connections (model.residual)"
     shapes = [[p.shape for part in (s.attention[0], s.ffn[0]) for p in part.parameters()] for s in (mine, its)]
     if shapes[0] != shapes[1]:
         return "no layer fits: the two differ in width or feed-forward width"
-    if one.part.heads != other.part.heads:  # type: ignore[union-attr]
+    kinds = [[type(each) for part in (s.attention[0], s.ffn[0]) for each in part.modules()] for s in (mine, its)]
+    if kinds[0] != kinds[1]:
+        return "no layer fits: the two differ in the parts of their layers"
+    if mine.attention[0].part.heads != its.attention[0].part.heads:  # type: ignore[union-attr]
         return "no layer fits: the two differ in their number of heads"
     return ""
 

@@ -13,7 +13,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.encoder import Encoder, unknown_part
 from bertree.model.layers.attention import Attention
-from bertree.model.layers.residual import Residual
+from bertree.model.layers.residual import Block
 
 Layers = int | Sequence[int] | str
 
@@ -60,9 +60,10 @@ def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
         raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
     found = []
     for (index, _), state_th in zip(encoder.stack.plan, encoder.states(batch), strict=False):
-        block = cast(Residual, encoder.stack.attention[index])
+        block = cast(Block, encoder.stack.attention[index])
         part = cast(Attention, block.part)
-        qkv_t3nd = part.qkv(block.part_input(state_th)).unflatten(-1, (3, part.heads, part.head_width))
+        input_th = encoder.stack.residual.read(state_th, block)
+        qkv_t3nd = part.qkv(input_th).unflatten(-1, (3, part.heads, part.head_width))
         q_ntd, k_ntd, _ = qkv_t3nd.permute(1, 2, 0, 3).float()
         scores_ntt = q_ntd @ k_ntd.transpose(1, 2) * part.head_width**-0.5
         seen_tt = part.mask.sees(batch.positions, batch.positions)

@@ -29,7 +29,7 @@ from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import part_difference, unknown_part
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward
-from bertree.model.layers.residual import PreNorm, Residual
+from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import NAMES, Full
 from bertree.model.network import Network
 from bertree.model.pooling import SentencePooling
@@ -83,8 +83,8 @@ class PaddedModel(nn.Module):
         lowest = torch.finfo(x_blh.dtype).min
         mask_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, lowest).to(x_blh.dtype)
         for attention, ffn in encoder.stack.plan:
-            x_blh = self._residual(cast(Residual, encoder.stack.attention[attention]), x_blh, mask_b11l)
-            x_blh = self._residual(cast(Residual, encoder.stack.ffn[ffn]), x_blh, mask_b11l)
+            x_blh = self._block(cast(Block, encoder.stack.attention[attention]), x_blh, mask_b11l)
+            x_blh = self._block(cast(Block, encoder.stack.ffn[ffn]), x_blh, mask_b11l)
         x_blh = x_blh if encoder.norm is None else encoder.norm(x_blh)
         vector = self.network.vector
         return x_blh if vector is None else _pool(vector, x_blh.float(), attention_mask)
@@ -95,14 +95,14 @@ class PaddedModel(nn.Module):
             rows = torch.zeros_like(ids_bl) if segments_bl is None else segments_bl
             x_ble = x_ble + F.embedding(rows, embeddings.segments.weight)
         if embeddings.positions is not None:
-            positions = torch.arange(ids_bl.shape[1], device=ids_bl.device) + embeddings.position_offset
+            positions = torch.arange(ids_bl.shape[1], device=ids_bl.device) + embeddings.positions.offset
             x_ble = x_ble + F.embedding(positions, embeddings.positions.weight)
         x_ble = x_ble if embeddings.norm is None else embeddings.norm(x_ble)
         return x_ble if embeddings.projection is None else embeddings.projection(x_ble)
 
-    def _residual(self, block: Residual, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
+    def _block(self, block: Block, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
         """Return the residual stream after attention or feed-forward."""
-        pre_norm = type(block) is PreNorm
+        pre_norm = type(self.network.encoder.stack.residual) is PreNorm
         input_blh = block.norm(x_blh) if pre_norm else x_blh
         if isinstance(block.part, Attention):
             change_blh = _attend(block.part, input_blh, mask_b11l)

@@ -113,7 +113,6 @@ def build_bilstm(a: BiLstmArchitecture) -> BiLstmEncoder:
     embeddings = Embeddings(
         tokens=nn.Embedding(a.vocab_size, a.embedding_width),
         positions=None,
-        position_offset=0,
         segments=None,
         norm=nn.LayerNorm(a.embedding_width, eps=a.norm_eps) if a.embedding_norm else None,
         dropout=a.dropout,

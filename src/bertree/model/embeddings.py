@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.kernels.custom_ops import look_up
+from bertree.model.layers.positions import LearnedPositions
 
 
 class Embeddings(nn.Module):
@@ -20,8 +21,7 @@ class Embeddings(nn.Module):
     def __init__(
         self,
         tokens: nn.Embedding,
-        positions: nn.Embedding | None,
-        position_offset: int,
+        positions: LearnedPositions | None,
         segments: nn.Embedding | None,
         norm: nn.LayerNorm | None,
         dropout: float,
@@ -30,7 +30,6 @@ class Embeddings(nn.Module):
         super().__init__()
         self.tokens = tokens
         self.positions = positions
-        self.position_offset = position_offset
         self.segments = segments
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
@@ -42,7 +41,7 @@ class Embeddings(nn.Module):
         if self.segments is not None:
             x_te = x_te + _segment_rows(self.segments.weight, batch.segments)
         if self.positions is not None:
-            x_te = x_te + look_up(self.positions.weight, batch.positions + self.position_offset)
+            x_te = x_te + self.positions.embed(batch)
         x_te = self.dropout(x_te if self.norm is None else self.norm(x_te))
         x_te = x_te if self.projection is None else self.projection(x_te)
         # Under autocast the residual stream has the precision of the products: half the memory, half the traffic.

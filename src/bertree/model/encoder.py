@@ -14,8 +14,10 @@ from bertree.model.embeddings import Embeddings
 from bertree.model.init import initialize, scale_weights
 from bertree.model.layers.attention import Attention, build_attention
 from bertree.model.layers.feed_forward import FeedForward
-from bertree.model.layers.residual import PostNorm, PreNorm
+from bertree.model.layers.positions import LearnedPositions
+from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.stack import Stack
+from bertree.model.state import Encoded, State
 
 
 class Encoder(nn.Module):
@@ -57,6 +59,10 @@ class Encoder(nn.Module):
             x_th = state
         return x_th if self.norm is None else self.norm(x_th)
 
+    def encode(self, batch: Batch, state: State | None = None) -> Encoded:
+        """Return the last hidden states and what the next batch continues from. This encoder has no memory."""
+        return Encoded(self(batch))
+
     def summary_index(self, batch: Batch) -> Tensor:
         """Index of the token that represents each sequence: the first, or the last if causal (s, int64)."""
         return batch.last if self.causal else batch.first
@@ -78,12 +84,11 @@ def build_transformer(a: Transformer) -> Encoder:
     def norm(width: int) -> nn.LayerNorm:
         return nn.LayerNorm(width, eps=a.norm_eps)
 
-    residual = {"post-norm": PostNorm, "pre-norm": PreNorm}[a.residual]
+    residual = RESIDUALS[a.residual]
     attention_plan, ffn_plan = a.plan("attention"), a.plan("ffn")
     embeddings = Embeddings(
         tokens=nn.Embedding(a.vocab_size, a.embedding_width),
-        positions=nn.Embedding(a.max_positions + a.position_offset, a.embedding_width),
-        position_offset=a.position_offset,
+        positions=LearnedPositions(a.max_positions, a.embedding_width, a.position_offset),
         segments=nn.Embedding(a.segments, a.embedding_width) if a.segments else None,
         norm=norm(a.embedding_width) if a.embedding_norm else None,
         dropout=a.dropout,
@@ -94,11 +99,12 @@ def build_transformer(a: Transformer) -> Encoder:
     encoder = Encoder(
         embeddings,
         Stack(
-            [residual(part, norm(a.width), a.dropout) for part in attention],
-            [residual(part, norm(a.width), a.dropout) for part in ffn],
+            [Block(part, norm(a.width), a.dropout) for part in attention],
+            [Block(part, norm(a.width), a.dropout) for part in ffn],
             list(zip(attention_plan, ffn_plan, strict=True)),
+            residual,
         ),
-        norm(a.width) if a.residual == "pre-norm" else None,
+        norm(a.width) if residual.norms_last else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
         not attention[0].mask.looks_ahead,
     )
@@ -116,17 +122,14 @@ class KnownPart:
     parts: Mapping[str, "KnownPart"] = field(default_factory=dict)
 
 
-def _residual(part: KnownPart) -> KnownPart:
-    return KnownPart((PostNorm, PreNorm), {"part": part, "norm": _NORM, "dropout": _DROPOUT})
-
-
-def _layers(part: KnownPart) -> KnownPart:
-    return KnownPart((nn.ModuleList,), {"*": _residual(part)})
+def _blocks(part: KnownPart) -> KnownPart:
+    block = KnownPart((Block,), {"part": part, "norm": _NORM, "dropout": _DROPOUT})
+    return KnownPart((nn.ModuleList,), {"*": block})
 
 
 _EMBEDDING, _LINEAR = KnownPart((nn.Embedding,)), KnownPart((nn.Linear,))
 _NORM, _DROPOUT = KnownPart((nn.LayerNorm,)), KnownPart((nn.Dropout,))
-TABLES = {"tokens": _EMBEDDING, "positions": _EMBEDDING, "segments": _EMBEDDING}
+TABLES = {"tokens": _EMBEDDING, "positions": KnownPart((LearnedPositions,)), "segments": _EMBEDDING}
 TRANSFORMER = KnownPart(
     (Encoder,),
     {
@@ -134,8 +137,8 @@ TRANSFORMER = KnownPart(
         "stack": KnownPart(
             (Stack,),
             {
-                "attention": _layers(KnownPart((Attention,), {"qkv": _LINEAR, "out": _LINEAR})),
-                "ffn": _layers(KnownPart((FeedForward,), {"up": _LINEAR, "down": _LINEAR})),
+                "attention": _blocks(KnownPart((Attention,), {"qkv": _LINEAR, "out": _LINEAR})),
+                "ffn": _blocks(KnownPart((FeedForward,), {"up": _LINEAR, "down": _LINEAR})),
             },
         ),
         "norm": _NORM,
@@ -173,6 +176,10 @@ def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
     for name, parameter in part._parameters.items():
         if parameter is None:
             return f"has no {name}"
+    if type(part) is Stack and type(part.residual) not in (PostNorm, PreNorm):
+        return f"has the residual connection {type(part.residual).__name__}"
+    if type(part) is Attention and part.positions is not None:
+        return f"has {type(part.positions).__name__}"
     if type(part) is FeedForward and part.activation_name not in ACTIVATIONS:
         return f"has the activation {part.activation_name or part.activation}"
     return ""

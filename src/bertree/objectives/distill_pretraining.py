@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.layers.attention import Attention
-from bertree.model.layers.residual import PostNorm, PreNorm, Residual
+from bertree.model.layers.residual import Block, PostNorm, PreNorm
 from bertree.model.network import Network
 from bertree.objectives.divergences import (
     cosine_distance,
@@ -153,11 +153,14 @@ def _layer_qkv(network: Network, states: Mapping[int, Tensor], layer: int) -> Te
     stack = network.encoder.stack
     block = stack.attention[stack.plan[layer - 1][0]]
     part = getattr(block, "part", None)
-    if type(block) not in (PostNorm, PreNorm) or type(part) is not Attention:
+    if type(block) is not Block or type(part) is not Attention or part.positions is not None:
         kinds = f"{type(block).__name__} of {type(part).__name__}"
+        kinds += f" with {type(part.positions).__name__}" if isinstance(part, Attention) and part.positions else ""
         raise UserError(f"relation: the queries and keys of layer {layer} cannot be read: it is a {kinds}")
-    assert isinstance(block, Residual)
-    qkv_t3h: Tensor = part.qkv(block.part_input(states[layer - 1])).unflatten(-1, (3, -1))
+    if type(stack.residual) not in (PostNorm, PreNorm):
+        kind = type(stack.residual).__name__
+        raise UserError(f"relation: the input of layer {layer} cannot be read: its residual connection is a {kind}")
+    qkv_t3h: Tensor = part.qkv(stack.residual.read(states[layer - 1], block)).unflatten(-1, (3, -1))
     return qkv_t3h
 
 

@@ -24,7 +24,7 @@ from bertree.inference.cpu.linear import PackedLinear, linear_class
 from bertree.model.encoder import Encoder, part_difference, unknown_part
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward
-from bertree.model.layers.residual import PreNorm, Residual
+from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full
 from bertree.model.network import Network
 
@@ -179,22 +179,22 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
 
     blocks = []
     for attention_index, ffn_index in encoder.stack.plan:
-        attention_block = cast(Residual, encoder.stack.attention[attention_index])
-        ffn_block = cast(Residual, encoder.stack.ffn[ffn_index])
+        attention_block = cast(Block, encoder.stack.attention[attention_index])
+        ffn_block = cast(Block, encoder.stack.ffn[ffn_index])
         attention, ffn = cast(Attention, attention_block.part), cast(FeedForward, ffn_block.part)
-        if not isinstance(attention.mask, Full) or type(attention_block) is not type(ffn_block):
+        if not isinstance(attention.mask, Full):
             return None
         blocks.append(
             CpuBlock(
                 heads=attention.heads,
                 activation=ffn.activation_name,
-                pre_norm=type(attention_block) is PreNorm,
+                pre_norm=type(encoder.stack.residual) is PreNorm,
                 qkv=pack(attention.qkv),
                 out=pack(attention.out),
                 up=pack(ffn.up),
                 down=pack(ffn.down),
-                attention_norm=CpuNorm.from_module(attention_block.norm),
-                ffn_norm=CpuNorm.from_module(ffn_block.norm),
+                attention_norm=CpuNorm.from_module(cast(nn.LayerNorm, attention_block.norm)),
+                ffn_norm=CpuNorm.from_module(cast(nn.LayerNorm, ffn_block.norm)),
             )
         )
     return CpuEncoder(encoder, blocks)
@@ -248,7 +248,6 @@ class CpuRuntime:
 def _structure(encoder: Encoder) -> tuple[object, ...]:
     """Return what an encoder of known parts computes with beside its weights."""
     stack = encoder.stack
-    attention = [cast(Attention, cast(Residual, block).part) for block in stack.attention]
-    ffn = [cast(FeedForward, cast(Residual, block).part) for block in stack.ffn]
-    kinds = tuple(type(block) for block in (*stack.attention, *stack.ffn))
-    return stack.plan, kinds, tuple((a.heads, a.mask) for a in attention), tuple(f.activation for f in ffn)
+    attention = [cast(Attention, cast(Block, block).part) for block in stack.attention]
+    ffn = [cast(FeedForward, cast(Block, block).part) for block in stack.ffn]
+    return stack.plan, stack.residual, tuple((a.heads, a.mask) for a in attention), tuple(f.activation for f in ffn)

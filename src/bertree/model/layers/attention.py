@@ -10,26 +10,46 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.layout import Layout
-from bertree.model.kernels.table import attend_fused
+from bertree.model.kernels.table import attend, attend_fused
+from bertree.model.layers.positions import Positions, Rotation
 from bertree.model.masks import Causal, Full, Mask
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; one matrix product for queries, keys and values. `mask`: what a token sees."""
+    """Multi-head self-attention; one matrix product for queries, keys and values.
 
-    def __init__(self, width: int, heads: int, dropout: float, mask: Mask | None = None) -> None:
+    `mask`: what a token sees. `positions`: what changes queries, keys and scores by their places.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        dropout: float,
+        mask: Mask | None = None,
+        positions: Positions | None = None,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         self.mask = mask or Full()
+        self.positions = positions
         self.heads, self.head_width = heads, width // heads
         self.dropout = dropout
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
 
-    def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
-        """Mix the hidden states of each sequence's tokens."""
+    def forward(self, x_th: Tensor, batch: Batch, rotation: Rotation | None = None) -> Tensor:
+        """Mix the hidden states of each sequence's tokens; `rotation` is what the positions prepared for the batch."""
         qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
         dropout = self.dropout if self.training else 0.0
-        mixed_tnd = attend_fused(qkv_t3nd, Layout.of(batch, self.mask), dropout)
+        layout = Layout.of(batch, self.mask)
+        if self.positions is None:
+            mixed_tnd = attend_fused(qkv_t3nd, layout, dropout)
+        else:
+            q_tnd, k_tnd, v_tnd = qkv_t3nd.unbind(1)
+            if rotation is not None:
+                q_tnd, k_tnd = self.positions.rotate(q_tnd, k_tnd, rotation, rotation)
+            mixed_tnd = attend(q_tnd, k_tnd, v_tnd, layout, dropout, self.positions.bias)
         out: Tensor = self.out(mixed_tnd.flatten(1))
         return out
 

@@ -22,10 +22,10 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """Two linear layers with an activation between them, applied to each token alone."""
 
-    def __init__(self, width: int, inner: int, activation: str) -> None:
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = True) -> None:
         super().__init__()
-        self.up = nn.Linear(width, inner)
-        self.down = nn.Linear(inner, width)
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
         self.activation = ACTIVATION[activation]
 
     @property
@@ -37,3 +37,26 @@ class FeedForward(nn.Module):
         """Transform each token's hidden state. The batch is not used."""
         out_th: Tensor = self.down(self.activation(self.up(x_th)))
         return out_th
+
+
+class GatedFeedForward(nn.Module):
+    """down(activation(a) * gate), where a and gate are the two halves of one product (Shazeer 2020)."""
+
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = True) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
+        self.activation = ACTIVATION[activation]
+
+    def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
+        """Transform each token's hidden state. The batch is not used."""
+        a, gate = self.up(x_th).chunk(2, -1)
+        out_th: Tensor = self.down(self.activation(a) * gate)
+        return out_th
+
+
+# Width, inner width, activation and whether there are biases -> the part, for each value of the axis `ffn`.
+FEED_FORWARD: dict[str, Callable[[int, int, str, bool], FeedForward | GatedFeedForward]] = {
+    "plain": FeedForward,
+    "gated": GatedFeedForward,
+}

@@ -1,0 +1,21 @@
+"""The norms of an encoder."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RmsNorm(nn.RMSNorm):
+    """x / root mean square of x, in the precision of the weights: under autocast in float32, as a layer norm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Norm each token's state."""
+        return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps)
+
+
+# Width, epsilon and whether there is a bias -> the norm, for each value of the axis `norm`.
+NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
+    "layer": lambda width, eps, bias: nn.LayerNorm(width, eps=eps, bias=bias),
+    "rms": lambda width, eps, bias: RmsNorm(width, eps=eps),  # has no bias
+}

@@ -1,0 +1,145 @@
+"""The slots of a stack: residual connections with other streams, positions that rotate or score, recomputation."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.model.kernels.layout import ScoreBias
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.feed_forward import FEED_FORWARD
+from bertree.model.layers.norms import NORMS
+from bertree.model.layers.positions import Positions, RotaryPositions
+from bertree.model.layers.residual import Block, PostNorm, PreNorm, Residual
+from bertree.model.masks import Full, Window
+from bertree.model.stack import Stack
+
+WIDTH, HEADS = 16, 2
+BATCH = Batch.pack([[1] * n for n in (5, 9, 1, 3)])
+
+
+@dataclass(frozen=True)
+class TwoStreams:
+    """As reversible layers: attention and feed-forward write to one stream each and read the other."""
+
+    norms_last = True
+
+    def open(self, x_th: Tensor) -> tuple[Tensor, Tensor]:
+        return x_th, x_th
+
+    def read(self, stream: tuple[Tensor, Tensor], block: Block) -> Tensor:
+        return block.norm(stream[1])
+
+    def apply(self, stream: tuple[Tensor, Tensor], block: Block, *given: Any) -> tuple[Tensor, Tensor]:
+        return stream[1], stream[0] + block(self.read(stream, block), *given)
+
+    def close(self, stream: tuple[Tensor, Tensor]) -> Tensor:
+        return (stream[0] + stream[1]) / 2
+
+
+class RelativePositions(Positions, nn.Module):
+    """A learned vector for each distance, scored against the query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(21, WIDTH // HEADS))
+
+    @property
+    def bias(self) -> ScoreBias:
+        return self._scores
+
+    def _scores(self, q_snqd: Tensor, query_places: Tensor, key_places: Tensor) -> Tensor:
+        distance = query_places[..., :, None] - key_places[..., None, :]
+        return torch.einsum("snqd,...qkd->snqk", q_snqd, self.table[distance + 10])
+
+
+def stack(residual: Residual, positions: Positions | None = None, layers: int = 3, ffn: str = "plain") -> Stack:
+    torch.manual_seed(0)
+    masks = [Window(2, 2) if i else Full() for i in range(layers)]
+    attention = [
+        Block(Attention(WIDTH, HEADS, 0.0, mask, positions), NORMS["layer"](WIDTH, 1e-5, True), 0) for mask in masks
+    ]
+    parts = [Block(FEED_FORWARD[ffn](WIDTH, 24, "gelu", True), NORMS["rms"](WIDTH, 1e-5, False), 0) for _ in attention]
+    return Stack(attention, parts, [(i, i) for i in range(layers)], residual)
+
+
+def gradients(made: Stack, x: Tensor) -> list[Tensor]:
+    made.zero_grad()
+    *_, last = made(x, BATCH)
+    last.square().sum().backward()
+    return [last.detach(), *(p.grad.clone() for p in made.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("residual", [PostNorm(), PreNorm(), TwoStreams()], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("positions", [None, RotaryPositions(8, 100.0), RelativePositions()], ids=type)
+def test_recomputed_layers_give_the_same_gradients(residual: Residual, positions: Positions | None) -> None:
+    made, x = stack(residual, positions), torch.randn(18, WIDTH)
+    kept = gradients(made, x)
+    made.recompute = True
+    again = gradients(made, x)
+    assert len(kept) == 1 + len(list(made.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(kept, again, strict=True))
+
+
+def test_a_connection_may_carry_two_streams() -> None:
+    made, x = stack(TwoStreams(), layers=2), torch.randn(18, WIDTH)
+    one, two = x, x
+    expected = []
+    for attention, ffn in zip(made.attention, made.ffn, strict=True):
+        one = one + attention.part(attention.norm(two), BATCH)
+        two = two + ffn.part(ffn.norm(one), BATCH)
+        expected.append((one + two) / 2)
+    for ours, other in zip(made(x, BATCH), expected, strict=True):
+        assert torch.allclose(ours, other, atol=1e-6)
+
+
+def test_angles_are_computed_once_for_layers_with_the_same_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = RotaryPositions.prepare
+    monkeypatch.setattr(RotaryPositions, "prepare", lambda self, places: asked.append(self) or real(self, places))
+    one, two = RotaryPositions(8, 100.0), RotaryPositions(8, 10.0)
+    made = stack(PreNorm(), one, layers=4)
+    for block in made.attention[::2]:
+        block.part.positions = two
+    made = Stack(list(made.attention), list(made.ffn), made.plan, made.residual)
+    list(made(torch.randn(18, WIDTH), BATCH))
+    assert asked == [two, one]
+
+
+def test_scores_by_distance_change_the_states() -> None:
+    x, positions = torch.randn(18, WIDTH), RelativePositions()
+    made = stack(PreNorm(), positions, layers=1)
+    (with_bias,) = made(x, BATCH)
+    with torch.no_grad():
+        positions.table.zero_()
+    (without,) = made(x, BATCH)
+    assert (with_bias - without).abs().max() > 1e-3
+    made.attention[0].part.positions = None
+    (plain,) = Stack(list(made.attention), list(made.ffn), made.plan, made.residual)(x, BATCH)
+    assert torch.allclose(without, plain, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", NORMS)
+def test_norms_by_their_formula_also_in_half_precision(kind: str) -> None:
+    norm, x = NORMS[kind](8, 1e-3, False), torch.randn(5, 8) + 1
+    with torch.no_grad():
+        norm.weight.normal_()
+    centred = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt() * norm.weight
+    assert torch.allclose(norm(x), expected, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(norm(x.bfloat16()).float(), expected, atol=0.1)
+
+
+def test_compiles_whole_with_rotary_positions_and_windows() -> None:
+    torch._dynamo.reset()
+    made, x = stack(PreNorm(), RotaryPositions(8, 100.0), ffn="gated"), torch.randn(18, WIDTH)
+    compiled = torch.compile(
+        lambda x, batch: list(made(x, batch))[-1], fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for sizes in ((5, 9, 1, 3), (6, 7), (18,)):
+        batch, x = Batch.pack([[1] * n for n in sizes]), torch.randn(sum(sizes), WIDTH)
+        assert torch.allclose(compiled(x, batch), list(made(x, batch))[-1], atol=1e-5)
