@@ -139,7 +139,7 @@ def bound(model: bertree.Model, tokens: int) -> Callable[[], Vectors]:
     kind: Any = linear_class(torch.float32)
     layers = [
         (kind(module), torch.randn(PIECE, module.in_features))
-        for module in model.network.encoder.stack.modules()
+        for module in model.network.encoder.get_submodule("stack").modules()
         if isinstance(module, torch.nn.Linear)
     ]
 

@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertree.batch import Batch
-from bertree.model.bilstm import BiLstm
+from bertree.model.bilstm import BidirectionalLstm
 
 IN, WIDTH = 6, 4
 
 
-def made(layers: int, dropout: float = 0.0) -> BiLstm:
+def made(layers: int, dropout: float = 0.0) -> BidirectionalLstm:
     torch.manual_seed(0)
-    return BiLstm(IN, WIDTH, layers, dropout)
+    return BidirectionalLstm(IN, WIDTH, layers, dropout)
 
 
 @settings(max_examples=25, deadline=None)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.model.encoder import Encoder
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward
 from bertree.model.layers.residual import Block, PostNorm
+from bertree.model.transformer import TransformerEncoder
 
 
 class GatedFeedForward(FeedForward):
@@ -41,40 +41,40 @@ class RootNorm(nn.LayerNorm):
         return x * x.square().mean(-1, keepdim=True).add(self.eps).rsqrt()
 
 
-def _gated(encoder: Encoder) -> None:
+def _gated(encoder: TransformerEncoder) -> None:
     encoder.stack.ffn[1].part.__class__ = GatedFeedForward
 
 
-def _attention(encoder: Encoder) -> None:
+def _attention(encoder: TransformerEncoder) -> None:
     encoder.stack.attention[0].part.__class__ = ScaledAttention
 
 
-def _residual(encoder: Encoder) -> None:
+def _residual(encoder: TransformerEncoder) -> None:
     encoder.stack.residual = ScaledResidual()
 
 
-def _block(encoder: Encoder) -> None:
+def _block(encoder: TransformerEncoder) -> None:
     encoder.stack.ffn[0].__class__ = ScaledBlock
 
 
-def _norm(encoder: Encoder) -> None:
+def _norm(encoder: TransformerEncoder) -> None:
     encoder.stack.attention[1].norm.__class__ = RootNorm
 
 
-def _activation(encoder: Encoder) -> None:
+def _activation(encoder: TransformerEncoder) -> None:
     encoder.stack.ffn[1].part.activation = torch.nn.functional.silu
 
 
-def _hook(encoder: Encoder) -> None:
+def _hook(encoder: TransformerEncoder) -> None:
     encoder.stack.ffn[0].part.up.register_forward_hook(lambda module, given, out: out * 2)
 
 
-def _no_bias(encoder: Encoder) -> None:
+def _no_bias(encoder: TransformerEncoder) -> None:
     encoder.stack.ffn[0].part.down.bias = None
 
 
 # What is put in -> how messages name it.
-UNKNOWN: dict[str, tuple[Callable[[Encoder], None], str]] = {
+UNKNOWN: dict[str, tuple[Callable[[TransformerEncoder], None], str]] = {
     "gated feed-forward": (_gated, "encoder.stack.ffn.1.part is a GatedFeedForward"),
     "attention": (_attention, "encoder.stack.attention.0.part is a ScaledAttention"),
     "residual": (_residual, "encoder.stack has the residual connection ScaledResidual"),

@@ -11,10 +11,10 @@ from torch import nn
 
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture, Transformer
-from bertree.model.bilstm import BiLstmStack
 from bertree.model.embeddings import Embeddings
 from bertree.model.network import Network
 from bertree.model.stack import Stack
+from bertree.model.transformer import TransformerEncoder
 
 
 def halve(a: Architecture, bare: bool = True) -> Architecture:
@@ -77,18 +77,26 @@ def copy_weights(student: Network, teacher: Network, layers: Sequence[int]) -> C
     for name in ("tokens", "segments", "norm", "projection"):
         copied += _copy(getattr(ours, name), getattr(theirs, name))
     copied += _copy_positions(ours, theirs)
-    misfit = _misfit(mine.stack, its.stack)
-    if not misfit:
-        for part in (0, 1):  # attention and feed-forward, each stored once however many layers use it
-            given = {mine.stack.plan[depth][part]: depth for depth in reversed(range(len(mine.stack.plan)))}
-            for place, depth in given.items():
-                source = its.stack.plan[layers[depth] - 1][part]
-                stores = [(stack.attention, stack.ffn)[part] for stack in (mine.stack, its.stack)]
-                copied += _copy(stores[0][place], stores[1][source])
-    copied += _copy(mine.norm, its.norm) + _copy(mine.pooler, its.pooler)
+    misfit = "no layer fits: one of the two is an LSTM"
+    if isinstance(mine, TransformerEncoder) and isinstance(its, TransformerEncoder):
+        misfit = _misfit(mine.stack, its.stack)
+        copied += _copy(mine.norm, its.norm) + _copy(mine.pooler, its.pooler)
+        copied += 0 if misfit else _copy_layers(mine.stack, its.stack, layers)
     for name, head in student.heads.items():
         copied += _copy(head, dict(teacher.heads.items()).get(name))
-    return CopiedWeights(copied, 0 if misfit else len(mine.stack.plan), misfit)
+    return CopiedWeights(copied, 0 if misfit else mine.depth, misfit)
+
+
+def _copy_layers(mine: Stack, its: Stack, layers: Sequence[int]) -> int:
+    """Copy the given layers of a teacher; return the number of tensors."""
+    copied = 0
+    for part in (0, 1):  # attention and feed-forward, each stored once however many layers use it
+        given = {mine.plan[depth][part]: depth for depth in reversed(range(len(mine.plan)))}
+        for place, depth in given.items():
+            source = its.plan[layers[depth] - 1][part]
+            stores = [(stack.attention, stack.ffn)[part] for stack in (mine, its)]
+            copied += _copy(stores[0][place], stores[1][source])
+    return copied
 
 
 def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
@@ -106,8 +114,6 @@ def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
 
 def _misfit(mine: Stack, its: Stack) -> str:
     """Return why no layer of one stack can be copied to the other; empty if it can."""
-    if isinstance(mine, BiLstmStack) or isinstance(its, BiLstmStack):
-        return "no layer fits: one of the two is an LSTM"
     if mine.residual != its.residual:
         return "no layer fits: the two differ in their residual connections (model.residual)"
     shapes = [[p.shape for part in (s.attention[0], s.ffn[0]) for p in part.parameters()] for s in (mine, its)]

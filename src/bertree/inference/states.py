@@ -11,9 +11,10 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.model.encoder import Encoder, unknown_part
+from bertree.model.encoder import Encoder
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Block
+from bertree.model.transformer import TransformerEncoder, unknown_part
 
 Layers = int | Sequence[int] | str
 
@@ -38,7 +39,7 @@ def parse_layers(layers: Layers, count: int) -> list[int]:
 
 def layer_states(encoder: Encoder, batch: Batch, layers: Sequence[int]) -> list[Tensor]:
     """Return the hidden states of layers (each t x h), in the order given. No layer above them is computed."""
-    if list(layers) == [len(encoder.stack.plan)]:
+    if list(layers) == [encoder.depth]:
         return [encoder(batch)]
     found: dict[int, Tensor] = {}
     for depth, state_th in enumerate(encoder.states(batch)):
@@ -58,6 +59,7 @@ def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
     """
     if unknown := unknown_part(encoder):
         raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
+    assert isinstance(encoder, TransformerEncoder)
     found = []
     for (index, _), state_th in zip(encoder.stack.plan, encoder.states(batch), strict=False):
         block = cast(Block, encoder.stack.attention[index])

@@ -26,13 +26,13 @@ from bertree.errors import UserError
 from bertree.files import new_folder
 from bertree.interop.folder import Contents
 from bertree.model.embeddings import Embeddings
-from bertree.model.encoder import part_difference, unknown_part
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import NAMES, Full
 from bertree.model.network import Network
 from bertree.model.pooling import SentencePooling
+from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 
 FILE, EXTERNAL_DATA = "model.onnx", "model.onnx.data"
@@ -76,9 +76,13 @@ class PaddedModel(nn.Module):
         self.network: Network = network.eval()
         self.names = ["input_ids", "attention_mask", *(["token_type_ids"] if a.reads_segments else [])]
 
+    @property
+    def _encoder(self) -> TransformerEncoder:
+        return cast(TransformerEncoder, self.network.encoder)
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Return vectors (b x w), or states (b x l x h)."""
-        encoder = self.network.encoder
+        encoder = self._encoder
         x_blh = self._embed(encoder.embeddings, input_ids, token_type_ids)
         lowest = torch.finfo(x_blh.dtype).min
         mask_b11l = torch.where(attention_mask[:, None, None, :] > 0, 0.0, lowest).to(x_blh.dtype)
@@ -102,7 +106,7 @@ class PaddedModel(nn.Module):
 
     def _block(self, block: Block, x_blh: Tensor, mask_b11l: Tensor) -> Tensor:
         """Return the residual stream after attention or feed-forward."""
-        pre_norm = type(self.network.encoder.stack.residual) is PreNorm
+        pre_norm = type(self._encoder.stack.residual) is PreNorm
         input_blh = block.norm(x_blh) if pre_norm else x_blh
         if isinstance(block.part, Attention):
             change_blh = _attend(block.part, input_blh, mask_b11l)

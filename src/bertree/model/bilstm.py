@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bertree.batch import Batch
-from bertree.model.architecture import BiLstm as BiLstmArchitecture
+from bertree.model.architecture import BiLstm
 from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import Encoder
 from bertree.model.init import initialize
-from bertree.model.stack import Stack
 
 
-class BiLstm(nn.Module):
+class BidirectionalLstm(nn.Module):
     """A bidirectional LSTM. `dropout` is applied between its layers; `width` is that of one direction."""
 
     def __init__(self, width_in: int, width: int, layers: int = 1, dropout: float = 0.0) -> None:
@@ -59,16 +58,16 @@ def _step_order(batch: Batch) -> tuple[Tensor, Tensor]:
     return (batch.positions * len(lengths) + rank_t).argsort(), batch.positions.bincount().cpu()
 
 
-class BiLstmStack(Stack):
+class BiLstmStack(nn.Module):
     """Bidirectional LSTM layers, each on the outputs of the one before it."""
 
-    def __init__(self, layers: Sequence[BiLstm], dropout: float) -> None:
-        super().__init__((), (), [(depth, depth) for depth in range(len(layers))])
+    def __init__(self, layers: Sequence[BidirectionalLstm], dropout: float) -> None:
+        super().__init__()
         self.layers = nn.ModuleList(layers)
         self.dropout = nn.Dropout(dropout)  # between layers; the embeddings have their own
 
     def forward(self, x_te: Tensor, batch: Batch) -> Iterator[Tensor]:
-        """Yield the outputs of each layer. `recompute` has no effect: an LSTM keeps what its backward pass needs."""
+        """Yield the outputs of each layer."""
         for depth, layer in enumerate(self.layers):
             x_te = layer(x_te if depth == 0 else self.dropout(x_te), batch)
             yield x_te
@@ -82,24 +81,28 @@ class BiLstmEncoder(Encoder):
     and v are combined to [u, v, u * v, |u - v|]; no word of one text sees the other. v of a single text is 0.
     """
 
-    stack: BiLstmStack
-
-    def __init__(self, embeddings: Embeddings, stack: BiLstmStack, compare_pairs: bool) -> None:
-        super().__init__(embeddings, stack, None, None)
+    def __init__(self, embeddings: Embeddings, stack: BiLstmStack, width: int, compare_pairs: bool) -> None:
+        super().__init__(embeddings, width, len(stack.layers))
+        self.stack = stack
         self.compare_pairs = compare_pairs
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
         """Yield the embeddings (t x e), then each layer's outputs (t x h)."""
-        return super().states(batch.split_pairs() if self.compare_pairs else batch)
+        texts = batch.split_pairs() if self.compare_pairs else batch
+        x_te = self.embeddings(texts)
+        yield x_te
+        yield from self.stack(x_te, texts)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the last layer's outputs (t x h)."""
-        return super().forward(batch.split_pairs() if self.compare_pairs else batch)
+        for state in self.states(batch):
+            last_th = state
+        return last_th
 
     def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return one state per sequence (s x h, or s x 4h if pairs are compared)."""
         last = self.stack.layers[-1]
-        assert isinstance(last, BiLstm)
+        assert isinstance(last, BidirectionalLstm)
         if not self.compare_pairs:
             return last.final_states(hidden_th, batch)
         texts = batch.split_pairs()
@@ -108,7 +111,7 @@ class BiLstmEncoder(Encoder):
         return torch.cat([u_sh, v_sh, u_sh * v_sh, (u_sh - v_sh).abs()], -1)
 
 
-def build_bilstm(a: BiLstmArchitecture) -> BiLstmEncoder:
+def build_bilstm(a: BiLstm) -> BiLstmEncoder:
     """Build a BiLSTM encoder with random weights."""
     embeddings = Embeddings(
         tokens=nn.Embedding(a.vocab_size, a.embedding_width),
@@ -119,7 +122,7 @@ def build_bilstm(a: BiLstmArchitecture) -> BiLstmEncoder:
         projection=None,
     )
     widths = [a.embedding_width] + [a.width] * (a.layers - 1)
-    stack = BiLstmStack([BiLstm(width, a.width // 2) for width in widths], a.dropout)
-    encoder = BiLstmEncoder(embeddings, stack, a.sequence_head == "compare")
+    stack = BiLstmStack([BidirectionalLstm(width, a.width // 2) for width in widths], a.dropout)
+    encoder = BiLstmEncoder(embeddings, stack, a.width, a.sequence_head == "compare")
     initialize(encoder, a.init_std)  # the LSTMs keep PyTorch's initial weights, which depend on their width
     return encoder

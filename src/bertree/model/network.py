@@ -20,12 +20,13 @@ from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.bilstm import build_bilstm
 from bertree.model.crf import Crf
-from bertree.model.encoder import Encoder, build_transformer
+from bertree.model.encoder import Encoder
 from bertree.model.heads import ClassHead, MaskHead
 from bertree.model.init import initialize
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import LayerFeatures, Readout, build_crf, build_features
 from bertree.model.state import Encoded, State
+from bertree.model.transformer import build_transformer
 
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
 HEADS = ("mask", "pair", "sequence", "token", "span", "choice")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError, suggest
 from bertree.model.architecture import Architecture
-from bertree.model.bilstm import BiLstm
+from bertree.model.bilstm import BidirectionalLstm
 from bertree.model.crf import Crf
 from bertree.model.encoder import Encoder
 
@@ -98,7 +98,7 @@ class Concat(nn.Module):
 class LayerFeatures(nn.Module):
     """Features of the encoder's layers, read by the heads instead of the last states."""
 
-    def __init__(self, depths: Sequence[int], join: nn.Module, lstm: BiLstm | None) -> None:
+    def __init__(self, depths: Sequence[int], join: nn.Module, lstm: BidirectionalLstm | None) -> None:
         super().__init__()
         self.depths = tuple(depths)
         self.join = join
@@ -138,7 +138,7 @@ def build_features(a: Architecture, readout: Readout) -> tuple[LayerFeatures | N
         )
     summed = readout.layers.startswith("sum-")
     width = a.width if summed else a.width * len(depths)
-    lstm = BiLstm(width, readout.lstm, readout.lstm_layers, a.classifier_dropout) if readout.lstm else None
+    lstm = BidirectionalLstm(width, readout.lstm, readout.lstm_layers, a.classifier_dropout) if readout.lstm else None
     features = LayerFeatures(depths, ScalarMix(len(depths)) if summed else Concat(), lstm)
     return features, width if lstm is None else lstm.width
 

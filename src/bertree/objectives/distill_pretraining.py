@@ -23,6 +23,7 @@ from bertree.errors import UserError
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Block, PostNorm, PreNorm
 from bertree.model.network import Network
+from bertree.model.transformer import TransformerEncoder
 from bertree.objectives.divergences import (
     cosine_distance,
     divergence,
@@ -150,6 +151,7 @@ def _sum(rows: Tensor) -> Loss:
 
 def _layer_qkv(network: Network, states: Mapping[int, Tensor], layer: int) -> Tensor:
     """Return the queries, keys and values of a layer (t x 3 x h), from its input."""
+    assert isinstance(network.encoder, TransformerEncoder), "no other encoder is pretrained"
     stack = network.encoder.stack
     block = stack.attention[stack.plan[layer - 1][0]]
     part = getattr(block, "part", None)

@@ -133,7 +133,7 @@ class PretrainingRun:
     def run(self, out: Path, resume: bool, intro: Sequence[str] = ()) -> Run:
         """Train, or resume training, and write the model."""
         recipe, network = self.recipe, self.contents.network
-        network.encoder.stack.recompute = recipe.run.recompute
+        network.encoder.recompute(recipe.run.recompute)
         measured = [build.held_out_stream(recipe, self.held, phase) for phase in recipe.phases]
         loop = Loop(
             self.learner,

@@ -6,14 +6,14 @@ import torch.nn.functional as F
 
 from bertree.batch import Batch
 from bertree.model.architecture import Architecture, Transformer
-from bertree.model.encoder import Encoder
 from bertree.model.network import build_encoder
+from bertree.model.transformer import TransformerEncoder
 
 SMALL = Transformer(vocab_size=50, width=32, heads=1, ffn_width=64, embedding_width=32, layers=3, norm_eps=1e-5)
 PRE = SMALL.with_values({"residual": "pre-norm"})
 
 
-def scrambled(a: Architecture) -> Encoder:
+def scrambled(a: Architecture) -> TransformerEncoder:
     """Every parameter random, norms and biases too."""
     torch.manual_seed(0)
     encoder = build_encoder(a).eval()

@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.inference.cpu.linear import PackedLinear, linear_class
-from bertree.model.encoder import Encoder, part_difference, unknown_part
+from bertree.model.encoder import Encoder
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full
 from bertree.model.network import Network
+from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
 
 WIDTHS = (32, 64, 128)  # of bins; or the longest sequence, rounded up to the kernel's step of 16
 # Cost of a bin beside its scores, in columns of scores: measured, flash attention on AVX-512.
@@ -132,7 +133,7 @@ class CpuBlock:
 class CpuEncoder:
     """Batch -> last hidden states, equal to those of the encoder it was built from."""
 
-    def __init__(self, encoder: Encoder, blocks: list[CpuBlock]) -> None:
+    def __init__(self, encoder: TransformerEncoder, blocks: list[CpuBlock]) -> None:
         self.encoder = encoder
         self.blocks = blocks
         self.norm = None if encoder.norm is None else CpuNorm.from_module(encoder.norm)
@@ -170,6 +171,7 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
         return None
     if unknown_part(encoder):
         return None
+    assert isinstance(encoder, TransformerEncoder)
     packed: dict[nn.Linear, PackedLinear] = {}  # a shared layer is packed once
 
     def pack(linear: nn.Linear) -> PackedLinear:
@@ -247,6 +249,7 @@ class CpuRuntime:
 
 def _structure(encoder: Encoder) -> tuple[object, ...]:
     """Return what an encoder of known parts computes with beside its weights."""
+    assert isinstance(encoder, TransformerEncoder)
     stack = encoder.stack
     attention = [cast(Attention, cast(Block, block).part) for block in stack.attention]
     ffn = [cast(FeedForward, cast(Block, block).part) for block in stack.ffn]
