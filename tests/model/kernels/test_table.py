@@ -188,7 +188,7 @@ def test_half_precision_kernels_follow_the_definition_on_cuda(
     exact = with_gradients(lambda q, k, v: definition(q, k, v, layout), [x.float().cpu() for x in qkv])
     assert (ours[0].cpu() - exact[0]).abs().max() < 2e-2
     for one, other in zip(ours[1:], exact[1:], strict=True):
-        assert (one.cpu() - other).abs().max() / other.abs().max() < 2e-2
+        assert (one.cpu() - other).abs().max() < 2e-2 * max(1e-2, other.abs().max())
 
 
 @cuda

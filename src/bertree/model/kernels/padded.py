@@ -28,9 +28,16 @@ def attend(
     if not isinstance(layout.mask, Full):
         seen = layout.mask.sees(places_q, places_k)  # q x k, or s x q x k
         mask = mask & (seen[:, None] if seen.dim() == 3 else seen)
+    blind = None
+    if layout.separate_keys:
+        # A query that sees no key would be NaN in some of PyTorch's kernels. It sees all, and its result is cleared.
+        blind = ~mask.any(-1, keepdim=True)
+        mask = mask | blind
     if bias is not None:
         mask = bias(q_snqd, places_q, places_k).masked_fill(~mask, float("-inf"))
     mixed_snqd = scaled_dot_product_attention(q_snqd, k_snkd, v_snkd, attn_mask=mask, dropout_p=dropout)
+    if blind is not None:
+        mixed_snqd = mixed_snqd.masked_fill(blind, 0.0)
     tokens_t = torch.arange(q_tnd.shape[0], device=q_tnd.device)
     row_t = torch.searchsorted(layout.cu_q[1:].long(), tokens_t, right=True)
     slot_t = tokens_t - layout.cu_q.long()[row_t]
