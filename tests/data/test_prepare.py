@@ -199,8 +199,8 @@ def test_killed_at_any_moment_it_goes_on(
 
 
 def gone(session: int) -> bool:
-    """Are all processes of a session dead within a few seconds?"""
-    for _ in range(100):
+    """Are all processes of a session dead within a few minutes?"""
+    for _ in range(3000):
         alive = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             try:

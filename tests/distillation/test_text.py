@@ -189,11 +189,11 @@ def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories
     assert phase("phases.0.steps=7", "schedule.warmup=2", "phases.0.max_length=16") == (7, 524288, 16, 2)
     assert phase("phases=[{steps=7, batch_tokens=1024, max_length=16}]", "schedule.warmup=2") == (7, 1024, 16, 2)
     assert phase("phases.0={steps=7, batch_tokens=1024, max_length=16}", "schedule.warmup=2") == (7, 1024, 16, 2)
-    two = "phases=[{steps=7, max_length=16}, {steps=3, max_length=32}]"
-    recipe = students.find_recipe("half", {"data.store": str(stories)}, [two])
+    two = ["phases=[{steps=7, max_length=16}, {steps=3, max_length=32}]", "schedule.warmup=2"]
+    recipe = students.find_recipe("half", {"data.store": str(stories)}, two)
     assert [one.steps for one in students.set_steps(recipe, "half", 0.0, Store.open(stories), 32).phases] == [7, 3]
     with pytest.raises(UserError, match=r"phases.0.steps says the same"):
-        phase("phases=[{steps=7}]", epochs=1.0)
+        phase("phases=[{steps=7}]", "schedule.warmup=2", epochs=1.0)
     assert phase("phases.0.batch_tokens=512", "schedule.warmup=9", epochs=1.0) == (math.ceil(tokens / 512), 512, 32, 9)
     assert phase(epochs=1.0, student="distilbert-tiny")[:2] == (math.ceil(tokens / 1024), 1024)
 

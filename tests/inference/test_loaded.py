@@ -13,6 +13,7 @@ from bertree.config import precision
 from bertree.config.precision import parse_precision
 from bertree.errors import BertreeWarning, UserError
 from bertree.inference import loaded
+from bertree.inference.cpu import linear
 from bertree.inference.cpu.linear import linear_class
 from bertree.inference.load import random_model
 from bertree.model.pooling import PoolingConfig
@@ -103,12 +104,11 @@ def test_modes_are_restored_module_by_module(model: bertree.Model) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_deep_copies(model: bertree.Model, dtype: str) -> None:
-    if dtype == "int8" and linear_class(torch.int8) is None:
-        pytest.skip("needs VNNI or AMX")
     model.to(dtype=dtype)
     wanted = model.embed(TEXTS)
     other = copy.deepcopy(model)
-    assert (other.precision, other.digest) == (dtype, model.digest)
+    assert (other.precision, other.digest) == (model.precision, model.digest)
+    assert model.precision == dtype or linear_class(torch.int8) is None
     np.testing.assert_array_equal(other.embed(TEXTS), wanted)
     with torch.no_grad():
         next(other.parameters()).mul_(2.0)
@@ -131,16 +131,22 @@ def test_names_of_precisions(model: bertree.Model) -> None:
         model.to("warp")
 
 
-def test_a_cpu_without_bfloat16(small_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wanted", ["bfloat16", "int8"])
+def test_a_cpu_without_instructions_for_a_precision_computes_in_float32(
+    wanted: str, small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = bertree.load(small_folder).embed(TEXTS)
     monkeypatch.setattr(loaded, "has_native_bfloat16", lambda: False)
-    loaded._note_no_bfloat16.cache_clear()
-    with pytest.warns(BertreeWarning, match="bfloat16: this CPU has no instructions"):
-        model = bertree.load(small_folder, dtype="bf16")
+    monkeypatch.setattr(linear, "_is_correct", lambda kind, dtype: False)
+    loaded._note_missing.cache_clear()
+    with pytest.warns(BertreeWarning, match=f"{wanted}: this CPU has no instructions"):
+        model = bertree.load(small_folder, dtype=wanted)
     assert model.precision == "float32"
+    assert np.allclose(model.embed(TEXTS), expected, atol=1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert bertree.load(small_folder).to(dtype=torch.bfloat16).precision == "float32", "it is said once"
-    loaded._note_no_bfloat16.cache_clear()
+        assert bertree.load(small_folder).to(dtype=wanted).precision == "float32", "it is said once"
+    loaded._note_missing.cache_clear()
     assert isinstance(precision.has_native_bfloat16(), bool)
 
 

@@ -13,6 +13,7 @@ from bertree.search import writer as index_writer
 from bertree.search.index import Index
 from bertree.search.passage_store import DATABASE
 from bertree.search.vector_files import merge_start
+from tests.support.processes import PATIENCE
 from tests.support.search_samples import SHIPS, ids
 from tests.support.standin import Words
 
@@ -108,7 +109,7 @@ def test_a_folder_only_others_write_to() -> None:
                     index.add([SHIPS[number]])
                 os.chmod(path, 0o555)
             ends.send(False)
-            process.join(60)
+            process.join(PATIENCE)
             assert process.exitcode == 0
         finally:
             process.kill()

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.processes import PATIENCE
+
 
 class CommandResult(NamedTuple):
     """Exit code and output of a command."""
@@ -55,6 +57,6 @@ def run_bertree(*arguments: str, **options: object) -> subprocess.CompletedProce
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=PATIENCE,
         **options,
     )  # type: ignore[call-overload]

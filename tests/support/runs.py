@@ -15,7 +15,7 @@ from random import Random
 from safetensors.torch import load_file
 
 from tests.support import faults
-from tests.support.processes import PROCESSES
+from tests.support.processes import PATIENCE, PROCESSES
 
 context = PROCESSES
 
@@ -93,7 +93,7 @@ def start(*arguments: str, said: Path | None = None, fault: str = "") -> BasePro
 def finish(*arguments: str, said: Path | None = None, fault: str = "") -> int:
     """The same to its end; the exit code."""
     process = start(*arguments, said=said, fault=fault)
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode is not None, "the command hangs"
     return process.exitcode
 

@@ -1,7 +1,5 @@
 """Sentences: split where a person would, and nothing lost."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,10 +42,19 @@ def test_windows_cut_no_sentence_that_fits() -> None:
 
 
 @pytest.mark.parametrize("unit", ["x", "word ", "a. ", "你好。", "Mr. ", '"Yes." ', "1. ", "( "])
-def test_time_does_not_explode(unit: str) -> None:
-    started = time.perf_counter()
-    split_sentences(unit * (400_000 // len(unit)))
-    assert time.perf_counter() - started < 8
+def test_the_library_gets_short_pieces_and_no_text_many_times(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time is quadratic in the length of a text."""
+    segment, calls = sentence_splitter._segment, []
+
+    def counted(language: str, text: str) -> list[str]:
+        calls.append(len(text))
+        return segment(language, text)
+
+    monkeypatch.setattr(sentence_splitter, "_segment", counted)
+    text = unit * (400_000 // len(unit))
+    split_sentences(text)
+    assert max(calls) <= WINDOW
+    assert len(text) <= sum(calls) < 2.5 * len(text)
 
 
 def test_a_panic_in_the_library_keeps_the_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """What a run says while it goes."""
 
-import time
+import io
 from typing import Any
 
 import pytest
+from rich import progress as bars
+from rich.console import Console
 
 from bertree.config.sections import Phase, ScheduleSettings
 from bertree.console import showing
@@ -76,9 +78,15 @@ def test_odd_fields(fields: dict[str, Any], quiet: bool) -> None:
         shown.step(3)
 
 
-def test_a_step_costs_nothing() -> None:
-    with Progress(range(100_001), quiet=False) as shown:
-        started = time.perf_counter()
-        for step in range(20_000):
+def test_the_bar_moves_a_few_times_a_second_however_many_steps_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, moved = 1000.0, []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with Progress(range(20_001), quiet=True) as shown:
+        shown._bar = bar = bars.Progress(console=Console(file=io.StringIO()))
+        shown._task = bar.add_task("")
+        monkeypatch.setattr(bar, "update", lambda *given, **fields: moved.append(fields["completed"]))
+        for step in range(1, 20_001):
+            now += 1e-3
             shown.step(step)
-        assert (time.perf_counter() - started) / 20_000 < 20e-6
+    assert 20 / progress.REFRESH - 1 <= len(moved) <= 20 / progress.REFRESH + 1
+    assert moved == sorted(moved)

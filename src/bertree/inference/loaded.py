@@ -16,6 +16,7 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.inference.cpu.encoder import CpuRuntime, weight_versions
+from bertree.inference.cpu.linear import linear_class
 from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs
 from bertree.interop import folder
 from bertree.interop.folder import Contents
@@ -182,14 +183,17 @@ class LoadedModel:
         """Move the model to a device, a precision, or both; return it.
 
         Precisions: float32, bfloat16, float16 or int8, also as fp32, bf16, fp16 or a torch dtype. int8: vectors are
-        computed with 8-bit integers, on the CPU; the network itself, and everything else, stays float32. bfloat16 on a
-        CPU without instructions for it stays float32, with a warning: emulated, it would be several times slower.
+        computed with 8-bit integers, on the CPU; the network itself, and everything else, stays float32. bfloat16
+        and int8 on a CPU without instructions for them are float32, with a warning: emulated, they would be slower.
         """
         if isinstance(device, torch.dtype):
             device, dtype = None, device
         precision = parse_precision(dtype) if dtype is not None else None
         int8 = precision == "int8" if precision else self._runtime.int8
         place = str(self.device if device is None else device)
+        if int8 and place.startswith("cpu") and linear_class(torch.int8) is None:
+            _note_missing("int8")
+            int8, precision = False, "float32"
         target = weights_dtype("float32" if int8 else precision, place) if int8 or precision else None
         try:
             if torch.device(place).type == "meta":
@@ -277,11 +281,11 @@ class LoadedModel:
 def weights_dtype(precision: str | None, device: str) -> torch.dtype:
     """Return the dtype of the weights for a precision on a device."""
     if precision == "bfloat16" and device.startswith("cpu") and not has_native_bfloat16():
-        _note_no_bfloat16()
+        _note_missing("bfloat16")
         precision = "float32"
     return torch.float32 if precision in ("int8", None) else DTYPES[precision]
 
 
 @cache
-def _note_no_bfloat16() -> None:
-    note("bfloat16: this CPU has no instructions for it, so the model computes in float32, which is faster here")
+def _note_missing(precision: str) -> None:
+    note(f"{precision}: this CPU has no instructions for it, so the model computes in float32, which is faster here")

@@ -10,6 +10,7 @@ import binascii
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,8 @@ from bertree.text import tokenizer_trial
 
 MAX_ID = 1 << 24
 MAX_INSERTED = 64  # characters that a normalizer inserts
-TRIAL_SECONDS = 20
+TRIAL_SECONDS = 20  # of processor time, so that a busy machine refuses nothing
+TRIAL_PATIENCE = 600  # seconds
 LISTS = ("normalizers", "pretokenizers", "processors", "decoders")  # members of a sequence
 # Parts that take linear time and memory, whatever the text.
 SAFE = {
@@ -194,12 +196,14 @@ def check_scores(scores: list[float]) -> None:
 
 def _try_in_child(data: bytes, name: str) -> None:
     """Encode some texts in a child process, which may crash, run out of memory or never end."""
-    command = [sys.executable, "-P", tokenizer_trial.__file__]
+    command = [sys.executable, "-P", tokenizer_trial.__file__, str(TRIAL_SECONDS)]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     try:
-        result = subprocess.run(command, input=data, capture_output=True, timeout=TRIAL_SECONDS, env=environment)
+        result = subprocess.run(command, input=data, capture_output=True, timeout=TRIAL_PATIENCE, env=environment)
     except subprocess.TimeoutExpired:
-        raise UserError(f"{name}: encoding a few short texts with it does not end; is it damaged?") from None
+        result = None
+    if result is None or result.returncode == -signal.SIGXCPU:
+        raise UserError(f"{name}: encoding a few short texts with it does not end; is it damaged?")
     if result.returncode:
         try:
             reason = json.loads(result.stdout)

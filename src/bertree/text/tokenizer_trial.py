@@ -1,7 +1,8 @@
 """A program that reads a `tokenizer.json` from standard input and encodes some texts with it.
 
-It is run by `tokenizer_checks` in a process of its own, because the library may crash or never end. It prints the
-reason as JSON and exits with 1 if a text cannot be encoded.
+It is run by `tokenizer_checks` in a process of its own, because the library may crash or never end. Its argument is the
+processor time in seconds after which it is ended (SIGXCPU). It prints the reason as JSON and exits with 1 if a text
+cannot be encoded.
 """
 
 # Texts on which tokenizers differ: case, accents, scripts without spaces, odd spaces, digits, quotes, emoji, control
@@ -29,6 +30,7 @@ def main() -> None:
     from tokenizers import Tokenizer
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1]) + 1))
     try:
         tokenizer = Tokenizer.from_buffer(sys.stdin.buffer.read())
         for text in TEXTS:

@@ -1,7 +1,12 @@
 """The form of an encoder that serves gives what the encoder gives, for every member of the family."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +14,7 @@ from hypothesis import strategies as st
 
 from bertree.batch import Batch
 from bertree.errors import UserError
+from bertree.inference.cpu import encoder, linear
 from bertree.inference.cpu.encoder import AttentionBins, CpuRuntime, build_cpu_encoder, round_up
 from bertree.inference.cpu.linear import EagerLinear, Int8Linear, linear_class
 from bertree.model.architecture import Architecture
@@ -48,12 +54,21 @@ def batch(lengths: list[int], seed: int = 0) -> Batch:
     return Batch.pack(ids, [[0] * (n // 2) + [1] * (n - n // 2) for n in lengths])
 
 
+@pytest.fixture(params=["packed", "plain"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The products of this CPU, and those of a CPU or a build of torch that has none of its operators."""
+    if request.param == "plain":
+        monkeypatch.setattr(linear, "_is_correct", lambda kind, dtype: False)
+    return request.param
+
+
 @pytest.mark.parametrize("member", MEMBERS)
 @pytest.mark.parametrize("lengths", [[5], [3, 0, 7, 7, 31, 2], [40, 64, 65, 3], [130, 1, 1, 17]])
-def test_every_member(member: str, lengths: list[int]) -> None:
+def test_every_member(member: str, lengths: list[int], products: str) -> None:
     made, given = network(MEMBERS[member]), batch(lengths)
     engine = build_cpu_encoder(made.encoder)
     assert engine is not None
+    assert isinstance(engine.blocks[0].qkv, EagerLinear) or products == "packed"
     with torch.no_grad():
         torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
 
@@ -82,15 +97,36 @@ def test_bins_hold_every_token_once_and_keep_sequences_apart(lengths: list[int])
         assert bins.tokens[others].tolist() == (owner == owner[token]).nonzero().flatten().tolist()
 
 
-def test_plain_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where oneDNN is not to be had."""
-    monkeypatch.setattr("bertree.inference.cpu.encoder.linear_class", lambda dtype: EagerLinear)
-    made, given = network(MEMBERS["bert"]), batch([9, 4])
-    engine = build_cpu_encoder(made.encoder)
-    assert engine is not None
-    assert isinstance(engine.blocks[0].qkv, EagerLinear)
-    with torch.no_grad():
-        torch.testing.assert_close(engine(given), made(given), atol=1e-5, rtol=1e-5)
+def test_without_the_attention_kernel_the_network_computes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_flash", None)
+    made = network(MEMBERS["bert"])
+    assert build_cpu_encoder(made.encoder) is None
+    assert CpuRuntime().states_of(made) is made
+
+
+# A program that embeds as on another CPU: what torch and oneDNN may use is set by their environment variables.
+ELSEWHERE = """
+import sys, numpy as np, torch, bertree
+from bertree.inference.cpu.linear import linear_class
+texts = ["The ship went down in the storm.", "A vessel sank in bad weather.", "Bread."]
+model = bertree.load("default", dtype=sys.argv[1])
+np.save(sys.argv[2], model.embed(texts))
+print(model.precision, linear_class(torch.int8) is None)
+"""
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_cpu_without_wide_vectors_gives_the_same(precision: str, tmp_path: Path) -> None:
+    least = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "DNNL_DEFAULT_FPMATH_MODE": "STRICT"}
+    found = []
+    for name, limits in (("here", {}), ("elsewhere", least)):
+        command = [sys.executable, "-W", "ignore", "-c", ELSEWHERE, precision, str(tmp_path / f"{name}.npy")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **limits})
+        found.append(np.load(tmp_path / f"{name}.npy").astype(np.float64))
+    computed, missing = done.stdout.split()
+    assert computed == ("float32" if missing == "True" else precision)
+    one, other = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in found)
+    assert (one * other).sum(1).min() > (0.99999 if precision == "float32" else 0.99)
 
 
 @pytest.mark.parametrize("member", ["bert", "albert", "pre-norm"])

@@ -241,8 +241,8 @@ class CpuRuntime:
             encoder = self._built[1]
         if self.int8 and encoder is None:
             raise UserError(
-                "int8: is for transformers with full attention that are read at their last layer, "
-                f"on a CPU with VNNI or AMX{f' ({unknown})' if unknown else ''}; use float32 or bfloat16"
+                "int8: is for transformers with full attention that are read at their last layer, on a CPU"
+                f"{f' ({unknown})' if unknown else ''}; use float32 or bfloat16"
             )
         return encoder or network
 
