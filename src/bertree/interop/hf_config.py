@@ -10,7 +10,7 @@ from typing import Any
 from bertree.errors import UserError, suggest
 from bertree.files import Json
 from bertree.interop.hf_names import FAMILIES, Family
-from bertree.model.architecture import Architecture, Transformer, check_type
+from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
 from bertree.model.presets import PRESETS
 
 _COMMON = {
@@ -177,7 +177,7 @@ def family_of_architecture(architecture: Architecture) -> Family:
         },
     }
     # How initial weights are drawn (residual_init) does not matter for a trained model: any value fits any family.
-    always = {"embedding_norm": name != "megatron-bert", "attention": "full"}
+    always = {"embedding_norm": name != "megatron-bert", "attention": "full"} | later_axes(a)
     for axis, value in {**required[name], **always}.items():
         if getattr(a, axis) != value:
             raise UserError(

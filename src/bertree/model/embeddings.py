@@ -23,7 +23,7 @@ class Embeddings(nn.Module):
         tokens: nn.Embedding,
         positions: LearnedPositions | None,
         segments: nn.Embedding | None,
-        norm: nn.LayerNorm | None,
+        norm: nn.Module | None,
         dropout: float,
         projection: nn.Linear | None,
     ) -> None:

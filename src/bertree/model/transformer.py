@@ -14,8 +14,9 @@ from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import Encoder
 from bertree.model.init import initialize, scale_weights
 from bertree.model.layers.attention import Attention, build_attention
-from bertree.model.layers.feed_forward import FeedForward
-from bertree.model.layers.positions import LearnedPositions
+from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
+from bertree.model.layers.norms import build_norm
+from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.stack import Stack
 
@@ -31,7 +32,7 @@ class TransformerEncoder(Encoder):
         embeddings: Embeddings,
         stack: Stack,
         width: int,
-        norm: nn.LayerNorm | None,
+        norm: nn.Module | None,
         pooler: nn.Linear | None,
         causal: bool = False,
     ) -> None:
@@ -76,34 +77,28 @@ class TransformerEncoder(Encoder):
 
 def build_transformer(a: Transformer) -> TransformerEncoder:
     """Build a transformer encoder with random weights."""
-
-    def norm(width: int) -> nn.LayerNorm:
-        return nn.LayerNorm(width, eps=a.norm_eps)
-
     residual = RESIDUALS[a.residual]
-    attention_plan, ffn_plan = a.plan("attention"), a.plan("ffn")
     embeddings = Embeddings(
         tokens=nn.Embedding(a.vocab_size, a.embedding_width),
-        positions=LearnedPositions(a.max_positions, a.embedding_width, a.position_offset),
+        positions=build_embedded_positions(a),
         segments=nn.Embedding(a.segments, a.embedding_width) if a.segments else None,
-        norm=norm(a.embedding_width) if a.embedding_norm else None,
+        norm=build_norm(a, a.embedding_width) if a.embedding_norm else None,
         dropout=a.dropout,
         projection=nn.Linear(a.embedding_width, a.width) if a.embedding_projection else None,
     )
-    attention = [build_attention(a) for _ in set(attention_plan)]
-    ffn = [FeedForward(a.width, a.ffn_width, a.activation) for _ in set(ffn_plan)]
+    attention, ffn = build_attention(a), build_feed_forward(a)
     encoder = TransformerEncoder(
         embeddings,
         Stack(
-            [Block(part, norm(a.width), a.dropout) for part in attention],
-            [Block(part, norm(a.width), a.dropout) for part in ffn],
-            list(zip(attention_plan, ffn_plan, strict=True)),
+            [Block(part, build_norm(a, a.width), a.dropout) for part in attention],
+            [Block(part, build_norm(a, a.width), a.dropout) for part in ffn],
+            list(zip(a.plan("attention"), a.plan("ffn"), strict=True)),
             residual,
         ),
         a.width,
-        norm(a.width) if residual.norms_last else None,
+        build_norm(a, a.width) if residual.norms_last else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
-        not attention[0].mask.looks_ahead,
+        not any(part.mask.looks_ahead for part in attention),
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term

@@ -11,7 +11,7 @@ from rich.tree import Tree
 from bertree.config import default_model
 from bertree.errors import UserError
 from bertree.model import cost
-from bertree.model.architecture import MEANING, parse_override
+from bertree.model.architecture import MEANING, later_axes, parse_override
 from bertree.model.presets import DEFAULT, PRESETS, Preset, preset
 
 
@@ -143,12 +143,15 @@ def _axes(point: Preset) -> Table:
     parent = PRESETS[point.parent].architecture if point.parent else None
     changed = point.architecture.differences(parent) if parent else {}
     table = Table("axis", "value", f"in {point.parent}" if parent else "", "what it is", box=None, pad_edge=False)
-    for name, value in point.architecture.axes().items():
+    for name, value in point.architecture.written_axes().items():
         shown, meaning = _value(value), f"[dim]{MEANING[name]}[/]"
         if name in changed:
             table.add_row(name, f"[bold yellow]{shown}[/]", _value(changed[name][0]), meaning)
         else:
             table.add_row(name, shown, "", meaning)
+    for name in later_axes(point.architecture):
+        if name not in point.architecture.written_axes():
+            table.add_row(f"[dim]{name}[/]", "[dim]default[/]", "", f"[dim]{MEANING[name]}[/]")
     return table
 
 

@@ -136,7 +136,7 @@ class CpuEncoder:
     def __init__(self, encoder: TransformerEncoder, blocks: list[CpuBlock]) -> None:
         self.encoder = encoder
         self.blocks = blocks
-        self.norm = None if encoder.norm is None else CpuNorm.from_module(encoder.norm)
+        self.norm = None if encoder.norm is None else CpuNorm.from_module(cast(nn.LayerNorm, encoder.norm))
 
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Tensor:

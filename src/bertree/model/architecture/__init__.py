@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, get_type_hints
 
 from bertree.errors import UserError, suggest
-from bertree.model.architecture.base import WRITTEN, Architecture
+from bertree.model.architecture.base import WRITTEN, Architecture, later_axes
 from bertree.model.architecture.bilstm import BiLstm
 from bertree.model.architecture.transformer import ACTIVATIONS, RESIDUALS, SHARING, Transformer
 
@@ -23,6 +23,7 @@ __all__ = [
     "BiLstm",
     "Transformer",
     "check_type",
+    "later_axes",
     "parse_override",
 ]
 

@@ -179,6 +179,11 @@ def _kind(body: str) -> type[Architecture]:
     return KINDS[body]
 
 
+def later_axes(a: Architecture) -> dict[str, Any]:
+    """Return the axes that are not always written, with their defaults: what models had before there was a choice."""
+    return {field.name: field.default for field in fields(a) if field.name not in WRITTEN}
+
+
 def axis_problems(known: Iterable[Field[Any]], values: Mapping[str, Any]) -> list[str]:
     """Return every value that is out of its bounds, with the reason."""
     bounds = {field.name: field.metadata.get("bounds", ()) for field in known}

@@ -61,6 +61,6 @@ MASKS: dict[str, Callable[[Transformer], Mask]] = {
 }
 
 
-def build_attention(a: Transformer) -> Attention:
-    """Build the attention of one layer."""
-    return Attention(a.width, a.heads, a.attention_dropout, MASKS[a.attention](a))
+def build_attention(a: Transformer) -> list[Attention]:
+    """Build the attention of the layers; what layers share is built once."""
+    return [Attention(a.width, a.heads, a.attention_dropout, MASKS[a.attention](a)) for _ in set(a.plan("attention"))]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.model.architecture import Transformer
 from bertree.model.kernels.custom_ops import gelu
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
@@ -55,8 +56,12 @@ class GatedFeedForward(nn.Module):
         return out_th
 
 
-# Width, inner width, activation and whether there are biases -> the part, for each value of the axis `ffn`.
 FEED_FORWARD: dict[str, Callable[[int, int, str, bool], FeedForward | GatedFeedForward]] = {
     "plain": FeedForward,
     "gated": GatedFeedForward,
 }
+
+
+def build_feed_forward(a: Transformer) -> list[FeedForward | GatedFeedForward]:
+    """Build the feed-forward part of the layers; what layers share is built once."""
+    return [FEED_FORWARD["plain"](a.width, a.ffn_width, a.activation, True) for _ in set(a.plan("ffn"))]

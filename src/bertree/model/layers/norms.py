@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertree.model.architecture import Transformer
+
 
 class RmsNorm(nn.RMSNorm):
     """x / root mean square of x, in the precision of the weights: under autocast in float32, as a layer norm."""
@@ -14,8 +16,13 @@ class RmsNorm(nn.RMSNorm):
         return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps)
 
 
-# Width, epsilon and whether there is a bias -> the norm, for each value of the axis `norm`.
+# Width, epsilon and whether there is a bias -> the norm.
 NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
     "layer": lambda width, eps, bias: nn.LayerNorm(width, eps=eps, bias=bias),
     "rms": lambda width, eps, bias: RmsNorm(width, eps=eps),  # has no bias
 }
+
+
+def build_norm(a: Transformer, width: int) -> nn.Module:
+    """Build a norm of an encoder."""
+    return NORMS["layer"](width, a.norm_eps, True)

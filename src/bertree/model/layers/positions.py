@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.model.architecture import Transformer
 from bertree.model.kernels.custom_ops import look_up
 from bertree.model.kernels.layout import ScoreBias
 
@@ -85,3 +86,8 @@ def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:
     one, two = x_tnd.to(torch.promote_types(x_tnd.dtype, torch.float32)).chunk(2, -1)
     cos, sin = rotation
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x_tnd.dtype)
+
+
+def build_embedded_positions(a: Transformer) -> LearnedPositions | None:
+    """Build what is added to the embeddings."""
+    return LearnedPositions(a.max_positions, a.embedding_width, a.position_offset)
