@@ -30,7 +30,10 @@ LOGIT_BYTES = 10  # per logit: score in bf16, log-softmax and its gradient in fp
 RESERVE = 0.06  # of a card, for the CUDA context and fragmentation
 GIB = 1024**3
 # Keys per query, on average over a sequence, for each value of the axis `attention`.
-KEYS: dict[str, Callable[[int], float]] = {"full": lambda length: length, "causal": lambda length: (length + 1) / 2}
+KEYS: dict[str, Callable[[Transformer, int], float]] = {
+    "full": lambda a, length: length,
+    "causal": lambda a, length: (length + 1) / 2,
+}
 
 # Largest batch on a card of 12 GB that BERT's authors published (fp32, padded), by length.
 PUBLISHED_BATCHES = {
@@ -119,9 +122,9 @@ class TransformerCosts:
         """Operations per token of the encoder's forward pass at a sequence length."""
         a = self.a
         linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
-        attention = 2 * KEYS[a.attention](length) * a.width  # scores and weighted sum
+        keys = sum(KEYS[kind](a, length) for kind in a.attention_kinds)
         projection = a.embedding_width * a.width if a.embedding_projection else 0
-        return round(2 * (a.layers * (linear + attention) + projection))
+        return round(2 * (a.layers * linear + 2 * keys * a.width + projection))  # scores and weighted sum
 
     def mask_head_flops(self) -> int:
         """Operations per masked position of the MLM head."""

@@ -44,3 +44,8 @@ def at_most(most: int) -> Bound:
 def one_of(options: Sequence[str]) -> Bound:
     """One of some words."""
     return lambda value: "" if value in options else f"unknown value '{value}', {suggest(value, options)}"
+
+
+def list_of(options: Sequence[str]) -> Bound:
+    """Some words, divided by commas."""
+    return lambda value: next(filter(None, map(one_of(options), value.split(","))), "")

@@ -9,6 +9,7 @@ from bertree.model.architecture.axes import (
     MAX_WIDTH,
     at_most,
     axis,
+    list_of,
     not_negative,
     one_of,
     positive,
@@ -40,8 +41,9 @@ class Transformer(Architecture):
     heads: int = axis(12, "attention heads", positive, at_most(MAX_WIDTH))
     attention: str = axis(
         "full",
-        "tokens that a token sees: all of its sequence (full), or itself and those before it (causal)",
-        one_of(ATTENTION),
+        "tokens that a token sees: all of its sequence (full), or itself and those before it (causal); full,causal: in "
+        "turn, from layer to layer",
+        list_of(ATTENTION),
     )
     embedding_projection: bool = axis(False, "linear map from E to H after the embeddings")
     position_offset: int = axis(
@@ -82,6 +84,9 @@ class Transformer(Architecture):
             found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
         if self.sharing == "none" and self.groups != 1:
             found.append(f"groups: {self.groups} has no meaning when nothing is shared (sharing = none)")
+        kinds = () if found else set(zip(self.plan("attention"), self.attention_kinds, strict=True))
+        if len(kinds) > len({stored for stored, _ in kinds}):
+            found.append(f"sharing: layers with different attention ({self.attention}) cannot share it")
         return found
 
     @classmethod
@@ -129,9 +134,15 @@ class Transformer(Architecture):
         return tuple(range(self.layers))
 
     @property
+    def attention_kinds(self) -> tuple[str, ...]:
+        """The kind of attention of each layer."""
+        kinds = self.attention.split(",")
+        return tuple(kinds[depth % len(kinds)] for depth in range(self.layers))
+
+    @property
     def causal(self) -> bool:
         """True if no token sees those after it."""
-        return self.attention == "causal"
+        return set(self.attention_kinds) == {"causal"}
 
     @property
     def reads_segments(self) -> bool:

@@ -63,4 +63,5 @@ MASKS: dict[str, Callable[[Transformer], Mask]] = {
 
 def build_attention(a: Transformer) -> list[Attention]:
     """Build the attention of the layers; what layers share is built once."""
-    return [Attention(a.width, a.heads, a.attention_dropout, MASKS[a.attention](a)) for _ in set(a.plan("attention"))]
+    kinds = dict(zip(a.plan("attention"), a.attention_kinds, strict=True))  # of each stored copy
+    return [Attention(a.width, a.heads, a.attention_dropout, MASKS[kind](a)) for kind in kinds.values()]
