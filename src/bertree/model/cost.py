@@ -33,6 +33,7 @@ GIB = 1024**3
 KEYS: dict[str, Callable[[Transformer, int], float]] = {
     "full": lambda a, length: length,
     "causal": lambda a, length: (length + 1) / 2,
+    "local": lambda a, length: _window_keys(min(a.window, length - 1), length),
 }
 
 # Largest batch on a card of 12 GB that BERT's authors published (fp32, padded), by length.
@@ -59,6 +60,11 @@ class Parameters:
     def as_dict(self) -> dict[str, int]:
         """Return the parts and the total, for `--json`."""
         return asdict(self) | {"total": self.total}
+
+
+def _window_keys(window: int, length: int) -> float:
+    """Keys per query with a window to each side, which is cut at both ends of the sequence."""
+    return 2 * window + 1 - window * (window + 1) / length
 
 
 def _linear(inputs: int, outputs: int) -> int:

@@ -19,7 +19,7 @@ from bertree.model.architecture.base import TASK_HEADS, Architecture
 
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
-ATTENTION = ("full", "causal")
+ATTENTION = ("full", "causal", "local")
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
@@ -41,10 +41,11 @@ class Transformer(Architecture):
     heads: int = axis(12, "attention heads", positive, at_most(MAX_WIDTH))
     attention: str = axis(
         "full",
-        "tokens that a token sees: all of its sequence (full), or itself and those before it (causal); full,causal: in "
-        "turn, from layer to layer",
+        "tokens that a token sees: all of its sequence (full), itself and those before it (causal), or those near it "
+        "(local); full,local,local: in turn, from layer to layer",
         list_of(ATTENTION),
     )
+    window: int = axis(64, "tokens that local attention sees to each side", positive, at_most(MAX_ROWS))
     embedding_projection: bool = axis(False, "linear map from E to H after the embeddings")
     position_offset: int = axis(
         0, "rows of the position table that are never used, before position 0", not_negative, at_most(MAX_ROWS)

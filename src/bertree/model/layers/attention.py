@@ -12,7 +12,7 @@ from bertree.model.architecture import Transformer
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend, attend_fused
 from bertree.model.layers.positions import Positions, Rotation
-from bertree.model.masks import Causal, Full, Mask
+from bertree.model.masks import Causal, Full, Mask, Window
 
 
 class Attention(nn.Module):
@@ -58,6 +58,7 @@ class Attention(nn.Module):
 MASKS: dict[str, Callable[[Transformer], Mask]] = {
     "full": lambda a: Full(),
     "causal": lambda a: Causal(),
+    "local": lambda a: Window(a.window, a.window),
 }
 
 
