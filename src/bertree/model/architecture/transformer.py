@@ -20,6 +20,7 @@ from bertree.model.architecture.base import TASK_HEADS, Architecture
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 ATTENTION = ("full", "causal", "local")
+POSITIONS = ("learned",)
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
@@ -47,6 +48,9 @@ class Transformer(Architecture):
     )
     window: int = axis(64, "tokens that local attention sees to each side", positive, at_most(MAX_ROWS))
     embedding_projection: bool = axis(False, "linear map from E to H after the embeddings")
+    positions: str = axis(
+        "learned", "how the order of tokens is known: a learned vector for each place", one_of(POSITIONS)
+    )
     position_offset: int = axis(
         0, "rows of the position table that are never used, before position 0", not_negative, at_most(MAX_ROWS)
     )

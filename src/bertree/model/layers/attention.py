@@ -11,7 +11,7 @@ from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend, attend_fused
-from bertree.model.layers.positions import Positions, Rotation
+from bertree.model.layers.positions import Positions, Rotation, build_attention_positions
 from bertree.model.masks import Causal, Full, Mask, Window
 
 
@@ -65,4 +65,6 @@ MASKS: dict[str, Callable[[Transformer], Mask]] = {
 def build_attention(a: Transformer) -> list[Attention]:
     """Build the attention of the layers; what layers share is built once."""
     kinds = dict(zip(a.plan("attention"), a.attention_kinds, strict=True))  # of each stored copy
-    return [Attention(a.width, a.heads, a.attention_dropout, MASKS[kind](a)) for kind in kinds.values()]
+    masks = {kind: MASKS[kind](a) for kind in kinds.values()}
+    positions = {kind: build_attention_positions(a, kind) for kind in masks}  # layers of one kind share them
+    return [Attention(a.width, a.heads, a.attention_dropout, masks[k], positions[k]) for k in kinds.values()]

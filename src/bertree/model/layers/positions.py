@@ -9,6 +9,7 @@ The first is called by the embeddings, the others by each attention.
 Shape letters: t tokens, e embedding width, n heads, d head width.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -88,6 +89,25 @@ def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x_tnd.dtype)
 
 
+class PositionKind(NamedTuple):
+    """What is built for a value of the axis `positions`; layers of one kind of attention share theirs."""
+
+    embedded: Callable[[Transformer], LearnedPositions | None]
+    attention: Callable[[Transformer, str], Positions | None]
+
+
+POSITIONS = {
+    "learned": PositionKind(
+        lambda a: LearnedPositions(a.max_positions, a.embedding_width, a.position_offset), lambda a, kind: None
+    ),
+}
+
+
 def build_embedded_positions(a: Transformer) -> LearnedPositions | None:
     """Build what is added to the embeddings."""
-    return LearnedPositions(a.max_positions, a.embedding_width, a.position_offset)
+    return POSITIONS[a.positions].embedded(a)
+
+
+def build_attention_positions(a: Transformer, kind: str) -> Positions | None:
+    """Build what changes queries, keys and scores in attention of a kind."""
+    return POSITIONS[a.positions].attention(a, kind)
