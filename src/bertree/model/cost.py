@@ -106,7 +106,8 @@ class TransformerCosts:
     def parameters(self) -> Parameters:
         """Count the parameters."""
         a = self.a
-        rows = a.vocab_size + a.max_positions + a.position_offset + a.segments
+        places = a.max_positions + a.position_offset if a.positions == "learned" else 0
+        rows = a.vocab_size + places + a.segments
         embeddings = rows * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
         if a.embedding_projection:
             embeddings += _linear(a.embedding_width, a.width)
@@ -143,6 +144,7 @@ class TransformerCosts:
         h, f = a.width, a.ffn_width
         masks = 2 * h if a.dropout else 0  # one byte per element, after attention and after feed-forward
         attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
+        attention += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
         ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
         norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
         embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 from bertree.model.architecture.axes import (
     MAX_ROWS,
     MAX_WIDTH,
+    above_zero,
     at_most,
     axis,
     list_of,
@@ -20,7 +21,7 @@ from bertree.model.architecture.base import TASK_HEADS, Architecture
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 ATTENTION = ("full", "causal", "local")
-POSITIONS = ("learned",)
+POSITIONS = ("learned", "rotary")
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
@@ -49,8 +50,13 @@ class Transformer(Architecture):
     window: int = axis(64, "tokens that local attention sees to each side", positive, at_most(MAX_ROWS))
     embedding_projection: bool = axis(False, "linear map from E to H after the embeddings")
     positions: str = axis(
-        "learned", "how the order of tokens is known: a learned vector for each place", one_of(POSITIONS)
+        "learned",
+        "how the order of tokens is known: a learned vector for each place, or queries and keys that are rotated by it "
+        "(rotary)",
+        one_of(POSITIONS),
     )
+    rotary_base: float = axis(10_000.0, "base of the wavelengths of rotary positions", above_zero)
+    local_rotary_base: float = axis(10_000.0, "the same, in local attention", above_zero)
     position_offset: int = axis(
         0, "rows of the position table that are never used, before position 0", not_negative, at_most(MAX_ROWS)
     )
@@ -85,6 +91,12 @@ class Transformer(Architecture):
             )
         if self.sequence_head == "compare":
             found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
+        if self.positions == "rotary" and self.position_offset:
+            found.append(
+                f"position_offset: rotary positions have no table, so it must be 0, not {self.position_offset}"
+            )
+        if self.positions == "rotary" and self.head_width % 2:
+            found.append(f"heads: rotary positions need heads of an even width, not {self.head_width}")
         if not 1 <= self.groups <= self.layers:
             found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
         if self.sharing == "none" and self.groups != 1:
@@ -120,6 +132,8 @@ class Transformer(Architecture):
             implied["embedding_projection"] = changes["embedding_width"] != changes.get("width", self.width)
         if "activation" in changes and self.mask_activation == self.activation:
             implied["mask_activation"] = changes["activation"]
+        if changes.get("positions") == "rotary":
+            implied["position_offset"] = 0
         if changes.get("sharing") == "none":
             implied["groups"] = 1
         if changes.get("residual", self.residual) != self.residual:

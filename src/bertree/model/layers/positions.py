@@ -100,6 +100,10 @@ POSITIONS = {
     "learned": PositionKind(
         lambda a: LearnedPositions(a.max_positions, a.embedding_width, a.position_offset), lambda a, kind: None
     ),
+    "rotary": PositionKind(
+        lambda a: None,
+        lambda a, kind: RotaryPositions(a.head_width, a.local_rotary_base if kind == "local" else a.rotary_base),
+    ),
 }
 
 
