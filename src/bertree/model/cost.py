@@ -36,6 +36,8 @@ KEYS: dict[str, Callable[[Transformer, int], float]] = {
     "local": lambda a, length: _window_keys(min(a.window, length - 1), length),
 }
 
+UP = {"plain": 1, "gated": 2}  # outputs of the first linear layer in units of `ffn_width`, by the axis `ffn`
+
 # Largest batch on a card of 12 GB that BERT's authors published (fp32, padded), by length.
 PUBLISHED_BATCHES = {
     "bert-base": (64, 32, 16, 14, 12, 6),
@@ -112,7 +114,7 @@ class TransformerCosts:
         if a.embedding_projection:
             embeddings += _linear(a.embedding_width, a.width)
         attention = 4 * _linear(a.width, a.width) + 2 * a.width
-        ffn = _linear(a.width, a.ffn_width) + _linear(a.ffn_width, a.width) + 2 * a.width
+        ffn = _linear(a.width, UP[a.ffn] * a.ffn_width) + _linear(a.ffn_width, a.width) + 2 * a.width
         final_norm = 2 * a.width if a.residual == "pre-norm" else 0
         return Parameters(
             embeddings=embeddings,
@@ -128,7 +130,7 @@ class TransformerCosts:
     def forward_flops(self, length: int) -> int:
         """Operations per token of the encoder's forward pass at a sequence length."""
         a = self.a
-        linear = 4 * a.width**2 + 2 * a.width * a.ffn_width
+        linear = 4 * a.width**2 + (UP[a.ffn] + 1) * a.width * a.ffn_width
         keys = sum(KEYS[kind](a, length) for kind in a.attention_kinds)
         projection = a.embedding_width * a.width if a.embedding_projection else 0
         return round(2 * (a.layers * linear + 2 * keys * a.width + projection))  # scores and weighted sum
@@ -146,6 +148,7 @@ class TransformerCosts:
         attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
         attention += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
         ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
+        ffn += 4 * f if a.ffn == "gated" else 0  # the gate, and its product with the activation
         norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
         embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
         if a.embedding_projection:

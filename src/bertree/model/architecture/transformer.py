@@ -22,6 +22,7 @@ SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 ATTENTION = ("full", "causal", "local")
 POSITIONS = ("learned", "rotary")
+FEED_FORWARD = ("plain", "gated")
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
@@ -63,6 +64,11 @@ class Transformer(Architecture):
     segments: int = axis(2, "segment (token type) embeddings: 0, 1 or more", not_negative, at_most(MAX_ROWS))
     sharing: str = axis("none", "what the layers share: none, attention, ffn or all", one_of(SHARING))
     groups: int = axis(1, "distinct layers among the shared ones")
+    ffn: str = axis(
+        "plain",
+        "feed-forward part: two linear layers (plain), or with a gate beside the activation (gated)",
+        one_of(FEED_FORWARD),
+    )
     activation: str = axis("gelu", "of the feed-forward part", one_of(ACTIVATIONS))
     mask_activation: str = axis("gelu", "of the MLM head", one_of(ACTIVATIONS))
     residual: str = axis(
