@@ -69,8 +69,8 @@ def _window_keys(window: int, length: int) -> float:
     return 2 * window + 1 - window * (window + 1) / length
 
 
-def _linear(inputs: int, outputs: int) -> int:
-    return inputs * outputs + outputs
+def _linear(inputs: int, outputs: int, bias: bool = True) -> int:
+    return inputs * outputs + (outputs if bias else 0)
 
 
 class Costs(Protocol):
@@ -110,12 +110,14 @@ class TransformerCosts:
         a = self.a
         places = a.max_positions + a.position_offset if a.positions == "learned" else 0
         rows = a.vocab_size + places + a.segments
-        embeddings = rows * a.embedding_width + (2 * a.embedding_width if a.embedding_norm else 0)
+        norm = 2 if a.norm == "layer" and a.norm_bias else 1  # vectors
+        embeddings = rows * a.embedding_width + (norm * a.embedding_width if a.embedding_norm else 0)
         if a.embedding_projection:
             embeddings += _linear(a.embedding_width, a.width)
-        attention = 4 * _linear(a.width, a.width) + 2 * a.width
-        ffn = _linear(a.width, UP[a.ffn] * a.ffn_width) + _linear(a.ffn_width, a.width) + 2 * a.width
-        final_norm = 2 * a.width if a.residual == "pre-norm" else 0
+        attention = 4 * _linear(a.width, a.width, a.attention_bias) + norm * a.width
+        up, down = (a.width, UP[a.ffn] * a.ffn_width), (a.ffn_width, a.width)
+        ffn = _linear(*up, a.ffn_bias) + _linear(*down, a.ffn_bias) + norm * a.width
+        final_norm = norm * a.width if a.residual == "pre-norm" else 0
         return Parameters(
             embeddings=embeddings,
             encoder=attention * len(set(a.plan("attention"))) + ffn * len(set(a.plan("ffn"))) + final_norm,

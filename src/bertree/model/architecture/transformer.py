@@ -23,6 +23,7 @@ ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 ATTENTION = ("full", "causal", "local")
 POSITIONS = ("learned", "rotary")
 FEED_FORWARD = ("plain", "gated")
+NORMS = ("layer", "rms")
 RESIDUALS = ("post-norm", "pre-norm")
 RESIDUAL_INITS = ("plain", "scaled")
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
@@ -71,6 +72,12 @@ class Transformer(Architecture):
     )
     activation: str = axis("gelu", "of the feed-forward part", one_of(ACTIVATIONS))
     mask_activation: str = axis("gelu", "of the MLM head", one_of(ACTIVATIONS))
+    norm: str = axis(
+        "layer", "norms of the encoder: layer norms, or by the root mean square alone (rms)", one_of(NORMS)
+    )
+    norm_bias: bool = axis(True, "biases of the encoder's layer norms; rms has none")
+    attention_bias: bool = axis(True, "biases of the linear layers of attention")
+    ffn_bias: bool = axis(True, "biases of the linear layers of the feed-forward part")
     residual: str = axis(
         "post-norm",
         "norms after each part (post-norm), or before it and once at the end (pre-norm)",

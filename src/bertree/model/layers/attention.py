@@ -67,4 +67,7 @@ def build_attention(a: Transformer) -> list[Attention]:
     kinds = dict(zip(a.plan("attention"), a.attention_kinds, strict=True))  # of each stored copy
     masks = {kind: MASKS[kind](a) for kind in kinds.values()}
     positions = {kind: build_attention_positions(a, kind) for kind in masks}  # layers of one kind share them
-    return [Attention(a.width, a.heads, a.attention_dropout, masks[k], positions[k]) for k in kinds.values()]
+    return [
+        Attention(a.width, a.heads, a.attention_dropout, masks[kind], positions[kind], a.attention_bias)
+        for kind in kinds.values()
+    ]

@@ -65,4 +65,4 @@ FEED_FORWARD: dict[str, Callable[[int, int, str, bool], FeedForward | GatedFeedF
 
 def build_feed_forward(a: Transformer) -> list[FeedForward | GatedFeedForward]:
     """Build the feed-forward part of the layers; what layers share is built once."""
-    return [FEED_FORWARD[a.ffn](a.width, a.ffn_width, a.activation, True) for _ in set(a.plan("ffn"))]
+    return [FEED_FORWARD[a.ffn](a.width, a.ffn_width, a.activation, a.ffn_bias) for _ in set(a.plan("ffn"))]

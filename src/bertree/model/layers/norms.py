@@ -16,7 +16,7 @@ class RmsNorm(nn.RMSNorm):
         return F.rms_norm(x.to(self.weight.dtype), self.normalized_shape, self.weight, self.eps)
 
 
-# Width, epsilon and whether there is a bias -> the norm.
+# Width, epsilon and whether there is a bias -> the norm, for each value of the axis `norm`.
 NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
     "layer": lambda width, eps, bias: nn.LayerNorm(width, eps=eps, bias=bias),
     "rms": lambda width, eps, bias: RmsNorm(width, eps=eps),  # has no bias
@@ -25,4 +25,4 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
 
 def build_norm(a: Transformer, width: int) -> nn.Module:
     """Build a norm of an encoder."""
-    return NORMS["layer"](width, a.norm_eps, True)
+    return NORMS[a.norm](width, a.norm_eps, a.norm_bias)
