@@ -70,6 +70,15 @@ def test_attention_is_causal_and_of_known_parts() -> None:
     UNKNOWN["attention"][0](model.network.encoder)
     with pytest.raises(UserError, match="is a ScaledAttention"):
         model.attentions([5, 6])
+    with pytest.raises(UserError, match="has RotaryPositions, whose attention cannot be computed"):
+        random_model(a.with_values({"positions": "rotary"}), {}).attentions([5, 6])
+
+
+def test_attention_of_a_window() -> None:
+    a = preset("bert-base").architecture.with_values(SMALL | {"attention": "local", "window": 1})
+    found = random_model(a, {}).attentions([5, 6, 7, 8])
+    near = torch.ones(4, 4).tril(1).triu(-1)
+    assert torch.equal(found > 0, near.bool().expand_as(found))
 
 
 def test_tokens_stand_beside_attention(small_folder: Path) -> None:

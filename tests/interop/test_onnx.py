@@ -21,6 +21,7 @@ from bertree.model.pooling import Dense, PoolingConfig
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
 from tests.support.command import Command
+from tests.support.later_axes import LATER
 from tests.support.parts import UNKNOWN
 
 runtime = pytest.importorskip("onnxruntime")
@@ -115,6 +116,16 @@ def test_real_weights_by_the_command(
 def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout: Readout | None) -> None:
     contents = made(preset("bert-base").architecture.with_values(SMALL | changes), None, readout)
     with pytest.raises(UserError, match="ONNX: is for transformers"):
+        onnx.write(contents, tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("point", LATER)
+def test_axes_it_does_not_know_are_refused(tmp_path: Path, point: str) -> None:
+    axes, reason = LATER[point]
+    contents = made(preset("bert-base").architecture.with_values(SMALL | axes), None)
+    wanted = "full attention" if "mask" in reason else re.escape(reason)
+    with pytest.raises(UserError, match=f"ONNX: .*{wanted}"):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()
 

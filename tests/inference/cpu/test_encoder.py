@@ -23,6 +23,7 @@ from bertree.model.masks import Causal
 from bertree.model.network import Network, build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
+from tests.support.later_axes import LATER
 from tests.support.parts import UNKNOWN
 
 SMALL = {"vocab_size": 50, "width": 64, "heads": 4, "layers": 3, "ffn_width": 96}
@@ -194,6 +195,18 @@ def test_others_compute_as_they_are(a: Architecture, readout: Readout) -> None:
         assert torch.equal(runtime.states_of(made)(given), made(given))
     runtime.int8 = True
     with pytest.raises(UserError, match="int8: is for transformers"):
+        runtime.states_of(made)
+
+
+@pytest.mark.parametrize("point", LATER)
+def test_axes_it_does_not_know_are_computed_by_the_modules(point: str) -> None:
+    axes, reason = LATER[point]
+    made, given, runtime = network(MEMBERS["bert"].with_values(axes)), batch([9, 4]), CpuRuntime()
+    assert build_cpu_encoder(made.encoder) is None
+    with torch.no_grad():
+        assert torch.equal(runtime.states_of(made)(given), made(given))
+    runtime.int8 = True
+    with pytest.raises(UserError, match=f"int8: is for transformers.*{'' if 'mask' in reason else re.escape(reason)}"):
         runtime.states_of(made)
 
 

@@ -149,9 +149,12 @@ def _axes(point: Preset) -> Table:
             table.add_row(name, f"[bold yellow]{shown}[/]", _value(changed[name][0]), meaning)
         else:
             table.add_row(name, shown, "", meaning)
-    for name in later_axes(point.architecture):
-        if name not in point.architecture.written_axes():
-            table.add_row(f"[dim]{name}[/]", "[dim]default[/]", "", f"[dim]{MEANING[name]}[/]")
+    own, later = point.architecture.written_axes(), later_axes(point.architecture)
+    uses = any(name in own for name in later) or "local" in own["attention"]
+    for name, value in later.items():
+        if name not in own:  # a number that only another choice would use is not shown
+            shown = _value(value) if uses or isinstance(value, str | bool) else "-"
+            table.add_row(name, shown, "", f"[dim]{MEANING[name]}[/]")
     return table
 
 
