@@ -251,6 +251,7 @@ def ordered(parts: Any, count: int) -> Vectors:
 
 def runtime_peer(path: Path) -> Peer:
     """ONNX Runtime."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
@@ -287,6 +288,7 @@ def openvino_peer(path: Path, precision: str) -> Peer:
 
 def calibrated(source: Path, target: Path, ids: Ids) -> None:
     """The graph with integers of fixed scales, as OpenVINO likes it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     tools: Any = importlib.import_module("onnxruntime.quantization")
 
     class Reader(tools.CalibrationDataReader):  # type: ignore[misc]

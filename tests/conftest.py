@@ -1,10 +1,12 @@
 """What many tests need: real trained weights, a small model folder, and the command line in-process."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import hypothesis.configuration
 import pytest
 
 from bertree.text import tokenizer_training
@@ -14,7 +16,8 @@ from tests.support.learnable import Trained, one_thread
 from tests.support.shared import common_folder, make_once
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-hypothesis.settings.register_profile("bertree", deadline=None)  # a busy machine is no failure
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which writes to the home folder, and to the network
+hypothesis.settings.register_profile("bertree", deadline=None, database=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("bertree")
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
@@ -25,6 +28,15 @@ def alone() -> Iterator[None]:
     """One thread: the models are small, and the suite runs in several processes."""
     with one_thread():
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever makes temporary files, here or in a child process, makes them in pytest's own folder."""
+    folder = tmp_path_factory.mktemp("t", numbered=False)
+    hypothesis.configuration.set_hypothesis_home_dir(folder / "hypothesis")
+    if len(str(folder)) < 64:  # the path of a socket may have 108 characters
+        os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 @pytest.fixture(scope="session")

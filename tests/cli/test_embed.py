@@ -158,24 +158,29 @@ def test_only_one_run_writes(tmp_path: Path) -> None:
         pass
 
 
-def test_other_texts_under_the_same_name(command: Command, tiny: Path, tmp_path: Path) -> None:
+def test_other_texts_under_the_same_name(
+    command: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = 200
+    monkeypatch.setattr(embed, "WINDOW", window)
+    monkeypatch.setattr("bertree.inference.embedding.WINDOW", window)
     file, out = tmp_path / "a.txt", tmp_path / "v.npy"
-    good = lines(WINDOW)
+    good = lines(window)
     # The second window holds a broken record: the first is kept, and the run ends with one line.
     rows = [json.dumps({"text": text}) for text in good]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "broken"]))
     said = command("embed", tiny, tmp_path / "a.jsonl", "--out", out)
-    assert (said.code, f"line {WINDOW + 1}: is not valid JSON" in said.err) == (2, True)
-    assert _rows(out) == WINDOW
+    assert (said.code, f"line {window + 1}: is not valid JSON" in said.err) == (2, True)
+    assert _rows(out) == window
     file.write_text("\n".join(["other", *good[1:], "more"]))
     said = command("embed", tiny, file, "--out", out)
-    assert (said.code, "first 4,096 rows are not those" in said.err) == (2, True)
+    assert (said.code, "first 200 rows are not those" in said.err) == (2, True)
     file.write_text("\n".join(good[:10]))
     said = command("embed", tiny, file, "--out", out)
     assert (said.code, "has 10 rows, fewer than" in said.err) == (2, True)
     file.write_text("\n".join([*good, "more"]))
     command.well("embed", tiny, file, "--out", out)
-    assert len(np.load(out)) == WINDOW + 1
+    assert len(np.load(out)) == window + 1
 
 
 def test_mistakes_are_one_line(command: Command, tiny: Path, tmp_path: Path) -> None:

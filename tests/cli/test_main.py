@@ -1,6 +1,5 @@
 """The command as a user runs it: right input, wrong input, exit codes, one line of error."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -19,10 +18,11 @@ def test_the_tree_and_every_preset(command: Command) -> None:
     assert {entry["name"] for entry in listed} == set(PRESETS)
 
 
-def test_one_point(command: Command) -> None:
-    shown = run_bertree("info", "albert-base", env=os.environ | {"COLUMNS": "120"})
-    assert "11,683,584" in shown.stdout
-    assert "30522" in shown.stdout  # the parent's value beside its own
+def test_one_point(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = command.well("info", "albert-base").out
+    assert "11,683,584" in shown
+    assert "30522" in shown  # the parent's value beside its own
     point = command.well("info", "albert-base", "--json").json
     assert point["parent"] == "bert-base"
     assert point["architecture"]["embedding_width"] == 128
@@ -116,7 +116,7 @@ def test_help_teaches(command: Command) -> None:
     for verb in ((), ("info",), ("fill",), ("convert",)):
         assert "bertree" in command.well(*verb, "--help").out
     assert "[MASK]" in command.well("fill", "--help").out
-    assert run_bertree("--version").stdout.startswith("bertree 0.")
+    assert command.well("--version").out.startswith("bertree 0.")
 
 
 def test_quiet_prints_the_result_alone(small_folder: Path, command: Command) -> None:

@@ -79,16 +79,16 @@ def test_the_whole_way(minilm: Path, letters: Path, tmp_path: Path, command: Com
     assert "every byte is what was written" in command.well("index", "info", out, "--check").out
 
 
-def test_mistakes(minilm: Path, letters: Path, tmp_path: Path, command: Command) -> None:
-    out = tmp_path / "index"
-    build = ("index", "build", minilm, letters, "--text", "body", "--out")
+def test_mistakes(trained: Trained, letters: Path, tmp_path: Path, command: Command) -> None:
+    out, start = tmp_path / "index", trained.start
+    build = ("index", "build", start, letters, "--text", "body", "--out")
     command.well(*build, out)
     for expected, arguments in (
         ("is already an index", (*build, out)),
         ("holds other files", (*build, tmp_path)),
         ("kind 'hsnw': unknown", (*build, tmp_path / "other", "--kind", "hsnw")),
-        ("no such file or folder", ("index", "build", minilm, tmp_path / "none.txt", "--out", tmp_path / "other")),
-        ("has no column 'text'", ("index", "build", minilm, letters, "--out", tmp_path / "other")),
+        ("no such file or folder", ("index", "build", start, tmp_path / "none.txt", "--out", tmp_path / "other")),
+        ("has no column 'text'", ("index", "build", start, letters, "--out", tmp_path / "other")),
         ("chunk 1000: the model reads", (*build, tmp_path / "third", "--chunk", "1000")),
         ("was made with", ("index", "query", out, "x", "--model", "default")),
         ("was made with", ("index", "add", "default", out, letters, "--text", "body")),

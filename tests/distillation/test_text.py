@@ -26,7 +26,7 @@ from bertree.pretraining.run import pretrain
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 from tests.support import runs
-from tests.support.command import Command, run_bertree
+from tests.support.command import Command
 from tests.support.learnable import one_thread
 
 TEACHER = """
@@ -141,29 +141,19 @@ def test_a_student_with_shared_layers(teacher: Path, stories: Path, tmp_path: Pa
     assert bertree.load(tmp_path / "out" / "model").architecture.sharing == "all"
 
 
-def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path: Path) -> None:
+def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path: Path, command: Command) -> None:
     from transformers import AutoModelForMaskedLM
 
     (tmp_path / "teacher.toml").write_text(
         TEACHER.replace("steps = 700", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
     )
     assert pretrain(tmp_path / "teacher.toml", store=stories, out=tmp_path / "t", warmup=1).complete
-    done = run_bertree(
-        *(
-            "distill",
-            str(tmp_path / "t" / "model"),
-            "--corpus",
-            str(stories),
-            "--out",
-            str(tmp_path / "out"),
-            "--compare",
-            "0.5",
-        ),
+    said = command.well(
+        *("distill", tmp_path / "t" / "model", "--corpus", stories, "--out", tmp_path / "out", "--compare", "0.5"),
         *("--epochs", "0.2", "--layers", "2,4", *[change for change in QUICK if "phases" not in change]),
     )
-    assert done.returncode == 0, done.stderr
-    assert "layers 2, 4" in done.stdout
-    assert "ce 5, mlm 2, cos 1" in done.stdout
+    assert "layers 2, 4" in said.out
+    assert "ce 5, mlm 2, cos 1" in said.out
     theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / "out" / "model")
     assert type(theirs).__name__ == "DistilBertForMaskedLM"
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())

@@ -26,7 +26,7 @@ from bertree.model import presets
 from bertree.objectives import embedding_losses
 from bertree.tasks import registry
 from tests.support import documentation
-from tests.support.command import Command
+from tests.support.command import Command, make_tree
 from tests.support.documentation import PAGES, ROOT, Block, Library
 
 # What is put at the end of a command or a call, to make it short: settings and options.
@@ -187,7 +187,7 @@ def test_examples_of_docstrings_run(
 
 def command_named(words: list[str]) -> Any:
     """The command of a line, or of its verb alone."""
-    found: Any = get_command(app)
+    found: Any = make_tree(app)
     while hasattr(found, "commands") and words and not words[0].startswith("-"):
         assert words[0] in found.commands, f"bertree {' '.join(words)}: no such verb"
         found, words = found.commands[words[0]], words[1:]

@@ -1,5 +1,6 @@
 """An ONNX file computes what the model does: every family, with and without vectors, whatever is padded."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -102,7 +103,9 @@ def test_real_weights_by_the_command(
         quantize(source, target)
 
     monkeypatch.setattr(onnx, "_quantize", keep_and_quantize)
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
     assert command.well("convert", minilm, tmp_path / "int8", "--to", "onnx", "--dtype", "int8").err == ""
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1", "nothing goes over the network"
     assert {"model.onnx", "tokenizer.json"} <= {path.name for path in (tmp_path / "int8").iterdir()}
     np.testing.assert_allclose(computed(tmp_path / "float32", ids), wanted, atol=1e-5)
     assert (computed(tmp_path / "int8", ids) * wanted).sum(1).min() > 0.95

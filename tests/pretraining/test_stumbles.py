@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,12 @@ from bertree.files import exclusive_lock
 from bertree.interop import folder
 from bertree.pretraining import build, recipe
 from tests.support import runs
+from tests.support.command import Command
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path) -> None:
+def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path, command: Command) -> None:
     store, out, said = tmp_path / "store", tmp_path / "out", tmp_path / "said"
     shutil.copytree(token_store, store)
     given = ("pretrain", str(runs.recipe("bert", tmp_path)), "--store", str(store), "--out", str(out))
@@ -28,8 +27,7 @@ def test_text_that_was_replaced_is_noticed(token_store: Path, tmp_path: Path) ->
     words = [f"word{number}" for number in range(60)]
     (tmp_path / "other.txt").write_text("\n\n".join(" ".join(words[i:] + words[:i]) + "." for i in range(60)))
     shutil.rmtree(store)
-    made = [sys.executable, "-m", "bertree", "prepare", str(tmp_path / "other.txt"), "--out", str(store)]
-    subprocess.run([*made, "--tokenizer", str(token_store / "tokenizer")], check=True, capture_output=True)
+    command.well("prepare", tmp_path / "other.txt", "--out", store, "--tokenizer", token_store / "tokenizer")
     assert runs.finish(*given, "--resume", said=said) == 2
     assert "was started with another text in data.store" in said.read_text()
 

@@ -1,11 +1,16 @@
 """The command line: in this process, or in one of its own as a user runs it."""
 
+import functools
 import json
 import subprocess
 import sys
 from typing import NamedTuple
 
 import pytest
+import typer.main
+
+# The tree of verbs and options takes 40 ms to make, and is the same every time.
+make_tree = functools.cache(typer.main.get_command)
 
 from tests.support.processes import PATIENCE
 
@@ -35,6 +40,7 @@ class Command:
     def __call__(self, *arguments: object) -> CommandResult:
         from bertree.cli.main import main
 
+        self._patch.setattr(typer.main, "get_command", make_tree)
         self._patch.setattr(sys, "argv", ["bertree", *map(str, arguments)])
         self._capture.readouterr()
         with pytest.raises(SystemExit) as stopped:

@@ -19,7 +19,7 @@ STAGES = ("half the tensors", "tensors written", "header written", "tidy", "best
 def plant(faults: str) -> None:
     """Plant faults in this process: NAME:NUMBER..., several with commas between them.
 
-    kill:STEPS:MS             SIGKILL, so many milliseconds after so many steps or windows of vectors (0: after now)
+    kill:STEPS:MS             SIGKILL, milliseconds after so many steps or windows of vectors (0: after its start)
     signal:NUMBER:STEPS:MS    the same with another signal, sent twice as terminals do
     STAGE:COUNT               exit with code 9 at the count-th time one of STAGES is reached
     pause:SECONDS             at least so long between the checkpoints of fine-tuning
@@ -51,6 +51,7 @@ def plant(faults: str) -> None:
 
 def _send_signal(number: int, steps: int, seconds: float) -> None:
     """Send this process a signal after so many steps and seconds, and three steps later at the latest."""
+    from bertree.cli import aliases
     from bertree.embeddings.npy_file import VectorFile
     from bertree.train.loop import Loop
 
@@ -82,7 +83,8 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
     Loop.step = counted(Loop.step)  # type: ignore[method-assign]
     VectorFile.add = counted(VectorFile.add)  # type: ignore[method-assign]
     if not steps:
-        wait()
+        translate = aliases.translate  # the first that the command calls
+        aliases.translate = lambda words: (wait(), translate(words))[1]
 
 
 def _exit_in_save(stage: str, count: int) -> None:

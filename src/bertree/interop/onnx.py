@@ -11,6 +11,7 @@ Shape letters: b texts, l length of the longest, h width, n heads, d head width,
 import importlib
 import importlib.util
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
     missing = [name for name in NEEDED[dtype] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"ONNX: {', '.join(missing)} not installed; pip install 'bertree[onnx]'")
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime reports its use to its maker
     module = PaddedModel(contents)
     with new_folder(folder, (FILE, EXTERNAL_DATA, *TOKENIZER_FILES)) as work, _quiet():
         if dtype == "int8":
