@@ -1,7 +1,8 @@
 """The folder of a run: what its files are called, and how it is created and cleaned up."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bertree.errors import UserError
@@ -18,13 +19,23 @@ def predictions_file(split: str) -> str:
     return PREDICTIONS if split in ("dev", "test") else f"predictions-{split.partition('-')[2]}.jsonl"
 
 
-def make_folder(*folders: Path) -> None:
-    """Create folders and their parents. Called when everything else is checked: a mistake leaves no folder behind."""
-    for folder in folders:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+@contextmanager
+def make_folders(*folders: Path) -> Iterator[None]:
+    """Create folders and their parents; after a mistake of the user, those that are still empty are removed."""
+    made: list[Path] = []
+    try:
+        for folder in folders:
+            made += [path for path in (folder, *folder.parents) if not path.exists()]
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"{folder}: cannot be written ({error.strerror})") from None
+        yield
+    except UserError:
+        for path in sorted(made, key=lambda path: len(path.parts), reverse=True):
+            with suppress(OSError):
+                path.rmdir()
+        raise
 
 
 def remove_leftovers(targets: Iterable[Path]) -> None:

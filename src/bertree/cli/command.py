@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import json
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +68,9 @@ def _flow(text: str) -> str:
 
 def print_json(value: Any) -> None:
     """Print JSON on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    from bertree.files import json_text
+
+    print(json_text(value, 2))
 
 
 def end_run(run: "Run", as_json: bool, show: "Callable[[Run], None]") -> None:

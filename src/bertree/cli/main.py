@@ -67,10 +67,15 @@ def main() -> None:
 
 
 def _fail(line: str) -> NoReturn:
-    print(f"bertree: {' '.join(line.split())}", file=sys.stderr)
+    print(f"bertree: {_one_line(line)}", file=sys.stderr)
     sys.exit(2)
+
+
+def _one_line(text: str) -> str:
+    """Put a message on one line: names of files may hold line ends."""
+    return " ".join(text.split())
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     if issubclass(category, BertreeWarning):
-        print(f"bertree: note: {message}", file=sys.stderr)
+        print(f"bertree: note: {_one_line(str(message))}", file=sys.stderr)

@@ -24,6 +24,7 @@ from bertree.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 18  # characters per task of a worker: a fraction of a second
 SHARD_TOKENS = 1 << 25  # 64 MiB: what an interruption can cost, about half a minute on two cores
+MOST_WORKERS = 256
 
 KEPT = "; finished shards are kept: make room and run the same command again to resume"
 
@@ -74,8 +75,8 @@ def prepare(
     `advance` is called with the bytes read and tokens written so far. More than one worker means processes: a script
     that uses them needs the usual `if __name__ == "__main__":` guard.
     """
-    if workers < 1:
-        raise UserError(f"workers {workers}: must be 1 or more")
+    if not 1 <= workers <= MOST_WORKERS:
+        raise UserError(f"workers {workers}: must lie between 1 and {MOST_WORKERS}")
     special = {kind: token for kind in SPECIAL if (token := tokenizer.id_of(kind)) is not None}
     job: Json = {
         "tokenizer": tokenizer_hash(tokenizer),

@@ -32,7 +32,7 @@ from bertree.pretraining import build
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, run_files
 from bertree.report.run import write_run_report
-from bertree.run_folder import CHECKPOINTS, make_folder, remove_leftovers
+from bertree.run_folder import CHECKPOINTS, make_folders, remove_leftovers
 from bertree.tasks.logits import inference_autocast
 from bertree.train.device import Placement, set_deterministic
 from bertree.train.held_out import evaluate_held_out
@@ -71,8 +71,7 @@ def distill_on_text(
     check_run_folder(recipe, out, resume)
     training, intro = _build(recipe, machine, teacher_model, train, held, teacher)
     targets = _teacher_cache(training, teacher_model) if recipe.distil.cache else None
-    make_folder(out, out / CHECKPOINTS)
-    with exclusive_lock(out):
+    with make_folders(out, out / CHECKPOINTS), exclusive_lock(out):
         remove_leftovers(run_files(out))
         if targets is not None:
             intro.append(_fill_cache(targets, training, teacher_model))

@@ -27,7 +27,7 @@ from bertree.run_folder import (
     RECIPE,
     REPORT,
     SCORES,
-    make_folder,
+    make_folders,
     predictions_file,
     remove_leftovers,
 )
@@ -48,8 +48,7 @@ def run_seeds(
     `before` runs once before the first seed; `after` runs once after the last, with the best result, and returns True
     if the report must be written again.
     """
-    make_folder(job.out)
-    with exclusive_lock(job.out):
+    with make_folders(job.out), exclusive_lock(job.out):
         check_run_folder(job.out, resume)  # again: reading the examples takes a while, and another run may have begun
         remove_leftovers(_run_files(job.out))
         job = before(job)

@@ -3,9 +3,11 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bertree.batch import Batch
@@ -29,14 +31,19 @@ def list_inputs(inputs: Iterable[Input] | str) -> list[Input]:
     return [inputs] if isinstance(inputs, str) else list(check_inputs(inputs))
 
 
-def tokenize_inputs(inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int) -> list[Encoded]:
-    """Return ids and segments of each input; texts of more than `limit` tokens are cut, with a warning."""
+def tokenize_inputs(
+    inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Architecture, limit: int, name: str
+) -> list[Encoded]:
+    """Return ids and segments of each input; texts of more than `limit` tokens are cut, with a warning.
+
+    `name` is the model's, for messages.
+    """
     if not 1 <= limit <= a.max_positions:
         raise UserError(f"max_length {limit}: must lie between 1 and {a.max_positions}")
     texts = [i for i in inputs if _is_text(i)]
     if texts and tokenizer is None:
         raise UserError(
-            "this model has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
+            f"{name}: has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
         )
     encoded = iter(tokenizer.encode(texts, limit) if tokenizer else ())  # type: ignore[arg-type]
     result = [next(encoded) if _is_text(i) else _check_ids(i, a.max_positions) for i in inputs]  # type: ignore[arg-type]
@@ -44,6 +51,13 @@ def tokenize_inputs(inputs: Sequence[Input], tokenizer: Tokenizer | None, a: Arc
     if cut:
         warnings.warn(TextsCut(len(cut), len(inputs), limit, sum(cut)), stacklevel=4)
     return result
+
+
+def check_finite(numbers: NDArray[Any] | Tensor, name: str) -> None:
+    """Refuse results that are not numbers: finite weights can be so large that a model computes none."""
+    finite = torch.isfinite(numbers) if isinstance(numbers, Tensor) else np.isfinite(numbers)
+    if not bool(finite.all()):
+        raise UserError(f"{name}: computes numbers that are not finite; are its weights damaged?")
 
 
 def _check_ids(ids: Sequence[int] | Tensor, longest: int) -> Encoded:

@@ -93,7 +93,7 @@ class LoadedModel:
     def required_tokenizer(self) -> Tokenizer:
         """The tokenizer; UserError if the model has none."""
         if self.tokenizer is None:
-            raise UserError("this model has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
+            raise UserError(f"{self.name}: has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
         return self.tokenizer
 
     @property
@@ -246,7 +246,7 @@ class LoadedModel:
     def tokenize(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
         """Return ids and segments of each input, checked; texts that are too long are cut, with a warning."""
         limit = self.max_length if max_length is None else max_length
-        return tokenize_inputs(inputs, self.tokenizer, self.architecture, limit)
+        return tokenize_inputs(inputs, self.tokenizer, self.architecture, limit, self.name)
 
     def tokens(self, text: Input, max_length: int | None = None) -> list[str]:
         """Return the tokens of one text or pair as the tokenizer writes them: [CLS], un, ##believ, ..."""

@@ -14,7 +14,7 @@ from bertree.errors import BertreeWarning, TextsCut, Unable, UserError
 from bertree.files import Json
 from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
-from bertree.inference.inputs import Input, check_inputs, list_inputs
+from bertree.inference.inputs import Input, check_finite, check_inputs, list_inputs
 from bertree.inference.loaded import LoadedModel
 from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, top_candidates
 from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
@@ -110,7 +110,9 @@ class Model(LoadedModel, SentenceTransformersMethods):
 
         def windows() -> Iterator[Vectors]:
             with self._evaluating():
-                yield from embed_windows(steps, texts)
+                for rows in embed_windows(steps, texts):
+                    check_finite(rows, self.name)
+                    yield rows
 
         return windows()
 
@@ -164,10 +166,10 @@ class Model(LoadedModel, SentenceTransformersMethods):
     def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
         """Return the k most likely tokens at the mask, or one such list per mask if there are several."""
         if "mask" not in self.network.heads:
-            raise UserError("this model has no MLM head, so it cannot fill a mask")
+            raise UserError(f"{self.name}: has no MLM head, so it cannot fill a mask")
         if self.tokenizer is None or self.tokenizer.id_of("mask") is None:
             raise UserError(
-                "this model has no tokenizer with a mask token; give one: tokenizer=FOLDER, or --tokenizer FOLDER"
+                f"{self.name}: has no tokenizer with a mask token; give one: tokenizer=FOLDER, or --tokenizer FOLDER"
             )
         if not isinstance(text, str):
             raise UserError(f"fill_mask: takes one text, not {type(text).__name__}")
@@ -185,6 +187,7 @@ class Model(LoadedModel, SentenceTransformersMethods):
         batch = self._pack([encoded]).to(self.device)
         with self._evaluating(), torch.no_grad():
             logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
+        check_finite(logits, self.name)
         lists = top_candidates(logits, self.tokenizer, k)
         return lists[0] if len(lists) == 1 else lists
 

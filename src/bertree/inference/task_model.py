@@ -6,7 +6,7 @@ from typing import Any
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files import Json
-from bertree.inference.inputs import check_inputs
+from bertree.inference.inputs import check_finite, check_inputs
 from bertree.inference.model import Model
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
@@ -45,6 +45,8 @@ class TaskModel(Model):
         if cut.examples:
             warnings.warn(cut.message("input", len(examples), longest), BertreeWarning, stacklevel=2)
         found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
+        for rows in found:
+            check_finite(rows, self.name)
         return task.predict(examples, units, found)
 
 

@@ -73,6 +73,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     if tokenizer is None and contents.tokenizer is not None and sentence_transformers.wants_lowercase(folder):
         contents.tokenizer = contents.tokenizer.with_lowercase()
     _check_vocabulary(contents, folder)
+    _check_max_length(contents, folder)
     return contents
 
 
@@ -208,7 +209,7 @@ def _max_length(folder: Path) -> int | None:
         ("tokenizer_config.json", "model_max_length"),
     ):
         value = read_json(folder / name).get(key) if (folder / name).is_file() else None
-        limits += [value] if isinstance(value, int) and value > 0 else []
+        limits += [value] if type(value) is int and value > 0 else []
     return min(limits, default=None)
 
 
@@ -242,6 +243,18 @@ def _check_vocabulary(contents: Contents, folder: Path) -> None:
         raise UserError(
             f"{folder}: the tokenizer has {given} tokens, but the model was trained with {wanted}; "
             "put the model's own tokenizer files there, or remove them to work with ids alone"
+        )
+
+
+def _check_max_length(contents: Contents, folder: Path) -> None:
+    """Refuse a maximum length, of a settings file in the folder, that only the special tokens would fill."""
+    if contents.tokenizer is None or contents.max_length is None:
+        return
+    special = contents.tokenizer.backend.num_special_tokens_to_add(False)
+    if contents.max_length <= special:
+        raise UserError(
+            f"{folder}: its maximum length is {contents.max_length} tokens, which leaves no room for text beside "
+            f"{special} special tokens (max_length, max_seq_length or model_max_length)"
         )
 
 

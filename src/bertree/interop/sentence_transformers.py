@@ -58,7 +58,10 @@ def read_pooling(folder: Path) -> PoolingConfig | None:
         )
     pooling = _pooling(folder / stages[1][1] / "config.json") if len(stages) > 1 else "mean"
     dense = tuple(_dense(folder / path / "config.json") for name, path in stages[2:] if name == "Dense")
-    return PoolingConfig(pooling, "Normalize" in rest, dense, **_settings(folder / SETTINGS))
+    try:
+        return PoolingConfig(pooling, "Normalize" in rest, dense, **_settings(folder / SETTINGS))
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
 
 
 def dense_folders(folder: Path) -> list[Path]:

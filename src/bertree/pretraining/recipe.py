@@ -111,6 +111,9 @@ def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
     given = [parse(override) if isinstance(override, str) else override for override in overrides]
     sections = {*tree, *(override.key.partition(".")[0] for override in given)}
     kind = DistillRecipe if sections & {"distil", "distill"} else Recipe
+    for section in (override.key.partition(".")[0] for override in given if "." in override.key):
+        if not isinstance(tree.get(section, {}), dict | list):
+            raise UserError(f"{name}: {section}: must be a table")
     overridden = apply_overrides(tree, given, kind, free={"model": MODEL_KEYS})
     return from_tree(tree, name, overridden)
 

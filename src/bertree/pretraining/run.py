@@ -40,7 +40,7 @@ from bertree.run_folder import (
     MODEL,
     RECIPE,
     REPORT,
-    make_folder,
+    make_folders,
     remove_leftovers,
 )
 from bertree.train.checkpoint import BEST, CheckpointFolder
@@ -90,8 +90,7 @@ def pretrain(
 
 def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
     check_run_folder(recipe, out, resume)
-    make_folder(out, out / CHECKPOINTS)
-    with exclusive_lock(out):
+    with make_folders(out, out / CHECKPOINTS), exclusive_lock(out):
         remove_leftovers(run_files(out))
         set_deterministic(recipe.run.deterministic)
         machine = Placement.from_settings(recipe.run)

@@ -34,6 +34,10 @@ SAFE = {
     *("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Metaspace", "Punctuation", "Digits", "UnicodeScripts"),
     *("ByteLevel", "CharDelimiterSplit", "Sequence"),
 }
+UNUSUAL_OPTIONS = ("dropout", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges")
+USUAL_MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
+USUAL_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder"}
+USUAL_PROCESSORS = {"BertProcessing", "RobertaProcessing", "TemplateProcessing", "ByteLevel", "Sequence"}
 SAFE_REPLACEMENTS = (
     *(({"String": "``"}, '"'), ({"String": "''"}, '"'), ({"String": " "}, "▁")),
     *(({"Regex": " {2,}"}, " "), ({"Regex": r"\s+"}, " ")),
@@ -67,8 +71,10 @@ def check_json(data: bytes, name: str) -> None:
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
     except (KeyError, TypeError, AttributeError, IndexError):
-        return  # not the structure of a tokenizer: the library says what it misses
-    if any(not _is_safe(part) for kind in ("normalizer", "pre_tokenizer") for part in _parts(content.get(kind))):
+        _try_in_child(data, name)  # not the structure of a tokenizer: the library says what it misses
+        return
+    parts = [part for kind in ("normalizer", "pre_tokenizer") for part in _parts(content.get(kind))]
+    if not all(map(_is_safe, parts)) or not _is_usual(content):
         _try_in_child(data, name)
 
 
@@ -143,6 +149,19 @@ def _parts(tree: Any) -> Iterator[Json]:
             waiting += [member for key in LISTS for member in part.get(key) or []]
 
 
+def _is_usual(content: Json) -> bool:
+    """Return whether model, decoder and template are among those that published tokenizers have."""
+    model = content["model"]
+    kind = model.get("type")
+    if kind not in USUAL_MODELS or any(model.get(key) for key in UNUSUAL_OPTIONS):
+        return False
+    if kind == "BPE" and model.get("continuing_subword_prefix"):
+        return False
+    decoders = {part.get("type") for part in _parts(content.get("decoder"))}
+    processors = {part.get("type") for part in _parts(content.get("post_processor"))}
+    return decoders <= USUAL_DECODERS and processors <= USUAL_PROCESSORS
+
+
 def _is_safe(part: Json) -> bool:
     if part.get("type") == "Replace":
         return (part.get("pattern"), part.get("content")) in SAFE_REPLACEMENTS
@@ -209,4 +228,6 @@ def _try_in_child(data: bytes, name: str) -> None:
             reason = json.loads(result.stdout)
         except ValueError:
             reason = f"it crashes with code {result.returncode}"
-        raise UserError(f"{name}: short texts cannot be encoded with it ({reason})")
+        unreadable = result.returncode == tokenizer_trial.UNREADABLE
+        what = "cannot be read" if unreadable else "short texts cannot be encoded with it"
+        raise UserError(f"{name}: {what} ({reason})")

@@ -2,7 +2,7 @@
 
 It is run by `tokenizer_checks` in a process of its own, because the library may crash or never end. Its argument is the
 processor time in seconds after which it is ended (SIGXCPU). It prints the reason as JSON and exits with 1 if a text
-cannot be encoded.
+cannot be encoded, with 3 if the file cannot be read.
 """
 
 # Texts on which tokenizers differ: case, accents, scripts without spaces, odd spaces, digits, quotes, emoji, control
@@ -18,6 +18,7 @@ TEXTS = (
     "x" * 120 + " 9,5 [MASK] <mask> [SEP] </s>",
     " leading and trailing ",
 )
+UNREADABLE = 3  # exit code
 MEMORY = 4 << 30  # bytes
 
 
@@ -31,14 +32,16 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1]) + 1))
+    code = UNREADABLE
     try:
         tokenizer = Tokenizer.from_buffer(sys.stdin.buffer.read())
+        code = 1
         for text in TEXTS:
             tokenizer.decode(tokenizer.encode(text, text).ids)
             tokenizer.encode(text)
     except BaseException as error:
         print(json.dumps(" ".join(str(error).split())[:200]))
-        sys.exit(1)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

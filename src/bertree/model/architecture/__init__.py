@@ -55,7 +55,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     if not equals:
         raise UserError(f"'{override}': expected axis=value, for example layers=6")
     if name not in TYPES:
-        raise UserError(f"{name}: unknown axis, {suggest(name, TYPES)}")
+        raise UserError(f"'{override}': unknown axis, {suggest(name, TYPES)}")
     wanted = TYPES[name]
     try:
         if wanted is bool:

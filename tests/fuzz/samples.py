@@ -1,0 +1,200 @@
+"""The samples that cases start from: tiny, and the same for every session.
+
+They are made by commands in children (see `running`), so that this process never computes.
+"""
+
+import io
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from bertree.interop import folder
+from bertree.interop.folder import Contents
+from bertree.model.architecture import Architecture
+from bertree.model.network import build
+from bertree.model.pooling import Dense, PoolingConfig
+from tests.fuzz.case import copy
+from tests.fuzz.running import Runner
+from tests.support import learnable
+
+RECIPE = """
+extends = "bert-base"
+note = "a tiny one"
+[model]
+preset = "bert-base"
+layers = 1
+width = 16
+heads = 2
+max_positions = 32
+dropout = 0.1
+[data]
+held_out_share = 0.1
+masking = "token"
+[schedule]
+warmup = 2
+[run]
+device = "cpu"
+micro_tokens = 256
+log_every = 1
+eval_every = 4
+eval_tokens = 128
+save_every = 2
+[[phases]]
+steps = 4
+max_length = 16
+batch_tokens = 128
+[[phases]]
+steps = 4
+max_length = 32
+batch_tokens = 128
+"""
+TUNE = ("device=cpu", "epochs=2", "batch=8", "lr=1e-3", "max_length=24")
+STOP_AT = 5  # steps after which the samples of stopped runs were stopped
+PRETRAIN = ("pretrain", "recipe.toml", "--store", "store", "--out", "run", "--resume")
+FINETUNE = ("finetune", "bertree", "--task", "classification", "--data", "data/train.csv", "--out", "tuning")
+FINETUNE += (*TUNE, "evaluations=4", "--resume")
+
+
+def make(runner: Runner) -> None:
+    """Make all samples."""
+    root = runner.samples
+    root.mkdir()
+    _call(runner, root, lambda: _models(root))
+    (root / "recipe.toml").write_text(RECIPE)
+    for command in _COMMANDS:
+        result = runner.command(command, root)
+        assert result.code == 0, f"{' '.join(command)}: {result.err}"
+    _call(runner, root, lambda: _more_tokenizers(root))
+    _stopped(runner, PRETRAIN, "run", ("recipe.toml", "store"))
+    _stopped(runner, FINETUNE, "tuning", ("bertree", "data"))
+
+
+def _call(runner: Runner, root: Path, function: Callable[[], None]) -> None:
+    result = runner.call(function, root)
+    assert result.code == 0, result.err
+
+
+_COMMANDS: list[list[str]] = [
+    ["convert", "bertree", "hf", "--to", "huggingface"],
+    ["convert", "bertree", "int8", "--to", "bertree", "--precision", "int8"],
+    ["convert", "vectors", "sentences", "--to", "huggingface"],
+    ["prepare", "texts.txt", "--tokenizer", "bertree", "--out", "store", "--workers", "1"],
+    ["index", "build", "bertree", "documents.jsonl", "--out", "index", "--kind", "flat"],
+    ["index", "build", "bertree", "documents.jsonl", "--out", "index-hnsw", "--kind", "hnsw"],
+    ["embed", "bertree", "lines.txt", "--out", "vectors.npy"],
+]
+_HEADS: dict[str, tuple[dict[str, int], list[str], dict[str, object]]] = {
+    "classifier": ({"sequence": 2}, ["bad", "good"], {"name": "classification", "text": "text", "label": "label"}),
+    "ner": ({"token": 3}, ["B-PER", "I-PER", "O"], {"name": "ner", "crf": False, "scheme": "entities"}),
+    "qa": ({"span": 2}, [], {"name": "squad", "stride": 16, "max_answer": 30, "threshold": 0.0}),
+    "choice": ({"choice": 1}, [], {"name": "choice"}),
+}
+
+
+def _models(root: Path) -> None:
+    """Write models, and what needs none."""
+    words = learnable.tokenizer()
+    learnable.model(root / "bertree", words, layers=2, width=16, pooler=True)
+    learnable.model(root / "own", words, layers=1, width=16, residual="pre-norm", embedding_norm=False)
+    a = Architecture().with_values(
+        {"vocab_size": words.size, "layers": 1, "width": 16, "heads": 2, "max_positions": 64}
+    )
+    for name, (heads, labels, task) in _HEADS.items():
+        contents = Contents(a, build(a, heads), words, labels, task=task | {"max_length": 24})
+        folder.write(contents, root / name)
+    pooling = PoolingConfig(
+        "mean", True, (Dense(8, "tanh", True),), "cosine", (("query", "the "), ("document", "")), ""
+    )
+    folder.write(Contents(a, build(a, {}, vector=pooling), words, max_length=24), root / "vectors")
+    _tables(root)
+
+
+def _tables(root: Path) -> None:
+    """Write tables and texts."""
+    rows = learnable.feelings(40)
+    (root / "data").mkdir()
+    for suffix in ("csv", "tsv", "jsonl", "parquet"):
+        learnable.write(root / "data" / f"train.{suffix}", rows)
+        learnable.write(root / "data" / f"scores.{suffix}", learnable.scores(30))
+    learnable.write(root / "data" / "train.conll", learnable.tagged(30))
+    learnable.write(root / "data" / "tagged.jsonl", learnable.tagged(30))
+    learnable.write(root / "data" / "train.json", learnable.squad(24))
+    learnable.write(root / "data" / "choices.jsonl", learnable.choices(24))
+    pairs = [
+        {"sentence1": row["one"], "sentence2": row["two"], "score": number % 6} for number, row in _numbered_pairs(40)
+    ]
+    for suffix in ("csv", "jsonl"):
+        learnable.write(root / "data" / f"pairs.{suffix}", pairs)
+    lines = [str(row["text"]) for row in learnable.feelings(30, 3)]
+    (root / "lines.txt").write_text("\n".join(lines) + "\n")
+    paragraphs = [" . ".join(lines[at : at + 3]).capitalize() + " ." for at in range(0, 30, 2)] * 4
+    (root / "texts.txt").write_text("\n\n".join(f"{number} {text}" for number, text in enumerate(paragraphs)))
+    documents = [{"id": f"d{number}", "text": line, "year": number % 3} for number, line in enumerate(lines)]
+    learnable.write(root / "documents.jsonl", documents)
+    (root / "scores").mkdir()
+    (root / "scores" / "metrics.json").write_text('{"accuracy": 0.9, "task": "sst-2", "examples": 30, "split": "dev"}')
+    learnable.write(root / "more.jsonl", [{"id": "new", "text": "the red boat is on the river"}])
+    numbers = [[round(0.1 * ((n * 7 + i) % 11 - 5), 2) for i in range(6)] for n in range(len(learnable.WORDS))]
+    glove = [f"{word} {' '.join(map(str, row))}" for word, row in zip(learnable.WORDS, numbers, strict=True)]
+    (root / "glove.txt").write_text("\n".join(glove) + "\n")
+
+
+def _numbered_pairs(count: int) -> list[tuple[int, learnable.Row]]:
+    return list(enumerate(learnable.pairs(count)))
+
+
+def _more_tokenizers(root: Path) -> None:
+    """Write tokenizers in the files of the original releases, each with a model of its size."""
+    import sentencepiece
+
+    from bertree.text import tokenizer_training, vocabulary_files
+    from bertree.text.tokenizer import Tokenizer
+
+    text = (root / "texts.txt").read_text()
+    plain = tokenizer_training.train(lambda: [text], "wordpiece", 200)
+    ordered = sorted(plain.backend.get_vocab().items(), key=lambda item: item[1])
+    model = learnable.model(root / "vocab", plain, layers=1, width=16)
+    _clear(model)
+    (model / "vocab.txt").write_text("\n".join(token for token, _ in ordered) + "\n")
+    bpe = tokenizer_training.train(lambda: [text], "bpe", 350)
+    model = learnable.model(root / "bpe", bpe, layers=1, width=16)
+    _clear(model)
+    bpe.backend.model.save(str(model))
+    made = io.BytesIO()
+    options = {
+        "vocab_size": 60,
+        "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+        "pad_id": 3,
+        "hard_vocab_limit": False,
+    }
+    lines = iter(text.split("\n\n"))
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=made, minloglevel=2, **options)
+    unigram = Tokenizer(vocabulary_files.build_unigram(made.getvalue(), {}))
+    model = learnable.model(root / "spiece", unigram, layers=1, width=16)
+    _clear(model)
+    (model / "spiece.model").write_bytes(made.getvalue())
+
+
+def _clear(model: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink(missing_ok=True)
+
+
+def _stopped(runner: Runner, command: tuple[str, ...], out: str, needs: tuple[str, ...]) -> None:
+    """Make a run that was stopped, and the same as it ends when it is resumed; in the folder of the cases, since a run
+    knows the paths of its input."""
+    folder = runner.case_folder
+    folder.mkdir()
+    for name in needs:
+        copy(runner.samples / name, folder / name)
+    begin = [word for word in command if word != "--resume"]
+    result = runner.command(begin, folder, stop_after=STOP_AT)
+    assert result.code == 128 + signal.SIGTERM, result.err
+    copy(folder / out, runner.samples / f"{out}-stopped")
+    result = runner.command(command, folder)
+    assert result.code == 0, result.err
+    copy(folder / out, runner.samples / out)
+    if "store" in needs:
+        copy(folder / "store" / "index", runner.samples / "store" / "index")
+    shutil.rmtree(folder)

@@ -1,0 +1,64 @@
+"""A short run of the fuzzer, and that it finds what it looks for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fuzz import planted
+from tests.fuzz.kinds import KINDS
+
+CASES_A_KIND = 2
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the samples, which all sessions here share."""
+    return tmp_path_factory.mktemp("fuzz")
+
+
+def said(work: Path) -> Any:
+    return json.loads((work / "said.json").read_text())
+
+
+def test_promises_hold_in_a_short_run(work: Path) -> None:
+    planted.start(planted.run, work, CASES_A_KIND * len(KINDS))
+    found = said(work)
+    assert found["failures"] == []
+    assert {name: sum(codes.values()) for name, codes in found["counts"].items()} == dict.fromkeys(KINDS, CASES_A_KIND)
+
+
+def test_samples_are_accepted_as_they_are(work: Path) -> None:
+    planted.start(planted.run_unchanged, work)
+    found = said(work)
+    assert len(found) > 10
+    for kind, (code, err, promises) in found.items():
+        assert code in (0, 143), f"{kind}: {err}"
+        assert promises == [], kind
+
+
+def test_the_same_seed_draws_the_same_cases() -> None:
+    assert planted.draws(3) == planted.draws(3)
+    assert planted.draws(3) != planted.draws(4)
+
+
+@pytest.fixture(scope="module")
+def faults(work: Path) -> Any:
+    """What was found of the planted faults."""
+    planted.start(planted.run_planted, work)
+    return said(work)
+
+
+@pytest.mark.parametrize("fault", planted.FAULTS)
+def test_a_planted_fault_is_found_and_shrunk(faults: Any, fault: str) -> None:
+    found = faults[fault]
+    assert found["promise"] == {"temporary": "left-over"}.get(fault, fault)
+    assert found["promise"] in found["written"]["output.txt"]
+    assert "exec bertree" in found["written"]["again.sh"]
+    if fault == "silent difference":
+        assert list(found["files"]) == ["store/tokens-00000.bin"]
+    elif fault in planted.SHRUNK:
+        assert list(found["files"]) == ["hf/config.json"]
+        assert len(found["files"]["hf/config.json"]) < 30
+        assert "boom" in found["files"]["hf/config.json"]
