@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bertree.interop import folder
 from bertree.interop.folder import Contents
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Transformer
 from bertree.model.network import build
 from bertree.model.pooling import Dense, PoolingConfig
 from tests.fuzz.case import copy
@@ -97,7 +97,7 @@ def _models(root: Path) -> None:
     words = learnable.tokenizer()
     learnable.model(root / "bertree", words, layers=2, width=16, pooler=True)
     learnable.model(root / "own", words, layers=1, width=16, residual="pre-norm", embedding_norm=False)
-    a = Architecture().with_values(
+    a = Transformer().with_values(
         {"vocab_size": words.size, "layers": 1, "width": 16, "heads": 2, "max_positions": 64}
     )
     for name, (heads, labels, task) in _HEADS.items():

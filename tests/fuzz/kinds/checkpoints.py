@@ -105,6 +105,8 @@ def _pretraining(random: Random) -> Case:
         make = random.choice((raw.bytes_change, raw.path_change, _tree_change))
         changes = [make(f"{run}/{file}", random)]
     samples = {"run": "run-stopped", "store": "store", "recipe.toml": "recipe.toml"}
+    if random.random() < 0.15:
+        return Case(samples, changes, ["verify", "run", "--json"])
     writes = ("run", "store/index")
     return Case(samples, changes, list(PRETRAIN), check=_same_model, writes=writes, notes={"out": "run"})
 

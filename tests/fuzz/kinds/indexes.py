@@ -84,11 +84,12 @@ def _case(random: Random) -> Case:
     database = f"{index}/index.sqlite"
     make = random.choice((_state, _state, _value, _file, _file))
     changes = [make(index if make is _file else database, random)]
-    verb = random.choice(("query", "query", "check", "info", "add", "remove"))
+    verb = random.choice(("query", "query", "check", "verify", "info", "add", "remove"))
     where = ["--where", "year=1"] if random.random() < 0.2 else []
     commands = {
         "query": ["index", "query", index, QUERY, "--model", "bertree", "--json", *where],
         "check": ["index", "info", index, "--check", "--json"],
+        "verify": ["verify", index],
         "info": ["index", "info", index],
         "add": ["index", "add", index, "more.jsonl", "--model", "bertree"],
         "remove": ["index", "remove", index, random.choice(("d1", "d29"))],

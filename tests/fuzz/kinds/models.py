@@ -17,16 +17,16 @@ SENTENCE_FILES = (
 )
 ENCODERS = ("hf", "bertree", "own", "int8")
 VERBS: dict[str, tuple[str, ...]] = {
-    "hf": ("info", "fill", "convert", "embed", "similar"),
-    "bertree": ("info", "fill", "convert", "embed", "features"),
-    "own": ("info", "fill", "convert", "embed", "features"),
-    "int8": ("info", "fill", "convert", "embed"),
-    "classifier": ("info", "predict", "convert", "evaluate"),
-    "ner": ("info", "predict", "convert"),
-    "qa": ("info", "answer", "convert"),
-    "choice": ("info", "choose", "convert"),
-    "vectors": ("info", "embed", "similar", "convert"),
-    "sentences": ("info", "embed", "similar", "convert", "prompt"),
+    "hf": ("verify", "info", "fill", "convert", "embed", "similar"),
+    "bertree": ("verify", "info", "fill", "convert", "embed", "features"),
+    "own": ("verify", "info", "fill", "convert", "embed", "features"),
+    "int8": ("verify", "info", "fill", "convert", "embed"),
+    "classifier": ("verify", "info", "predict", "convert", "evaluate"),
+    "ner": ("verify", "info", "predict", "convert"),
+    "qa": ("verify", "info", "answer", "convert"),
+    "choice": ("verify", "info", "choose", "convert"),
+    "vectors": ("verify", "info", "embed", "similar", "convert"),
+    "sentences": ("verify", "info", "embed", "similar", "convert", "prompt"),
 }
 
 
@@ -35,6 +35,7 @@ def command(model: str, verb: str, random: Random) -> list[str]:
     to, precision = random.choice((("bertree", "int8"), ("bertree", "float32"), ("huggingface", "float16")))
     return {
         "info": ["info", model, "--json"],
+        "verify": ["verify", model, "--json"],
         "fill": ["fill", model, MASKED, "--json"],
         "convert": ["convert", model, OUT, "--to", to, "--precision", precision],
         "embed": ["embed", model, "lines.txt", "--out", OUT],
@@ -52,21 +53,38 @@ def case(model: str, changes: list[Change], random: Random, verb: str | None = N
     """Return a case of a model folder and one of its verbs."""
     verb = verb or random.choice(VERBS[model])
     samples = {model: model, "lines.txt": "lines.txt"} | ({"data": "data"} if verb == "evaluate" else {})
-    return Case(samples, changes, command(model, verb, random), check=finite)
+    return Case(samples, changes, command(model, verb, random), check=_sound)
 
 
-def finite(case: Case, folder: Path, result: Result, runner: Runner) -> str:
-    """Check that what was computed is numbers."""
-    out = folder / OUT
+def _sound(case: Case, folder: Path, result: Result, runner: Runner) -> str:
+    """Check that what was computed is numbers, and that changed weights are noticed."""
+    return _finite(case, folder, result) or _noticed(case, folder, runner)
+
+
+def _finite(case: Case, folder: Path, result: Result) -> str:
     if case.command[0] == "embed":
-        rows = np.load(out)
-        return (
-            "" if rows.shape[0] == 30 and np.isfinite(rows).all() else f"vectors of shape {rows.shape}, or not finite"
-        )
+        rows = np.load(folder / OUT)
+        return "" if rows.shape[0] == 30 and np.isfinite(rows).all() else f"vectors {rows.shape}, or not finite"
     if case.command[0] == "fill":
         found = [entry["probability"] for mask in json.loads(result.out) for entry in mask]
         return "" if found and 0 < sum(found) <= 1.0001 else f"probabilities {found}"
     return ""
+
+
+def _noticed(case: Case, folder: Path, runner: Runner) -> str:
+    """Check that `bertree verify` notices changed files, where the folder has checksums of them."""
+    model = next((name for name in case.samples if name in VERBS), "")
+    changed = [change.file for change in case.changes if _differs(folder, runner.samples, change.file)]
+    listed = (folder / model / "bertree.toml").is_file() and not any("bertree.toml" in file for file in changed)
+    if not model or not changed or not listed or runner.command(["verify", model], folder).code == 2:
+        return ""
+    return f"`bertree verify` accepts another {changed[0]}"
+
+
+def _differs(one: Path, other: Path, file: str) -> bool:
+    if not (other / file).is_file() or not (one / file).is_file():
+        return False
+    return (one / file).read_bytes() != (other / file).read_bytes()
 
 
 def several(random: Random) -> int:

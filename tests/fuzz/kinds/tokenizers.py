@@ -117,11 +117,9 @@ def _verb_case(model: str, changes: list[Change], random: Random) -> Case:
         ("embed", "features", "prepare", "similar", *(("fill", "fill") if model != "sentences" else ()))
     )
     if verb != "prepare":
-        found = models.case(model, changes, random, verb)
-    else:
-        arguments = ["prepare", "texts.txt", "--tokenizer", model, "--out", OUT, "--workers", "1"]
-        found = Case({model: model, "texts.txt": "texts.txt"}, changes, arguments)
-    return found
+        return models.case(model, changes, random, verb)
+    arguments = ["prepare", "texts.txt", "--tokenizer", model, "--out", OUT, "--workers", "1"]
+    return Case({model: model, "texts.txt": "texts.txt"}, changes, arguments)
 
 
 def _json(random: Random) -> Case:
