@@ -239,6 +239,36 @@ def test_a_folder_gives_back_the_same_bytes(head: str, tmp_path: Path) -> None:
     assert not (tmp_path / "theirs").exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "given", "reason"),
+    [
+        (
+            "segments = 0",
+            "segments = 2",
+            "encoded apart, so with body = bilstm it is 0, not 2",
+        ),
+        ('sharing = "none"', 'sharing = "all"', "each layer has its own weights"),
+        ('residual = "post-norm"', 'residual = "prenorm"', "unknown value 'prenorm'"),
+        ("heads = 1", 'heads = "1"', "must be a whole number"),
+        ("heads = 1", "heads = 7", ""),  # without effect
+        ("heads = 1\n", "", ""),
+    ],
+)
+def test_a_file_with_a_value_on_an_axis_that_a_bilstm_lacks(line: str, given: str, reason: str, tmp_path: Path) -> None:
+    model = random_model(point(), {"sequence": 3})
+    model.save(tmp_path)
+    text = (tmp_path / "bertree.toml").read_text()
+    assert text.count(f"\n{line}") == 1
+    (tmp_path / "bertree.toml").write_text(text.replace(f"\n{line}", f"\n{given}"))
+    if not reason:
+        assert bertree.load(tmp_path).architecture == model.architecture
+        return
+    with pytest.raises(UserError, match=reason) as error:
+        bertree.load(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path / 'bertree.toml'}: architecture")
+    assert "\n" not in str(error.value)
+
+
 def test_a_preset_has_no_mlm_head_and_half_precision_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertree.inference.loaded.has_native_bfloat16", lambda: True)  # on any CPU
     model = bertree.load("bilstm")
