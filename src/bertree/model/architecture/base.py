@@ -115,8 +115,8 @@ class Architecture(ABC):
 
     def differences(self, other: "Architecture") -> dict[str, tuple[Any, Any]]:
         """Return the axes on which two architectures differ: name -> (other's value, this value)."""
-        theirs = other.axes()
-        pairs = {name: (theirs.get(name), value) for name, value in self.axes().items()}
+        theirs = {field.name: field.default for field in fields(self)} | other.axes()
+        pairs = {name: (theirs[name], value) for name, value in self.axes().items()}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     # Questions. What is true of every point of a kind is an attribute of its class.
