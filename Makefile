@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test fuzz check format clean
+.PHONY: help install demo test fuzz kill check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -22,6 +22,10 @@ test: $(VENV)/.installed-dev ## run the test suite
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands for SECONDS=60; ARGS="--help" tells more
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+COUNT ?= 20
+kill: $(VENV)/.installed-dev ## kill every verb that writes, COUNT times and at its file operations, and resume
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill --count $(COUNT) $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format and types
 	$(BIN)/ruff check .

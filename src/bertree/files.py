@@ -1,15 +1,18 @@
 """Files that are whole or not there: atomic writes, and reads of untrusted JSON and TOML.
 
-A write goes to a temporary name beside its target, is flushed to the disk, and is renamed into place.
+A write goes to a temporary name beside its target, is flushed to the disk, and is renamed into place. It is
+locked meanwhile, so that the next writer of the same target knows what a killed process has left, and removes it.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import io
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -117,6 +120,42 @@ def _toml_value(value: Any) -> str:
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
+def remove_leftovers(targets: Iterable[Path]) -> None:
+    """Remove the temporary files and folders that killed processes have left beside these targets."""
+    for target in targets:
+        with contextlib.suppress(OSError):  # no such folder, or not ours
+            name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}(?:\.old)?")
+            for path in [Path(entry.path) for entry in os.scandir(target.parent) if name.fullmatch(entry.name)]:
+                _remove_if_left(path, target)
+
+
+def _remove_if_left(path: Path, target: Path) -> None:
+    """Remove a temporary file or folder unless its writer lives, and so holds its lock."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if path.suffix == ".old" and not target.exists():
+            path.rename(target)  # killed between two renames
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return
+    finally:
+        os.close(handle)
+
+
+def _lock_temporary(path: Path, handle: int) -> bool:
+    """Lock a new temporary file or folder; return False if another process has taken it for left over."""
+    with contextlib.suppress(OSError):  # a file system without locks: then nobody removes anything
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    return path.exists()
+
+
 class AtomicFile:
     """A file that is written under a temporary name and renamed when it is complete and on the disk.
 
@@ -126,19 +165,24 @@ class AtomicFile:
 
     def __init__(self, path: Path, partial: Path | None = None) -> None:
         self.path = path
-        if partial is None:
-            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            os.fchmod(handle, 0o644)
-            self.partial, self.file = Path(name), os.fdopen(handle, "wb")
-        else:
+        if partial is not None:
             self.partial, self.file = partial, partial.open("wb")
+            return
+        remove_leftovers([path])
+        while True:
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            self.partial, self.file = Path(name), os.fdopen(handle, "wb")
+            if _lock_temporary(self.partial, handle):
+                break
+            self.file.close()
+        os.fchmod(handle, 0o644)
 
     def commit(self) -> None:
         """Sync the file and give it its name."""
         self.file.flush()
         os.fsync(self.file.fileno())
-        self.file.close()
         os.replace(self.partial, self.path)
+        self.file.close()
         sync(self.path.parent)
 
     def discard(self) -> None:
@@ -229,26 +273,56 @@ def new_folder(target: Path, ours: Collection[str]) -> Iterator[Path]:
         raise UserError(f"{target}: holds other files ({others[0]}); give an empty or a new folder")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        remove_leftovers([target])
+        work, handle = _temporary_folder(target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written ({error.strerror})") from None
-    old = work.with_name(work.name + ".old")
     try:
         yield work
         os.chmod(work, 0o755)
         for file in (*work.rglob("*"), work):
             sync(file)
-        if target.exists():
-            target.rename(old)
-        work.rename(target)
+        _replace_folder(work, target)
         sync(target.parent)
     except OSError as error:
-        if old.exists() and not target.exists():
-            old.rename(target)
         raise UserError(f"{target}: cannot be written ({error.strerror or error})") from None
     finally:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        os.close(handle)
+        shutil.rmtree(work, ignore_errors=True)  # what was there before has this name now
+
+
+def _temporary_folder(target: Path) -> tuple[Path, int]:
+    """Create a folder beside the target, and return it with the handle that keeps it locked."""
+    while True:
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        handle = os.open(work, os.O_RDONLY)
+        if _lock_temporary(work, handle):
+            return work, handle
+        os.close(handle)
+
+
+def _replace_folder(work: Path, target: Path) -> None:
+    """Give a folder the name of the target; what was there gets the name of the folder."""
+    if not target.exists():
+        work.rename(target)
+    elif not _exchange(work, target):
+        old = work.with_name(f"{work.name}.old")
+        target.rename(old)
+        try:
+            work.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+        old.rename(work)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders in one step; return False where the system cannot."""
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchange is None:
+        return False
+    here, flag = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(exchange(here, os.fsencode(one), here, os.fsencode(other), flag) == 0)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""The folder of a run: what its files are called, and how it is created and cleaned up."""
+"""The folder of a run: what its files are called, and how it is created."""
 
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -36,10 +35,3 @@ def make_folders(*folders: Path) -> Iterator[None]:
             with suppress(OSError):
                 path.rmdir()
         raise
-
-
-def remove_leftovers(targets: Iterable[Path]) -> None:
-    """Remove the temporary files that a killed run left beside its targets."""
-    for target in targets:
-        for leftover in target.parent.glob(f".{target.name}.*"):
-            shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()

@@ -68,9 +68,10 @@ def start(*given: Any) -> ForkServerProcess:
     return process
 
 
-def contents(folder: Path) -> dict[str, Any]:
+def contents(folder: Path, model: Any = None) -> dict[str, Any]:
     """All of an index that counts: every document with its passages, metadata and vectors."""
-    index = Index.open(folder, Words(16))
+    model = model or Words(16)
+    index = Index.open(folder, model)
     index.verify()
     found: dict[str, Any] = {}
     with index._store.transaction() as state:
@@ -96,7 +97,7 @@ def contents(folder: Path) -> dict[str, Any]:
     texts = [row[6] for row in rows]
     if texts:
         positions = np.array([numbers[row[3]] for row in rows])
-        fresh = Words(16).embed(texts)
+        fresh = model.embed(texts)
         fresh /= np.linalg.norm(fresh, axis=1, keepdims=True)
         assert np.allclose(files.vectors[positions], fresh, atol=1e-6), "each passage has its own vector"
     index.close()

@@ -7,7 +7,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 # There is one server per test process, so whoever starts it must load what every test needs.
 PROCESSES.set_forkserver_preload(
     [
-        *("bertree.cli.main", "bertree.pretraining.run", "bertree.finetuning.run", "bertree.search.index"),
-        *("tests.support.runs", "tests.support.killing", "torch._inductor", "faiss"),
+        *("tests.support.all_modules", "tests.support.runs", "tests.support.killing"),
+        *("tests.kill.trial", "torch._inductor", "faiss", "jinja2", "rich.table", "rich.progress"),
     ]
 )

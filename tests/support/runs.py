@@ -7,7 +7,7 @@ and a SIGKILL is as final there as anywhere.
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
@@ -116,16 +116,21 @@ def results(out: Path) -> dict[str, bytes]:
 
 
 def _command(arguments: tuple[str, ...], said: Path | None, fault: str, where: str) -> None:
+    os.chdir(where)
+    faults.plant(fault)
+    run_command(arguments, said)
+
+
+def run_command(arguments: Sequence[str], said: Path | None) -> None:
+    """Become `bertree` with these arguments; what it says goes to a file."""
     import torch
 
     from bertree.cli.main import main
 
     torch.set_num_threads(1)  # products this small take longer with two, and much longer beside other work
-    os.chdir(where)
     with open(said or os.devnull, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    faults.plant(fault)
     sys.argv = ["bertree", *arguments]
     main()
 

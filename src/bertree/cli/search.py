@@ -102,7 +102,8 @@ def build(
             )
     except KeyboardInterrupt:
         raise UserError(f"{out}: {AGAIN}") from None
-    info = index.info
+    with index:
+        info = index.info
     if not info["documents"]:
         note(f"{out}: is empty: no file that was given has text in it; add documents with `bertree index add`")
     if as_json:

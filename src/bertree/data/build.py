@@ -1,11 +1,12 @@
 """From text files to a tokenizer and a token store: `bertree.train_tokenizer`, `bertree.prepare`."""
 
+import io
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,11 +74,12 @@ def train_tokenizer(
     names, out = _names(corpus), Path(out)
     options = CorpusOptions(text, format, whole_files, wrapped, deduplicate, min_characters)
     split, source = tokenizer_training.HeldOutSplit(), None
-    with showing(progress), _make_rereadable(names) as readable, bar("reading", in_bytes=True) as shown:
+    with showing(progress), _rereadable_input(names) as rewind, bar("reading", in_bytes=True) as shown:
 
         def documents() -> Iterator[str]:
             nonlocal split, source
-            split, source = tokenizer_training.HeldOutSplit(), Corpus(readable, options)
+            rewind()
+            split, source = tokenizer_training.HeldOutSplit(), Corpus(names, options)
             shown.relabel("reading", source.size or None)
             return split.training(_with_progress(source, shown))
 
@@ -151,15 +153,19 @@ def _cores() -> int:
 
 
 @contextmanager
-def _make_rereadable(corpus: Sequence[str]) -> Iterator[list[str]]:
-    """Yield names that can be read twice: standard input is copied to a file first."""
+def _rereadable_input(corpus: Sequence[str]) -> Iterator[Callable[[], object]]:
+    """Copy standard input to a file without a name, if it is read; yield the function that goes back to its start."""
     if STANDARD_INPUT not in corpus:
-        yield list(corpus)
+        yield lambda: None
         return
-    with tempfile.NamedTemporaryFile(suffix=".txt") as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
-        copy.flush()
-        yield [copy.name if name == STANDARD_INPUT else name for name in corpus]
+    given = sys.stdin
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(given.buffer, copy, 1 << 20)
+        sys.stdin = io.TextIOWrapper(copy)
+        try:
+            yield lambda: copy.seek(0)
+        finally:
+            sys.stdin = given
 
 
 def _describe_dropped(counts: Mapping[str, int], corpus: Sequence[str], options: CorpusOptions) -> list[str]:

@@ -44,8 +44,6 @@ def write(out: Path, scores: TeacherScores, identity: str, classes: int) -> None
     """Write the scores atomically."""
     together = np.concatenate([np.zeros((0, classes), np.float32), *scores.rows]).astype(np.float32)
     about = json.dumps({"identity": identity, "sha256": _digest(together), "figures": scores.figures})
-    for leftover in out.glob(f".{FILE}.*"):  # of a run that was killed
-        leftover.unlink()
     write_atomically(out / FILE, save({ROWS: together}, metadata={ABOUT: about}))
 
 

@@ -20,7 +20,7 @@ from bertree.data.store import Store
 from bertree.distillation import text_student
 from bertree.distillation.teacher_cache import TeacherCache
 from bertree.errors import UserError
-from bertree.files import Json, exclusive_lock
+from bertree.files import Json, exclusive_lock, remove_leftovers
 from bertree.inference.load import Model, load
 from bertree.inference.run import Run
 from bertree.interop.hf_config import family_of_architecture
@@ -32,7 +32,7 @@ from bertree.pretraining import build
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, run_files
 from bertree.report.run import write_run_report
-from bertree.run_folder import CHECKPOINTS, make_folders, remove_leftovers
+from bertree.run_folder import CHECKPOINTS, make_folders
 from bertree.tasks.logits import inference_autocast
 from bertree.train.device import Placement, set_deterministic
 from bertree.train.held_out import evaluate_held_out

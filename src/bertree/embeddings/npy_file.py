@@ -19,9 +19,8 @@ from typing import IO, Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import Json, npy_header, read_json, sync, write_atomically
+from bertree.files import Json, npy_header, read_json, remove_leftovers, sync, write_atomically
 from bertree.inference.embedding import Vectors
-from bertree.run_folder import remove_leftovers
 
 HEADER = 128  # bytes
 VERSION = 1

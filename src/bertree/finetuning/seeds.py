@@ -9,7 +9,15 @@ import torch
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import Json, exclusive_lock, json_text, read_json, write_into_folder, write_json_lines
+from bertree.files import (
+    Json,
+    exclusive_lock,
+    json_text,
+    read_json,
+    remove_leftovers,
+    write_into_folder,
+    write_json_lines,
+)
 from bertree.finetuning import outcome
 from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import FineTuningJob
@@ -29,7 +37,6 @@ from bertree.run_folder import (
     SCORES,
     make_folders,
     predictions_file,
-    remove_leftovers,
 )
 from bertree.tasks.task import Task
 from bertree.train.loop import Diverged

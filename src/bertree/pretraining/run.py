@@ -21,7 +21,7 @@ from bertree.config.settings import as_toml, differences
 from bertree.console import showing
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import Json, exclusive_lock
+from bertree.files import Json, exclusive_lock, remove_leftovers
 from bertree.inference.run import Run
 from bertree.interop import folder
 from bertree.interop.folder import Contents
@@ -41,7 +41,6 @@ from bertree.run_folder import (
     RECIPE,
     REPORT,
     make_folders,
-    remove_leftovers,
 )
 from bertree.train.checkpoint import BEST, CheckpointFolder
 from bertree.train.device import Placement, set_deterministic

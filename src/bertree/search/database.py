@@ -6,7 +6,7 @@ opened as immutable, and opened again as soon as it has changed.
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from urllib.parse import quote
@@ -84,8 +84,11 @@ class Database:
         return found.st_mtime_ns, found.st_size
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. SQLite's files beside it go with the last connection that may write."""
         self._base.close()
+        if self._seen is None and not self._write and self.path.with_name(f"{DATABASE}-wal").exists():
+            with suppress(sqlite3.Error):
+                self._connect("rw").close()
 
     @contextmanager
     def _report_errors(self) -> Iterator[None]:

@@ -1,0 +1,79 @@
+"""Kill every verb that writes, at its file operations and at random moments, and run it again.
+
+    python -m tests.kill [--count 20] [--seed 0] [--only NAME ...] [--signals]
+
+Each command runs undisturbed first. Then it is killed: at up to twice COUNT of its file operations (one of every kind
+on every kind of file first), and COUNT times at random moments, up to three times in a row. After each kill, files
+that are replaced must be the old or the new ones. Then it runs again, with --resume where it has that, and must end in
+the same bytes (times and dates apart) and leave nothing behind: no file, no process, nothing in the folder for
+temporary files.
+
+With --signals the verbs that train get SIGINT or SIGTERM twice within a millisecond instead, as `timeout` sends them,
+and must save what they have done. Commands that take long are tried less often. The exit code is 1 if a promise is
+broken; a line says how to see it again.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tests.kill.campaign import Count, run_case
+from tests.kill.cases import CASES
+from tests.kill.trial import Fault, Place
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.kill", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=20, help="kills at random moments of each command")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=[case.name for case in CASES])
+    parser.add_argument("--signals", action="store_true", help="doubled signals instead, for the verbs that train")
+    parser.add_argument("--fault", help="only this trial, as a line about a failure gives it")
+    given = parser.parse_args()
+    cases = [case for case in CASES if not given.only or case.name in given.only]
+    if given.signals:
+        cases = [case for case in cases if case.trains]
+    faults = [Fault(kind, float(at)) for kind, at in (one.split(":") for one in (given.fault or "").split(",") if one)]
+    console = Console()
+    counts = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[what]}"), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory() as name, Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("setting up", total=len(cases), what="")
+        place = Place(Path(name), cases)
+        for case in cases:
+            progress.update(task, description=case.name)
+            counts.append(
+                run_case(
+                    place, case, given.count, given.seed, given.signals, faults,
+                    lambda what: progress.update(task, what=what),
+                )
+            )  # fmt: skip
+            progress.advance(task)
+            for line in counts[-1].lines:
+                progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(summary(counts))
+    sys.exit(1 if any(count.lines for count in counts) else 0)
+
+
+def summary(counts: list[Count]) -> Table:
+    """Return the table of all verbs."""
+    kinds = ("at operations", "at random moments", "signals")
+    table = Table("command", *kinds, "lost", "different", "left over", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for count in counts:
+        table.add_row(count.name, *map(str, (*count.kinds.values(), *count.broken.values())))
+    totals = [sum(values) for values in zip(*((*c.kinds.values(), *c.broken.values()) for c in counts), strict=True)]
+    table.add_row("all", *map(str, totals), style="bold")
+    return table
+
+
+if __name__ == "__main__":
+    main()

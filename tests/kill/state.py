@@ -1,0 +1,92 @@
+"""The state of a folder as it is compared: every file and folder in it, without times and dates."""
+
+import difflib
+import json
+import re
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.same_commands import content
+from bertree.inference.load import load
+from bertree.inference.model import Model
+from bertree.search.index import Index
+from bertree.search.passage_store import DATABASE
+from tests.kill.cases import Case
+from tests.support import killing
+
+State = dict[str, str]  # path -> what must be equal
+FOLDER = "a folder"
+
+
+def read_state(work: Path, case: Case) -> State:
+    """Read everything below a folder but the files of an index: they have other names after other commits."""
+    found = {}
+    for path in sorted(work.rglob("*")):
+        name = str(path.relative_to(work))
+        if not case.index or not name.startswith(f"{case.index}/"):
+            found[name] = FOLDER if path.is_dir() else _content(path, work, case)
+    return found
+
+
+def _content(path: Path, work: Path, case: Case) -> str:
+    if path.name == "metrics.jsonl":
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        lines = [line for line in lines if line["kind"] != "event"]  # they say when it was resumed
+        path_text = "".join(json.dumps(line) + "\n" for line in lines)
+        return re.sub(r'("(?:seconds|waited|tokens_per_s|mfu)": )[^,}]+', r"\1*", path_text)
+    found = content(path, work)
+    return found.exact if case.trains else found.exact + found.wording
+
+
+def differences(one: State, other: State) -> list[str]:
+    """Name the files that differ, with the first lines that do."""
+    found = []
+    for name in sorted(one.keys() | other.keys()):
+        first, second = one.get(name), other.get(name)
+        if first is None or second is None:
+            found.append(f"{name}: is only in {'the second' if first is None else 'the first'}")
+        elif first != second:
+            lines = difflib.unified_diff(first.splitlines(), second.splitlines(), lineterm="", n=0)
+            found.append(f"{name}: {' | '.join([line[:120] for line in lines][3:7])}")
+    return found
+
+
+class IndexState(NamedTuple):
+    """The documents of an index with their passages, and files in its folder that it does not use."""
+
+    documents: dict[str, Any]
+    unused: tuple[str, ...]
+
+
+def read_index(folder: Path, model: Path) -> IndexState:
+    """Read a copy of an index, since opening one may change it; each passage must have the model's vector."""
+    if not (folder / DATABASE).is_file():
+        return IndexState({}, ())
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(shutil.copytree(folder, Path(name) / "index"))
+        documents = killing.contents(copy, _load(model))
+        with Index.open(copy) as index:
+            used = index.state.files | {DATABASE}
+    return IndexState(documents, tuple(sorted({path.name for path in folder.iterdir()} - used)))
+
+
+@cache
+def _load(model: Path) -> Model:
+    return load(str(model), device="cpu")
+
+
+def newest_steps(out: Path) -> list[tuple[str, int, int]]:
+    """Return for every unfinished run below a folder the last step that is logged and the newest that is saved."""
+    found = []
+    for log in out.rglob("metrics.jsonl"):
+        folder = log.parent
+        if (folder / "metrics.json").exists() or (folder / "model").exists():
+            continue
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")]
+        logged = max((line["step"] for line in lines if line["kind"] == "train"), default=0)
+        saved = max((int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")), default=0)
+        found.append((folder.name, logged, saved))
+    return found

@@ -1,0 +1,50 @@
+"""A few kills of a few commands, and that the trials can find a broken promise. `make kill` runs all of them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from bertree import files
+from tests.kill.campaign import run_case
+from tests.kill.cases import CASES, uncovered
+from tests.kill.trial import Fault, Place, Trials
+
+pytest.importorskip("faiss")
+BY_NAME = {case.name: case for case in CASES}
+SHORT = ("tokenizer train, replacing", "convert, replacing", "embed", "index add", "cluster")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("kill"), [BY_NAME[name] for name in SHORT])
+
+
+def test_every_verb_and_option_that_writes_is_killed() -> None:
+    assert uncovered() == []
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_killed_command_ends_in_the_same_bytes(name: str, place: Place) -> None:
+    found = run_case(place, BY_NAME[name], 1, 0, signals=False)
+    assert found.lines == []
+    assert found.kinds["operation"] == 2
+
+
+def write_in_place() -> None:
+    """Plant a writer that is not atomic."""
+    files.write_atomically = lambda path, text: path.write_text(text)
+
+
+def leave_everything() -> None:
+    """Plant a writer that leaves its temporary files."""
+    files.remove_leftovers = lambda targets: None
+
+
+@pytest.mark.parametrize(("plant", "broken"), [(write_in_place, "lost"), (leave_everything, "left")])
+def test_a_planted_fault_is_found(plant: Callable[[], None], broken: str, place: Place) -> None:
+    trials = Trials(place, replace(BY_NAME["cluster"], plant=plant))
+    write = next(n for n, line in enumerate(trials.expected.operations, 1) if line.startswith("write"))
+    verdict = trials.trial([Fault("operation", write)])
+    assert verdict.hit
+    assert getattr(verdict, broken), verdict

@@ -1,0 +1,296 @@
+"""One trial: run a command, kill it, look at what is there, run it again to its end, and compare.
+
+All trials of a case run at the same path, since paths are written into results.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.kill import operations, world
+from tests.kill.cases import Case
+from tests.kill.state import IndexState, State, differences, newest_steps, read_index, read_state
+from tests.support import runs
+from tests.support.processes import PROCESSES
+
+LIMIT = 120.0  # seconds a command may take
+LEAVES = 5.0  # seconds in which the processes of a killed one must end
+REFUSED = ("exists already", "is already", "holds a model already", "no document to remove")
+# What commands make that the cases read.
+MADE = {
+    "store": "prepare text.txt --tokenizer tokenizer --out store --workers 1",
+    "task": "finetune start --task sst-2 --data glue --out task device=cpu lr=3e-3 max_length=32 batch=16 epochs=2",
+    "index": "index build start old.jsonl --chunk 12 --overlap 3 --device cpu --out index",
+}
+
+
+class Fault(NamedTuple):
+    """What happens to a process: `operation` 17, a `kill` or a doubled signal (`INT`, `TERM`) after some seconds."""
+
+    kind: str = ""
+    at: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.at:g}" if self.kind == "operation" else f"{self.kind}:{self.at:.3f}"
+
+
+class Undisturbed(NamedTuple):
+    """What a command comes to when nothing happens to it."""
+
+    before: State
+    after: State
+    index_before: IndexState
+    index_after: IndexState
+    operations: list[str]  # name and path of each
+    seconds: float
+
+
+@dataclass
+class Verdict:
+    """The promises that a trial found broken, and whether the command was hit at all."""
+
+    hit: bool = False
+    lost: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> list[str]:
+        """Everything that went wrong, in lines."""
+        named = (("lost", self.lost), ("different", self.different), ("left over", self.left))
+        return [f"{name}: {line}" for name, lines in named for line in lines]
+
+
+class Place:
+    """The folders of all trials: inputs, the command's working folder, and its folder for temporary files."""
+
+    def __init__(self, root: Path, cases: Sequence[Case]) -> None:
+        self.root = root.resolve()
+        self.world, self.work, self.temporary = (self.root / name for name in ("world", "work", "temporary"))
+        self.said, self.log = self.root / "said", self.root / "operations"
+        self.temporary.mkdir()
+        world.build(self.work)
+        read = {word.partition("/")[0] for case in cases for word in case.words[len(case.verb.split()) :]}
+        for name, line in MADE.items():
+            if name in read:
+                self.finish(line.split())
+        shutil.copytree(self.work, self.world)
+
+    def reset(self, source: Path) -> None:
+        """Begin anew from a copy of some inputs."""
+        for folder in (self.work, self.temporary):
+            shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(source, self.work)
+        self.temporary.mkdir()
+        self.said.unlink(missing_ok=True)
+
+    def start(self, words: Sequence[str], case: Case | None = None, fatal: int = -1) -> BaseProcess:
+        """Start a command; it dies at an operation (0: operations are counted, -1: not even that)."""
+        process = PROCESSES.Process(target=_run, args=(self, tuple(words), case, fatal))
+        process.start()
+        return process
+
+    def finish(self, words: Sequence[str], case: Case | None = None, fatal: int = -1) -> None:
+        """Run a command to its end; it must succeed."""
+        process = self.start(words, case, fatal)
+        process.join(LIMIT)
+        if process.exitcode != 0:
+            raise RuntimeError(f"{' '.join(words)}: exit code {process.exitcode}: {self.said.read_text()[-500:]}")
+
+
+def _run(place: Place, words: tuple[str, ...], case: Case | None, fatal: int) -> None:
+    """Be the command, in this process."""
+    os.setsid()
+    os.chdir(place.work)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(place.temporary)
+    small_pieces()
+    if case is not None and case.stdin:
+        sys.stdin = open(case.stdin)  # noqa: SIM115  # that of a child process is closed
+    if case is not None and case.plant is not None:
+        case.plant()
+    if fatal >= 0:
+        operations.watch((place.work, place.temporary), fatal, place.log if fatal == 0 else None)
+    runs.run_command(words, place.said)
+
+
+def small_pieces() -> None:
+    """Let small inputs make many shards, commits and checkpoints."""
+    from bertree.data import prepare
+    from bertree.distillation import teacher_cache
+    from bertree.search import writer
+    from bertree.train import fine_tuning_session
+
+    prepare.CHUNK = 2000
+    prepare.prepare.__kwdefaults__["shard_tokens"] = 3000
+    teacher_cache.CHUNK = 2
+    writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 12, 6, 3
+    fine_tuning_session.PAUSE = 0.0
+
+
+class Trials:
+    """The trials of one case."""
+
+    def __init__(self, place: Place, case: Case) -> None:
+        self.place, self.case = place, case
+        self.source = place.world
+        if case.first:
+            place.reset(place.world)
+            place.finish(case.first.split())
+            self.source = place.root / "before"
+            shutil.rmtree(self.source, ignore_errors=True)
+            shutil.copytree(place.work, self.source)
+        self.expected = self._undisturbed()
+
+    def _undisturbed(self) -> Undisturbed:
+        place, case = self.place, self.case
+        place.reset(self.source)
+        before, index_before = read_state(place.work, case), self._index()
+        place.log.unlink(missing_ok=True)
+        place.finish(case.words, case, 0)
+        found = read_state(place.work, case)
+        counted = place.log.read_text().splitlines() if place.log.exists() else []
+        place.reset(self.source)
+        began = time.monotonic()
+        place.finish(case.words, case)
+        seconds = time.monotonic() - began
+        again = read_state(place.work, case)
+        if unequal := differences(found, again):
+            raise RuntimeError(f"{case.name}: two undisturbed runs differ: {unequal[:3]}")
+        if rest := sorted(place.temporary.iterdir()):
+            raise RuntimeError(f"{case.name}: an undisturbed run leaves {rest[0]}")
+        return Undisturbed(before, found, index_before, self._index(), counted, seconds)
+
+    def _index(self) -> IndexState:
+        if not self.case.index:
+            return IndexState({}, ())
+        return read_index(self.place.work / self.case.index, self.place.world / "start")
+
+    def trial(self, faults: Sequence[Fault]) -> Verdict:
+        """Disturb the command in these ways, one run after another; then let it come to its end."""
+        place, case, verdict = self.place, self.case, Verdict()
+        place.reset(self.source)
+        words = case.words
+        for fault in faults:
+            process = place.start(words, case, int(fault.at) if fault.kind == "operation" else -1)
+            verdict.hit |= self._disturb(process, fault)
+            self._check_now(process, fault, verdict)
+            words = [*case.words, *case.resumed.split()]
+        place.said.unlink(missing_ok=True)
+        process = place.start(words, case)
+        process.join(LIMIT)
+        said = place.said.read_text() if place.said.exists() else ""
+        refused = process.exitcode == 2 and any(word in said for word in REFUSED)
+        if process.exitcode is None:
+            process.kill()
+            verdict.lost.append("run again, it hangs")
+        elif process.exitcode != 0 and not refused:
+            verdict.lost.append(f"run again, its exit code is {process.exitcode}: {said.strip()[-300:]}")
+        self._check_end(verdict)
+        return verdict
+
+    def _disturb(self, process: BaseProcess, fault: Fault) -> bool:
+        """Let it happen; return whether the process was still running."""
+        assert process.pid is not None
+        if fault.kind == "operation":
+            process.join(LIMIT)
+            return process.exitcode == -signal.SIGKILL
+        process.join(fault.at)
+        if process.exitcode is not None:
+            return False
+        if fault.kind == "kill":
+            process.kill()
+            process.join()
+            return process.exitcode == -signal.SIGKILL
+        number = signal.Signals[f"SIG{fault.kind}"]
+        _signal_twice(process.pid, number)
+        process.join(LIMIT)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        return process.exitcode != 0
+
+    def _check_now(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> None:
+        """Check what is there after it was stopped."""
+        assert process.pid is not None
+        place, case, expected = self.place, self.case, self.expected
+        if not _group_ends(process.pid):
+            verdict.left.append("processes of the killed command")
+        now = read_state(place.work, case)
+        for name in case.whole:
+            found = _below(now, name)
+            if found not in (_below(expected.before, name), _below(expected.after, name)):
+                verdict.lost.append(f"{name}: is neither the old nor the new one after {fault}")
+        if case.index:
+            try:
+                self._check_index(verdict)
+            except Exception as error:
+                verdict.lost.append(f"{case.index}: cannot be read after {fault} ({error})")
+        if fault.kind in ("INT", "TERM"):
+            self._check_saved(process, fault, verdict)
+
+    def _check_index(self, verdict: Verdict) -> None:
+        before, after = self.expected.index_before.documents, self.expected.index_after.documents
+        found = self._index().documents
+        for id, entry in found.items():
+            if entry not in (before.get(id), after.get(id)):
+                verdict.lost.append(f"{self.case.index}: document {id} is neither the old nor the new one")
+        verdict.lost += [
+            f"{self.case.index}: document {id} is gone" for id in before if id in after and id not in found
+        ]
+
+    def _check_saved(self, process: BaseProcess, fault: Fault, verdict: Verdict) -> None:
+        """A signal ends in a saved state: the newest checkpoint is that of the last step."""
+        number = signal.Signals[f"SIG{fault.kind}"]
+        if process.exitcode not in (0, 128 + number, -number):
+            verdict.lost.append(f"after {fault}, its exit code is {process.exitcode}")
+        for folder, logged, saved in newest_steps(self.place.work / "out"):
+            if saved < logged:
+                verdict.lost.append(f"{folder}: after {fault}, step {logged} is logged and step {saved} saved")
+
+    def _check_end(self, verdict: Verdict) -> None:
+        place, case, expected = self.place, self.case, self.expected
+        found = read_state(place.work, case)
+        verdict.left += [f"{name}" for name in sorted(found.keys() - expected.after.keys())]
+        verdict.left += [str(path.relative_to(place.root)) for path in sorted(place.temporary.iterdir())]
+        verdict.lost += [f"{name}: is missing" for name in sorted(expected.after.keys() - found.keys())]
+        both = {name: found[name] for name in found.keys() & expected.after.keys()}
+        verdict.different += differences({name: expected.after[name] for name in both}, both)
+        if case.index:
+            index = self._index()
+            verdict.left += [f"{case.index}/{name}" for name in index.unused]
+            if index.documents != expected.index_after.documents:
+                verdict.different.append(f"{case.index}: other documents or passages")
+
+
+def _below(state: State, name: str) -> State:
+    return {path: found for path, found in state.items() if path == name or path.startswith(f"{name}/")}
+
+
+def _signal_twice(process: int, number: int) -> None:
+    """Send a signal to a process and to its group, as `timeout` does."""
+    try:
+        os.kill(process, number)
+        os.killpg(process, number)
+    except ProcessLookupError:  # it ended meanwhile, or has no group yet
+        return
+
+
+def _group_ends(group: int) -> bool:
+    """Wait until no process of the group is left."""
+    until = time.monotonic() + LEAVES
+    while time.monotonic() < until:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    os.killpg(group, signal.SIGKILL)
+    return False
