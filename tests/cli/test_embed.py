@@ -14,7 +14,7 @@ import bertree
 from bertree.embeddings import embed, npy_file
 from bertree.embeddings.npy_file import VectorFile
 from bertree.errors import UserError
-from bertree.inference.embedding import WINDOW
+from bertree.inference.embedding import FIRST_WINDOW, WINDOW, window_end
 from tests.support import runs
 from tests.support.command import Command
 
@@ -158,29 +158,44 @@ def test_only_one_run_writes(tmp_path: Path) -> None:
         pass
 
 
-def test_other_texts_under_the_same_name(
-    command: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = 200
-    monkeypatch.setattr(embed, "WINDOW", window)
-    monkeypatch.setattr("bertree.inference.embedding.WINDOW", window)
+def test_other_texts_under_the_same_name(command: Command, tiny: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "a.txt", tmp_path / "v.npy"
-    good = lines(window)
-    # The second window holds a broken record: the first is kept, and the run ends with one line.
+    whole = window_end(FIRST_WINDOW)
+    good = lines(whole)
+    # The last window holds a broken record: those before it are kept, and the run ends with one line.
     rows = [json.dumps({"text": text}) for text in good]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "broken"]))
     said = command("embed", tiny, tmp_path / "a.jsonl", "--out", out)
-    assert (said.code, f"line {window + 1}: is not valid JSON" in said.err) == (2, True)
-    assert _rows(out) == window
+    assert (said.code, f"line {whole + 1}: is not valid JSON" in said.err) == (2, True)
+    assert _rows(out) == whole
     file.write_text("\n".join(["other", *good[1:], "more"]))
     said = command("embed", tiny, file, "--out", out)
-    assert (said.code, "first 200 rows are not those" in said.err) == (2, True)
+    assert (said.code, f"first {whole} rows are not those" in said.err) == (2, True)
     file.write_text("\n".join(good[:10]))
     said = command("embed", tiny, file, "--out", out)
     assert (said.code, "has 10 rows, fewer than" in said.err) == (2, True)
     file.write_text("\n".join([*good, "more"]))
     command.well("embed", tiny, file, "--out", out)
-    assert len(np.load(out)) == window + 1
+    assert len(np.load(out)) == whole + 1
+
+
+def test_rows_are_saved_from_the_beginning_on(command: Command, tiny: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": text}) for text in lines(2 * FIRST_WINDOW)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*rows, "broken"]))
+    assert command("embed", tiny, tmp_path / "a.jsonl", "--out", tmp_path / "v.npy").code == 2
+    assert _rows(tmp_path / "v.npy") == FIRST_WINDOW
+
+
+def test_windows_grow_and_depend_on_the_row_alone() -> None:
+    ends, row = [], 0
+    while row < 6 * WINDOW:
+        row = window_end(row)
+        ends.append(row)
+    sizes = np.diff([0, *ends]).tolist()
+    assert sizes[:2] == [FIRST_WINDOW, 2 * FIRST_WINDOW]
+    assert sizes[6:] == [WINDOW] * len(sizes[6:]) != []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        assert {window_end(row) for row in (begin, (begin + end) // 2, end - 1)} == {end}
 
 
 def test_mistakes_are_one_line(command: Command, tiny: Path, tmp_path: Path) -> None:
@@ -280,6 +295,6 @@ def test_the_bar_moves_within_a_window(tiny: Path, tmp_path: Path, monkeypatch: 
 
 def test_temporary_files_of_a_killed_run_are_removed(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one text\n")
-    (tmp_path / ".v.npy.journal.k1ll3d").write_text("{")
+    (tmp_path / ".v.npy.journal.k1ll3d00").write_text("{")
     embed.embed_file(tiny, tmp_path / "a.txt", tmp_path / "v.npy")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "v.npy"]

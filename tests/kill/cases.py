@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 CPU = "device=cpu"
-SHORT = f"{CPU} lr=3e-3 dropout=0.1 max_length=32 batch=16 epochs=2 evaluations=2"
+SHORT = f"{CPU} lr=3e-3 dropout=0.1 max_length=32 batch=16 epochs=2 evaluations=2 log_every=1"
 INDEX = "--chunk 12 --overlap 3 --device cpu"
 DISTIL = "schedule.warmup=2 phases.0.steps=6 phases.0.max_length=32 phases.0.batch_tokens=512 run.micro_tokens=256"
 WATCH = "run.log_every=1 run.eval_every=3 run.save_every=1 run.eval_tokens=512"

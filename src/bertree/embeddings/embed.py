@@ -17,7 +17,7 @@ from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile
 from bertree.embeddings.text_rows import RowCounts, TextRows
 from bertree.errors import TextsCut, UserError
-from bertree.inference.embedding import WINDOW, Vectors
+from bertree.inference.embedding import FIRST_WINDOW, WINDOW, Vectors, window_end
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 
@@ -92,16 +92,22 @@ class Embedder:
         self.kind = "" if literal else options.prompt
         self.model.vector.prompt_text(self.kind)  # raises before the work, not after it
 
-    def windows(self, texts: Iterable[str], advance: Callable[[int], None]) -> Iterator[Vectors]:
-        """Yield vectors, some thousand rows at a time; `advance` is called more often, with the number of new rows."""
+    def windows(
+        self, texts: Iterable[str], advance: Callable[[int], None], first: int | None = None
+    ) -> Iterator[Vectors]:
+        """Yield vectors, some thousand rows at a time; `advance` is called more often, with the number of new rows.
+
+        `first`: the texts go on from this row, and the first windows are small.
+        """
         given = (self.before + text for text in texts) if self.before else texts
-        done = 0
+        done = first or 0
         for vectors in self.model.embed_windows(
             given,
             prompt=self.kind,
             max_length=self.options.max_length or None,
             batch_tokens=self.options.batch_tokens,
             advance=advance,
+            first=first,
         ):
             good = np.isfinite(vectors).all(1)
             if not good.all():
@@ -194,7 +200,7 @@ def embed_file(
             "device": embedder.model.device.type,
             "dtype": dtype,
             "precision": how.precision,
-            "window": WINDOW,
+            "window": f"{FIRST_WINDOW} to {WINDOW}",
         }
         target = VectorFile(out, job, embedder.model.dimension, dtype)
         if target.finished():
@@ -244,22 +250,25 @@ def _write(embedder: Embedder, rows: TextRows, target: VectorFile, advance: Call
     advance(at, target.rows)
     # The model reads ahead of what it gives back, so the states of hash and file wait for their window.
     states: deque[tuple[str, int]] = deque()
+    first = target.rows
 
     def watched() -> Iterator[str]:
-        for count, text in enumerate(source, 1):
+        end = window_end(first)
+        for count, text in enumerate(source, first + 1):
             hashed.add(text)
-            if count % WINDOW == 0:
+            if count == end:
                 states.append((str(hashed), rows.done))
+                end = window_end(count)
             yield text
         states.append((str(hashed), rows.done))
 
     def some(count: int) -> None:
         nonlocal inside
         inside += count
-        end = states[0][1] if states else rows.done
-        advance(at + (end - at) * min(inside, WINDOW) // WINDOW, target.rows + inside)
+        end, size = states[0][1] if states else rows.done, window_end(target.rows) - target.rows
+        advance(at + (end - at) * min(inside, size) // size, target.rows + inside)
 
-    for vectors in embedder.windows(watched(), some):
+    for vectors in embedder.windows(watched(), some, first):
         known, at = states.popleft()
         target.add(vectors, known)
         inside = 0

@@ -1,8 +1,9 @@
 """A .npy file of vectors that grows while it is written, and can be resumed after any kind of stop.
 
 Rows go to OUT.part; after each window of them they are flushed to the disk and OUT.journal says how many there are
-and what was embedded. Windows hold a fixed number of rows, and what goes into one batch is chosen within a window, so
-that a run that was killed and one that was not ask the model for the same batches and end in the same bytes. The
+and what was embedded. The first windows are small, so that little is lost from the beginning on. What a window holds
+depends on the row alone, and what goes into one batch is chosen within a window, so that a run that was killed and one
+that was not ask the model for the same batches and end in the same bytes. The
 texts are identified by a running hash, not by the file's date: they are read again up to the point of resuming, which
 costs little beside a model, works for a pipe too, and cannot mistake a changed file for the old one.
 """

@@ -114,6 +114,7 @@ def _run_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json
         result: Json = read_json(done)
         if result.get("run") != job.tuner.run_identity(seed):
             raise UserError(f"{place}: was trained with other settings or data; put them back, or start a new run")
+        shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # of a run that was killed right after its end
         return result
     place.mkdir(parents=True, exist_ok=True)
     intro = [*(job.intro if not before else ()), f"seed {seed}"]

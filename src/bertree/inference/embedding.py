@@ -22,6 +22,7 @@ from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.text.tokenizer import Encoded
 
 WINDOW = 4096  # texts
+FIRST_WINDOW = 64  # where windows grow
 Vectors = NDArray[np.float32]
 
 
@@ -53,12 +54,25 @@ class WindowSteps:
     advance: Callable[[int], None] = lambda count: None  # called with the number of texts that are done
 
 
-def embed_windows(steps: WindowSteps, texts: Iterable[str]) -> Iterator[Vectors]:
-    """Yield the vectors of each window of texts, in their order."""
-    source = iter(texts)
+def window_end(row: int) -> int:
+    """Return the end of the window a row is in, where windows grow: the first is small, each holds twice the one before,
+    up to WINDOW. So the first results come soon, and the windows depend on nothing but the row."""
+    end = size = min(FIRST_WINDOW, WINDOW)
+    while end <= row and size < WINDOW:
+        size = min(2 * size, WINDOW)
+        end += size
+    return end if row < end else end + ((row - end) // WINDOW + 1) * WINDOW
+
+
+def embed_windows(steps: WindowSteps, texts: Iterable[str], first: int | None = None) -> Iterator[Vectors]:
+    """Yield the vectors of each window of texts, in their order; `first`: windows grow, and this is the first row."""
+    source, row = iter(texts), first
 
     def ahead() -> Sequence[Encoded]:
-        some = list(islice(source, WINDOW))
+        nonlocal row
+        size = WINDOW if row is None else window_end(row) - row
+        row = None if row is None else row + size
+        some = list(islice(source, size))
         return steps.tokenize(some) if some else []
 
     with ThreadPoolExecutor(1) as reader:

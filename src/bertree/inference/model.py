@@ -81,10 +81,12 @@ class Model(LoadedModel, SentenceTransformersMethods):
         batch_tokens: int = 0,
         dimensions: int | None = None,
         advance: Callable[[int], None] = lambda count: None,
+        first: int | None = None,
     ) -> Iterator[Vectors]:
         """Embed any number of texts: yield some thousand rows at a time, in the order given.
 
-        `advance` is called with the number of texts that are done. For the rest see `embed`.
+        `advance` is called with the number of texts that are done. `first`: the texts go on from this row, and the
+        first windows are small (`window_end`). For the rest see `embed`.
         """
         before, pooling = self.vector.prompt_text(prompt), self.pooling
         texts = [texts] if isinstance(texts, str) else check_inputs(texts)
@@ -110,7 +112,7 @@ class Model(LoadedModel, SentenceTransformersMethods):
 
         def windows() -> Iterator[Vectors]:
             with self._evaluating():
-                for rows in embed_windows(steps, texts):
+                for rows in embed_windows(steps, texts, first):
                     check_finite(rows, self.name)
                     yield rows
 
