@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from tests.kill.cases import Case
 from tests.kill.trial import Fault, Place, Trials
 
-SLOW = 5.0  # seconds: commands that take longer are tried less often
 FIRST = ("fsync", "replace", "rename", "commit", "committed", "unlink")
 
 
@@ -38,9 +37,9 @@ def run_case(
     advance("undisturbed")
     trials = Trials(place, case)
     seconds = trials.expected.seconds
-    few = max(1, count // 5) if seconds > SLOW and not signals else count
+    few = max(1, count // 5) if case.slow else count
     plan: list[list[Fault]] = [list(given)] if given else []
-    if not plan and not signals and case.operations:
+    if not plan and not signals and not case.slow:
         plan += [[Fault("operation", number)] for number in choose(trials.expected.operations, 2 * few, moments)]
     for _ in range(0 if given else few):
         kinds = ("INT", "TERM") if signals else ("kill",)

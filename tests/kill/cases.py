@@ -31,7 +31,7 @@ class Case:
     index: str = ""  # the folder of the index that it writes
     stdin: str = ""
     trains: bool = False
-    operations: bool = True  # False: killed at random moments only
+    slow: bool = False  # it is killed at a few random moments only
     plant: Callable[[], None] | None = None  # a fault to plant in the process, for tests
 
     @property
@@ -58,7 +58,7 @@ CASES = (
     ),
     Case(
         "prepare, two workers", "prepare", "text.txt --tokenizer tokenizer --out out --workers 2",
-        whole=("out/store.json",), operations=False,
+        whole=("out/store.json",), slow=True,
     ),
     Case("store show", "store show", "store --format segment-pair --max-length 64", whole=("store",)),
     _training("pretrain", "pretrain", "bert.toml --store store"),
@@ -96,7 +96,7 @@ CASES = (
     ),
 )  # fmt: skip
 if find_spec("onnx") and find_spec("onnxscript"):
-    CASES = (*CASES, Case("convert, ONNX", "convert", "start out --to onnx", operations=False))
+    CASES = (*CASES, Case("convert, ONNX", "convert", "start out --to onnx", slow=True))
 
 
 def verbs() -> dict[str, set[str]]:
