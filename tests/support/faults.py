@@ -40,7 +40,7 @@ def plant(faults: str) -> None:
             from bertree.embeddings import embed
             from bertree.inference import embedding
 
-            embed.WINDOW = embedding.WINDOW = int(numbers[0])
+            embed.WINDOW = embedding.WINDOW = embedding.FIRST_WINDOW = int(numbers[0])
         elif name == "room":
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(numbers[0]), int(numbers[0])))
         elif name == "no tensorboard":

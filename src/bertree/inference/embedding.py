@@ -55,8 +55,10 @@ class WindowSteps:
 
 
 def window_end(row: int) -> int:
-    """Return the end of the window a row is in, where windows grow: the first is small, each holds twice the one before,
-    up to WINDOW. So the first results come soon, and the windows depend on nothing but the row."""
+    """Return where the window of a row ends, if windows grow: from a small one, each twice as large, up to WINDOW.
+
+    So the first results come soon, and the windows depend on nothing but the row.
+    """
     end = size = min(FIRST_WINDOW, WINDOW)
     while end <= row and size < WINDOW:
         size = min(2 * size, WINDOW)
