@@ -19,9 +19,8 @@ from tests.kill import operations, world
 from tests.kill.cases import Case
 from tests.kill.state import IndexState, State, differences, newest_steps, read_index, read_state
 from tests.support import runs
-from tests.support.processes import PROCESSES
+from tests.support.processes import PATIENCE, PROCESSES
 
-LIMIT = 120.0  # seconds a command may take
 LEAVES = 5.0  # seconds in which the processes of a killed one must end
 REFUSED = ("exists already", "is already", "holds a model already", "no document to remove")
 # What commands make that the cases read.
@@ -101,7 +100,7 @@ class Place:
     def finish(self, words: Sequence[str], case: Case | None = None, fatal: int = -1) -> None:
         """Run a command to its end; it must succeed."""
         process = self.start(words, case, fatal)
-        process.join(LIMIT)
+        process.join(PATIENCE)
         if process.exitcode != 0:
             raise RuntimeError(f"{' '.join(words)}: exit code {process.exitcode}: {self.said.read_text()[-500:]}")
 
@@ -185,7 +184,7 @@ class Trials:
             words = [*case.words, *case.resumed.split()]
         place.said.unlink(missing_ok=True)
         process = place.start(words, case)
-        process.join(LIMIT)
+        process.join(PATIENCE)
         said = place.said.read_text() if place.said.exists() else ""
         refused = process.exitcode == 2 and any(word in said for word in REFUSED)
         if process.exitcode is None:
@@ -200,7 +199,7 @@ class Trials:
         """Let it happen; return whether the process was still running."""
         assert process.pid is not None
         if fault.kind == "operation":
-            process.join(LIMIT)
+            process.join(PATIENCE)
             return process.exitcode == -signal.SIGKILL
         process.join(fault.at)
         if process.exitcode is not None:
@@ -211,7 +210,7 @@ class Trials:
             return process.exitcode == -signal.SIGKILL
         number = signal.Signals[f"SIG{fault.kind}"]
         _signal_twice(process.pid, number)
-        process.join(LIMIT)
+        process.join(PATIENCE)
         if process.exitcode is None:
             process.kill()
             process.join()

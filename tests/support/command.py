@@ -9,10 +9,10 @@ from typing import NamedTuple
 import pytest
 import typer.main
 
+from tests.support.processes import PATIENCE
+
 # The tree of verbs and options takes 40 ms to make, and is the same every time.
 make_tree = functools.cache(typer.main.get_command)
-
-from tests.support.processes import PATIENCE
 
 
 class CommandResult(NamedTuple):
