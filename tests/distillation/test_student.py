@@ -77,6 +77,16 @@ def test_warm_start_takes_the_layers_named() -> None:
     assert torch.equal(student.heads["mask"].dense.weight, teacher.heads["mask"].dense.weight)
 
 
+def test_layers_of_other_parts_are_not_copied() -> None:
+    """The same shapes, but other norms or positions: the layers would not do what they did."""
+    teacher = random_model(point("bert-base", layers=2, norm_bias=False), {"mask": 0}, seed=1).network
+    for axes in ({"norm": "rms"}, {"norm_bias": False, "positions": "rotary"}):
+        student = random_model(point("bert-base", layers=2, **axes), {"mask": 0}, seed=2).network
+        copied = copy_weights(student, teacher, [1, 2])
+        assert copied.layers == 0
+        assert "differ in the parts of their layers" in copied.misfit
+
+
 def test_without_segments_the_first_one_is_not_lost() -> None:
     teacher = random_model(point("bert-base", layers=2), {"mask": 0}, seed=1).network.eval()
     student = random_model(

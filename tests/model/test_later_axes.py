@@ -147,6 +147,31 @@ def test_operations_count_what_local_attention_sees() -> None:
     assert gated == 2 * 4 * 32 * 128
 
 
+def kept_bytes(a: Transformer) -> int:
+    """Bytes of the distinct tensors that autograd keeps for a batch of 64 tokens."""
+    network, kept = build(a), {}
+    weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = network(Batch.pack([[1] * 16] * 4))
+    assert out.requires_grad
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize(("axes", "once"), [({"ffn": "gated"}, 0), ({"positions": "rotary"}, 4 * 8)])
+def test_kept_activations_are_what_the_memory_model_says(axes: dict[str, object], once: int) -> None:
+    """The model is for half precision; `once` are bytes that are in float32 there too."""
+    plain, changed = architecture(dropout=0.0, pooler=False), architecture(dropout=0.0, pooler=False, **axes)
+    said = cost.costs(changed).activation_bytes() - cost.costs(plain).activation_bytes()
+    assert kept_bytes(changed) - kept_bytes(plain) == 64 * (2 * (said - once) + once)
+
+
 @cuda
 @pytest.mark.parametrize("compiled", [False, True])
 def test_half_precision_is_close_to_fp32_on_cuda(compiled: bool) -> None:

@@ -149,6 +149,7 @@ class TransformerCosts:
         masks = 2 * h if a.dropout else 0  # one byte per element, after attention and after feed-forward
         attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
         attention += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
+        angles = 4 * a.head_width * len(set(a.attention_kinds)) if a.positions == "rotary" else 0  # cosines and sines
         ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
         ffn += 4 * f if a.ffn == "gated" else 0  # the gate, and its product with the activation
         norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
@@ -156,7 +157,7 @@ class TransformerCosts:
         if a.embedding_projection:
             embeddings += 2 * a.embedding_width
         final_norm = 2 * h + 8 if a.residual == "pre-norm" else 0
-        return a.layers * (masks + attention + ffn + norms) + embeddings + final_norm
+        return a.layers * (masks + attention + ffn + norms) + embeddings + angles + final_norm
 
     def mask_head_bytes(self) -> int:
         """Bytes per masked token: the tensors that autograd keeps, and the logits."""

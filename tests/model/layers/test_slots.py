@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.model.architecture import Transformer
 from bertree.model.kernels.layout import ScoreBias
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FEED_FORWARD
@@ -15,6 +16,7 @@ from bertree.model.layers.norms import NORMS
 from bertree.model.layers.positions import Positions, RotaryPositions
 from bertree.model.layers.residual import Block, PostNorm, PreNorm, Residual
 from bertree.model.masks import Full, Window
+from bertree.model.network import build
 from bertree.model.stack import Stack
 
 WIDTH, HEADS = 16, 2
@@ -132,6 +134,24 @@ def test_norms_by_their_formula_also_in_half_precision(kind: str) -> None:
     assert torch.allclose(norm(x), expected, atol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.allclose(norm(x.bfloat16()).float(), expected, atol=0.1)
+
+
+def test_attention_called_alone_rotates_too() -> None:
+    made, x = stack(PreNorm(), RotaryPositions(8, 100.0), layers=1), torch.randn(18, WIDTH)
+    part = made.attention[0].part
+    assert torch.equal(part(x, BATCH), part(x, BATCH, part.positions.prepare(BATCH.positions)))
+    part.positions.base = 10.0
+    (changed,) = made(x, BATCH)
+    part.positions.base = 100.0
+    (before,) = made(x, BATCH)
+    assert (changed - before).abs().max() > 1e-3
+
+
+def test_an_encoder_without_memory_returns_no_state() -> None:
+    network = build(Transformer(vocab_size=50, width=16, heads=2, ffn_width=8, embedding_width=16, layers=1)).eval()
+    hidden, state = network.encode(BATCH, {"memory": torch.zeros(1)})
+    assert state is None
+    assert torch.equal(hidden, network(BATCH))
 
 
 def test_compiles_whole_with_rotary_positions_and_windows() -> None:

@@ -97,7 +97,7 @@ def _attend(
     queries, keys = _streams(cu_q, cu_k)
     scale_type, mixed = torch.promote_types(q_tnd.dtype, torch.float32), []
     for q, k, v in zip(queries.cut(q_tnd), keys.cut(k_tnd), keys.cut(v_tnd), strict=True):
-        if not (q.shape[2] and k.shape[2]):  # the kernel cannot do without: no key, no value
+        if not (q.shape[2] and k.shape[2]):  # the kernel would divide by zero
             mixed.append((torch.zeros_like(q), torch.zeros_like(q[..., 0], dtype=scale_type)))
             continue
         causal, mask = _mask(q.shape[2], k.shape[2], left, right, q)

@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x_th: Tensor, batch: Batch, rotation: Rotation | None = None) -> Tensor:
-        """Mix the hidden states of each sequence's tokens; `rotation` is what the positions prepared for the batch."""
+        """Mix the hidden states of each sequence's tokens; `rotation`: what the positions have prepared for the batch."""
         qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
         dropout = self.dropout if self.training else 0.0
         layout = Layout.of(batch, self.mask)
@@ -47,6 +47,7 @@ class Attention(nn.Module):
             mixed_tnd = attend_fused(qkv_t3nd, layout, dropout)
         else:
             q_tnd, k_tnd, v_tnd = qkv_t3nd.unbind(1)
+            rotation = rotation or self.positions.prepare(batch.positions)
             if rotation is not None:
                 q_tnd, k_tnd = self.positions.rotate(q_tnd, k_tnd, rotation, rotation)
             mixed_tnd = attend(q_tnd, k_tnd, v_tnd, layout, dropout, self.positions.bias)
