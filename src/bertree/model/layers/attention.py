@@ -39,7 +39,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x_th: Tensor, batch: Batch, rotation: Rotation | None = None) -> Tensor:
-        """Mix the hidden states of each sequence's tokens; `rotation`: what the positions have prepared for the batch."""
+        """Mix the hidden states of each sequence's tokens; `rotation`: what the positions prepared for the batch."""
         qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
         dropout = self.dropout if self.training else 0.0
         layout = Layout.of(batch, self.mask)
