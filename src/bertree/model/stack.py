@@ -7,15 +7,14 @@ Shape letters: t tokens, h width.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
-from bertree.model.layers.positions import Positions
-from bertree.model.layers.residual import Block, PostNorm, Residual, Stream
+from bertree.model.layers.positions import Positions, Rotation
+from bertree.model.layers.residual import Block, Residual, Stream
 
 
 class Stack(nn.Module):
@@ -26,13 +25,13 @@ class Stack(nn.Module):
         attention: Sequence[Block],
         ffn: Sequence[Block],
         plan: Sequence[tuple[int, int]],
-        residual: Residual | None = None,
+        residual: Residual,
     ) -> None:
         super().__init__()
         self.attention = nn.ModuleList(attention)
         self.ffn = nn.ModuleList(ffn)
         self.plan = tuple(plan)
-        self.residual: Residual = residual or PostNorm()
+        self.residual = residual
         self.recompute = False  # activation checkpointing: recompute each layer in the backward pass
         # For each attention block, the first one that has the same positions; None: it has none.
         positions = [getattr(block.part, "positions", None) for block in attention]
@@ -52,9 +51,9 @@ class Stack(nn.Module):
                 stream = self._layer(a, f, stream, batch, rotation)
             yield self.residual.close(stream)
 
-    def _prepare(self, batch: Batch) -> dict[int | None, Any]:
+    def _prepare(self, batch: Batch) -> dict[int | None, Rotation | None]:
         """Return what the attention blocks' positions need for a batch, computed once for all that are the same."""
-        found: dict[int | None, Any] = {}
+        found: dict[int | None, Rotation | None] = {}
         for index in self.rotates_as:
             if index is not None and index not in found:
                 positions = self.attention[index].part.positions  # type: ignore[union-attr]
@@ -62,7 +61,7 @@ class Stack(nn.Module):
                 found[index] = positions.prepare(batch.positions)
         return found
 
-    def _layer(self, a: int, f: int, stream: Stream, batch: Batch, rotation: Any) -> Stream:
-        given = (batch,) if rotation is None else (batch, rotation)
+    def _layer(self, a: int, f: int, stream: Stream, batch: Batch, rotation: Rotation | None) -> Stream:
+        given = (batch,) if rotation is None else (batch, rotation)  # a part of one's own may take the batch alone
         stream = self.residual.apply(stream, self.attention[a], *given)  # type: ignore[arg-type]
         return self.residual.apply(stream, self.ffn[f], batch)  # type: ignore[arg-type]
