@@ -33,9 +33,9 @@ def plant(faults: str) -> None:
             number = signal.SIGKILL if name == "kill" else int(numbers.pop(0))
             _send_signal(number, int(numbers[0]), float(numbers[1]) / 1000)
         elif name == "pause":
-            from bertree.train import fine_tuning_session
+            from bertree.train.keep import best_weights
 
-            fine_tuning_session.PAUSE = float(numbers[0])
+            best_weights.PAUSE = float(numbers[0])
         elif name == "window":
             from bertree.embeddings import embed
             from bertree.inference import embedding

@@ -25,10 +25,11 @@ from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.logits import logits
 from bertree.tasks.task import Example, Task, Unit
 from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Placement
-from bertree.train.fine_tuning_session import BestEvaluation, FineTuningSession
+from bertree.train.keep.best_weights import BestEvaluation, KeepBestWeights
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
+from bertree.train.session import WHOLE_RUN, Session
 from bertree.train.steps.cuda_graph import CudaGraphLaunch
 from bertree.train.steps.eager import EagerLaunch
 from bertree.train.steps.grad_cache import WholeStepObjective, cached_gradients
@@ -166,21 +167,17 @@ class FineTuning:
         """Train with a seed. Return the signal that ended the run early, if any, the best evaluation, and the loop with
         the weights of the best evaluation."""
         loop, feed = self._build(seed)
-        recipe = self.recipe(seed)
         steps, every = len(feed.plan), max(1.0, self.steps_per_epoch / self.config.train.evaluations)
-        session = FineTuningSession(
-            out,
-            recipe,
+        keep = KeepBestWeights(
             loop,
-            feed,
-            self.config.run,
-            {"run": self.run_identity(seed)},
             evaluate=lambda: evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1],
             metric=self.task.metric,
             evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
             patience=self.config.train.patience,
         )
-        return session.run(resume, intro), session.best, loop
+        identity: Json = {WHOLE_RUN: self.run_identity(seed)}
+        session = Session(out, self.recipe(seed), loop, feed, self.config.run, identity, keep)
+        return session.run(resume, intro), keep.best, loop
 
 
 def hold_out(

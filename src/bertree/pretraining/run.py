@@ -46,10 +46,11 @@ from bertree.train.checkpoint import BEST, CheckpointFolder
 from bertree.train.device import Placement, set_deterministic
 from bertree.train.feed import StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_held_out
+from bertree.train.keep.newest_and_best import KeepNewestAndBest
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from bertree.train.session import PretrainingSession
+from bertree.train.session import Session
 
 # What a resumed run may change: how it is watched, not what is learned.
 WATCHING = {
@@ -149,20 +150,18 @@ class PretrainingRun:
             and build.masking_of(recipe.data).unit != "next"
         )
         samples = MaskSamples(measured[0]) if filled else None
-        session = PretrainingSession(
+        keep = KeepNewestAndBest(
             out,
-            as_toml(recipe),
             loop,
-            self.feed,
-            recipe.run,
-            self.identity,
+            recipe.run.keep,
+            recipe.run.eval_every,
             evaluate=lambda step: evaluate_held_out(
                 network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast
             ),
             samples=lambda: samples(network) if samples else [],
-            flops=self.flops,
             write_model=lambda name: folder.write(self.contents, out / name),
         )
+        session = Session(out, as_toml(recipe), loop, self.feed, recipe.run, self.identity, keep, self.flops)
         try:
             signal = session.run(resume, [*self._intro(), *intro])
         except torch.OutOfMemoryError:

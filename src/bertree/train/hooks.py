@@ -75,6 +75,15 @@ class Totals:
         return {"seconds": self.seconds, "tokens": self.tokens, "skipped": self.skipped, "waited": self.waited}
 
 
+@dataclass(frozen=True)
+class RunLog:
+    """The log, the totals and the progress bar of a run."""
+
+    metrics: MetricsLog
+    totals: Totals
+    progress: Progress
+
+
 class StepLogger:
     """Writes a line of metrics every so many steps: means since the last one; and new phases."""
 
@@ -82,13 +91,12 @@ class StepLogger:
         self,
         every: int,
         last: int,
-        log: MetricsLog,
-        progress: Progress,
-        totals: Totals,
+        log: RunLog,
         flops: Sequence[float] = (0.0,),
         peak_flops: float | None = None,
     ) -> None:
-        self._every, self._last, self._log, self._progress, self._totals = every, last, log, progress, totals
+        self._every, self._last = every, last
+        self._log, self._totals, self._progress = log.metrics, log.totals, log.progress
         self._flops, self._peak_flops = flops, peak_flops
         self._results: list[StepResult] = []
         self._since = time.perf_counter()
@@ -142,13 +150,11 @@ class Evaluator:
         last: int,
         evaluate: EvaluateStep,
         samples: Callable[[], list[dict[str, Any]]],
-        log: MetricsLog,
-        progress: Progress,
-        totals: Totals,
+        log: RunLog,
         logger: StepLogger,
     ) -> None:
         self._every, self._last, self._evaluate, self._samples = every, last, evaluate, samples
-        self._log, self._progress, self._totals, self._logger = log, progress, totals, logger
+        self._log, self._progress, self._totals, self._logger = log.metrics, log.progress, log.totals, logger
         self.newest: tuple[int, float] | None = None  # step and loss
 
     def __call__(self, result: StepResult) -> None:
@@ -166,15 +172,20 @@ class Evaluator:
 
 
 class CheckpointSaver:
-    """Saves a checkpoint every so many steps, and at the end."""
+    """Saves a checkpoint every so many steps, if the one before is `pause` seconds old, and after the last step, if
+    there is one to be saved."""
 
-    def __init__(self, every: int, last: int, save: Callable[[StepResult], None], logger: StepLogger) -> None:
-        self._every, self._last, self._save, self._logger = every, last, save, logger
+    def __init__(
+        self, every: int, last: int | None, pause: float, save: Callable[[StepResult], None], logger: StepLogger
+    ) -> None:
+        self._every, self._last, self._pause, self._save, self._logger = every, last, pause, save, logger
+        self._saved_at = time.monotonic()
         self.step: int | None = None  # of the newest checkpoint
 
     def __call__(self, result: StepResult) -> None:
         """Save when it is time."""
-        if result.step % self._every == 0 or result.step == self._last:
+        due = result.step % self._every == 0 and time.monotonic() - self._saved_at >= self._pause
+        if due or result.step == self._last:
             self.now(result)
 
     def now(self, result: StepResult) -> None:
@@ -183,7 +194,7 @@ class CheckpointSaver:
             return
         began = time.perf_counter()
         self._save(result)
-        self.step = result.step
+        self.step, self._saved_at = result.step, time.monotonic()
         self._logger.leave_out(time.perf_counter() - began)
 
 
