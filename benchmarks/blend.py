@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import table
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.inference.load import Model, load
@@ -31,11 +31,10 @@ def perplexity(model: Model, batches: list[Batch]) -> float:
     total, count = 0.0, 0
     with torch.no_grad():
         for batch in batches:
-            assert batch.masked is not None
-            assert batch.targets is not None
-            logits = model.network.mask_logits(model.network(batch), batch.masked)
-            total += float(cross_entropy(logits, batch.targets).sum)
-            count += batch.targets.numel()
+            masked, targets = PretrainingLabels.of(batch).predicted
+            logits = model.network.mask_logits(model.network(batch), masked)
+            total += float(cross_entropy(logits, targets).sum)
+            count += targets.numel()
     return math.exp(total / count)
 
 

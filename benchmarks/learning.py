@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import CORPUS, environment, table
+from bertree.batch import PretrainingLabels
 from bertree.data.build import prepare, train_tokenizer
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -43,11 +44,10 @@ def baselines(train: Store, stream: Stream) -> tuple[float, float]:
         lefts[left] += count
     singles, doubles = [], []
     for batch in stream.one_epoch():
-        assert batch.masked is not None
-        assert batch.targets is not None
+        masked, targets = PretrainingLabels.of(batch).predicted
         ids = batch.ids.clone()
-        ids[batch.masked] = batch.targets
-        for left, token in zip(ids[batch.masked - 1].tolist(), batch.targets.tolist(), strict=True):
+        ids[masked] = targets
+        for left, token in zip(ids[masked - 1].tolist(), targets.tolist(), strict=True):
             singles.append(np.log(unigram[token]))
             count = lefts[left]
             chance = unigram[token]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.common import environment
+from bertree.batch import PretrainingLabels
 from bertree.data.masking import Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -43,9 +44,9 @@ def main() -> None:
     sums = {k: torch.zeros(3) for k in KEPT}
     whole, rows, read = 0.0, 0, 0
     for batch in stream.one_epoch():
-        assert batch.masked is not None
+        masked, _ = PretrainingLabels.of(batch).predicted
         with torch.no_grad():
-            its, mine = (model.network.mask_logits(model.network(batch), batch.masked) for model in (teacher, student))
+            its, mine = (model.network.mask_logits(model.network(batch), masked) for model in (teacher, student))
         mine.requires_grad_()
         full = divergence(mine, its, options.temperature)
         (slope,) = torch.autograd.grad(full.sum(), mine)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, synchronise, table
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -161,10 +161,9 @@ class Theirs:
 
 def padded(batch: Batch, length: int, rows: int, full: bool, device: torch.device) -> tuple[dict[str, Any], int]:
     """The first `rows` sequences of a packed batch as transformers takes them, and how many tokens they hold."""
-    assert batch.masked is not None
-    assert batch.targets is not None
+    masked, targets = PretrainingLabels.of(batch).predicted
     labels = torch.full_like(batch.ids, -100)
-    labels[batch.masked] = batch.targets
+    labels[masked] = targets
     ids_sl, labels_sl = torch.zeros(rows, length, dtype=torch.long), torch.full((rows, length), -100)
     mask_sl = torch.zeros(rows, length, dtype=torch.long)
     real = 0

@@ -3,22 +3,106 @@
 Sequences of any lengths lie end to end in one flat stream of tokens; `cu_seqlens` says where each starts. Nothing is
 padded, so no layer computes on padding. The price is that whatever mixes tokens (attention) needs the boundaries.
 
-Shape letters: t tokens in the batch, s sequences in the batch, m masked or chosen tokens.
+Shape letters: t tokens in the batch, s sequences in the batch, m tokens to predict, k tokens of a teacher.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+IGNORED = -100  # a label that no loss reads
+
 
 @dataclass(frozen=True)
-class Batch:
+class TensorTree:
+    """A value of tensors, numbers and other such values."""
+
+    def leaves(self) -> Iterator[Any]:
+        """Yield every field, and those of the values within."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, TensorTree):
+                yield from value.leaves()
+            else:
+                yield value
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy with every tensor changed."""
+        changes: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                changes[field.name] = change(value)
+            elif isinstance(value, TensorTree):
+                changes[field.name] = value.map(change)
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Labels(TensorTree):
+    """What an objective compares its predictions with."""
+
+    @classmethod
+    def of(cls, batch: "Batch") -> Self:
+        """Return the labels of a batch, which must be of this kind."""
+        assert isinstance(batch.labels, cls), f"the batch must have {cls.__name__}"
+        return batch.labels
+
+    def pad(self, tokens: int, sequences: int, room: Callable[[int], int]) -> Self:
+        """Fill up the labels of a batch of `tokens` tokens with ignored ones: those of sequences up to `sequences`,
+        those of n tokens up to `room(n)`."""
+        raise NotImplementedError(f"{type(self).__name__} are not padded")
+
+
+@dataclass(frozen=True)
+class TeacherTokens(TensorTree):
+    """A teacher's likeliest tokens at the tokens to predict, where it was run beforehand."""
+
+    scores: Tensor  # m x k, float16: their log-probabilities
+    ids: Tensor  # m x k
+
+
+@dataclass(frozen=True)
+class PretrainingLabels(Labels):
+    """The tokens to predict, and whether two segments belong together."""
+
+    masked: Tensor | None = None  # m, int64: tokens of the stream that the MLM head reads
+    targets: Tensor | None = None  # m, int64: the ids to predict: the masked ones, or the next ones
+    # s, int64: NSP or SOP label: 0 in order, 1 random next or swapped, -100 (ignored) where there is no pair
+    pairs: Tensor | None = None
+    teacher: TeacherTokens | None = None
+
+    @property
+    def predicted(self) -> tuple[Tensor, Tensor]:
+        """Tokens of the stream that the MLM head reads, and the ids to predict."""
+        assert self.masked is not None, "the stream must mask"
+        assert self.targets is not None, "the stream must mask"
+        return self.masked, self.targets
+
+    def pad(self, tokens: int, sequences: int, room: Callable[[int], int]) -> Self:
+        """Fill up with ignored labels; the tokens they are of are read once only."""
+        assert self.teacher is None, "the teacher reads padded batches"
+        changes: dict[str, Tensor] = {}
+        if self.pairs is not None:
+            changes["pairs"] = _extend(self.pairs, sequences - len(self.pairs))
+        if self.masked is not None and self.targets is not None:
+            spare = min(room(self.masked.numel()), tokens) - self.masked.numel()
+            free = torch.ones(tokens, dtype=torch.bool)
+            free[self.masked] = False
+            # Tokens that are read once only: their gradients are not added to others, which would be slower.
+            changes["masked"] = torch.cat([self.masked, free.nonzero()[:spare, 0]])
+            changes["targets"] = _extend(self.targets, spare)
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Batch(TensorTree):
     """A flat stream of tokens and the boundaries of the sequences in it."""
 
     ids: Tensor  # t, int64
@@ -29,24 +113,7 @@ class Batch:
     # s, int64: where in the stream each sequence's second text begins, or its end if it has none. None: it follows
     # from the segments, which some tokenizers (RoBERTa's) do not set.
     second: Tensor | None = None
-    # Targets of pretraining:
-    masked: Tensor | None = None  # m, int64: tokens of the stream that the MLM head reads
-    targets: Tensor | None = None  # m, int64: the ids to predict: the masked ones, or the next ones
-    # s, int64: NSP or SOP label: 0 in order, 1 random next or swapped, -100 (ignored) where there is no pair
-    pairs: Tensor | None = None
-    # Targets of a task:
-    chosen: Tensor | None = None  # m, int64: tokens of the stream that a `token` or `span` head reads
-    # Cell of each score in the grid of questions x `width` that a softmax or CRF needs, counted row by row.
-    # Tokens of a `span` or CRF head (m): a row per sequence. Sequences of a `choice` head (s): a row per question.
-    cells: Tensor | None = None
-    width: int = 0
-    # The labels: s for `sequence` (float: regression), m for `token`; for `span` questions x 2, the columns of start
-    # and end; for `choice`, each question's column. -100: ignored.
-    answers: Tensor | None = None
-    # A teacher's predictions, if it was run beforehand. For a task: its logits, a row for each row of the student's. In
-    # pretraining (m x k): log-probabilities of its k likeliest tokens, and their ids.
-    soft: Tensor | None = None
-    soft_ids: Tensor | None = None
+    labels: Labels | None = None
 
     @classmethod
     def pack(
@@ -77,12 +144,12 @@ class Batch:
     def to(self, device: torch.device | str) -> "Batch":
         """Move the batch to a device; to a GPU through pinned memory, so that the host does not wait."""
         to_gpu = torch.device(device).type == "cuda"
-        moved: dict[str, Any] = {}
-        for name in (field.name for field in fields(self)):
-            if isinstance(value := getattr(self, name), Tensor):
-                pinned = value.pin_memory() if to_gpu and not value.is_cuda else value
-                moved[name] = pinned.to(device, non_blocking=True)
-        return replace(self, **moved)
+
+        def move(tensor: Tensor) -> Tensor:
+            pinned = tensor.pin_memory() if to_gpu and not tensor.is_cuda else tensor
+            return pinned.to(device, non_blocking=True)
+
+        return self.map(move)
 
     @property
     def first(self) -> Tensor:
@@ -128,3 +195,7 @@ class Batch:
 def _places(second_s: NDArray[np.int64], ends: NDArray[np.int64]) -> Tensor:
     """Turn counts of tokens before the second texts into places in the stream."""
     return torch.from_numpy(np.where(second_s > 0, ends[:-1] + second_s, ends[1:]))
+
+
+def _extend(labels: Tensor, spare: int) -> Tensor:
+    return torch.cat([labels, labels.new_full((spare,), IGNORED)])

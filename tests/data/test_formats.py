@@ -26,7 +26,8 @@ def examples(documents: list[list[list[int]]], format: str | Format, max_length:
     store = Store.from_documents(documents, vocab_size=100, special=SPECIAL)
     stream = Stream(store, format=format, masking=None, batch_tokens=1000, max_length=max_length)
     found = [stream.example(number, epoch) for number in range(stream.examples)]
-    return [(e.ids.tolist(), e.segments.tolist(), None if e.pairs is None else int(e.pairs[0])) for e in found]
+    labels = [None if e.labels.pairs is None else int(e.labels.pairs[0]) for e in found]
+    return [(e.ids.tolist(), e.segments.tolist(), label) for e, label in zip(found, labels, strict=True)]
 
 
 def ids(documents: list[list[list[int]]], format: str | Format, max_length: int) -> list[list[int]]:
@@ -144,7 +145,7 @@ def whole(corpus: Corpus, format: Format, max_length: int, seed: int, epoch: int
         )
         found = []
         for batch in stream.one_epoch(epoch):
-            labels = [None] * (len(batch.cu_seqlens) - 1) if batch.pairs is None else batch.pairs.tolist()
+            labels = [None] * (len(batch.cu_seqlens) - 1) if batch.labels.pairs is None else batch.labels.pairs.tolist()
             kinds = [kinds.tolist() for kinds in batch.split(batch.segments)]
             found += zip(sequences(batch), kinds, labels, strict=True)
     return found
@@ -274,7 +275,7 @@ def test_one_segment_pair_in_ten_is_short() -> None:
 @pytest.mark.parametrize("name", ["segment-pair+nsp", "segment-pair+sop", "sentence-pair+nsp"])
 def test_questions_are_half_and_half(shape: list[list[int]], name: str) -> None:
     stream = Stream(corpus(shape).store, format=name, masking=None, batch_tokens=6400, max_length=64)
-    labels = np.concatenate([batch.pairs.numpy() for epoch in range(4) for batch in stream.one_epoch(epoch)])
+    labels = np.concatenate([batch.labels.pairs.numpy() for epoch in range(4) for batch in stream.one_epoch(epoch)])
     assert abs(np.mean(labels[labels >= 0]) - 0.5) < 0.02
 
 
@@ -286,7 +287,8 @@ def test_nsp_seldom_divides_a_sentence() -> None:
     starts = set((np.cumsum(made.lengths) - made.lengths).tolist())
     heads = []
     for batch in stream.one_epoch():
-        for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), batch.pairs.tolist(), strict=True):
+        labels = batch.labels.pairs.tolist()
+        for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), labels, strict=True):
             if label == 1:
                 heads.append(int(segments_of(ids, kinds.tolist())[1][0]))
     assert len(heads) > 500

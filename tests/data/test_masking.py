@@ -26,7 +26,7 @@ def tiny(masking: Masking, epoch: int = 0) -> tuple[list[int], dict[int, int]]:
     starts[PARTS] = False
     store = Store.from_documents([[[10, 11, 12, 13, 14], [15, 16]]], vocab_size=20, special=SPECIAL, word_start=starts)
     batch = Stream(store, masking=masking, batch_tokens=64, max_length=16).example(0, epoch)
-    return batch.ids.tolist(), dict(zip(batch.masked.tolist(), batch.targets.tolist(), strict=True))
+    return batch.ids.tolist(), dict(zip(batch.labels.masked.tolist(), batch.labels.targets.tolist(), strict=True))
 
 
 def test_everything_masked() -> None:
@@ -100,9 +100,9 @@ def test_masks(
     plain = Stream(made.store, masking=None, **common)[step]
     batch = Stream(made.store, masking=Masking(unit, rate=rate), **common)[step]
     ids, shown = plain.ids.numpy(), batch.ids.numpy()
-    masked = batch.masked.numpy()
+    masked = batch.labels.masked.numpy()
     assert (np.diff(masked) > 0).all()
-    assert (ids[masked] == batch.targets.numpy()).all()
+    assert (ids[masked] == batch.labels.targets.numpy()).all()
     assert (ids[masked] >= FIRST).all(), "special tokens are never masked"
     others = np.delete(np.arange(ids.size), masked)
     assert (ids[others] == shown[others]).all()
@@ -131,7 +131,7 @@ def read(store: Store, masking: Masking, **more: object) -> tuple[np.ndarray, np
     shown, masked, base = [], [], 0
     for batch in Stream(store, masking=masking, **common).one_epoch():
         shown.append(batch.ids.numpy())
-        masked.append(batch.masked.numpy() + base)
+        masked.append(batch.labels.masked.numpy() + base)
         base += shown[-1].size
     ids, places = np.concatenate(plain), np.concatenate(masked)
     return ids, np.concatenate(shown), places, ids[places]
@@ -186,7 +186,7 @@ def test_masks_are_even_over_positions(million: Store) -> None:
         hits, all_ = np.zeros(16), np.zeros(16)
         for batch in stream.one_epoch():
             cells = np.minimum(batch.positions.numpy() // 32, 15)
-            hits += np.bincount(cells[batch.masked.numpy()], minlength=16)
+            hits += np.bincount(cells[batch.labels.masked.numpy()], minlength=16)
             all_ += np.bincount(cells, minlength=16)
         spread = {"token": 1.0, "ngram": 4.0}[unit]
         assert chi_square(hits, all_ / all_.sum()) / spread < LIMIT[15]
@@ -233,7 +233,7 @@ def masks(stream: Stream, epoch: int) -> list[tuple]:
     found = []
     for batch in stream.one_epoch(epoch):
         marks = np.full(batch.ids.numel(), -1)
-        marks[batch.masked.numpy()] = batch.targets.numpy()
+        marks[batch.labels.masked.numpy()] = batch.labels.targets.numpy()
         for low, high in itertools.pairwise(batch.cu_seqlens.tolist()):
             found.append((tuple(batch.ids[low:high].tolist()), tuple(marks[low:high])))
     return found
@@ -280,9 +280,9 @@ def test_special_tokens_but_the_separator_are_not_predicted() -> None:
     store = Store.from_documents([[[10, unknown, 11, mask]]], vocab_size=20, special=SPECIAL)
     batch = Stream(store, masking="next", batch_tokens=64, max_length=16).example(0)
     assert batch.ids.tolist() == [2, 10, unknown, 11, mask, 3]
-    assert dict(zip(batch.masked.tolist(), batch.targets.tolist(), strict=True)) == {0: 10, 2: 11, 4: 3}
+    assert dict(zip(batch.labels.masked.tolist(), batch.labels.targets.tolist(), strict=True)) == {0: 10, 2: 11, 4: 3}
     del store.special["mask"]  # nothing is masked, so none is needed
-    assert Stream(store, masking="next", batch_tokens=64, max_length=16).example(0).masked is not None
+    assert Stream(store, masking="next", batch_tokens=64, max_length=16).example(0).labels.masked is not None
 
 
 @settings(max_examples=30, deadline=None)
@@ -299,4 +299,4 @@ def test_next_tokens_of_any_batch(shape: list[list[int]], format: str, fixed: bo
     for low, high in itertools.pairwise(batch.cu_seqlens.tolist()):
         ids = batch.ids[low:high].tolist()
         expected += [(low + at, then) for at, then in enumerate(ids[1:]) if then == SPECIAL["sep"] or then >= FIRST]
-    assert list(zip(batch.masked.tolist(), batch.targets.tolist(), strict=True)) == expected
+    assert list(zip(batch.labels.masked.tolist(), batch.labels.targets.tolist(), strict=True)) == expected

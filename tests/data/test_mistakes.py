@@ -50,4 +50,4 @@ def test_what_a_store_must_have() -> None:
         Stream(bare, masking=None, batch_tokens=64, max_length=16)
     with pytest.raises(UserError, match="no mask token"):
         Stream(bare, format="stream", batch_tokens=64, max_length=16)
-    assert Stream(bare, format="stream", masking=None, batch_tokens=64, max_length=16)[0].masked is None
+    assert Stream(bare, format="stream", masking=None, batch_tokens=64, max_length=16)[0].labels.masked is None

@@ -38,7 +38,7 @@ def test_every_mask_is_shown() -> None:
     assert "A  [CLS] <" in text
     assert "B  <" in text or "B  [MASK]{<" in text
     batch = Stream(made.store, format="segment-pair+sop", batch_tokens=64, max_length=16, seed=3).example(0)
-    for place, target in zip(batch.masked.tolist(), batch.targets.tolist(), strict=True):
+    for place, target in zip(batch.labels.masked.tolist(), batch.labels.targets.tolist(), strict=True):
         assert f"{{<{target}>}}" in text
         assert f"{place} " in text
     with pytest.raises(UserError, match="example 3: the store has 3"):

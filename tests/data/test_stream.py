@@ -7,6 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from unittest import mock
 
@@ -101,13 +102,14 @@ def test_ranks_read_the_whole_batch_between_them(shape, setting, world, step) ->
     batch = stream(made, 2 * world, **setting, **shared)[step]
     parts = [stream(made, 2 * world, **setting, rank=rank, world=world)[step] for rank in range(world)]
     assert [s for part in parts for s in sequences(part)] == list(sequences(batch))
-    for name in ("positions", "segments", "targets", "pairs"):
-        if getattr(batch, name) is not None:
-            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(batch, name))
-    if batch.masked is not None:
+    for name in ("positions", "segments", "labels.targets", "labels.pairs"):
+        read = attrgetter(name)
+        if read(batch) is not None:
+            assert torch.equal(torch.cat([read(part) for part in parts]), read(batch))
+    if batch.labels.masked is not None:
         bases = itertools.accumulate((part.ids.numel() for part in parts), initial=0)
-        masked = torch.cat([part.masked + base for part, base in zip(parts, bases, strict=False)])
-        assert torch.equal(masked, batch.masked)
+        masked = torch.cat([part.labels.masked + base for part, base in zip(parts, bases, strict=False)])
+        assert torch.equal(masked, batch.labels.masked)
     if setting["fixed"]:
         assert {part.ids.numel() for part in parts} == {batch.ids.numel() // world}
     else:
@@ -179,7 +181,8 @@ def test_torn_pairs_keep_the_question_only_with_some_of_both_segments() -> None:
         batch = Stream(
             made.store, format="segment-pair+sop", masking=None, batch_tokens=640, max_length=64, fixed=True
         )[step]
-        for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), batch.pairs.tolist(), strict=True):
+        labels = batch.labels.pairs.tolist()
+        for ids, kinds, label in zip(sequences(batch), batch.split(batch.segments), labels, strict=True):
             complete = ids[0] == 2 and any(k == 1 and i >= FIRST for i, k in zip(ids, kinds.tolist(), strict=True))
             assert (label >= 0) == complete
             asked[label] += 1
@@ -238,9 +241,9 @@ def test_golden_batch() -> None:
         [0, 0, 0, 1, 1, 1, 1, 1],
         [0, 0, 0, 0, 1, 1, 1, 1, 1],
     ]
-    assert batch.pairs.tolist() == [-100, 0, 0, 1, 1]
-    assert batch.masked.tolist() == [0, 9, 16, 26, 33, 37]
-    assert batch.targets.tolist() == [8, 13, 6, 13, 12, 20]
+    assert batch.labels.pairs.tolist() == [-100, 0, 0, 1, 1]
+    assert batch.labels.masked.tolist() == [0, 9, 16, 26, 33, 37]
+    assert batch.labels.targets.tolist() == [8, 13, 6, 13, 12, 20]
     assert batch.max_seqlen == 9
 
 

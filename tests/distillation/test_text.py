@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import bertree
-from bertree.batch import Batch
+from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.data.prepare import prepare
 from bertree.data.store import Store
 from bertree.distillation import text_student as students
@@ -20,7 +20,6 @@ from bertree.errors import UserError
 from bertree.files import read_toml
 from bertree.inference.load import random_model
 from bertree.objectives.distill_pretraining import TERMS, add_projections, distillation_objective
-from bertree.objectives.objective import IGNORED
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining.run import pretrain
 from bertree.text import tokenizer_training
@@ -228,7 +227,7 @@ def part(sequences: list[list[int]], masked: list[list[int]], targets: list[list
     places = [starts[n] + place for n, row in enumerate(rows) for place in masked[row]]
     answers = [answer for row in rows for answer in targets[row]]
     spare = next(place for place in range(starts[-1]) if place not in places)
-    return replace(batch, masked=torch.tensor([*places, spare]), targets=torch.tensor([*answers, IGNORED]))
+    return replace(batch, labels=PretrainingLabels(torch.tensor([*places, spare]), torch.tensor([*answers, IGNORED])))
 
 
 def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:

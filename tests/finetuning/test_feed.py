@@ -56,8 +56,7 @@ def test_padding_has_no_position_beyond_those_of_the_batch(seed: int) -> None:
 
 
 def shape(batch: Batch) -> tuple[object, ...]:
-    values = (getattr(batch, name) for name in batch.__dataclass_fields__)
-    return tuple(v.shape if isinstance(v, torch.Tensor) else v for v in values)
+    return tuple(v.shape if isinstance(v, torch.Tensor) else v for v in batch.leaves())
 
 
 @pytest.mark.parametrize(("head", "regression"), HEADS)
@@ -68,9 +67,9 @@ def test_few_shapes_and_little_padding(head: str, regression: bool) -> None:
         filled = shapes(batch)
         seen.add(shape(filled))
         raw.add(shape(batch))
-        for name in ("ids", "chosen"):
-            if (before := getattr(batch, name)) is not None:
-                added = getattr(filled, name).numel() - before.numel()
+        for before, after in ((batch.ids, filled.ids), (batch.labels.chosen, filled.labels.chosen)):
+            if before is not None:
+                added = after.numel() - before.numel()
                 assert 0 <= added <= before.numel() / 8 + 32
         assert filled.max_seqlen in LENGTHS
         assert int(filled.lengths.max()) <= filled.max_seqlen

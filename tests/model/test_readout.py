@@ -1,7 +1,5 @@
 """What stands between encoder and heads: which states are read, how, and that a frozen encoder stays as it is."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -132,21 +130,22 @@ def test_names_in_a_checkpoint() -> None:
 def test_a_crf_learns_what_may_follow() -> None:
     none = dict.fromkeys(("dropout", "attention_dropout", "classifier_dropout"), 0.0)
     made = network(Readout(crf=True), vocab_size=50, **none).train()
-    batch = replace(Batch.pack([[5, 6, 7, 8], [9, 10]]), chosen=torch.tensor([1, 2, 3, 5]), width=3)
+    batch = Batch.pack([[5, 6, 7, 8], [9, 10]])
+    chosen, width = torch.tensor([1, 2, 3, 5]), 3
     cells, answers = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2, 1])
     mover = build_optimizer(made, OptimSettings(lr=1e-2))
     losses = []
     for _ in range(150):
-        scores = made.class_logits("token", made(batch), batch, batch.chosen)
-        loss = made.crf.loss(scores, cells, batch.width, answers)
+        scores = made.class_logits("token", made(batch), batch, chosen)
+        loss = made.crf.loss(scores, cells, width, answers)
         losses.append(loss.item())
         loss.backward()
         mover.step()
         mover.zero_grad()
     assert losses[-1] < 0.2 * losses[0]
     made.eval()
-    scores = made.class_logits("token", made(batch), batch, batch.chosen)
-    assert torch.equal(made.crf.decode(scores, cells, batch.width), answers)
+    scores = made.class_logits("token", made(batch), batch, chosen)
+    assert torch.equal(made.crf.decode(scores, cells, width), answers)
 
 
 @pytest.mark.parametrize(

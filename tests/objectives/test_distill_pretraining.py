@@ -1,9 +1,11 @@
 """What a teacher's layers are read for: a part that is not known is refused, never read as another."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.errors import UserError
 from bertree.model.layers.positions import RotaryPositions
 from bertree.model.network import build
@@ -21,7 +23,7 @@ def test_relations_of_an_unknown_layer_are_refused(unknown: type, where: str) ->
     objective = distillation_objective({"relation": 1.0}, networks["teacher"], relation=(2, 2, 2))
     learner = add_projections(networks["student"], 32, 32, {"relation": 1.0}, 0)
     batch = Batch.pack([[5, 6, 7], [8, 9]])
-    batch = Batch(**vars(batch) | {"masked": torch.tensor([1]), "targets": torch.tensor([6])})
+    batch = replace(batch, labels=PretrainingLabels(torch.tensor([1]), torch.tensor([6])))
     assert set(objective(learner, batch)) == {"relation"}
     stack = networks[where].encoder.stack
     block = stack.attention[1]

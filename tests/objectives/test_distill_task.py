@@ -239,7 +239,7 @@ def test_filling_counts_for_nothing(head: str, regression: bool, kind: str) -> N
     some = asked(head, regression, 7, 1)
     batch = collate(some, head, regression)
     filled = ShapeBuckets(head, 9, OPTIONS if head == "choice" else 1)(batch)
-    assert len(filled.soft) > len(batch.soft)
+    assert len(filled.labels.soft) > len(batch.labels.soft)
     objective = task_distillation_objective(head, regression, kind, 0.3, 2.0)
     assert objective.counts(filled) == objective.counts(batch)
     both = []
@@ -271,7 +271,7 @@ def test_the_truth_counts_where_it_is_known_and_the_teacher_everywhere(head: str
         assert counts == {"hard": len(known), "soft": len(some)}
     assert objective.weights == {"hard": 0.3, "soft": 0.7}
     made = (regression_network if regression else network)()
-    plain = supervised_objective(head, regression)(made, replace(batch, soft=None))[head]
+    plain = supervised_objective(head, regression)(made, replace(batch, labels=replace(batch.labels, soft=None)))[head]
     assert objective(made, batch)["hard"].sum.item() == pytest.approx(plain.sum.item())
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bertree.batch import IGNORED
 from bertree.errors import UserError
 from bertree.model.heads import PairClassifier, parse_concat
 from bertree.objectives import embedding_losses
 from bertree.objectives.embedding import embedding_objective
 from bertree.objectives.embedding_losses import CosineLoss, EmbeddingLoss, RankingLoss, SoftmaxLoss, TripletLoss
 from bertree.objectives.embedding_math import DISTANCE_FUNCTIONS, cosine_errors, ranking_errors, triplet_errors
-from bertree.objectives.objective import IGNORED
 
 COUNT, WIDTH = 7, 12
 

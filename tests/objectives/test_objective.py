@@ -48,13 +48,13 @@ def test_masked_tokens_and_pairs(question: str) -> None:
     network = fresh().eval()
     objective = pretraining_objective(mlm=2.0, **{question: 0.5})
     assert objective.weights == {"mlm": 2.0, question: 0.5}
-    targets, pairs = batch.targets.tolist(), batch.pairs.tolist()
+    targets, pairs = batch.labels.targets.tolist(), batch.labels.pairs.tolist()
     assert -100 in pairs
     assert objective.counts(batch) == {"mlm": len(targets), question: sum(label != -100 for label in pairs)}
     with torch.no_grad():
         losses = objective(network, batch)
         hidden = network(batch)
-        words = network.mask_logits(hidden, batch.masked).double().log_softmax(-1)
+        words = network.mask_logits(hidden, batch.labels.masked).double().log_softmax(-1)
         pooled = (hidden[batch.first] @ network.encoder.pooler.weight.T + network.encoder.pooler.bias).tanh()
         head = network.heads["pair"].out
         sides = (pooled @ head.weight.T + head.bias).double().log_softmax(-1)
@@ -63,9 +63,10 @@ def test_masked_tokens_and_pairs(question: str) -> None:
     assert float(losses[question].sum) == pytest.approx(-sum(float(sides[i, t]) for i, t in asked), rel=1e-5)
     assert int(losses["mlm"].correct) == sum(int(words[i].argmax()) == t for i, t in enumerate(targets))
     assert int(losses[question].correct) == sum(int(sides[i].argmax()) == t for i, t in asked)
-    some = batch.targets.clone()
+    some = batch.labels.targets.clone()
     some[::2] = -100
-    assert objective.counts(replace(batch, targets=some))["mlm"] == len(targets) - -(-len(targets) // 2)
+    fewer = replace(batch, labels=replace(batch.labels, targets=some))
+    assert objective.counts(fewer)["mlm"] == len(targets) - -(-len(targets) // 2)
 
 
 def test_a_term_of_no_weight_is_not_computed() -> None:

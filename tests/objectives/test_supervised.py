@@ -156,7 +156,7 @@ def test_a_crf_is_asked_for_whole_sequences() -> None:
         for parameter in network.crf.parameters():
             parameter.normal_()
     batch = collate(units(TAGS, CHOSEN), "token")
-    scores = network.class_logits("token", network(batch), batch, batch.chosen)
+    scores = network.class_logits("token", network(batch), batch, batch.labels.chosen)
     total, at = torch.zeros(()), 0
     for tags in TAGS:
         part = scores[at : at + len(tags)]
@@ -182,5 +182,7 @@ def test_half_precision_scores_compete_in_full(peers: dict[str, tuple[transforme
             half = loss_of(network, head, batch)
         assert half.dtype == torch.float32
         assert half.item() == pytest.approx(exact.item(), rel=0.05)
-        wider = replace(batch, cells=batch.cells // batch.width * 40 + batch.cells % batch.width, width=40)
+        labels = batch.labels
+        cells = labels.cells // labels.width * 40 + labels.cells % labels.width
+        wider = replace(batch, labels=replace(labels, cells=cells, width=40))
         assert loss_of(network, head, wider).item() == pytest.approx(exact.item(), rel=1e-6)

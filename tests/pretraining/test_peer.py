@@ -55,7 +55,7 @@ def theirs(model: transformers.PreTrainedModel, work: StepBatches, weights: dict
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
     kinds = torch.nn.utils.rnn.pad_sequence(batch.split(batch.segments), batch_first=True)
     labels = torch.full_like(batch.ids, -100)
-    labels[batch.masked] = batch.targets
+    labels[batch.labels.masked] = batch.labels.targets
     labels = torch.nn.utils.rnn.pad_sequence(batch.split(labels), batch_first=True, padding_value=-100)
     real = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     out = model(input_ids=ids, attention_mask=real, token_type_ids=kinds if model.config.type_vocab_size > 1 else None)
@@ -63,7 +63,7 @@ def theirs(model: transformers.PreTrainedModel, work: StepBatches, weights: dict
     loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
     for name, pairs in (("nsp", "seq_relationship_logits"), ("sop", "sop_logits")):
         if name in weights:
-            loss = loss + weights[name] * cross_entropy(out[pairs], batch.pairs)
+            loss = loss + weights[name] * cross_entropy(out[pairs], batch.labels.pairs)
     return loss
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.train.feed import StepBatches
@@ -44,9 +44,11 @@ def sequences(count: int, seed: int = 0, longest: int = 20) -> list[Batch]:
         found.append(
             replace(
                 batch,
-                masked=masked,
-                targets=torch.randint(5, VOCAB, masked.shape, generator=draw),
-                pairs=torch.tensor([label if label < 2 else -100]),
+                labels=PretrainingLabels(
+                    masked=masked,
+                    targets=torch.randint(5, VOCAB, masked.shape, generator=draw),
+                    pairs=torch.tensor([label if label < 2 else -100]),
+                ),
             )
         )
     return found
@@ -56,13 +58,16 @@ def joined(batches: list[Batch]) -> Batch:
     """One batch of several."""
     starts = torch.tensor([0, *(b.ids.numel() for b in batches)]).cumsum(0)
     rows = [b.split(b.ids) for b in batches]
+    labels = [PretrainingLabels.of(batch) for batch in batches]
     made = Batch.pack([ids.tolist() for row in rows for ids in row])
     return replace(
         made,
         segments=torch.cat([b.segments for b in batches]),
-        masked=torch.cat([b.masked + s for b, s in zip(batches, starts.tolist(), strict=False)]),
-        targets=torch.cat([b.targets for b in batches]),
-        pairs=torch.cat([b.pairs for b in batches]),
+        labels=PretrainingLabels(
+            masked=torch.cat([one.masked + s for one, s in zip(labels, starts.tolist(), strict=False)]),
+            targets=torch.cat([one.targets for one in labels]),
+            pairs=torch.cat([one.pairs for one in labels]),
+        ),
     )
 
 

@@ -83,8 +83,7 @@ def sequences(batch: Batch) -> Iterator[list[int]]:
 
 def same(one: Batch, other: Batch) -> bool:
     """Equal in every field."""
-    for name, value in vars(one).items():
-        there = getattr(other, name)
+    for value, there in zip(one.leaves(), other.leaves(), strict=True):
         if value is None or isinstance(value, int):
             if value != there:
                 return False

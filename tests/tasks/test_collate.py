@@ -18,7 +18,7 @@ def test_everything_stands_where_it_belongs(head: str, regression: bool, seed: i
     assert [row.tolist() for row in batch.split(batch.ids)] == [s.ids for s in sequences]
     assert [row.tolist() for row in batch.split(batch.segments)] == [s.segments or [0] * len(s.ids) for s in sequences]
     assert batch.max_seqlen == max(len(s.ids) for s in sequences)
-    answers = batch.answers
+    answers = batch.labels.answers
     if head == "sequence":
         for unit, answer in zip(some, answers.tolist(), strict=True):
             if regression:
@@ -30,10 +30,10 @@ def test_everything_stands_where_it_belongs(head: str, regression: bool, seed: i
         names = torch.arange(len(sequences), dtype=torch.float32)[:, None]
         rows = [list(range(len(unit.sequences))) for unit in some]
     else:
-        names = batch.ids[batch.chosen].float()[:, None]
+        names = batch.ids[batch.labels.chosen].float()[:, None]
         assert names[:, 0].tolist() == [unit.sequences[0].ids[at] for unit in some for at in unit.chosen]
         rows = [[unit.sequences[0].ids[at] for at in unit.chosen] for unit in some]
-    laid = scatter_to_grid(names, batch, len(some))[..., 0]
+    laid = scatter_to_grid(names, batch.labels)[..., 0]
     for number, (unit, row) in enumerate(zip(some, rows, strict=True)):
         first = sum(len(unit.sequences) for unit in some[:number]) if head == "choice" else 0
         assert laid[number, : len(row)].tolist() == [first + x for x in row]

@@ -1,14 +1,14 @@
 """Batches made ahead: in order, from any step, by a thread that ends; and batches of one shape."""
 
 import threading
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -109,8 +109,8 @@ def test_room_to_spare_changes_nothing(token_store: Path) -> None:
     shape = FixedShape(reading[0], reading[0].batch_tokens // 2)
     plain = [stream[3] for stream in reading]
     filled = [shape(batch) for batch in plain]
-    assert all(f.masked.numel() > p.masked.numel() for f, p in zip(filled, plain, strict=True))
-    assert all(f.pairs.numel() > p.pairs.numel() for f, p in zip(filled, plain, strict=True))
+    assert all(f.labels.masked.numel() > p.labels.masked.numel() for f, p in zip(filled, plain, strict=True))
+    assert all(f.labels.pairs.numel() > p.labels.pairs.numel() for f, p in zip(filled, plain, strict=True))
     one, other = gradients(reading[0].store, *plain), gradients(reading[0].store, *filled)
     assert one[0] == pytest.approx(other[0], rel=1e-6)
     for name, gradient in one[1].items():
@@ -118,8 +118,7 @@ def test_room_to_spare_changes_nothing(token_store: Path) -> None:
 
 
 def shape_of(batch: Batch) -> list[object]:
-    values = [getattr(batch, field.name) for field in fields(batch)]
-    return [tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in values]
+    return [tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in batch.leaves()]
 
 
 def test_the_shape_follows_from_the_batch_alone(token_store: Path) -> None:
@@ -132,10 +131,10 @@ def test_the_shape_follows_from_the_batch_alone(token_store: Path) -> None:
     again = FixedShape(reading[1], reading[1].batch_tokens // 2)
     assert same(again(raw[17]), made[17]), "whatever came before"
     for batch in made:
-        assert batch.masked.unique().numel() == batch.masked.numel(), "no place is read twice"
+        assert batch.labels.masked.unique().numel() == batch.labels.masked.numel(), "no place is read twice"
     everything = torch.arange(raw[0].ids.numel())  # far more masks than usual
-    crowded = shape(replace(raw[0], masked=everything, targets=raw[0].ids))
-    assert crowded.masked.numel() == everything.numel()
+    crowded = shape(replace(raw[0], labels=PretrainingLabels(everything, raw[0].ids)))
+    assert crowded.labels.masked.numel() == everything.numel()
 
 
 def test_a_compiled_step_is_compiled_once(token_store: Path) -> None:
@@ -165,9 +164,9 @@ def test_where_every_token_predicts_the_next_a_fixed_batch_reads_them_all(token_
     shape = FixedShape(stream, 512)
     for step in range(5):
         batch, filled = stream[step], shape(stream[step])
-        assert filled.masked.sort().values.tolist() == list(range(512))
-        assert torch.equal(filled.targets[: batch.targets.numel()], batch.targets)
-        assert bool((filled.targets[batch.targets.numel() :] == -100).all())
+        assert filled.labels.masked.sort().values.tolist() == list(range(512))
+        assert torch.equal(filled.labels.targets[: batch.labels.targets.numel()], batch.labels.targets)
+        assert bool((filled.labels.targets[batch.labels.targets.numel() :] == -100).all())
 
 
 def test_next_tokens_need_a_model_that_does_not_see_them(token_store: Path) -> None:

@@ -30,11 +30,11 @@ def test_figures_by_hand(held: Stream) -> None:
     for batch in held.one_epoch():
         with torch.no_grad():
             hidden = network(batch)
-            scores = network.mask_logits(hidden, batch.masked).log_softmax(-1)
+            scores = network.mask_logits(hidden, batch.labels.masked).log_softmax(-1)
             sides = network.class_logits("pair", hidden, batch).log_softmax(-1)
-        for row, target in zip(scores, batch.targets.tolist(), strict=True):
+        for row, target in zip(scores, batch.labels.targets.tolist(), strict=True):
             words.append((-float(row[target]), int(row.argmax()) == target))
-        for row, target in zip(sides, batch.pairs.tolist(), strict=True):
+        for row, target in zip(sides, batch.labels.pairs.tolist(), strict=True):
             if target != -100:
                 pairs.append((-float(row[target]), int(row.argmax()) == target))
         read += batch.ids.numel()

@@ -31,8 +31,8 @@ def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:
 def test_accumulation_changes_nothing(dtype: torch.dtype, bar: float) -> None:
     rows = sequences(64)
     pieces = [joined(rows[start : start + 8]) for start in range(0, 64, 8)]
-    assert len({piece.masked.numel() for piece in pieces}) > 4, "micro-batches differ in their masks"
-    assert len({int((piece.pairs != -100).sum()) for piece in pieces}) > 2, "and in their pairs"
+    assert len({piece.labels.masked.numel() for piece in pieces}) > 4, "micro-batches differ in their masks"
+    assert len({int((piece.labels.pairs != -100).sum()) for piece in pieces}) > 2, "and in their pairs"
     whole, cut = gradients(dtype, joined(rows)), gradients(dtype, *pieces)
     assert set(whole) == set(cut)
     worst = max(float((whole[n] - cut[n]).norm() / whole[n].norm()) for n in whole)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.data.formats import Format
 from bertree.data.masking import Masking
 from bertree.data.store import TOKENIZER, Store
@@ -85,17 +85,19 @@ def preview_example(
 
 
 def _describe_predicted(stream: Stream, example: Batch) -> str:
-    if stream.masking is None or example.masked is None:
+    if stream.masking is None:
         return ""
+    masked, _ = PretrainingLabels.of(example).predicted
     how = "predict the next" if stream.masking.unit == "next" else f"masked by {stream.masking.unit}"
-    return f"{example.masked.numel()} {how}"
+    return f"{masked.numel()} {how}"
 
 
 def _describe_label(stream: Stream, example: Batch) -> str:
     objective = stream.format.objective
-    if example.pairs is None or objective is None:
+    pairs = PretrainingLabels.of(example).pairs
+    if pairs is None or objective is None:
         return ""
-    label = LABELS[objective].get(int(example.pairs[0]), "none, there is no second segment")
+    label = LABELS[objective].get(int(pairs[0]), "none, there is no second segment")
     return f"{objective.upper()} label {label}"
 
 
@@ -103,8 +105,9 @@ def _tokens(stream: Stream, example: Batch, name: TokenNames) -> tuple[PreviewTo
     store, special = stream.store, set(stream.store.special.values())
     targets: dict[int, int] = {}
     shows_targets = stream.masking is not None and stream.masking.unit != "next"  # of "next" the text itself is enough
-    if shows_targets and example.masked is not None and example.targets is not None:
-        targets = dict(zip(example.masked.tolist(), example.targets.tolist(), strict=True))
+    if shows_targets:
+        places, there = PretrainingLabels.of(example).predicted
+        targets = dict(zip(places.tolist(), there.tolist(), strict=True))
     found = []
     for place, (seen, position, segment) in enumerate(
         zip(example.ids.tolist(), example.positions.tolist(), example.segments.tolist(), strict=True)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.data import counter_random
 from bertree.data.balanced_order import balanced_order
 from bertree.data.counter_random import Ints
@@ -279,9 +279,11 @@ class Stream:
             segments=torch.from_numpy(_concatenate([piece.segments for _, piece in slices])),
             cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
             max_seqlen=int(np.diff(edges).max(initial=0)),
-            masked=torch.from_numpy(_concatenate(masked)) if self._targets else None,
-            targets=torch.from_numpy(_concatenate(targets)) if self._targets else None,
-            pairs=torch.from_numpy(_concatenate(labels)) if self.format.objective else None,
+            labels=PretrainingLabels(
+                masked=torch.from_numpy(_concatenate(masked)) if self._targets else None,
+                targets=torch.from_numpy(_concatenate(targets)) if self._targets else None,
+                pairs=torch.from_numpy(_concatenate(labels)) if self.format.objective else None,
+            ),
         )
 
 

@@ -9,7 +9,7 @@ FOLDER/steps-0000064.safetensors   steps 64 up to 127: `scores`, `ids` (rows x k
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from torch import Tensor
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels, TeacherTokens
 from bertree.errors import UserError
 from bertree.files import Json, read_json, write_atomically
 from bertree.model.network import Network
@@ -84,11 +84,10 @@ class TeacherCache(StreamFeed):
             scores, ids, rows = [], [], []
             for work in prefetch(self._feed.__getitem__, first, last):
                 for batch in work.batches:
-                    assert batch.masked is not None
                     moved = batch.to(device)
-                    assert moved.masked is not None
+                    masked_m, _ = PretrainingLabels.of(moved).predicted
                     with autocast():
-                        logits_mv = teacher.mask_logits(teacher(moved), moved.masked)
+                        logits_mv = teacher.mask_logits(teacher(moved), masked_m)
                     values, places = top_k_log_probabilities(logits_mv, self._k, temperature)
                     scores.append(values.half().cpu().numpy())
                     ids.append(places.cpu().numpy().astype(kind))
@@ -110,19 +109,15 @@ class TeacherCache(StreamFeed):
         made = [self._with(batch, *one, first) for batch, one in zip(work.batches, kept, strict=True)]
         return replace(work, batches=made)
 
-    def since(self, first: int) -> Iterator[StepBatches]:
-        """Yield the steps from `first` on, prepared in the background."""
-        return prefetch(self.__getitem__, first, len(self.plan))
-
     def _batches(self, number: int) -> int:
         update = self.plan.updates[number]
         return update.batches * len(self.streams[update.phase])
 
     def _with(self, batch: Batch, scores_mk: Tensor, ids_mk: Tensor, first: int) -> Batch:
-        assert batch.masked is not None
-        if len(batch.masked) != len(scores_mk):
+        labels = PretrainingLabels.of(batch)
+        if len(labels.predicted[0]) != len(scores_mk):
             raise self._broken(first)
-        return replace(batch, soft=scores_mk, soft_ids=ids_mk)
+        return replace(batch, labels=replace(labels, teacher=TeacherTokens(scores_mk, ids_mk)))
 
     def _path(self, first: int) -> Path:
         return self._folder / f"steps-{first:07}.safetensors"

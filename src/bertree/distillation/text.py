@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.comparison.run import compare_to_teacher
 from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import Override
@@ -106,9 +106,8 @@ def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) 
 
 def _unmasked(example: Batch) -> torch.Tensor:
     """Return the ids of an example before masking."""
-    assert example.masked is not None
-    assert example.targets is not None
-    return example.ids.index_put((example.masked,), example.targets)
+    masked, targets = PretrainingLabels.of(example).predicted
+    return example.ids.index_put((masked,), targets)
 
 
 def _build(

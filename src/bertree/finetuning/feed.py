@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertree.batch import Batch
+from bertree.batch import IGNORED, Batch
 from bertree.data import counter_random
-from bertree.objectives.objective import IGNORED
 from bertree.objectives.supervised import HEAD_KINDS
+from bertree.objectives.task_labels import TaskLabels
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
 from bertree.train.feed import StepBatches, prefetch
@@ -35,7 +35,6 @@ class ShapeBuckets:
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch with padding."""
-        assert batch.answers is not None
         longest = next((n for n in LENGTHS if n >= batch.max_seqlen), -(-batch.max_seqlen // 128) * 128)
         spare, step = _padding(batch.ids.numel())
         padding_sequences = -(-step // longest)
@@ -46,36 +45,34 @@ class ShapeBuckets:
         zeros = torch.zeros(spare, dtype=torch.int64)
         # `longest` may exceed the model's positions; the longest sequence does not.
         positions = (np.arange(spare) - (sizes.cumsum() - sizes).repeat(sizes)) % batch.max_seqlen
-        answers, chosen, cells = batch.answers, batch.chosen, batch.cells
-        if chosen is not None:
-            extra, _ = _padding(chosen.numel())
-            chosen = torch.cat([chosen, torch.arange(extra)])
-        scores = len(bounds) - 1 if chosen is None else chosen.numel()
-        rows, width = scores, 0
-        if self._kind.competing:
-            assert cells is not None
-            rows = self._units + 1  # the last row takes the padding
-            width = longest if self._kind.reads_tokens else self._options
-            rest = self._units * width + torch.arange(scores - cells.numel()) % width
-            cells = torch.cat([cells // max(1, batch.width) * width + cells % max(1, batch.width), rest])
-        else:
-            cells = None
-        soft = batch.soft
-        if soft is not None:
-            soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])
-        ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _ignored_label(answers))
         return Batch(
             ids=torch.cat([batch.ids, zeros]),
             positions=torch.cat([batch.positions, torch.from_numpy(positions)]),
             segments=torch.cat([batch.segments, zeros]),
             cu_seqlens=torch.from_numpy(bounds),
             max_seqlen=longest,
-            chosen=chosen,
-            cells=cells,
-            width=width,
-            answers=torch.cat([answers, ignored]),
-            soft=soft,
+            labels=self._pad_labels(TaskLabels.of(batch), len(bounds) - 1, longest),
         )
+
+    def _pad_labels(self, labels: TaskLabels, sequences: int, longest: int) -> TaskLabels:
+        answers, chosen, cells, soft = labels.answers, labels.chosen, labels.cells, labels.soft
+        if chosen is not None:
+            extra, _ = _padding(chosen.numel())
+            chosen = torch.cat([chosen, torch.arange(extra)])
+        scores = sequences if chosen is None else chosen.numel()
+        rows, width = scores, 0
+        if self._kind.competing:
+            assert cells is not None
+            rows = self._units + 1  # the last row takes the padding
+            width = longest if self._kind.reads_tokens else self._options
+            rest = self._units * width + torch.arange(scores - cells.numel()) % width
+            cells = torch.cat([cells // max(1, labels.width) * width + cells % max(1, labels.width), rest])
+        else:
+            cells = None
+        if soft is not None:
+            soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])
+        ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _ignored_label(answers))
+        return TaskLabels(torch.cat([answers, ignored]), chosen, cells, width, soft)
 
 
 def _ignored_label(answers: torch.Tensor) -> float:

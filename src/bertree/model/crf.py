@@ -4,7 +4,7 @@ Beside the tokens' own scores it has scores for transitions between tags, for fi
 start at 0, where it equals the plain classifier. The sums over all tag sequences take one step per column, for all
 sequences at once, in fp32 even under autocast.
 
-The grid is the batch's (`Batch.cells`, `Batch.width`): a row per sequence, whose chosen tokens fill its columns from
+The grid is the labels' (`cells`, `width`): a row per sequence, whose chosen tokens fill its columns from
 the left. An empty row is ignored.
 
 Shape letters: m chosen tokens, q rows of the grid, w its width, c classes.

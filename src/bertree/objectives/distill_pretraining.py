@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bertree.batch import Batch
+from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.errors import UserError
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Block, PostNorm, PreNorm
@@ -31,7 +31,7 @@ from bertree.objectives.divergences import (
     relation_divergence,
     top_k_divergence,
 )
-from bertree.objectives.objective import IGNORED, Loss, cross_entropy
+from bertree.objectives.objective import Loss, cross_entropy
 
 TERMS = ("ce", "mlm", "cos", "hidden", "relation")
 TEACHER_STATE_TERMS = ("cos", "hidden", "relation")  # terms that need the teacher's states, not only its logits
@@ -75,15 +75,13 @@ class PretrainingDistillation:
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Count the targets of a batch on the host, by term."""
-        assert batch.targets is not None, "the stream must mask"
-        masked, tokens = int((batch.targets != IGNORED).sum()), batch.ids.numel()
+        _, targets_m = PretrainingLabels.of(batch).predicted
+        masked, tokens = int((targets_m != IGNORED).sum()), batch.ids.numel()
         return {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else tokens for n in self.weights}
 
     def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
         """Return the loss of each term on a batch."""
         assert isinstance(network, StudentWithProjections)
-        assert batch.masked is not None, "the stream must mask"
-        assert batch.targets is not None
         student, teacher = network.student, self.teacher
         states = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
         teacher_states: dict[int, Tensor] = {}
@@ -113,25 +111,24 @@ class PretrainingDistillation:
         self, student: Network, states_th: Tensor, teacher_states: Mapping[int, Tensor], batch: Batch
     ) -> dict[str, Loss]:
         """Return the losses over the vocabulary, `ce` and `mlm`; the head is computed once for both."""
-        assert batch.masked is not None
-        assert batch.targets is not None
+        labels = PretrainingLabels.of(batch)
+        masked_m, targets_m = labels.predicted
         everywhere = self.everywhere and "ce" in self.weights
-        index_m = torch.arange(batch.ids.numel(), device=batch.ids.device) if everywhere else batch.masked
+        index_m = torch.arange(batch.ids.numel(), device=batch.ids.device) if everywhere else masked_m
         logits_mv = student.mask_logits(states_th, index_m, pad_vocab=True)
         found = {}
         if "ce" in self.weights:
             if self.teacher is None:
-                assert batch.soft is not None
-                assert batch.soft_ids is not None
-                kl_m = top_k_divergence(logits_mv, batch.soft, batch.soft_ids.long(), self.temperature)
+                assert labels.teacher is not None
+                kl_m = top_k_divergence(logits_mv, labels.teacher.scores, labels.teacher.ids.long(), self.temperature)
             else:
                 with torch.no_grad():
                     teacher_mv = self.teacher.mask_logits(teacher_states[LAST], index_m, pad_vocab=True)
                 kl_m = divergence(logits_mv, teacher_mv, self.temperature)
-            counted_m = torch.ones_like(index_m, dtype=torch.bool) if everywhere else batch.targets != IGNORED
+            counted_m = torch.ones_like(index_m, dtype=torch.bool) if everywhere else targets_m != IGNORED
             found["ce"] = _sum(torch.where(counted_m, kl_m, 0.0))
         if "mlm" in self.weights:
-            found["mlm"] = cross_entropy(logits_mv[batch.masked] if everywhere else logits_mv, batch.targets)
+            found["mlm"] = cross_entropy(logits_mv[masked_m] if everywhere else logits_mv, targets_m)
         return found
 
 

@@ -1,6 +1,6 @@
 """Distillation on a task: the true labels, and the teacher's logits in one of three ways.
 
-The teacher was run beforehand, so a batch carries its logits (`Batch.soft`): a row for each row of the student's,
+The teacher was run beforehand, so a batch carries its logits (`TaskLabels.soft`): a row for each row of the student's,
 NaN where there are none (padding, or examples the teacher was not run on). Labels and logits are two terms with counts
 of their own, because augmented examples have no label.
 
@@ -19,6 +19,7 @@ from bertree.model.network import Network
 from bertree.objectives.divergences import divergence
 from bertree.objectives.objective import Loss, Term, WeightedTerms
 from bertree.objectives.supervised import HEAD_KINDS, NO_PROBABILITY, head_term, scatter_to_grid
+from bertree.objectives.task_labels import TaskLabels
 
 KINDS = ("soft", "hard", "mse")
 Divergence = Callable[
@@ -35,15 +36,15 @@ class RowDistillation:
 
     def count(self, batch: Batch) -> int:
         """Count the rows that have the teacher's logits."""
-        assert batch.soft is not None
-        return int((~batch.soft[:, 0].isnan()).sum())
+        _, soft_mc = _soft_labels(batch)
+        return int((~soft_mc[:, 0].isnan()).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Sum the divergence from the teacher over them."""
-        assert batch.soft is not None
-        scores_mc = network.class_logits(self.head, hidden_th, batch, batch.chosen)
-        divergence_m = self.divergence(scores_mc.float(), batch.soft.nan_to_num())
-        return Loss(torch.where(batch.soft[:, 0].isnan(), 0.0, divergence_m).sum(), None)
+        labels, soft_mc = _soft_labels(batch)
+        scores_mc = network.class_logits(self.head, hidden_th, batch, labels.chosen)
+        divergence_m = self.divergence(scores_mc.float(), soft_mc.nan_to_num())
+        return Loss(torch.where(soft_mc[:, 0].isnan(), 0.0, divergence_m).sum(), None)
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,25 @@ class GridDistillation:
 
     def count(self, batch: Batch) -> int:
         """Count the questions that have the teacher's logits."""
-        assert batch.soft is not None
-        assert batch.cells is not None
-        return int((batch.cells[~batch.soft[:, 0].isnan()] // max(1, batch.width)).unique().numel())
+        labels, soft_mc = _soft_labels(batch)
+        assert labels.cells is not None
+        return int((labels.cells[~soft_mc[:, 0].isnan()] // max(1, labels.width)).unique().numel())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Sum the divergence from the teacher over them."""
-        assert batch.soft is not None
-        assert batch.answers is not None
-        scores_mc = network.class_logits(self.head, hidden_th, batch, batch.chosen)
-        questions = len(batch.answers)
-        student_cqw = scatter_to_grid(scores_mc, batch, questions).movedim(-1, 0)
-        teacher_cqw = scatter_to_grid(batch.soft.nan_to_num(nan=NO_PROBABILITY), batch, questions).movedim(-1, 0)
+        labels, soft_mc = _soft_labels(batch)
+        scores_mc = network.class_logits(self.head, hidden_th, batch, labels.chosen)
+        student_cqw = scatter_to_grid(scores_mc, labels).movedim(-1, 0)
+        teacher_cqw = scatter_to_grid(soft_mc.nan_to_num(nan=NO_PROBABILITY), labels).movedim(-1, 0)
         known_q = teacher_cqw[0].amax(-1) > NO_PROBABILITY / 2
         divergence_q = self.divergence(student_cqw, teacher_cqw).mean(0)
         return Loss(torch.where(known_q, divergence_q, 0.0).sum(), None)
+
+
+def _soft_labels(batch: Batch) -> tuple[TaskLabels, Tensor]:
+    labels = TaskLabels.of(batch)
+    assert labels.soft is not None, "the teacher must be run beforehand"
+    return labels, labels.soft
 
 
 def hard_label_loss(student: Tensor, teacher: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from bertree.model.network import Network
 from bertree.objectives.embedding_losses import EmbeddingLoss
 from bertree.objectives.embedding_math import vector_table
 from bertree.objectives.objective import Loss
+from bertree.objectives.task_labels import TaskLabels
 
 
 @dataclass(frozen=True)
@@ -50,22 +51,20 @@ class EmbeddingObjective:
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return how many losses a batch (on the host) has."""
-        assert batch.answers is not None
-        return {self.name: self.loss.count(batch.answers)}
+        return {self.name: self.loss.count(TaskLabels.of(batch).answers)}
 
     def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
         """Return the loss on a batch."""
-        return self.loss_on(network, self.part(network, batch), batch.answers)
+        return self.loss_on(network, self.part(network, batch), TaskLabels.of(batch).answers)
 
     def part(self, network: nn.Module, batch: Batch) -> Tensor:
         """Return the table of vectors of a batch."""
         assert isinstance(network, Network)
-        return vector_table(network.vectors(network(batch), batch), batch)
+        return vector_table(network.vectors(network(batch), batch), TaskLabels.of(batch))
 
-    def loss_on(self, network: nn.Module, table_qwd: Tensor, answers: Tensor | None) -> dict[str, Loss]:
+    def loss_on(self, network: nn.Module, table_qwd: Tensor, answers: Tensor) -> dict[str, Loss]:
         """Return the loss on a table of vectors."""
         assert isinstance(network, Network)
-        assert answers is not None
         with torch.autocast(table_qwd.device.type, enabled=False):
             return {self.name: self.loss(network, table_qwd, answers)}
 
@@ -75,7 +74,7 @@ class ContrastiveObjective(EmbeddingObjective):
 
     def together(self, network: nn.Module, parts: Sequence[Tensor], batches: Sequence[Batch]) -> dict[str, Loss]:
         """Return the loss on the tables of all micro-batches of a step."""
-        answers = [batch.answers for batch in batches if batch.answers is not None]
+        answers = [TaskLabels.of(batch).answers for batch in batches]
         return self.loss_on(network, torch.cat(list(parts)), torch.cat(answers))
 
 

@@ -157,7 +157,7 @@ class SoftmaxLoss(EmbeddingLoss):
 
     def count(self, answers: "Tensor") -> int:
         """Pairs with a class."""
-        from bertree.objectives.objective import IGNORED
+        from bertree.batch import IGNORED
 
         return int((answers != IGNORED).sum())
 
@@ -199,14 +199,15 @@ class TripletLoss(EmbeddingLoss):
 
     def count(self, answers: "Tensor") -> int:
         """Triplets: as many as there are negatives."""
-        from bertree.objectives.objective import IGNORED
+        from bertree.batch import IGNORED
 
         return int((answers[:, 2:] != IGNORED).sum())
 
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
         """Sum over the negatives."""
+        from bertree.batch import IGNORED
         from bertree.objectives.embedding_math import DISTANCE_FUNCTIONS, triplet_errors
-        from bertree.objectives.objective import IGNORED, Loss
+        from bertree.objectives.objective import Loss
 
         errors_qn = triplet_errors(table_qwd, DISTANCE_FUNCTIONS[self.distance], self.margin)
         return Loss(errors_qn.masked_fill(answers[:, 2:] == IGNORED, 0.0).sum(), None)
@@ -236,14 +237,15 @@ class RankingLoss(EmbeddingLoss):
 
     def count(self, answers: "Tensor") -> int:
         """Anchors."""
-        from bertree.objectives.objective import IGNORED
+        from bertree.batch import IGNORED
 
         return int((answers[:, 0] != IGNORED).sum())
 
     def __call__(self, network: "Network", table_qwd: "Tensor", answers: "Tensor") -> "Loss":
         """Sum over the anchors."""
+        from bertree.batch import IGNORED
         from bertree.objectives.embedding_math import ranking_errors
-        from bertree.objectives.objective import IGNORED, Loss
+        from bertree.objectives.objective import Loss
 
         errors_q = ranking_errors(table_qwd, answers, self.scale, self.symmetric)
         return Loss(errors_q.masked_fill(answers[:, 0] == IGNORED, 0.0).sum(), None)

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.batch import Batch
+from bertree.batch import IGNORED
 from bertree.model.heads import PairClassifier
 from bertree.model.network import Network
-from bertree.objectives.objective import IGNORED
+from bertree.objectives.task_labels import TaskLabels
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 # `vector_norm` has gradient 0 at 0, where a square root would have an infinite one.
@@ -71,13 +71,12 @@ def _not_competing(names_qw: Tensor) -> Tensor:
     return (same_qqw | kin_qqw) & ~own_qqw
 
 
-def vector_table(vectors_sd: Tensor, batch: Batch) -> Tensor:
+def vector_table(vectors_sd: Tensor, labels: TaskLabels) -> Tensor:
     """Lay vectors into their cells (q x w x d), in fp32; empty cells hold ones, which have finite cosines."""
-    assert batch.cells is not None
-    assert batch.answers is not None
-    cells = len(batch.answers) * batch.width
+    assert labels.cells is not None
+    cells = len(labels.answers) * labels.width
     empty = vectors_sd.new_ones((cells, vectors_sd.shape[1]), dtype=torch.float32)
-    return empty.index_put((batch.cells,), vectors_sd.float()).unflatten(0, (-1, batch.width))
+    return empty.index_put((labels.cells,), vectors_sd.float()).unflatten(0, (-1, labels.width))
 
 
 def pair_logits(network: Network, table_qwd: Tensor) -> Tensor:

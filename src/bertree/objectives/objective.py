@@ -14,10 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertree.batch import Batch
+from bertree.batch import IGNORED, Batch
 from bertree.model.network import Network
-
-IGNORED = -100
 
 
 class Loss(NamedTuple):

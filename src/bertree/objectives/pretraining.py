@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bertree.batch import Batch
+from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.model.network import Network
-from bertree.objectives.objective import IGNORED, Loss, Term, WeightedTerms, cross_entropy
+from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
 
 
 class PretrainingTerm(Term, Protocol):
@@ -22,7 +22,7 @@ class PretrainingTerm(Term, Protocol):
     label: str  # of its loss, for people
     weight: float  # unless a recipe sets another
     head: str  # of the network
-    targets: str  # the field of the batch that holds the right answers; two terms cannot share one
+    targets: str  # the field of `PretrainingLabels` that holds the right answers; two terms cannot share one
     accuracy: str  # name of its accuracy in the metrics
     accuracy_label: str  # for people
     format: str  # how the name of a data format ends that provides the targets; "": any does
@@ -39,16 +39,13 @@ class MaskedTokens:
 
     def count(self, batch: Batch) -> int:
         """Count the tokens to predict."""
-        assert batch.targets is not None, "the stream must mask"
-        return int((batch.targets != IGNORED).sum())
+        _, targets_m = PretrainingLabels.of(batch).predicted
+        return int((targets_m != IGNORED).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over the vocabulary."""
-        assert batch.masked is not None, "the stream must mask"
-        assert batch.targets is not None
-        return cross_entropy(
-            network.mask_logits(hidden_th, batch.masked, pad_vocab=torch.is_grad_enabled()), batch.targets
-        )
+        masked_m, targets_m = PretrainingLabels.of(batch).predicted
+        return cross_entropy(network.mask_logits(hidden_th, masked_m, pad_vocab=torch.is_grad_enabled()), targets_m)
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return the perplexity."""
@@ -65,17 +62,21 @@ class SentencePair:
 
     def count(self, batch: Batch) -> int:
         """Count the pairs that have a label."""
-        assert batch.pairs is not None, "the format must provide pairs"
-        return int((batch.pairs != IGNORED).sum())
+        return int((_pairs(batch) != IGNORED).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over two classes."""
-        assert batch.pairs is not None, "the format must provide pairs"
-        return cross_entropy(network.class_logits("pair", hidden_th, batch), batch.pairs)
+        return cross_entropy(network.class_logits("pair", hidden_th, batch), _pairs(batch))
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return nothing more."""
         return {}
+
+
+def _pairs(batch: Batch) -> Tensor:
+    pairs_s = PretrainingLabels.of(batch).pairs
+    assert pairs_s is not None, "the format must provide pairs"
+    return pairs_s
 
 
 TERMS: dict[str, PretrainingTerm] = {

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertree.batch import Batch
+from bertree.batch import IGNORED, Batch
 from bertree.model.network import Network
-from bertree.objectives.objective import IGNORED, Loss, Term, WeightedTerms, cross_entropy
+from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
+from bertree.objectives.task_labels import TaskLabels
 
 NO_PROBABILITY = -1e9  # a logit in fp32 whose probability is 0
 
@@ -29,8 +30,7 @@ class SequenceClassification:
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy."""
-        assert batch.answers is not None
-        return cross_entropy(network.class_logits("sequence", hidden_th, batch), batch.answers)
+        return cross_entropy(network.class_logits("sequence", hidden_th, batch), TaskLabels.of(batch).answers)
 
 
 class SequenceRegression:
@@ -38,14 +38,13 @@ class SequenceRegression:
 
     def count(self, batch: Batch) -> int:
         """Count the sequences that have a label."""
-        assert batch.answers is not None
-        return int((~batch.answers.isnan()).sum())
+        return int((~TaskLabels.of(batch).answers.isnan()).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Squared error."""
-        assert batch.answers is not None
+        answers_s = TaskLabels.of(batch).answers
         given_s = network.class_logits("sequence", hidden_th, batch)[:, 0].float()
-        errors_s = torch.where(batch.answers.isnan(), 0.0, given_s - batch.answers.nan_to_num())
+        errors_s = torch.where(answers_s.isnan(), 0.0, given_s - answers_s.nan_to_num())
         return Loss(errors_s.square().sum(), None)
 
 
@@ -58,8 +57,8 @@ class TokenClassification:
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy."""
-        assert batch.answers is not None
-        return cross_entropy(network.class_logits("token", hidden_th, batch, batch.chosen), batch.answers)
+        labels = TaskLabels.of(batch)
+        return cross_entropy(network.class_logits("token", hidden_th, batch, labels.chosen), labels.answers)
 
 
 class CrfTagging(TokenClassification):
@@ -68,10 +67,10 @@ class CrfTagging(TokenClassification):
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Negative log-likelihood of the tag sequences."""
         assert network.crf is not None
-        assert batch.answers is not None
-        assert batch.cells is not None
-        scores_mc = network.class_logits("token", hidden_th, batch, batch.chosen)
-        return Loss(network.crf.loss(scores_mc, batch.cells, batch.width, batch.answers), None)
+        labels = TaskLabels.of(batch)
+        assert labels.cells is not None
+        scores_mc = network.class_logits("token", hidden_th, batch, labels.chosen)
+        return Loss(network.crf.loss(scores_mc, labels.cells, labels.width, labels.answers), None)
 
 
 class SpanSelection:
@@ -79,16 +78,13 @@ class SpanSelection:
 
     def count(self, batch: Batch) -> int:
         """Count the questions that have an answer."""
-        assert batch.answers is not None
-        return int((batch.answers[:, 0] != IGNORED).sum())
+        return int((TaskLabels.of(batch).answers[:, 0] != IGNORED).sum())
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Mean of the two cross-entropies."""
-        assert batch.answers is not None
-        logits_m2 = network.class_logits("span", hidden_th, batch, batch.chosen)
-        questions = len(batch.answers)
-        both_qw2 = scatter_to_grid(logits_m2, batch, questions)
-        targets = batch.answers.T.flatten()
+        labels = TaskLabels.of(batch)
+        both_qw2 = scatter_to_grid(network.class_logits("span", hidden_th, batch, labels.chosen), labels)
+        targets = labels.answers.T.flatten()
         scores = torch.cat([both_qw2[..., 0], both_qw2[..., 1]])
         return Loss(F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum") / 2, None)
 
@@ -102,21 +98,21 @@ class MultipleChoice:
 
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over the options."""
-        assert batch.answers is not None
+        labels = TaskLabels.of(batch)
         logits_s1 = network.class_logits("choice", hidden_th, batch)
-        return cross_entropy(scatter_to_grid(logits_s1, batch, len(batch.answers))[..., 0], batch.answers)
+        return cross_entropy(scatter_to_grid(logits_s1, labels)[..., 0], labels.answers)
 
 
-def scatter_to_grid(scores_mc: Tensor, batch: Batch, questions: int) -> Tensor:
+def scatter_to_grid(scores_mc: Tensor, labels: TaskLabels) -> Tensor:
     """Scatter scores into their cells (q x w x c), in fp32; empty cells have probability 0."""
-    assert batch.cells is not None
-    empty = scores_mc.new_full((questions * batch.width, scores_mc.shape[1]), NO_PROBABILITY, dtype=torch.float32)
-    return empty.index_put((batch.cells,), scores_mc.float()).unflatten(0, (questions, batch.width))
+    assert labels.cells is not None
+    questions, width = len(labels.answers), labels.width
+    empty = scores_mc.new_full((questions * width, scores_mc.shape[1]), NO_PROBABILITY, dtype=torch.float32)
+    return empty.index_put((labels.cells,), scores_mc.float()).unflatten(0, (questions, width))
 
 
 def _count_labels(batch: Batch) -> int:
-    assert batch.answers is not None
-    return int((batch.answers != IGNORED).sum())
+    return int((TaskLabels.of(batch).answers != IGNORED).sum())
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertree.batch import Batch
-from bertree.objectives.objective import IGNORED
+from bertree.batch import IGNORED, Batch
 from bertree.objectives.supervised import HEAD_KINDS, HeadKind
+from bertree.objectives.task_labels import TaskLabels
 from bertree.tasks.task import Unit
 
 
@@ -33,7 +33,7 @@ def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch
     if soft := _soft(units, head):
         arrays["soft"] = np.concatenate(soft)
     tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in arrays.items()}
-    return replace(batch, width=width, **tensors)
+    return replace(batch, labels=TaskLabels(width=width, **tensors))
 
 
 def logit_rows(unit: Unit, head: str) -> int:

@@ -12,6 +12,7 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.network import Network
 from bertree.objectives.embedding_math import pair_logits, vector_table
+from bertree.objectives.task_labels import TaskLabels
 from bertree.tasks.collate import batches_by_length, collate, logit_rows
 from bertree.tasks.task import Logits, Unit
 
@@ -42,14 +43,18 @@ def logits(
     """Return one array a unit: a row for its sequence, each chosen token, or each option; for `vector`, its vectors."""
 
     def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
+        labels = TaskLabels.of(batch)
         if head in ("vector", "compare"):
             vectors_sd = network.vectors(hidden_tw, batch)
-            return vectors_sd if head == "vector" else pair_logits(network, vector_table(vectors_sd, batch))
-        scores_mc = network.class_logits(head, hidden_tw, batch, batch.chosen)
+            return (
+                vectors_sd if head == "vector" else pair_logits(network, vector_table(vectors_sd, TaskLabels.of(batch)))
+            )
+        labels = TaskLabels.of(batch)
+        scores_mc = network.class_logits(head, hidden_tw, batch, labels.chosen)
         if network.crf is None:
             return scores_mc
-        assert batch.cells is not None
-        return F.one_hot(network.crf.decode(scores_mc, batch.cells, batch.width), scores_mc.shape[1])
+        assert labels.cells is not None
+        return F.one_hot(network.crf.decode(scores_mc, labels.cells, labels.width), scores_mc.shape[1])
 
     return _run_batches(network, head, units, head_outputs, autocast, advance)
 
@@ -58,8 +63,9 @@ def token_states(network: Network, units: Sequence[Unit], autocast: Autocast = n
     """Return the hidden states that a head would read at the chosen tokens of each unit, a row for each token."""
 
     def head_outputs(hidden_tw: Tensor, batch: Batch) -> Tensor:
-        assert batch.chosen is not None
-        return hidden_tw[batch.chosen]
+        chosen = TaskLabels.of(batch).chosen
+        assert chosen is not None
+        return hidden_tw[chosen]
 
     return _run_batches(network, "token", units, head_outputs, autocast, lambda count: None)
 

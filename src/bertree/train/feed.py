@@ -10,7 +10,6 @@ import torch
 
 from bertree.batch import Batch
 from bertree.data.stream import Stream
-from bertree.objectives.objective import IGNORED
 from bertree.train.schedule import PlannedStep, TrainingPlan
 
 AHEAD = 3  # steps: their batches are small beside the model, and making one is much quicker than using it
@@ -121,20 +120,15 @@ class FixedShape:
         """Return the padded batch."""
         sequences = batch.cu_seqlens.numel() - 1
         spare = _room(sequences, self._sequences) - sequences
-        changes: dict[str, object] = {
-            "cu_seqlens": torch.cat([batch.cu_seqlens, batch.cu_seqlens[-1:].expand(spare)]),
-            "max_seqlen": self._longest,
-        }
-        if batch.pairs is not None:
-            changes["pairs"] = torch.cat([batch.pairs, batch.pairs.new_full((spare,), IGNORED)])
-        if batch.masked is not None and batch.targets is not None:
-            spare = min(_room(batch.masked.numel(), self._masks), batch.ids.numel()) - batch.masked.numel()
-            free = torch.ones(batch.ids.numel(), dtype=torch.bool)
-            free[batch.masked] = False
-            # Tokens that are read once only: their gradients are not added to others, which would be slower.
-            changes["masked"] = torch.cat([batch.masked, free.nonzero()[:spare, 0]])
-            changes["targets"] = torch.cat([batch.targets, batch.targets.new_full((spare,), IGNORED)])
-        return replace(batch, **changes)  # type: ignore[arg-type]
+        labels = batch.labels and batch.labels.pad(
+            batch.ids.numel(), sequences + spare, lambda count: _room(count, self._masks)
+        )
+        return replace(
+            batch,
+            cu_seqlens=torch.cat([batch.cu_seqlens, batch.cu_seqlens[-1:].expand(spare)]),
+            max_seqlen=self._longest,
+            labels=labels,
+        )
 
 
 def _room(needed: int, usual: float) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bertree.batch import Batch
+from bertree.batch import Batch, PretrainingLabels
 from bertree.data.preview import token_names
 from bertree.data.stream import Stream
 from bertree.model.network import Network
@@ -66,12 +66,12 @@ class MaskSamples:
         tries = [k * count // SAMPLES + extra for extra in range(10) for k in range(SAMPLES)]  # all over the text
         for number in dict.fromkeys(number for number in tries if number < count):
             example = self._stream.example(number)
-            if example.masked is None or example.targets is None or not example.ids.numel() >= SHORT:
+            if example.ids.numel() < SHORT:
                 continue
             if example.ids.numel() > LONG:
                 example = _truncate(example, LONG)
-            assert example.masked is not None
-            if bool((example.ids[example.masked] == self._mask).any()):
+            masked, _ = PretrainingLabels.of(example).predicted
+            if bool((example.ids[masked] == self._mask).any()):
                 yield example
                 found += 1
             if found == SAMPLES:
@@ -83,10 +83,9 @@ class MaskSamples:
         found = []
         with _evaluation_mode(network):
             for example in self.examples:
-                assert example.masked is not None
-                assert example.targets is not None
-                chosen = example.masked[example.ids[example.masked] == self._mask]
-                gold = example.targets[example.ids[example.masked] == self._mask]
+                masked, targets = PretrainingLabels.of(example).predicted
+                is_mask = example.ids[masked] == self._mask
+                chosen, gold = masked[is_mask], targets[is_mask]
                 logits = network.mask_logits(network(example.to(device)), chosen.to(device))
                 best = logits.float().softmax(-1).max(-1)
                 masks = [
@@ -98,11 +97,10 @@ class MaskSamples:
 
     def _text(self, example: Batch) -> str:
         """Return a readable text; where masking put another token, the true one is shown."""
-        assert example.masked is not None
-        assert example.targets is not None
+        masked, targets = PretrainingLabels.of(example).predicted
         ids = example.ids.clone()
-        stays = ids[example.masked] != self._mask
-        ids[example.masked[stays]] = example.targets[stays]
+        stays = ids[masked] != self._mask
+        ids[masked[stays]] = targets[stays]
         words = []
         special = set(self._stream.store.special.values())
         for token in ids.tolist():
@@ -116,17 +114,15 @@ class MaskSamples:
 
 def _truncate(example: Batch, length: int) -> Batch:
     """Return the first tokens of an example of one sequence."""
-    assert example.masked is not None
-    assert example.targets is not None
-    keep = example.masked < length
+    masked, targets = PretrainingLabels.of(example).predicted
+    keep = masked < length
     return Batch(
         ids=example.ids[:length],
         positions=example.positions[:length],
         segments=example.segments[:length],
         cu_seqlens=torch.tensor([0, length], dtype=torch.int32),
         max_seqlen=length,
-        masked=example.masked[keep],
-        targets=example.targets[keep],
+        labels=PretrainingLabels(masked[keep], targets[keep]),
     )
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from bertree.batch import IGNORED
 from bertree.errors import UserError
-from bertree.objectives.objective import IGNORED
 from bertree.tasks.similarity.read import SentenceExample
 from bertree.tasks.similarity.task import SimilarityTask
 from bertree.tasks.task import Unit

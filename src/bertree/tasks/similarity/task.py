@@ -14,10 +14,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bertree.batch import IGNORED
 from bertree.errors import UserError
 from bertree.files import Json
 from bertree.objectives.embedding_losses import loss_named
-from bertree.objectives.objective import IGNORED
 from bertree.tasks import metrics
 from bertree.tasks.similarity import read as read_sentences
 from bertree.tasks.similarity.examples import score_range

@@ -7,7 +7,7 @@ must come in a few shapes, and all inputs of a step, the learning rate too, lie 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,10 +43,10 @@ class CudaGraphLaunch(Launch):
     def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
         """Take one step of gradient descent."""
         (batch,) = step_batches.batches
-        shape = tuple(value.shape if isinstance(value, Tensor) else value for _, value in _fields(batch))
+        shape = tuple(value.shape if isinstance(value, Tensor) else value for value in batch.leaves())
         recording = self.recordings.get(shape) or self.recordings.setdefault(shape, self._record(batch, counts))
         self._learner.seed_dropout(step_batches.update.number, 0)
-        for (_, value), (_, place) in zip(_fields(batch), _fields(recording.batch), strict=True):
+        for value, place in zip(batch.leaves(), recording.batch.leaves(), strict=True):
             if isinstance(value, Tensor):
                 place.copy_(value.pin_memory(), non_blocking=True)
         scales = list(self._learner.scales(counts).values())
@@ -80,7 +80,3 @@ class CudaGraphLaunch(Launch):
         sums = self._gradients(self._learner, [batch], by_term, lambda number: None)
         norm = self._learner.update(skip=skip_update)
         return torch.stack([norm, *(sums[name] for name in counts)])
-
-
-def _fields(batch: Batch) -> list[tuple[str, Any]]:
-    return [(field.name, getattr(batch, field.name)) for field in fields(batch)]
