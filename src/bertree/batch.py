@@ -102,6 +102,19 @@ class PretrainingLabels(Labels):
 
 
 @dataclass(frozen=True)
+class Continuation(TensorTree):
+    """How the sequences of a batch continue those of the batch before it: lane by lane.
+
+    A lane's sequences follow each other. Its first one continues the state of that lane unless it is fresh; the others
+    are fresh. The state after the batch is that after each lane's last sequence.
+    """
+
+    lanes: Tensor  # s, int64: the lane of each sequence, rising from 0
+    fresh: Tensor  # s, bool: the sequence starts without a state
+    count: int  # of lanes, on the host
+
+
+@dataclass(frozen=True)
 class Batch(TensorTree):
     """A flat stream of tokens and the boundaries of the sequences in it."""
 
@@ -113,6 +126,7 @@ class Batch(TensorTree):
     # s, int64: where in the stream each sequence's second text begins, or its end if it has none. None: it follows
     # from the segments, which some tokenizers (RoBERTa's) do not set.
     second: Tensor | None = None
+    continuation: Continuation | None = None  # None: no sequence continues another
     labels: Labels | None = None
 
     @classmethod

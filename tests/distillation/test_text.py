@@ -208,7 +208,7 @@ def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
             for batch in batches:
                 counts = {name: counts[name] + count for name, count in objective.counts(batch).items()}
             for batch in batches:
-                losses = objective(learner, batch)
+                losses = objective(learner, batch).losses
                 torch.stack([loss.sum / counts[name] for name, loss in losses.items()]).sum().backward()
             found.append([p.grad.clone() for p in learner.parameters() if p.grad is not None])
             assert all(p.grad is None for p in model.network.parameters()), "the teacher does not learn"
@@ -235,8 +235,8 @@ def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
     batch = part([[5, 6, 7, 8]], [[1, 3]], [[30, 31]], [0])
     student = random_model(model.architecture, {"mask": 0}, seed=1).network
     learner = add_projections(student, 64, 64, {}, 0)
-    ours = distillation_objective({"mlm": 2.0}, model.network)(learner, batch)["mlm"].sum
-    assert torch.equal(ours, pretraining_objective(mlm=2.0)(student, batch)["mlm"].sum)
+    ours = distillation_objective({"mlm": 2.0}, model.network)(learner, batch).losses["mlm"].sum
+    assert torch.equal(ours, pretraining_objective(mlm=2.0)(student, batch).losses["mlm"].sum)
 
 
 def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support.units import HEADS, OPTIONS, network, regression_network, uni
 def weighed(made: Network, batch: Batch, head: str, regression: bool) -> tuple[float, int, list[torch.Tensor]]:
     objective = supervised_objective(head, regression)
     made.zero_grad()
-    loss = objective(made, batch)[head].sum
+    loss = objective(made, batch).losses[head].sum
     loss.backward()
     found = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in made.parameters()]
     return loss.item(), objective.counts(batch)[head], found

@@ -24,7 +24,7 @@ def test_relations_of_an_unknown_layer_are_refused(unknown: type, where: str) ->
     learner = add_projections(networks["student"], 32, 32, {"relation": 1.0}, 0)
     batch = Batch.pack([[5, 6, 7], [8, 9]])
     batch = replace(batch, labels=PretrainingLabels(torch.tensor([1]), torch.tensor([6])))
-    assert set(objective(learner, batch)) == {"relation"}
+    assert set(objective(learner, batch).losses) == {"relation"}
     stack = networks[where].encoder.stack
     block = stack.attention[1]
     if unknown is ScaledResidual:

@@ -52,7 +52,7 @@ def test_masked_tokens_and_pairs(question: str) -> None:
     assert -100 in pairs
     assert objective.counts(batch) == {"mlm": len(targets), question: sum(label != -100 for label in pairs)}
     with torch.no_grad():
-        losses = objective(network, batch)
+        losses = objective(network, batch).losses
         hidden = network(batch)
         words = network.mask_logits(hidden, batch.labels.masked).double().log_softmax(-1)
         pooled = (hidden[batch.first] @ network.encoder.pooler.weight.T + network.encoder.pooler.bias).tanh()
@@ -72,7 +72,7 @@ def test_masked_tokens_and_pairs(question: str) -> None:
 def test_a_term_of_no_weight_is_not_computed() -> None:
     assert set(pretraining_objective(mlm=1.0).terms) == {"mlm"}
     network = fresh(heads=("mask",))
-    losses = pretraining_objective(mlm=1.0)(network, joined(sequences(3)))
+    losses = pretraining_objective(mlm=1.0)(network, joined(sequences(3))).losses
     assert set(losses) == {"mlm"}
 
 

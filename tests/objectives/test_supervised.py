@@ -88,7 +88,7 @@ CASES: dict[str, Case] = {
 
 def loss_of(network: Network, head: str, batch: Batch, regression: bool = False, crf: bool = False) -> Tensor:
     objective = supervised_objective(head, regression, crf)
-    return objective(network, batch)[head].sum / objective.counts(batch)[head]
+    return objective(network, batch).losses[head].sum / objective.counts(batch)[head]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_what_is_not_known_is_not_asked(
     found = []
     for batch in (collate([*known, *unknown], head, regression), collate(alone, head, regression)):
         network.zero_grad()
-        loss = objective(network, batch)[head].sum
+        loss = objective(network, batch).losses[head].sum
         loss.backward()
         assert objective.counts(batch) == {head: 1}
         found.append((loss.detach(), [p.grad.clone() for p in network.parameters() if p.grad is not None]))
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_not_asked(
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(its, others, strict=True))
     network.zero_grad()
     batch = collate(unknown, head, regression)
-    nothing = objective(network, batch)[head].sum
+    nothing = objective(network, batch).losses[head].sum
     nothing.backward()
     assert float(nothing.detach()) == 0.0
     assert objective.counts(batch) == {head: 0}

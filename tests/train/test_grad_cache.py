@@ -188,7 +188,7 @@ def test_filling_a_batch_up_changes_nothing(loss: str, pooling: str) -> None:
     found = []
     for batch in (plain, filled):
         net = network(pooling)
-        total = objective(net, batch)[loss].sum
+        total = objective(net, batch).losses[loss].sum
         total.backward()
         found.append((total.item(), [p.grad for p in net.parameters() if p.grad is not None]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)

@@ -50,7 +50,7 @@ def test_lamb_is_the_papers() -> None:
     before = thirds({name: p.detach().clone() for name, p in named.items()})
     history = []
     for number in range(5):
-        losses = pretraining_objective(mlm=1.0, nsp=1.0)(network, joined(sequences(6, number)))
+        losses = pretraining_objective(mlm=1.0, nsp=1.0)(network, joined(sequences(6, number))).losses
         sum(loss.sum for loss in losses.values()).backward()
         history.append(thirds({name: p.grad.clone() for name, p in named.items()}))
         optimizer.step()

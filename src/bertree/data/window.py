@@ -102,13 +102,13 @@ def build_window(
     room: int,
     chunks: Ints,
     content: np.uint64,
-    order: np.uint64,
-    arrange: Callable[[Ints], Ints],
+    order: np.uint64 | None = None,
+    arrange: Callable[[Ints], Ints] | None = None,
 ) -> ShuffleWindow:
     """Build the window of some chunks.
 
-    `content` is the key of what the examples are, `order` of how they are shuffled; `arrange` returns the final order
-    of shuffled examples of these lengths.
+    `content` is the key of what the examples are, `order` of how they are shuffled (None: as in the corpus); `arrange`
+    returns the final order of shuffled examples of these lengths.
     """
     chunks = np.sort(chunks)
     firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
@@ -128,8 +128,9 @@ def build_window(
         pairs = pairing.make_pairs(borders, documents, format.objective, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
         lengths += np.where(pairs.labels == NO_LABEL, format.single_overhead, format.full_overhead)
-    shuffled = np.argsort(counter_random.bits(order, numbers))
-    shuffled = shuffled[arrange(lengths[shuffled])]
+    shuffled = np.arange(numbers.size) if order is None else np.argsort(counter_random.bits(order, numbers))
+    if arrange is not None:
+        shuffled = shuffled[arrange(lengths[shuffled])]
     bounds = counter_random.cumulative_offsets(lengths[shuffled])
     labels = seconds = None
     if pairs is not None:

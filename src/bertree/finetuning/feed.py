@@ -16,7 +16,7 @@ from bertree.objectives.supervised import HEAD_KINDS
 from bertree.objectives.task_labels import TaskLabels
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
-from bertree.train.feed import StepBatches, prefetch
+from bertree.train.feed import Feed, StepBatches, prefetch
 from bertree.train.schedule import TrainingPlan
 
 LENGTHS = (32, 64, 128, 256, 384)  # longest sequence, where shapes must not vary; above: multiples of 128
@@ -85,7 +85,7 @@ def _padding(count: int) -> tuple[int, int]:
     return -count % step, step
 
 
-class UnitFeed:
+class UnitFeed(Feed):
     """The batches of a run: all units in every epoch, shuffled anew."""
 
     def __init__(

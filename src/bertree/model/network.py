@@ -25,7 +25,7 @@ from bertree.model.heads import ClassHead, MaskHead
 from bertree.model.init import initialize
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import LayerFeatures, Readout, build_crf, build_features
-from bertree.model.state import Encoded, State
+from bertree.model.state import Encoded, State, Stateful, StateSpec
 from bertree.model.transformer import build_transformer
 
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
@@ -59,6 +59,10 @@ class Network(nn.Module):
         self.width = width
         if self.readout.frozen:
             encoder.requires_grad_(False)
+
+    def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
+        """Describe the encoder's state of so many lanes; empty if it has none."""
+        return self.encoder.state_specs(lanes) if isinstance(self.encoder, Stateful) else {}
 
     def train(self, mode: bool = True) -> "Network":
         """Set training mode. A frozen encoder stays in evaluation mode: it has no dropout."""

@@ -7,8 +7,9 @@ Shape letters: t tokens, h width.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 State = Mapping[str, Tensor]
@@ -19,3 +20,25 @@ class Encoded(NamedTuple):
 
     hidden: Tensor
     state: State | None = None
+
+
+class StateSpec(NamedTuple):
+    """What a tensor of a state must look like; a size of None may be any."""
+
+    shape: tuple[int | None, ...]
+    dtype: torch.dtype
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Return whether a tensor looks like this and holds finite numbers."""
+        sizes = len(tensor.shape) == len(self.shape) and all(
+            size in (None, there) for size, there in zip(self.shape, tensor.shape, strict=True)
+        )
+        return sizes and tensor.dtype == self.dtype and bool(tensor.isfinite().all())
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A module that says what its state looks like."""
+
+    def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
+        """Describe the tensors of a state of so many lanes."""

@@ -23,6 +23,7 @@ from bertree.errors import UserError
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Block, PostNorm, PreNorm
 from bertree.model.network import Network
+from bertree.model.state import State
 from bertree.model.transformer import TransformerEncoder
 from bertree.objectives.divergences import (
     cosine_distance,
@@ -31,7 +32,7 @@ from bertree.objectives.divergences import (
     relation_divergence,
     top_k_divergence,
 )
-from bertree.objectives.objective import Loss, cross_entropy
+from bertree.objectives.objective import Computed, Loss, cross_entropy
 
 TERMS = ("ce", "mlm", "cos", "hidden", "relation")
 TEACHER_STATE_TERMS = ("cos", "hidden", "relation")  # terms that need the teacher's states, not only its logits
@@ -79,8 +80,8 @@ class PretrainingDistillation:
         masked, tokens = int((targets_m != IGNORED).sum()), batch.ids.numel()
         return {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else tokens for n in self.weights}
 
-    def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
-        """Return the loss of each term on a batch."""
+    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
+        """Return the loss of each term on a batch. Student and teacher are compared without a state."""
         assert isinstance(network, StudentWithProjections)
         student, teacher = network.student, self.teacher
         states = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
@@ -105,7 +106,7 @@ class PretrainingDistillation:
             with torch.no_grad():
                 teacher_qkv = _layer_qkv(teacher, teacher_states, t)
             found["relation"] = _sum(relation_divergence(_layer_qkv(student, states, s), teacher_qkv, batch, heads))
-        return {name: found[name] for name in self.weights}
+        return Computed({name: found[name] for name in self.weights})
 
     def _vocabulary_losses(
         self, student: Network, states_th: Tensor, teacher_states: Mapping[int, Tensor], batch: Batch

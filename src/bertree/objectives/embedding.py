@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.network import Network
+from bertree.model.state import State
 from bertree.objectives.embedding_losses import EmbeddingLoss
 from bertree.objectives.embedding_math import vector_table
-from bertree.objectives.objective import Loss
+from bertree.objectives.objective import Computed, Loss
 from bertree.objectives.task_labels import TaskLabels
 
 
@@ -53,9 +54,9 @@ class EmbeddingObjective:
         """Return how many losses a batch (on the host) has."""
         return {self.name: self.loss.count(TaskLabels.of(batch).answers)}
 
-    def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
-        """Return the loss on a batch."""
-        return self.loss_on(network, self.part(network, batch), TaskLabels.of(batch).answers)
+    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
+        """Return the loss on a batch. Vectors have no state: a text's vector does not depend on other texts."""
+        return Computed(self.loss_on(network, self.part(network, batch), TaskLabels.of(batch).answers))
 
     def part(self, network: nn.Module, batch: Batch) -> Tensor:
         """Return the table of vectors of a batch."""

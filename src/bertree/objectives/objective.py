@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bertree.batch import IGNORED, Batch
 from bertree.model.network import Network
+from bertree.model.state import State
 
 
 class Loss(NamedTuple):
@@ -23,6 +24,13 @@ class Loss(NamedTuple):
 
     sum: Tensor  # over the targets
     correct: Tensor | None  # how many predictions were correct; counted only where there are no gradients
+
+
+class Computed(NamedTuple):
+    """The loss of each term on a batch, and the state for the batch that continues it."""
+
+    losses: dict[str, Loss]
+    state: State | None = None
 
 
 class Term(Protocol):
@@ -45,8 +53,8 @@ class Objective(Protocol):
     def counts(self, batch: Batch) -> dict[str, int]:
         """Count the targets of a batch on the host, by term."""
 
-    def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
-        """Return the loss of each term on a batch."""
+    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
+        """Return the loss of each term on a batch. `state` is that of the batch it continues; None: start fresh."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +68,12 @@ class WeightedTerms:
         """Count the targets of a batch on the host, by term."""
         return {name: term.count(batch) for name, term in self.terms.items()}
 
-    def __call__(self, network: nn.Module, batch: Batch) -> dict[str, Loss]:
-        """Return the loss of each term on a batch."""
+    def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
+        """Return the loss of each term on a batch, and the encoder's new state."""
         assert isinstance(network, Network)
-        hidden_th = network(batch)
-        return {name: term.loss(network, hidden_th, batch) for name, term in self.terms.items()}
+        hidden_th, new_state = network.encode(batch, state)
+        losses = {name: term.loss(network, hidden_th, batch) for name, term in self.terms.items()}
+        return Computed(losses, new_state)
 
 
 def cross_entropy(logits_mc: Tensor, targets_m: Tensor) -> Loss:

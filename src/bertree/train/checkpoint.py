@@ -1,7 +1,7 @@
 """Checkpoints: weights, optimizer state and the step, complete or not there at all.
 
     checkpoints/step-00001000/
-        state.safetensors     weights/NAME and moments/KEY/NAME
+        state.safetensors     weights/NAME, moments/KEY/NAME, and state/SLOT/NAME where steps continue each other
         state.json            step, the sha256 of the file above, what the run keeps beside it
     checkpoints/best.json     which step had the lowest held-out loss
 
@@ -32,6 +32,7 @@ from bertree.files import Json, file_hash, new_folder, read_json, write_atomical
 STATE, HEADER, BEST = "state.safetensors", "state.json", "best.json"
 FORMAT, VERSION = "bertree-checkpoint", 1
 NAME = re.compile(r"step-([0-9]{8,12})")
+STATE_PREFIX = "state/"  # how the names of what is carried from step to step begin
 MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # what AdamW and LAMB keep for each parameter
 
 
@@ -148,7 +149,7 @@ def check_optimizer_state(checkpoint: Checkpoint, network: nn.Module, steps: int
     found: dict[str, set[str]] = {}
     taken = 0.0
     for name, tensor in checkpoint.tensors.items():
-        if name.startswith(("weights/", "best/")):
+        if name.startswith(("weights/", "best/", STATE_PREFIX)):
             continue
         kind, key, parameter = _parts(name)
         if kind != "moments" or parameter not in named or key not in MOMENTS:

@@ -9,9 +9,11 @@ from typing import Protocol
 import torch
 
 from bertree.batch import Batch
+from bertree.data.lanes import LaneStream
 from bertree.data.stream import Stream
 from bertree.train.schedule import PlannedStep, TrainingPlan
 
+AnyStream = Stream | LaneStream
 AHEAD = 3  # steps: their batches are small beside the model, and making one is much quicker than using it
 ROUND = 64  # sizes that must not vary in a compiled step are rounded up to a multiple of this
 
@@ -24,6 +26,7 @@ class StepBatches:
     batches: Sequence[Batch]
     epoch: float
     padding: int = 0  # tokens that only fill up the shape
+    slots: int = 1  # micro-batch i continues the one before it with the same i modulo this, if its batch says so
 
 
 class Feed(Protocol):
@@ -34,15 +37,23 @@ class Feed(Protocol):
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the steps from `first` on."""
 
+    def lanes_after(self, step: int) -> Sequence[int]:
+        """Return how many lanes each slot has after so many steps; none where no batch continues another."""
+        return ()
+
 
 class StreamFeed(Feed):
-    """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream per micro-batch."""
+    """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream per micro-batch.
 
-    def __init__(self, plan: TrainingPlan, streams: Sequence[Sequence[Stream]], fixed: bool = False) -> None:
+    `fixed` pads the batches to one shape; those of lanes have one."""
+
+    def __init__(self, plan: TrainingPlan, streams: Sequence[Sequence[AnyStream]], fixed: bool = False) -> None:
         self.plan, self.streams = plan, streams
-        self._shapes = [
-            FixedShape(stream[0], stream[0].batch_tokens // len(stream)) if fixed else _unchanged for stream in streams
-        ]
+        self._shapes = [self._shape(stream[0], len(stream)) if fixed else _unchanged for stream in streams]
+
+    @staticmethod
+    def _shape(stream: AnyStream, parts: int) -> Callable[[Batch], Batch]:
+        return FixedShape(stream, stream.batch_tokens // parts) if isinstance(stream, Stream) else _unchanged
 
     def __getitem__(self, number: int) -> StepBatches:
         """Return the batches of a step: a pure function of the seed and the step."""
@@ -55,7 +66,13 @@ class StreamFeed(Feed):
             streams[0].epoch_at(phase.steps)
             for streams, phase in zip(self.streams[: update.phase], self.plan.phases, strict=False)
         )
-        return StepBatches(update, made, earlier + streams[0].epoch_at(update.first + update.batches))
+        epoch = earlier + streams[0].epoch_at(update.first + update.batches)
+        return StepBatches(update, made, epoch, slots=len(streams))
+
+    def lanes_after(self, step: int) -> Sequence[int]:
+        """Return how many lanes each micro-batch has after so many steps."""
+        streams = self.streams[self.plan.updates[step - 1].phase] if step else ()
+        return [stream.lanes for stream in streams if isinstance(stream, LaneStream)]
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the steps from `first` on, made ahead."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from bertree.batch import Batch, PretrainingLabels
+from bertree.data.lanes import LaneStream
 from bertree.data.preview import token_names
 from bertree.data.stream import Stream
 from bertree.model.network import Network
@@ -19,22 +20,22 @@ SAMPLES, SHORT, LONG = 4, 12, 48  # texts shown, and how long they may be
 def evaluate_held_out(
     network: Network,
     objective: WeightedTerms,
-    stream: Stream,
+    stream: Stream | LaneStream,
     tokens: int,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
-    """Return the mean of each term over the first `tokens` of the stream, the same ones every time.
+    """Return the mean of each term over the first `tokens` of the stream, the same ones every time, from a fresh state.
 
     Each term adds its accuracy and its other figures, for example the perplexity of `mlm`.
     """
     device = next(network.parameters()).device
     sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in objective.terms}
     with _evaluation_mode(network):
-        read = 0
+        read, state = 0, None
         for batch in stream.one_epoch():
             counts = objective.counts(batch)
             with autocast():
-                losses = objective(network, batch.to(device))
+                losses, state = objective(network, batch.to(device), state if batch.continuation else None)
             for name, loss in losses.items():
                 assert loss.correct is not None, "correct answers are counted where there are no gradients"
                 for place, value in enumerate((float(loss.sum), float(loss.correct), counts[name])):

@@ -12,9 +12,10 @@ from torch.optim import Optimizer
 
 from bertree.batch import Batch
 from bertree.data import counter_random
-from bertree.objectives.objective import Loss, Objective
+from bertree.model.state import State
+from bertree.objectives.objective import Computed, Objective
 
-Compute = Callable[[nn.Module, Batch], dict[str, Loss]]
+Compute = Callable[[nn.Module, Batch, State | None], Computed]
 
 
 @dataclass(eq=False)

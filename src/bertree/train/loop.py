@@ -1,9 +1,10 @@
 """The loop: steps of gradient descent on an objective, and nothing else. It names no model and no objective.
 
 A step's sums are divided by the counts of all its micro-batches together, the gradient is clipped, the optimizer takes
-its step. Dropout is seeded by the step, so the state of a run is weights, optimizer state and one number. A step whose
-gradient is not finite is skipped and counted; too many in a row end the run. Everything else (logging, evaluation,
-saving, stopping) is a hook, called after each step.
+its step. Dropout is seeded by the step, so the state of a run is weights, optimizer state and one number and, where a
+batch continues the one before it, what the network carries between them (carried_state.py). A step whose gradient is
+not finite is skipped and counted; too many in a row end the run. Everything else (logging, evaluation, saving,
+stopping) is a hook, called after each step.
 """
 
 import math
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from bertree.errors import UserError
 from bertree.objectives.objective import Objective
+from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
 from bertree.train.learner import Compute, Learner
 from bertree.train.steps.eager import EagerLaunch, Launch
@@ -102,7 +104,8 @@ class Loop:
     ) -> None:
         compute: Compute = _compile(objective) if compiled else objective
         self.learner = Learner(network, objective, optimizer, compute, clip or math.inf, seed, bf16)
-        self.launch = launch(self.learner, gradients)
+        self.carried = CarriedState()
+        self.launch = launch(self.learner, gradients, self.carried)
         self.network, self.optimizer = self.learner.network, optimizer
         self.device, self.autocast = self.learner.device, self.learner.autocast
         self._bad_steps = bad_steps

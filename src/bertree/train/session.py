@@ -15,6 +15,7 @@ from bertree.errors import UserError
 from bertree.files import Json, write_atomically
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
+from bertree.train.carried_state import check_state
 from bertree.train.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
 from bertree.train.device import measure_peak_flops
 from bertree.train.feed import Feed, StepBatches
@@ -106,7 +107,8 @@ class Session:
 
     def _save(self, result: StepResult, log: RunLog) -> None:
         extra = log.totals.as_dict() | {"identity": self.identity} | self.keep.extra()
-        self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, self.keep.tensors())
+        tensors = {**self.keep.tensors(), **self.loop.carried.tensors()}
+        self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
         self.keep.after_save(result, self._checkpoints)
 
     def _resume(self) -> Checkpoint | None:
@@ -115,6 +117,7 @@ class Session:
         if found is not None:
             self._check_identity(found)
             restore(found, self.loop.network, self.loop.optimizer)
+            self.loop.carried.restore(found.tensors, self.loop.device)
         self.keep.resume(found)
         return found
 
@@ -134,4 +137,5 @@ class Session:
             raise UserError(f"{checkpoint.where}: is of step {checkpoint.step}, but the run has {last}")
         skipped = SavedTotals.from_extra(checkpoint.extra, checkpoint.where).skipped
         check_optimizer_state(checkpoint, self.loop.network, checkpoint.step - skipped)
+        check_state(checkpoint, self.loop.network, self.feed.lanes_after(checkpoint.step))
         self.keep.check(checkpoint)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
+from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
 from bertree.train.learner import Learner
 from bertree.train.steps.eager import Launch
-from bertree.train.steps.gradients import GradientMethod
+from bertree.train.steps.gradients import GradientMethod, MicroBatches
 
 
 @dataclass
@@ -31,8 +32,8 @@ class _Recording:
 class CudaGraphLaunch(Launch):
     """Replays recorded steps of one micro-batch each, on a GPU."""
 
-    def __init__(self, learner: Learner, gradients: GradientMethod) -> None:
-        self._learner, self._gradients = learner, gradients
+    def __init__(self, learner: Learner, gradients: GradientMethod, carried: CarriedState) -> None:
+        self._learner, self._gradients, self._carried = learner, gradients, carried
         self.recordings: dict[tuple[Any, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(learner.device)
@@ -43,6 +44,7 @@ class CudaGraphLaunch(Launch):
     def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
         """Take one step of gradient descent."""
         (batch,) = step_batches.batches
+        assert batch.continuation is None, "a recording has no state"
         shape = tuple(value.shape if isinstance(value, Tensor) else value for value in batch.leaves())
         recording = self.recordings.get(shape) or self.recordings.setdefault(shape, self._record(batch, counts))
         self._learner.seed_dropout(step_batches.update.number, 0)
@@ -77,6 +79,7 @@ class CudaGraphLaunch(Launch):
     def _compute(self, batch: Batch, counts: Mapping[str, int], scales: Tensor, skip_update: bool = False) -> Tensor:
         by_term = dict(zip(counts, scales.unbind(), strict=True))
         # Dropout is seeded before each replay: a recording cannot hold it.
-        sums = self._gradients(self._learner, [batch], by_term, lambda number: None)
+        micro = MicroBatches([batch], by_term, lambda number: None, self._carried)
+        sums = self._gradients(self._learner, micro)
         norm = self._learner.update(skip=skip_update)
         return torch.stack([norm, *(sums[name] for name in counts)])

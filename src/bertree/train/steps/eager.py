@@ -6,15 +6,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
 from bertree.train.learner import Learner
-from bertree.train.steps.gradients import GradientMethod
+from bertree.train.steps.gradients import GradientMethod, MicroBatches
 
 
 class Launch(Protocol):
     """A way to launch the work of a step."""
 
-    def __init__(self, learner: Learner, gradients: GradientMethod) -> None: ...
+    def __init__(self, learner: Learner, gradients: GradientMethod, carried: CarriedState) -> None: ...
 
     def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
         """Take one step; return the norm of the gradient, then the sum of each term in the order of `counts`."""
@@ -23,16 +24,23 @@ class Launch(Protocol):
 class EagerLaunch(Launch):
     """Launches each operation on its own."""
 
-    def __init__(self, learner: Learner, gradients: GradientMethod) -> None:
-        self._learner, self._gradients = learner, gradients
+    def __init__(self, learner: Learner, gradients: GradientMethod, carried: CarriedState) -> None:
+        self._learner, self._gradients, self._carried = learner, gradients, carried
 
     def gradients(self, step_batches: StepBatches, counts: Mapping[str, int]) -> dict[str, Tensor]:
         """Run the backward passes of all micro-batches; return the sum of each term."""
         learner, number = self._learner, step_batches.update.number
         learner.network.train()
-        return self._gradients(
-            learner, step_batches.batches, learner.scales(counts), lambda slot: learner.seed_dropout(number, slot)
+        if step_batches.update.first == 0:
+            self._carried.clear()  # a phase starts fresh: its batches may have other lanes
+        micro = MicroBatches(
+            step_batches.batches,
+            learner.scales(counts),
+            lambda place: learner.seed_dropout(number, place),
+            self._carried,
+            step_batches.slots,
         )
+        return self._gradients(learner, micro)
 
     def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
         """Take one step of gradient descent."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.objectives.objective import Loss, Objective
 from bertree.train.learner import Learner
-from bertree.train.steps.gradients import Scales, SeedDropout, plain_gradients, weighted_sum
+from bertree.train.steps.gradients import MicroBatches, plain_gradients, weighted_sum
 
 
 @runtime_checkable
@@ -29,27 +29,25 @@ class WholeStepObjective(Objective, Protocol):
         """Return the loss of each term on all micro-batches of a step."""
 
 
-def cached_gradients(
-    learner: Learner, batches: Sequence[Batch], scales: Scales, seed_dropout: SeedDropout
-) -> dict[str, Tensor]:
+def cached_gradients(learner: Learner, micro: MicroBatches) -> dict[str, Tensor]:
     """Run the backward passes of micro-batches whose objective needs all of them at once."""
-    if len(batches) == 1:
-        return plain_gradients(learner, batches, scales, seed_dropout)
+    if len(micro.batches) == 1:
+        return plain_gradients(learner, micro)
     objective = learner.objective
     assert isinstance(objective, WholeStepObjective)
 
     def embed(number: int, batch: Batch) -> Tensor:
         """Return the vectors of a micro-batch, with the same dropout both times."""
-        seed_dropout(number)
+        micro.seed_dropout(number)
         with learner.autocast():
             return objective.part(learner.network, batch)
 
-    batches = [batch.to(learner.device) for batch in batches]
+    batches = [batch.to(learner.device) for batch in micro.batches]
     with torch.no_grad():
         parts = [embed(number, batch) for number, batch in enumerate(batches)]
     leaves = [part.requires_grad_() for part in parts]
     losses = objective.together(learner.network, leaves, batches)
-    weighted_sum(losses, scales).backward()
+    weighted_sum(losses, micro.scales).backward()
     for number, (batch, leaf) in enumerate(zip(batches, leaves, strict=True)):
         part = embed(number, batch)
         assert leaf.grad is not None

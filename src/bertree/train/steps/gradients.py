@@ -1,6 +1,7 @@
 """How the gradients of a step are computed: micro-batch by micro-batch, added up."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -8,31 +9,43 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.objectives.objective import Loss
+from bertree.train.carried_state import CarriedState
 from bertree.train.learner import Learner
 
 Scales = Mapping[str, float] | Mapping[str, Tensor]  # the factor of each term's sum
 SeedDropout = Callable[[int], None]  # of a micro-batch, by its number
 
 
+@dataclass(frozen=True)
+class MicroBatches:
+    """The micro-batches of a step, and what is needed to compute their gradients."""
+
+    batches: Sequence[Batch]
+    scales: Scales
+    seed_dropout: SeedDropout
+    carried: CarriedState
+    slots: int = 1  # micro-batch i continues the one before it with the same i modulo this
+
+
 class GradientMethod(Protocol):
     """A way to compute the gradients of a step."""
 
-    def __call__(
-        self, learner: Learner, batches: Sequence[Batch], scales: Scales, seed_dropout: SeedDropout
-    ) -> dict[str, Tensor]:
+    def __call__(self, learner: Learner, micro: MicroBatches) -> dict[str, Tensor]:
         """Run the backward passes of all micro-batches; return the sum of each term."""
 
 
-def plain_gradients(
-    learner: Learner, batches: Sequence[Batch], scales: Scales, seed_dropout: SeedDropout
-) -> dict[str, Tensor]:
+def plain_gradients(learner: Learner, micro: MicroBatches) -> dict[str, Tensor]:
     """Run a forward and a backward pass of each micro-batch."""
     sums: dict[str, Tensor] = {}
-    for number, batch in enumerate(batches):
-        seed_dropout(number)
+    for number, batch in enumerate(micro.batches):
+        micro.seed_dropout(number)
+        slot = number % micro.slots
+        state = micro.carried.take(slot) if batch.continuation is not None else None
         with learner.autocast():
-            losses = learner.compute(learner.network, batch.to(learner.device))
-        weighted_sum(losses, scales).backward()
+            losses, state = learner.compute(learner.network, batch.to(learner.device), state)
+        weighted_sum(losses, micro.scales).backward()
+        if batch.continuation is not None:
+            micro.carried.put(slot, state)
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss.sum.detach()
     return sums

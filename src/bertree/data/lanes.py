@@ -1,0 +1,197 @@
+"""The lanes stream: batches that continue each other, for models with a state.
+
+An epoch is one long line of tokens: the chunks of the index in random order, each with its documents in the order of
+the corpus and a separator after each. The line is divided into `lanes` equal lanes. Step k reads the next `length`
+tokens of every lane, and of each the token after them as the last target: lane i of step k continues lane i of step
+k - 1, so a model may keep what it has read of it. At the start of an epoch all lanes are fresh. A batch is a pure
+function of the seed and the step.
+
+With `documents`, a lane is also fresh wherever the text does not continue: at the first token of a document and of a
+chunk. A sequence ends there, so that nothing is seen or predicted across. Otherwise texts follow each other as they
+stand, and only the separator tells.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from math import ceil
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertree.batch import Batch, Continuation, PretrainingLabels
+from bertree.data import counter_random
+from bertree.data.counter_random import Ints
+from bertree.data.example_index import ExampleIndex
+from bertree.data.formats import Format
+from bertree.data.masking import NextTokenTargets
+from bertree.data.store import Store
+from bertree.data.window import ShuffleWindow, build_window
+from bertree.errors import UserError
+from bertree.files import Json
+
+EXAMPLE = 512  # length of the index's examples, which only say where chunks may end
+SPARE = 2  # chunks in memory beside those the lanes are in
+
+
+class LaneStream:
+    """Endless batches from a token store, each of which continues the one before it."""
+
+    def __init__(
+        self,
+        store: Store | Path | str,
+        *,
+        lanes: int,
+        length: int,
+        seed: int = 0,
+        documents: bool = False,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        """`lanes` is how many a whole batch has, of which rank r of `world` reads its part; `length` is how many tokens
+        of each lane a step reads."""
+        self.store = store if isinstance(store, Store) else Store.open(store)
+        self.seed, self.length, self.documents = seed, length, documents
+        where = self.store.folder or "store"
+        if not 0 <= rank < world:
+            raise UserError(f"rank {rank} of {world}: ranks go from 0 to {world - 1}")
+        if lanes < world or length < 1:
+            raise UserError(f"lanes {lanes}, length {length}: give {world} lanes or more, and 1 token or more")
+        if "sep" not in self.store.special:
+            raise UserError(f"{where}: the vocabulary has no sep token, which must stand between documents")
+        self._format = Format("stream")
+        self.index = ExampleIndex.load_or_build(self.store, self._format, EXAMPLE, seed)
+        self.epoch_tokens = int(self.index.totals.sum())  # separators included
+        self._lane_tokens = self.epoch_tokens // lanes
+        if self._lane_tokens <= length:
+            raise UserError(
+                f"{where}: has {self.epoch_tokens:,} tokens, too few for {lanes} lanes of more than {length}; give "
+                "fewer lanes, or a smaller length"
+            )
+        self.all_lanes = lanes
+        self._lanes = range(rank * lanes // world, (rank + 1) * lanes // world)
+        self.batch_tokens, self.max_length = lanes * length, length
+        self._predicted: NDArray[np.bool_] = NextTokenTargets(self.store).predicted
+        self._orders: OrderedDict[int, tuple[Ints, Ints]] = OrderedDict()
+        self._windows: OrderedDict[int, ShuffleWindow] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def lanes(self) -> int:
+        """How many lanes this rank reads."""
+        return len(self._lanes)
+
+    @property
+    def identity(self) -> Json:
+        """What must be the same when a run is resumed, by names for people."""
+        return {
+            "number of lanes": self.all_lanes,
+            "length of lanes in a step": self.length,
+            "treatment of documents in lanes": "fresh" if self.documents else "continued",
+        }
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that read an epoch; the last may be shorter."""
+        return ceil(self._lane_tokens / self.length)
+
+    def epoch_at(self, step: int) -> float:
+        """Return the epochs read before a step."""
+        return step / self.steps_per_epoch
+
+    def __getitem__(self, step: int) -> Batch:
+        if step < 0:
+            raise IndexError("steps count from 0")
+        epoch, place = divmod(step, self.steps_per_epoch)
+        low = place * self.length
+        high = min(low + self.length, self._lane_tokens)
+        return self._pack([self._segment(epoch, lane, low, high) for lane in self._lanes])
+
+    def one_epoch(self, epoch: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one epoch, for evaluation."""
+        first = epoch * self.steps_per_epoch
+        return map(self.__getitem__, range(first, first + self.steps_per_epoch))
+
+    # The line.
+
+    def _order(self, epoch: int) -> tuple[Ints, Ints]:
+        """Return the order of the chunks, and where each starts in the epoch's line."""
+        with self._lock:
+            if epoch not in self._orders:
+                chunks = np.arange(self.index.totals.size)
+                order = np.argsort(counter_random.bits(counter_random.key(self.seed, epoch, "lanes"), chunks))
+                self._orders[epoch] = order, counter_random.cumulative_offsets(self.index.totals[order])
+                if len(self._orders) > 2:
+                    self._orders.popitem(last=False)
+            return self._orders[epoch]
+
+    def _chunk(self, chunk: int) -> ShuffleWindow:
+        with self._lock:
+            if chunk not in self._windows:
+                self._windows[chunk] = build_window(
+                    self.store,
+                    self.index,
+                    self._format,
+                    self._format.room(EXAMPLE),
+                    np.array([chunk]),
+                    counter_random.key(self.seed, chunk, "content"),
+                )
+                if len(self._windows) > self.lanes + SPARE:
+                    self._windows.popitem(last=False)
+            self._windows.move_to_end(chunk)
+            return self._windows[chunk]
+
+    def _read(self, epoch: int, low: int, high: int) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return the tokens of a piece of the line, and which of them start a document or a chunk."""
+        order, starts = self._order(epoch)
+        pieces, at = [], low
+        begins = np.zeros(high - low, np.bool_)
+        while at < high:
+            place = int(np.searchsorted(starts, at, "right")) - 1
+            start, stop = int(starts[place]), min(high, int(starts[place + 1]))
+            pieces.append(self._chunk(int(order[place])).read(at - start, stop - start).ids)
+            begins[at - low] |= at == start
+            at = stop
+        ids = np.concatenate(pieces)
+        begins[1:] |= ids[:-1] == self.store.special["sep"]
+        return ids, begins
+
+    def _segment(self, epoch: int, lane: int, low: int, high: int) -> tuple[Ints, Ints, NDArray[np.bool_], bool]:
+        """Return what a step reads of a lane: its tokens, the token that follows each (-1: none that is predicted),
+        which of them start without what was before, and whether the lane itself does."""
+        first = lane * self._lane_tokens + low
+        last = lane * self._lane_tokens + high
+        before = min(first, 1)  # the token before tells whether a document starts here
+        ids, begins = self._read(epoch, first - before, min(last + 1, self.epoch_tokens))
+        ids, begins = ids[before:], begins[before:]
+        size = last - first
+        following = np.full(size, -1)
+        following[: ids.size - 1] = np.where(self._predicted.take(ids[1:]), ids[1:], -1)
+        if not self.documents:
+            begins[:] = False
+        following[: ids.size - 1][begins[1:]] = -1
+        return ids[:size], following, begins[:size], low == 0
+
+    def _pack(self, segments: list[tuple[Ints, Ints, NDArray[np.bool_], bool]]) -> Batch:
+        ids = np.concatenate([ids for ids, _, _, _ in segments])
+        following = np.concatenate([targets for _, targets, _, _ in segments])
+        bounds, lanes, fresh, base = [0], [], [], 0
+        for lane, (some, _, begins, is_fresh) in enumerate(segments):
+            cuts = np.flatnonzero(begins[1:]) + 1
+            bounds += [*(base + cuts).tolist(), base + some.size]
+            lanes += [lane] * (cuts.size + 1)
+            fresh += [is_fresh or bool(begins[0]), *[True] * cuts.size]
+            base += some.size
+        edges = np.array(bounds)
+        places = np.flatnonzero(following >= 0)
+        return Batch(
+            ids=torch.from_numpy(ids),
+            positions=torch.from_numpy(np.arange(base) - edges[:-1].repeat(np.diff(edges))),
+            segments=torch.zeros(base, dtype=torch.int64),
+            cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
+            max_seqlen=int(np.diff(edges).max()),
+            continuation=Continuation(torch.tensor(lanes), torch.tensor(fresh), len(segments)),
+            labels=PretrainingLabels(torch.from_numpy(places), torch.from_numpy(following[places])),
+        )
