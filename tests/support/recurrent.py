@@ -1,0 +1,134 @@
+"""A toy member with a state: a GRU over lanes of text, trained on the next token through Loop and Session."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
+from bertree.config.settings import as_toml
+from bertree.data.lanes import LaneStream
+from bertree.data.store import Store
+from bertree.model.heads import MaskHead
+from bertree.model.network import Network
+from bertree.model.state import Encoded, State, StateSpec
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.pretraining.recipe import Recipe
+from bertree.train.feed import StreamFeed
+from bertree.train.held_out import evaluate_held_out
+from bertree.train.keep.newest_and_best import KeepNewestAndBest
+from bertree.train.loop import Loop, StepResult
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
+from bertree.train.session import Session
+
+VOCAB, WIDTH, FIRST, STEPS = 40, 16, 12, 20
+SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+
+
+class Embedded(nn.Module):
+    """Where the head finds the embeddings of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCAB, WIDTH)
+
+
+class GruEncoder(nn.Module):
+    """A GRU that keeps a hidden vector, and counts what it has read, for each lane."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.embeddings = Embedded()
+        self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+
+    def state_specs(self, lanes: int) -> dict[str, StateSpec]:
+        """A vector and a count for each lane."""
+        return {"hidden": StateSpec((lanes, WIDTH), torch.float32), "read": StateSpec((lanes,), torch.int64)}
+
+    def encode(self, batch: Batch, state: State | None = None) -> Encoded:
+        """Read every sequence, from the state of its lane or from nothing."""
+        continuation = batch.continuation
+        assert continuation is not None
+        hidden = state["hidden"].unbind() if state else [torch.zeros(WIDTH)] * continuation.count
+        read = state["read"].clone() if state else torch.zeros(continuation.count, dtype=torch.int64)
+        last: list[Tensor] = list(hidden)
+        outputs = []
+        rows = zip(batch.split(batch.ids), continuation.lanes.tolist(), continuation.fresh.tolist(), strict=True)
+        for ids, lane, fresh in rows:
+            start = torch.zeros(WIDTH) if fresh else last[lane]
+            output, after = self.gru(self.embeddings.tokens(ids)[None], start[None, None])
+            outputs.append(output[0])
+            last[lane] = after[0, 0]
+            read[lane] = (0 if fresh else read[lane]) + len(ids)
+        return Encoded(self.dropout(torch.cat(outputs)), {"hidden": torch.stack(last), "read": read})
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Read a batch from nothing."""
+        return self.encode(batch).hidden
+
+
+def make_network(dropout: float = 0.1) -> Network:
+    """The toy with a head that predicts the next token."""
+    torch.manual_seed(0)
+    return Network(GruEncoder(dropout), {"mask": MaskHead(WIDTH, WIDTH, VOCAB, "gelu", 1e-5)})  # type: ignore[arg-type]
+
+
+def make_store(seed: int = 0, documents: int = 40) -> Store:
+    """Text in which the first token of a document decides about all others, so that a memory helps."""
+    draw = np.random.default_rng(seed)
+    texts = []
+    for _ in range(documents):
+        topic = int(draw.integers(5, 9))
+        words = 9 + (topic - 5) * 7 + draw.integers(0, 7, int(draw.integers(20, 60)))
+        texts.append([[topic, *words.tolist()]])
+    return Store.from_documents(texts, vocab_size=VOCAB, special=SPECIAL)
+
+
+def make_feed(store: Store, micro: int = 2, documents: bool = False) -> StreamFeed:
+    """Two phases with other lanes; some steps read two batches."""
+    phases = [Phase(FIRST, 16, 64), Phase(STEPS - FIRST, 8, 32)]
+    plan = TrainingPlan(phases, ScheduleSettings(warmup=2, growth=2), 1e-2)
+    streams = [
+        [
+            LaneStream(store, lanes=4, length=phase.max_length, documents=documents, rank=rank, world=micro)
+            for rank in range(micro)
+        ]
+        for phase in phases
+    ]
+    return StreamFeed(plan, streams)
+
+
+def make_loop(dropout: float = 0.1) -> Loop:
+    """The loop that trains it."""
+    network = make_network(dropout)
+    return Loop(network, pretraining_objective(mlm=1.0), build_optimizer(network, OptimSettings(lr=1e-2)), clip=1.0)
+
+
+def train(out: Path, resume: bool = False, signal_at: int = 0, number: int = signal.SIGKILL) -> int | None:
+    """Train in a folder; at the step `signal_at` the process sends itself a signal."""
+    torch.set_num_threads(1)
+    store, held = make_store(), make_store(1, 8)
+    feed, loop = make_feed(store), make_loop()
+    measured = LaneStream(held, lanes=2, length=16)
+
+    def evaluate(result: StepResult) -> dict[str, float]:
+        if result.step == signal_at:
+            os.kill(os.getpid(), number)
+        return evaluate_held_out(loop.network, pretraining_objective(mlm=1.0), measured, 10**6, loop.autocast)
+
+    def write_model(name: str) -> None:
+        (out / name).mkdir()
+        save_file(dict(loop.network.state_dict()), out / name / "model.safetensors")
+
+    out.mkdir(exist_ok=True)
+    settings = RunSettings(device="cpu", log_every=1, eval_every=1, save_every=3)
+    keep = KeepNewestAndBest(out, loop, 2, 1, evaluate, list, write_model)
+    identity = {"text": store.fingerprint} | feed.streams[0][0].identity
+    return Session(out, as_toml(Recipe()), loop, feed, settings, identity, keep).run(resume, [])

@@ -1,0 +1,201 @@
+"""A member with a state: batches continue each other, and a run that was stopped ends in the same bytes."""
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from bertree.batch import Batch
+from bertree.errors import UserError
+from bertree.model.state import State
+from bertree.objectives.objective import Computed, WeightedTerms
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.carried_state import CarriedState, check_state
+from bertree.train.checkpoint import Checkpoint, CheckpointFolder
+from bertree.train.held_out import evaluate_held_out
+from tests.support.batches import run_backward
+from tests.support.processes import PROCESSES
+from tests.support.recurrent import WIDTH, make_feed, make_loop, make_network, make_store, train
+from tests.support.runs import results
+
+TIMED = ("seconds", "waited", "tokens_per_s", "time")
+
+
+def history(out: Path) -> list[dict[str, object]]:
+    """Every loss of a run."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in lines if line["kind"] in ("train", "eval")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("recurrent") / "run"
+    assert train(out) is None
+    return out
+
+
+@pytest.mark.parametrize("step", [2, 5, 9, 14])
+def test_a_killed_run_ends_in_the_same_bytes(undisturbed: Path, tmp_path: Path, step: int) -> None:
+    out = tmp_path / "run"
+    process = PROCESSES.Process(target=train, args=(out, False, step))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    assert CheckpointFolder(out / "checkpoints").steps() == [n for n in (12, 9, 6, 3) if n < step][:2]
+    assert train(out, resume=True) is None
+    assert results(out) == results(undisturbed)
+    assert history(out) == history(undisturbed)
+
+
+def test_an_interrupted_run_ends_in_the_same_bytes(undisturbed: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM
+    tensors = CheckpointFolder(out / "checkpoints").read(7).tensors
+    assert {n for n in tensors if n.startswith("state/")} == {
+        f"state/{s}/{n}" for s in (0, 1) for n in ("hidden", "read")
+    }
+    assert train(out, resume=True) is None
+    assert results(out) == results(undisturbed)
+    assert history(out) == history(undisturbed)
+
+
+def test_without_the_state_it_would_be_another_run(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM
+    monkeypatch.setattr(CarriedState, "restore", lambda *given: None)
+    assert train(out, resume=True) is None
+    assert results(out)["model"] != results(undisturbed)["model"]
+
+
+def test_a_run_with_other_lanes_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    assert train(out, signal_at=4, number=signal.SIGTERM) == signal.SIGTERM
+    monkeypatch.setattr(
+        "tests.support.recurrent.make_feed", lambda store, micro: make_feed(store, micro, documents=True)
+    )
+    with pytest.raises(UserError, match="was started with another treatment of documents in lanes"):
+        train(out, resume=True)
+
+
+def test_micro_batches_change_nothing() -> None:
+    """Each has the state of its own lanes, also in steps that read two batches."""
+    found = []
+    for micro in (1, 2, 4):
+        loop, feed = make_loop(dropout=0.0), make_feed(make_store(), micro)
+        assert max(len(feed[n].batches) for n in range(len(feed.plan))) == 2 * micro
+        found.append([loop.step(feed[n]).loss for n in range(len(feed.plan))])
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert found[2] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_a_step_continues_the_one_before_it_and_a_phase_starts_fresh() -> None:
+    loop, feed = make_loop(), make_feed(make_store(), 1)
+    starts, read = [], []
+    compute = loop.learner.compute
+
+    def watch(network: torch.nn.Module, batch: Batch, state: object) -> Computed:
+        starts.append(state)
+        computed = compute(network, batch, state)  # type: ignore[arg-type]
+        read.append(computed.state)
+        return computed
+
+    loop.learner.compute = watch
+    first_of_second = next(step.number for step in feed.plan.updates if step.phase == 1)
+    for number in range(len(feed.plan)):
+        run_backward(loop, feed[number])
+    batches = [feed[number].batches for number in range(len(feed.plan))]
+    fresh = {0, sum(len(some) for some in batches[:first_of_second])}
+    assert {place for place, state in enumerate(starts) if state is None} == fresh
+    for place, state in enumerate(starts):
+        if state is not None:
+            assert torch.equal(state["hidden"], read[place - 1]["hidden"])
+            assert not state["hidden"].requires_grad, "gradients end at the step"
+    assert read[1]["read"].tolist() == [32] * 4
+
+
+def test_a_bad_step_does_not_spoil_the_state() -> None:
+    carried = CarriedState()
+    carried.put(0, {"hidden": torch.tensor([1.0, float("nan"), float("inf")]), "read": torch.tensor([3])})
+    assert carried.take(0)["hidden"].tolist() == [1.0, 0.0, 0.0]
+    assert carried.take(0)["read"].tolist() == [3]
+    assert carried.take(1) is None
+
+
+def test_evaluation_starts_fresh_and_leaves_the_run_alone() -> None:
+    loop, feed = make_loop(), make_feed(make_store(), 1)
+    loop.step(feed[0])
+    before = loop.carried.tensors()
+    objective, stream = pretraining_objective(mlm=1.0), make_feed(make_store(1)).streams[0][0]
+    scores = [evaluate_held_out(loop.network, objective, stream, 10**6, loop.autocast)["loss"] for _ in range(2)]
+    assert scores[0] == scores[1]
+    assert all(tensor is before[name] for name, tensor in loop.carried.tensors().items())
+
+    class Forgetful(WeightedTerms):
+        def __call__(self, network: torch.nn.Module, batch: Batch, state: State | None = None) -> Computed:
+            return super().__call__(network, batch)
+
+    forgetful = Forgetful(objective.terms, objective.weights)
+    other = evaluate_held_out(loop.network, forgetful, stream, 10**6, loop.autocast)["loss"]
+    assert other != scores[0], "the state is carried from batch to batch"
+
+
+def checkpoint(**changes: torch.Tensor | None) -> Checkpoint:
+    good = {f"state/{s}/hidden": torch.zeros(2, WIDTH) for s in (0, 1)}
+    good |= {f"state/{s}/read": torch.zeros(2, dtype=torch.int64) for s in (0, 1)}
+    tensors = good | {"state/" + name: tensor for name, tensor in changes.items()}
+    return Checkpoint(3, {name: tensor for name, tensor in tensors.items() if tensor is not None}, {}, "here")
+
+
+BAD: dict[str, Callable[[], dict[str, torch.Tensor | None]]] = {
+    "another shape": lambda: {"0/hidden": torch.zeros(3, WIDTH)},
+    "another rank": lambda: {"0/hidden": torch.zeros(2 * WIDTH)},
+    "another type": lambda: {"1/read": torch.zeros(2)},
+    "half": lambda: {"1/hidden": torch.zeros(2, WIDTH).half()},
+    "not a number": lambda: {"1/hidden": torch.full((2, WIDTH), float("nan"))},
+    "infinite": lambda: {"1/hidden": torch.full((2, WIDTH), float("inf"))},
+    "missing": lambda: {"1/read": None},
+    "unknown name": lambda: {"1/more": torch.zeros(2)},
+    "unknown slot": lambda: {"2/hidden": torch.zeros(2, WIDTH)},
+    "no slot": lambda: {"hidden": torch.zeros(2, WIDTH)},
+    "a path": lambda: {"../0/hidden": torch.zeros(2, WIDTH)},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_state_of_another_run_is_refused(name: str) -> None:
+    network = make_network()
+    check_state(checkpoint(), network, [2, 2])
+    with pytest.raises(UserError, match="here: "):
+        check_state(checkpoint(**BAD[name]()), network, [2, 2])
+
+
+def test_a_run_without_lanes_has_no_state() -> None:
+    empty = replace(checkpoint(), tensors={})
+    check_state(empty, torch.nn.Linear(2, 2), [])
+    with pytest.raises(UserError, match="which the run does not know"):
+        check_state(checkpoint(), torch.nn.Linear(2, 2), [])
+
+
+def test_a_forged_state_is_passed_over(undisturbed: Path, tmp_path: Path) -> None:
+    """The checkpoint before it is taken, and the run ends as it should."""
+    from safetensors.torch import load_file, save_file
+
+    from bertree.files import file_hash
+
+    out = tmp_path / "run"
+    assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM
+    newest = CheckpointFolder(out / "checkpoints").path(7)
+    tensors = load_file(newest / "state.safetensors")
+    tensors["state/1/hidden"][0, 0] = float("nan")
+    save_file(tensors, newest / "state.safetensors")
+    header = json.loads((newest / "state.json").read_text())
+    header["sha256"] = file_hash(newest / "state.safetensors")
+    (newest / "state.json").write_text(json.dumps(header))
+    assert train(out, resume=True) is None
+    assert results(out) == results(undisturbed)
