@@ -56,13 +56,13 @@ class GruEncoder(nn.Module):
         """Read every sequence, from the state of its lane or from nothing."""
         continuation = batch.continuation
         assert continuation is not None
-        hidden = state["hidden"].unbind() if state else [torch.zeros(WIDTH)] * continuation.count
-        read = state["read"].clone() if state else torch.zeros(continuation.count, dtype=torch.int64)
-        last: list[Tensor] = list(hidden)
+        nothing = torch.zeros(WIDTH, device=batch.ids.device)
+        last: list[Tensor] = list(state["hidden"].unbind() if state else [nothing] * continuation.count)
+        read = state["read"].clone() if state else torch.zeros_like(continuation.lanes[: continuation.count])
         outputs = []
         rows = zip(batch.split(batch.ids), continuation.lanes.tolist(), continuation.fresh.tolist(), strict=True)
         for ids, lane, fresh in rows:
-            start = torch.zeros(WIDTH) if fresh else last[lane]
+            start = nothing if fresh else last[lane]
             output, after = self.gru(self.embeddings.tokens(ids)[None], start[None, None])
             outputs.append(output[0])
             last[lane] = after[0, 0]
@@ -105,9 +105,9 @@ def make_feed(store: Store, micro: int = 2, documents: bool = False) -> StreamFe
     return StreamFeed(plan, streams)
 
 
-def make_loop(dropout: float = 0.1) -> Loop:
+def make_loop(dropout: float = 0.1, device: str = "cpu") -> Loop:
     """The loop that trains it."""
-    network = make_network(dropout)
+    network = make_network(dropout).to(device)
     return Loop(network, pretraining_objective(mlm=1.0), build_optimizer(network, OptimSettings(lr=1e-2)), clip=1.0)
 
 

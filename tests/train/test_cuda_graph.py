@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
 from bertree.model.network import Network
+from bertree.objectives.distill_task import task_distillation_objective
 from bertree.objectives.supervised import supervised_objective
+from bertree.tasks.collate import logit_rows
+from bertree.tasks.task import Unit
 from bertree.train.device import set_deterministic
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
@@ -16,16 +20,23 @@ from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.steps.cuda_graph import CudaGraphLaunch
 from bertree.train.steps.eager import EagerLaunch, Launch
-from tests.support.units import HEADS, OPTIONS, network, regression_network, units
+from tests.support.units import CLASSES, HEADS, OPTIONS, network, regression_network, units
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 STEPS, SIZE = 30, 8
 DROPOUT = {"dropout": 0.1, "classifier_dropout": 0.1}
 
 
-def works(head: str, regression: bool) -> list[StepBatches]:
+def with_teacher(unit: Unit, head: str) -> Unit:
+    """The unit with made-up logits of a teacher."""
+    shape = logit_rows(unit, head), CLASSES[head]
+    return unit._replace(soft=np.random.default_rng(len(unit.sequences[0].ids)).normal(size=shape).astype(np.float32))
+
+
+def works(head: str, regression: bool, soft: bool = False) -> list[StepBatches]:
     plan = TrainingPlan([Phase(steps=STEPS)], ScheduleSettings(warmup=5), 1e-3)
     some = [unit for unit in units(head, 60, 0, regression) if unit.answer is not None]
+    some = [with_teacher(unit, head) for unit in some] if soft else some
     shapes = ShapeBuckets(head, SIZE, OPTIONS if head == "choice" else 1)
     feed = UnitFeed(plan, some, SIZE, head, regression=regression, shapes=shapes)
     # Replay reads the rate from the GPU, in fp32: one that fp32 cannot hold would be another rate.
@@ -58,6 +69,25 @@ def test_the_same_bytes_as_step_by_step(head: str, regression: bool, half: bool)
     assert losses[0] == losses[1]
     assert len(set(losses[0])) > STEPS // 2
     assert all(map(torch.equal, state(one), state(other)))
+
+
+@cuda
+@pytest.mark.parametrize("head", ["sequence", "token", "choice"])
+def test_labels_of_a_teacher_reach_the_recording(head: str) -> None:
+    """Its logits are copied with every batch: the same bytes as step by step."""
+    set_deterministic(True)
+    objective = task_distillation_objective(head, False, "soft", 0.3, 2.0)
+    found = []
+    for launch in (EagerLaunch, CudaGraphLaunch):
+        net = network(**DROPOUT).to("cuda")
+        optimizer = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
+        loop = Loop(net, objective, optimizer, clip=1.0, seed=3, launch=launch)
+        losses: list[float] = []
+        loop.run(works(head, False, soft=True), [lambda result, losses=losses: losses.append(result.loss)])
+        found.append((losses, state(loop)))
+    assert found[0][0] == found[1][0]
+    assert len(set(found[0][0])) > STEPS // 2
+    assert all(map(torch.equal, found[0][1], found[1][1]))
 
 
 @cuda

@@ -16,6 +16,7 @@ from bertree.objectives.objective import Computed, WeightedTerms
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.carried_state import CarriedState, check_state
 from bertree.train.checkpoint import Checkpoint, CheckpointFolder
+from bertree.train.device import set_deterministic
 from bertree.train.held_out import evaluate_held_out
 from tests.support.batches import run_backward
 from tests.support.processes import PROCESSES
@@ -143,6 +144,22 @@ def test_evaluation_starts_fresh_and_leaves_the_run_alone() -> None:
     forgetful = Forgetful(objective.terms, objective.weights)
     other = evaluate_held_out(loop.network, forgetful, stream, 10**6, loop.autocast)["loss"]
     assert other != scores[0], "the state is carried from batch to batch"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_on_a_gpu_the_state_is_carried_and_restored() -> None:
+    set_deterministic(True)
+    feed = make_feed(make_store())
+    one, other, forgetful = (make_loop(device="cuda") for _ in range(3))
+    for number in range(6):
+        one.step(feed[number])
+    kept = {name: tensor.cpu() for name, tensor in one.carried.tensors().items()}
+    assert {tensor.device.type for tensor in one.carried.tensors().values()} == {"cuda"}
+    for loop in (other, forgetful):
+        loop.network.load_state_dict(one.network.state_dict())
+    other.carried.restore(kept, other.device)
+    wanted, restored, forgotten = (loop.step(feed[6]).loss for loop in (one, other, forgetful))
+    assert wanted == restored != forgotten
 
 
 def checkpoint(**changes: torch.Tensor | None) -> Checkpoint:

@@ -45,7 +45,7 @@ class Feed(Protocol):
 class StreamFeed(Feed):
     """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream per micro-batch.
 
-    `fixed` pads the batches to one shape; those of lanes have one."""
+    `fixed` pads the batches to one shape; those of lanes are left as they are."""
 
     def __init__(self, plan: TrainingPlan, streams: Sequence[Sequence[AnyStream]], fixed: bool = False) -> None:
         self.plan, self.streams = plan, streams
