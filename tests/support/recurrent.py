@@ -91,13 +91,13 @@ def make_store(seed: int = 0, documents: int = 40) -> Store:
     return Store.from_documents(texts, vocab_size=VOCAB, special=SPECIAL)
 
 
-def make_feed(store: Store, micro: int = 2, documents: bool = False) -> StreamFeed:
-    """Two phases with other lanes; some steps read two batches."""
-    phases = [Phase(FIRST, 16, 64), Phase(STEPS - FIRST, 8, 32)]
+def make_feed(store: Store, micro: int = 2, lanes: int = 4, length: int = 16, documents: bool = False) -> StreamFeed:
+    """Two phases of different lengths; some steps read two batches."""
+    phases = [Phase(FIRST, length, 64), Phase(STEPS - FIRST, length // 2, 32)]
     plan = TrainingPlan(phases, ScheduleSettings(warmup=2, growth=2), 1e-2)
     streams = [
         [
-            LaneStream(store, lanes=4, length=phase.max_length, documents=documents, rank=rank, world=micro)
+            LaneStream(store, lanes=lanes, length=phase.max_length, documents=documents, rank=rank, world=micro)
             for rank in range(micro)
         ]
         for phase in phases

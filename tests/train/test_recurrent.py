@@ -74,13 +74,22 @@ def test_without_the_state_it_would_be_another_run(
     assert results(out)["model"] != results(undisturbed)["model"]
 
 
-def test_a_run_with_other_lanes_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"lanes": 6}, "number of lanes"),
+        ({"micro": 1}, "number of micro-batches of lanes"),
+        ({"length": 12}, "length of lanes in a step"),
+        ({"documents": True}, "treatment of documents in lanes"),
+    ],
+)
+def test_a_run_with_other_lanes_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, int], named: str
+) -> None:
     out = tmp_path / "run"
     assert train(out, signal_at=4, number=signal.SIGTERM) == signal.SIGTERM
-    monkeypatch.setattr(
-        "tests.support.recurrent.make_feed", lambda store, micro: make_feed(store, micro, documents=True)
-    )
-    with pytest.raises(UserError, match="was started with another treatment of documents in lanes"):
+    monkeypatch.setattr("tests.support.recurrent.make_feed", lambda store: make_feed(store, **other))
+    with pytest.raises(UserError, match=f"was started with another {named}; put it back"):
         train(out, resume=True)
 
 

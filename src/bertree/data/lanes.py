@@ -70,7 +70,7 @@ class LaneStream:
                 f"{where}: has {self.epoch_tokens:,} tokens, too few for {lanes} lanes of more than {length}; give "
                 "fewer lanes, or a smaller length"
             )
-        self.all_lanes = lanes
+        self.all_lanes, self._world = lanes, world
         self._lanes = range(rank * lanes // world, (rank + 1) * lanes // world)
         self.batch_tokens, self.max_length = lanes * length, length
         self._predicted: NDArray[np.bool_] = NextTokenTargets(self.store).predicted
@@ -88,6 +88,7 @@ class LaneStream:
         """What must be the same when a run is resumed, by names for people."""
         return {
             "number of lanes": self.all_lanes,
+            "number of micro-batches of lanes": self._world,
             "length of lanes in a step": self.length,
             "treatment of documents in lanes": "fresh" if self.documents else "continued",
         }

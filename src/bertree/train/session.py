@@ -123,12 +123,16 @@ class Session:
 
     def _check_identity(self, checkpoint: Checkpoint) -> None:
         """Refuse to resume a run with other data or settings."""
+        if (name := self._changed(checkpoint)) is not None:
+            whole = name == WHOLE_RUN
+            other = "other data or settings; put them back" if whole else f"another {name}; put it back"
+            raise UserError(f"{self.out}: was started with {other}, or start a new run")
+
+    def _changed(self, checkpoint: Checkpoint) -> str | None:
+        """Return the first part of the identity that differs from a checkpoint's."""
         before = checkpoint.extra.get("identity")
-        for name, value in self.identity.items():
-            if not isinstance(before, dict) or before.get(name) != value:
-                whole = name == WHOLE_RUN
-                other = "other data or settings; put them back" if whole else f"another {name}; put it back"
-                raise UserError(f"{self.out}: was started with {other}, or start a new run")
+        known = before if isinstance(before, dict) else {}
+        return next((name for name, value in self.identity.items() if known.get(name) != value), None)
 
     def _check(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint that cannot be of this run; an older one is taken then."""
@@ -137,5 +141,6 @@ class Session:
             raise UserError(f"{checkpoint.where}: is of step {checkpoint.step}, but the run has {last}")
         skipped = SavedTotals.from_extra(checkpoint.extra, checkpoint.where).skipped
         check_optimizer_state(checkpoint, self.loop.network, checkpoint.step - skipped)
-        check_state(checkpoint, self.loop.network, self.feed.lanes_after(checkpoint.step))
+        if self._changed(checkpoint) is None:  # otherwise the state is that of another run, which is refused
+            check_state(checkpoint, self.loop.network, self.feed.lanes_after(checkpoint.step))
         self.keep.check(checkpoint)
