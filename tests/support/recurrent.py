@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleS
 from bertree.config.settings import as_toml
 from bertree.data.lanes import LaneStream
 from bertree.data.store import Store
+from bertree.model.embeddings import Embeddings
+from bertree.model.encoder import Encoder
 from bertree.model.heads import MaskHead
 from bertree.model.network import Network
 from bertree.model.state import Encoded, State, StateSpec
@@ -31,22 +34,12 @@ VOCAB, WIDTH, FIRST, STEPS = 40, 16, 12, 20
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 
 
-class Embedded(nn.Module):
-    """Where the head finds the embeddings of tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(VOCAB, WIDTH)
-
-
-class GruEncoder(nn.Module):
+class GruEncoder(Encoder):
     """A GRU that keeps a hidden vector, and counts what it has read, for each lane."""
 
     def __init__(self, dropout: float) -> None:
-        super().__init__()
-        self.embeddings = Embedded()
+        super().__init__(Embeddings(nn.Embedding(VOCAB, WIDTH), None, None, None, dropout, None), WIDTH, 1)
         self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
-        self.dropout = nn.Dropout(dropout)
 
     def state_specs(self, lanes: int) -> dict[str, StateSpec]:
         """A vector and a count for each lane."""
@@ -60,14 +53,20 @@ class GruEncoder(nn.Module):
         last: list[Tensor] = list(state["hidden"].unbind() if state else [nothing] * continuation.count)
         read = state["read"].clone() if state else torch.zeros_like(continuation.lanes[: continuation.count])
         outputs = []
-        rows = zip(batch.split(batch.ids), continuation.lanes.tolist(), continuation.fresh.tolist(), strict=True)
-        for ids, lane, fresh in rows:
+        sequences = batch.split(self.embeddings(batch))
+        rows = zip(sequences, continuation.lanes.tolist(), continuation.fresh.tolist(), strict=True)
+        for embedded, lane, fresh in rows:
             start = nothing if fresh else last[lane]
-            output, after = self.gru(self.embeddings.tokens(ids)[None], start[None, None])
+            output, after = self.gru(embedded[None], start[None, None])
             outputs.append(output[0])
             last[lane] = after[0, 0]
-            read[lane] = (0 if fresh else read[lane]) + len(ids)
-        return Encoded(self.dropout(torch.cat(outputs)), {"hidden": torch.stack(last), "read": read})
+            read[lane] = (0 if fresh else read[lane]) + len(embedded)
+        return Encoded(torch.cat(outputs), {"hidden": torch.stack(last), "read": read})
+
+    def states(self, batch: Batch) -> Iterator[Tensor]:
+        """The embeddings and the outputs."""
+        yield self.embeddings(batch)
+        yield self(batch)
 
     def forward(self, batch: Batch) -> Tensor:
         """Read a batch from nothing."""
@@ -77,7 +76,7 @@ class GruEncoder(nn.Module):
 def make_network(dropout: float = 0.1) -> Network:
     """The toy with a head that predicts the next token."""
     torch.manual_seed(0)
-    return Network(GruEncoder(dropout), {"mask": MaskHead(WIDTH, WIDTH, VOCAB, "gelu", 1e-5)})  # type: ignore[arg-type]
+    return Network(GruEncoder(dropout), {"mask": MaskHead(WIDTH, WIDTH, VOCAB, "gelu", 1e-5)})
 
 
 def make_store(seed: int = 0, documents: int = 40) -> Store:

@@ -4,13 +4,13 @@ Shape letters: t tokens, s sequences, h width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.embeddings import Embeddings
-from bertree.model.state import Encoded, State
+from bertree.model.state import Encoded, State, StateSpec
 
 
 class Encoder(nn.Module, ABC):
@@ -36,6 +36,10 @@ class Encoder(nn.Module, ABC):
     def encode(self, batch: Batch, state: State | None = None) -> Encoded:
         """Return the last hidden states and what the next batch continues from: nothing, without a memory."""
         return Encoded(self(batch))
+
+    def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
+        """Describe the tensors of a state of so many lanes: none, without a memory."""
+        return {}
 
     def summary_index(self, batch: Batch) -> Tensor:
         """Index of the token that represents each sequence (s, int64)."""

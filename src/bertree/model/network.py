@@ -25,7 +25,7 @@ from bertree.model.heads import ClassHead, MaskHead
 from bertree.model.init import initialize
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import LayerFeatures, Readout, build_crf, build_features
-from bertree.model.state import Encoded, State, Stateful, StateSpec
+from bertree.model.state import Encoded, State, StateSpec
 from bertree.model.transformer import build_transformer
 
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
@@ -62,7 +62,7 @@ class Network(nn.Module):
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
         """Describe the encoder's state of so many lanes; empty if it has none."""
-        return self.encoder.state_specs(lanes) if isinstance(self.encoder, Stateful) else {}
+        return self.encoder.state_specs(lanes)
 
     def train(self, mode: bool = True) -> "Network":
         """Set training mode. A frozen encoder stays in evaluation mode: it has no dropout."""
