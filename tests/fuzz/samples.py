@@ -97,9 +97,7 @@ def _models(root: Path) -> None:
     words = learnable.tokenizer()
     learnable.model(root / "bertree", words, layers=2, width=16, pooler=True)
     learnable.model(root / "own", words, layers=1, width=16, residual="pre-norm", embedding_norm=False)
-    a = Transformer().with_values(
-        {"vocab_size": words.size, "layers": 1, "width": 16, "heads": 2, "max_positions": 64}
-    )
+    a = Transformer().with_values({"vocab_size": words.size, "layers": 1, "width": 16, "heads": 2, "max_positions": 64})
     for name, (heads, labels, task) in _HEADS.items():
         contents = Contents(a, build(a, heads), words, labels, task=task | {"max_length": 24})
         folder.write(contents, root / name)

@@ -125,13 +125,13 @@ def small_pieces() -> None:
     from bertree.data import prepare
     from bertree.distillation import teacher_cache
     from bertree.search import writer
-    from bertree.train import fine_tuning_session
+    from bertree.train.keep import best_weights
 
     prepare.CHUNK = 2000
     prepare.prepare.__kwdefaults__["shard_tokens"] = 3000
     teacher_cache.CHUNK = 2
     writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 12, 6, 3
-    fine_tuning_session.PAUSE = 0.0
+    best_weights.PAUSE = 0.0
 
 
 class Trials:
