@@ -28,7 +28,7 @@ from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
 from bertree.data.masking import NextTokenTargets
 from bertree.data.store import Store
-from bertree.data.window import ShuffleWindow, build_window
+from bertree.data.windows.window import ShuffleWindow, build_window
 from bertree.errors import UserError
 from bertree.files import Json
 

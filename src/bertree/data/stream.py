@@ -30,13 +30,13 @@ import torch
 
 from bertree.batch import Batch, PretrainingLabels
 from bertree.data import counter_random
-from bertree.data.balanced_order import balanced_order
 from bertree.data.counter_random import Ints
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
 from bertree.data.masking import Masking, target_maker
 from bertree.data.store import Store
-from bertree.data.window import PackedSlice, ShuffleWindow, build_window
+from bertree.data.windows.balanced_order import balanced_order
+from bertree.data.windows.window import PackedSlice, ShuffleWindow, build_window
 from bertree.errors import UserError
 
 WINDOW_CHUNKS = 16

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import counter_random, pairing
+from bertree.data import counter_random
 from bertree.data.counter_random import Ints
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
-from bertree.data.pairing import NO_LABEL
 from bertree.data.store import Store
+from bertree.data.windows import pairing
+from bertree.data.windows.pairing import NO_LABEL
 
 
 @dataclass
