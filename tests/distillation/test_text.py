@@ -49,7 +49,7 @@ device = "cpu"
 eval_tokens = 4096
 log_every = 50
 [[phases]]
-steps = 700
+steps = 400
 max_length = 32
 batch_tokens = 512
 mask_rate = 0.15
@@ -109,7 +109,7 @@ def test_a_teacher_helps_and_so_does_a_warm_start(teacher: Path, stories: Path, 
     }
     found = {}
     for name, changes in rows.items():
-        given = [*QUICK, "phases.0.steps=100", "schedule.warmup=20", *changes]
+        given = [*QUICK, "phases.0.steps=50", "schedule.warmup=10", *changes]
         assert distill_tiny(teacher, stories, given, tmp_path / name)
         found[name] = learned(tmp_path / name)
     assert found["whole"] < found["alone"] - 0.03, "the same start, the same steps: the teacher helps"
@@ -144,7 +144,7 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
     from transformers import AutoModelForMaskedLM
 
     (tmp_path / "teacher.toml").write_text(
-        TEACHER.replace("steps = 700", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
+        TEACHER.replace("steps = 400", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
     )
     assert pretrain(tmp_path / "teacher.toml", store=stories, out=tmp_path / "t", warmup=1).complete
     said = command.well(

@@ -1,11 +1,9 @@
 """Checkpoints: whole or not there, verified when read, few; and what a run does when one fails it."""
 
 import os
+import random
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,17 +232,11 @@ def test_runs_are_not_mixed(small: tuple[tuple[str, ...], Path], tmp_path: Path)
     assert runs.finish(*given, "--out", str(whole), "--resume", "run.log_every=7", said=said) == 0
 
 
-def test_the_command_itself(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_in_a_process_of_its_own(small: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:
     given, whole = small
     out = tmp_path / "out"
-    thrifty = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "bertree", *given, "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=thrifty)
-    while process.poll() is None and not list((out / "checkpoints").glob("step-*")):
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    done = run_bertree(*given, "--out", str(out), "--resume", env=thrifty)
+    runs.kill(*given, "--out", str(out), said=tmp_path / "said", after=(2,), moments=random.Random(0))
+    done = run_bertree(*given, "--out", str(out), "--resume", env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert runs.results(out) == runs.results(whole)
