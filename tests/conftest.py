@@ -21,6 +21,27 @@ hypothesis.settings.register_profile("bertree", deadline=None, database=None)  #
 hypothesis.settings.load_profile("bertree")
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
+# No test may leave anything here; temporary files belong to pytest's own folder.
+WATCHED = (BOOKS.parents[1], Path.home(), Path.home() / ".cache")
+BEFORE = pytest.StashKey[set[Path]]()
+IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+
+def _watched_names() -> set[Path]:
+    found = {path for folder in WATCHED if folder.is_dir() for path in folder.iterdir()}
+    return {path for path in found if not path.name.endswith(("_cache", "__pycache__"))}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[BEFORE] = _watched_names()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if something was left outside the temporary folder."""
+    left = [] if IN_WORKER else sorted(_watched_names() - session.config.stash[BEFORE])
+    if left:
+        print("\nleft behind by the tests:", *left)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)
