@@ -234,6 +234,7 @@ def npy_header(rows: int, columns: int, dtype: str) -> bytes:
 
 def file_hash(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
     """sha256 of a file, read in pieces; `advance` hears of each."""
+    check_regular(path)
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:

@@ -73,7 +73,7 @@ def test_a_prompt_stands_before_every_text(command: Command, tiny: Path, tmp_pat
     expected = bertree.load(tiny).embed(["query: dawn"])
     assert np.allclose(np.load(tmp_path / "v.npy"), expected, atol=1e-6)
     said = command("embed", tiny, tmp_path / "a.txt", "--out", tmp_path / "w.npy", "--prompt", "query")
-    assert (said.code, "this model has no prompts" in said.err) == (2, True)
+    assert (said.code, "it has no prompts" in said.err) == (2, True)
 
 
 def test_killed_at_random_moments(tiny: Path, tmp_path: Path) -> None:
@@ -237,6 +237,7 @@ def test_nan_is_refused(command: Command, tiny: Path, tmp_path: Path) -> None:
         (lambda path: np.save(path, np.ones((2, 3), np.int64)), "floating point"),
         (lambda path: path.write_bytes(b"nothing of the kind"), "is not a .npy file"),
         (lambda path: path.write_bytes(b""), "is not a .npy file"),
+        (lambda path: path.write_bytes(b"\x93NUMPY\x01\x00\x76\x00" + b"(" * 117 + b"\n"), "is not a .npy file"),
         (lambda path: path.write_bytes(b"PK\x03\x04 an archive, perhaps"), "is not a .npy file"),
         (lambda path: None, "cannot be read"),
     ],

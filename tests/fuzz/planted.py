@@ -13,6 +13,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from tests.fuzz.case import OUT, Case, Change
+from tests.fuzz.mutations.raw import PATHS
 from tests.fuzz.mutations.trees import document
 from tests.fuzz.running import Limits, MiB, Runner, import_everything
 from tests.fuzz.samples import make
@@ -20,6 +21,22 @@ from tests.fuzz.session import KINDS, Session, draw
 from tests.support.processes import PROCESSES
 
 WORD = b"boom"
+PRETRAIN = "pretrain recipe.toml --store store --out out"
+PIPES = (
+    ("index/vectors-*.bin", "index query index boat --model bertree"),
+    ("index/vectors-*.bin", "verify index"),
+    ("index-hnsw/graph-*", "index query index-hnsw boat --model bertree"),
+    ("store/words.bin", PRETRAIN),
+    ("store/tokens-*", "store verify store"),
+    ("store/sentences-*", PRETRAIN),
+    ("store/index/*", PRETRAIN),
+    ("hf/model.safetensors", "info hf"),
+    ("bertree/model.safetensors", "verify bertree"),
+    ("sentences/modules.json", "similar sentences a b"),
+    ("sentences/2_Dense/model.safetensors", "similar sentences a b"),
+    ("vectors.npy", "pairs bertree lines.txt --vectors vectors.npy"),
+    ("run-stopped/checkpoints/step-00000005/state.safetensors", "verify run-stopped"),
+)
 
 
 def start(target: Callable[..., None], *given: object) -> None:
@@ -60,6 +77,19 @@ def run_unchanged(work: Path) -> None:
             result, broken = found.attempt(case)
             said[name] = [result.code, result.err, [violation.promise for violation in broken]]
     (work / "said.json").write_text(json.dumps(said))
+
+
+def run_pipes(work: Path) -> None:
+    """Put a pipe in the place of each file of a list, and write what was found."""
+    found = session(work, False, limits=Limits(wall=20, cpu=20))
+    for number, (file, command) in enumerate(PIPES):
+        folder = file.partition("/")[0]
+        samples = {name: name for name in (folder, "bertree", "lines.txt", "recipe.toml", "store")}
+        name = min(path.relative_to(found.runner.samples).as_posix() for path in found.runner.samples.glob(file))
+        change = Change(name, "is a pipe", PATHS["a pipe"])
+        case = Case(samples, [change], command.split(), writes=(OUT, folder, "store/index"), kind="pipe", number=number)
+        found.one(case)
+    (work / "said.json").write_text(json.dumps([str(failure) for failure in found.found]))
 
 
 def run_planted(work: Path) -> None:

@@ -75,7 +75,7 @@ class Session:
         tally.seconds += result.seconds
         for violation in broken[:1]:
             tally.broken[violation.promise] += 1
-            self._record(case, violation)
+            self._record(case, violation, result)
         return broken
 
     def attempt(self, case: Case) -> tuple[Result, list[Violation]]:
@@ -87,14 +87,15 @@ class Session:
         result = self.runner.run(case, folder)
         return result, violations(case, folder, result, before, self.runner)
 
-    def _record(self, case: Case, violation: Violation) -> None:
+    def _record(self, case: Case, violation: Violation, result: Result) -> None:
         signature = (case.kind, *violation.signature)
         if signature in self._known:
             return  # the first of them has a reproducer
         self._known.add(signature)
-        if self._shrinking:
-            case = shrink(case, violation, self.attempt)
-        target = write_reproducer(case, violation, self.failures, self.seed, self.runner, self.attempt)
+        if self._shrinking and (smaller := shrink(case, violation, self.attempt)) is not case:
+            case, (result, _) = smaller, self.attempt(smaller)
+        target = self.failures / f"{case.kind}-{self.seed}-{case.number}"
+        write_reproducer(case, violation, result, target, self.seed, self.runner)
         self.found.append(Failure(case, violation, target))
 
 

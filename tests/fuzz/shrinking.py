@@ -86,14 +86,10 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def write_reproducer(
-    case: Case, violation: Violation, failures: Path, seed: int, runner: Runner, attempt: Attempt
-) -> Path:
+def write_reproducer(case: Case, violation: Violation, result: Result, target: Path, seed: int, runner: Runner) -> None:
     """Write the folder of a case, its command, what it said, and how to run it again."""
-    target = failures / f"{case.kind}-{seed}-{case.number}"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    result, _ = attempt(case)
     shutil.rmtree(runner.case_folder)
     case.build(runner.samples, runner.case_folder)
     copy(runner.case_folder, target / "case")
@@ -105,4 +101,3 @@ def write_reproducer(
     (target / "output.txt").write_text(about + result.out[:20_000], errors="backslashreplace")
     script = f'#!/bin/sh\n# {violation.promise}\ncd "$(dirname "$0")/case" && exec {command}\n'
     (target / "again.sh").write_text(script, errors="surrogateescape")
-    return target

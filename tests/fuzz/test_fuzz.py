@@ -38,6 +38,11 @@ def test_samples_are_accepted_as_they_are(work: Path) -> None:
         assert promises == [], kind
 
 
+def test_a_pipe_in_the_place_of_a_file_is_no_hang(work: Path) -> None:
+    planted.start(planted.run_pipes, work)
+    assert said(work) == []
+
+
 def test_the_same_seed_draws_the_same_cases() -> None:
     assert planted.draws(3) == planted.draws(3)
     assert planted.draws(3) != planted.draws(4)

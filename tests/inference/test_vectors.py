@@ -178,12 +178,12 @@ def test_similarity(minilm: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "value", "message"),
     [
-        ("modules.json", "[", "modules.json: is not JSON"),
+        ("modules.json", "[", "modules.json: is not valid JSON"),
         ("modules.json", {}, "must be a list of stages"),
         ("modules.json", [{"type": "x.Transformer", "path": ""}, {"type": "x.CNN", "path": "1"}], "then a Pooling"),
         ("modules.json", [{"type": "x.Transformer", "path": "../.."}], "not the name of a folder"),
         ("modules.json", [{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": ".."}], "not the name"),
-        ("modules.json", "[" * 100_000, "modules.json: is not JSON"),
+        ("modules.json", "[" * 100_000, "modules.json: is not valid JSON"),
         ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode: must be among"),
         ("1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
         ("config_sentence_transformers.json", {"prompts": [1]}, "prompts: must"),

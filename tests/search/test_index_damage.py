@@ -101,6 +101,7 @@ def state(folder: Path, old: str, new: str) -> None:
         ('{"beam": 192}', "{}", "no valid state"),
         ('"complete": true', '"complete": "yes"', "no valid state"),
         ('"tokens": 256', '"tokens": 0', "no valid state"),
+        ('"language": "en"', '"language": ["en"]', "no valid state"),
         ('"count": 300, "bytes": 1', '"count": "300", "bytes": 1', "no valid state"),
     ],
 )

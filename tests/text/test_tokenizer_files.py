@@ -66,6 +66,12 @@ CASES: dict[str, tuple[str, Callable[[Content], object], str]] = {
     "no pieces": ("unigram", lambda c: c["model"].update(vocab=[], unk_id=None), "vocabulary is empty"),
     "huge id": ("wordpiece", lambda c: c["model"]["vocab"].update(a=2**31), "token id 2147483648"),
     "one id twice": ("wordpiece", lambda c: c["model"]["vocab"].update(a=0), "same id"),
+    "a merge into no token": (
+        "bpe",
+        lambda c: c.update(model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}),
+        "needs 'ab', not in the vocabulary",
+    ),
+    "a merge of three": ("bpe", lambda c: c["model"].update(merges=[["a", "b", "c"]]), "not a pair"),
     "long insertion": ("unigram", normalizer({"type": "Prepend", "prepend": "▁" * 1000}), "prepend"),
     "empty added token": ("wordpiece", lambda c: c["added_tokens"][4].update(content=""), "added_tokens"),
     "two texts in one": ("wordpiece", template("single", [B]), "single must have the sequence A"),

@@ -129,6 +129,8 @@ def _write(path: Path, examples: Examples) -> None:
 
 def _read(path: Path, store: Store) -> Examples | None:
     """Return the cached index, memory-mapped; None if there is none that is valid."""
+    if not path.is_file():
+        return None
     try:
         raw = np.memmap(path, dtype=np.uint8, mode="r")
         size = int.from_bytes(raw[:8].tobytes(), "little")

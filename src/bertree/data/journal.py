@@ -13,7 +13,7 @@ from pathlib import Path
 from bertree.data.store import JOURNAL, ShardFile, dtype_for, read_shard_files, shard_file_name
 from bertree.data.writer import shard_entry, write_json
 from bertree.errors import UserError
-from bertree.files import Json, read_json, sync
+from bertree.files import Json, check_regular, read_json, sync
 from bertree.text.cleaning import DIGEST
 from bertree.text.corpus import Position
 
@@ -96,6 +96,7 @@ def read_seen(folder: Path, count: int) -> Iterator[bytes]:
     """Yield the first `count` digests."""
     if not count:
         return
+    check_regular(folder / SEEN)
     with (folder / SEEN).open("rb") as file:
         for _ in range(count):
             key = file.read(DIGEST)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bertree.data import varint
 from bertree.errors import UserError
-from bertree.files import Json, file_hash, read_json
+from bertree.files import Json, check_regular, file_hash, read_json
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
 
@@ -276,6 +276,7 @@ def read_shard_files(entry: Json, width: int) -> dict[str, ShardFile]:
 
 
 def _check_size(path: Path, size: int) -> Path:
+    check_regular(path)
     try:
         found = path.stat().st_size
     except OSError as error:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bertree.batch import Batch, PretrainingLabels, TeacherTokens
 from bertree.errors import UserError
-from bertree.files import Json, read_json, write_atomically
+from bertree.files import Json, check_regular, read_json, write_atomically
 from bertree.model.network import Network
 from bertree.objectives.divergences import top_k_log_probabilities
 from bertree.train.feed import StepBatches, StreamFeed, prefetch
@@ -129,6 +129,7 @@ class TeacherCache(StreamFeed):
 
     def _load(self, first: int) -> list[tuple[Tensor, Tensor]]:
         """Read and validate the batches of a file."""
+        check_regular(self._path(first))
         try:
             tensors = load_file(self._path(first))
             scores, ids, rows = tensors["scores"], tensors["ids"], tensors["rows"]

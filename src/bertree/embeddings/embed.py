@@ -90,7 +90,7 @@ class Embedder:
         )
         self.before = (options.prompt or "") if literal else ""
         self.kind = "" if literal else options.prompt
-        self.model.vector.prompt_text(self.kind)  # raises before the work, not after it
+        self.model.vector.prompt_text(self.kind, self.model.name)  # raises before the work, not after it
 
     def windows(
         self, texts: Iterable[str], advance: Callable[[int], None], first: int | None = None

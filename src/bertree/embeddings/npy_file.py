@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import Json, npy_header, read_json, remove_leftovers, sync, write_atomically
+from bertree.files import Json, check_regular, npy_header, read_json, remove_leftovers, sync, write_atomically
 from bertree.inference.embedding import Vectors
 
 HEADER = 128  # bytes
@@ -167,11 +167,12 @@ def _row_count(value: Any, path: Path) -> int:
 
 def load(path: Path, rows: int | None = None) -> Vectors:
     """Read and check the vectors of a .npy file."""
+    check_regular(path)
     try:
         found = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
-    except (ValueError, EOFError, OverflowError, TypeError):
+    except Exception:  # a header is read as Python's literals, which fail in many ways
         raise UserError(f"{path}: is not a .npy file of numbers") from None
     if found.ndim != 2 or found.dtype.kind != "f":
         raise UserError(f"{path}: must hold vectors as rows x numbers, of floating point")

@@ -35,5 +35,7 @@ def convert(
         if heads := [name for name in contents.network.heads if name not in ("mask", "pair")]:
             note(f"{target}: gives vectors; the head '{heads[0]}' is left out")
     else:
+        if to == "huggingface":
+            folder.check_huggingface(contents, source)
         folder.write(contents, target, to, DTYPES[precision])
     return contents.architecture

@@ -88,7 +88,7 @@ class Model(LoadedModel, SentenceTransformersMethods):
         `advance` is called with the number of texts that are done. `first`: the texts go on from this row, and the
         first windows are small (`window_end`). For the rest see `embed`.
         """
-        before, pooling = self.vector.prompt_text(prompt), self.pooling
+        before, pooling = self.vector.prompt_text(prompt, self.name), self.pooling
         texts = [texts] if isinstance(texts, str) else check_inputs(texts)
         if dimensions is not None and (type(dimensions) is not int or not 1 <= dimensions <= self.dimension):
             raise UserError(
@@ -112,9 +112,7 @@ class Model(LoadedModel, SentenceTransformersMethods):
 
         def windows() -> Iterator[Vectors]:
             with self._evaluating():
-                for rows in embed_windows(steps, texts, first):
-                    check_finite(rows, self.name)
-                    yield rows
+                yield from embed_windows(steps, texts, first)
 
         return windows()
 
@@ -142,7 +140,9 @@ class Model(LoadedModel, SentenceTransformersMethods):
         for rows in windows:
             found.append(rows)
             progress(len(rows))
-        return np.concatenate(found)
+        vectors = np.concatenate(found)
+        check_finite(vectors, self.name)
+        return vectors
 
     def similarity(self, a: Iterable[str] | str | Vectors, b: Iterable[str] | str | Vectors) -> Vectors:
         """Return the similarity of each of `a` to each of `b` (texts, or their vectors): a row for each of `a`.
@@ -182,7 +182,11 @@ class Model(LoadedModel, SentenceTransformersMethods):
         mask_id = self.tokenizer.id_of("mask")
         chosen = [i for i, token in enumerate(encoded.ids) if token == mask_id]
         if len(chosen) < masks:
-            raise UserError(f"a mask is beyond the first {self.max_length} tokens and was cut off; shorten the text")
+            if not encoded.dropped:
+                raise UserError(f"{self.name}: the tokenizer splits its own mask token; are its files damaged?")
+            raise UserError(
+                f"{self.name}: a mask is beyond the first {self.max_length} tokens and was cut off; shorten the text"
+            )
         if self.architecture.causal:
             line = "this model is causal: at a mask it sees only the text before it, and predicts what follows the mask"
             warnings.warn(line, BertreeWarning, stacklevel=2)

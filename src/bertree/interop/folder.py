@@ -299,6 +299,14 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             write_text(work / DESCRIPTION, ours.as_toml())
 
 
+def check_huggingface(contents: Contents, where: Path) -> None:
+    """Raise a UserError that names the folder if Hugging Face has no such model."""
+    try:
+        _hf_config(contents)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
 def _hf_config(contents: Contents) -> Json:
     """Return Hugging Face's config.json; UserError if it has no such model."""
     network, tokenizer = contents.network, contents.tokenizer

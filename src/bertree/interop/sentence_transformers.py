@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bertree.errors import UserError
-from bertree.files import Json, read_json, write_text
+from bertree.files import Json, parse_json, read_json, read_text, write_text
 from bertree.interop import weights
 from bertree.interop.weights import Weights
 from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
@@ -72,10 +72,7 @@ def dense_folders(folder: Path) -> list[Path]:
 def _stages(folder: Path) -> list[tuple[str, str]]:
     """Return class and sub-folder of each stage."""
     path = folder / MODULES
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise UserError(f"{path}: is not JSON ({error})") from None
+    entries = parse_json(read_text(path), str(path))
     found = []
     for entry in entries if isinstance(entries, list) else [None]:
         kind, name = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertree.errors import UserError
-from bertree.files import file_hash, read_json, sync
+from bertree.files import check_regular, file_hash, read_json, sync
 from bertree.interop.int8_storage import dequantize, quantize
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -127,6 +127,7 @@ def _missing_weights(folder: Path) -> str:
 
 
 def _open(path: Path) -> Any:
+    check_regular(path)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError, struct.error) as error:

@@ -110,11 +110,12 @@ class PoolingConfig:
         if self.prompt and self.prompt not in dict(self.prompts):
             raise UserError(f"vector.prompt: there is no prompt '{self.prompt}'")
 
-    def prompt_text(self, name: str | None) -> str:
-        """Return the prompt of that name; None: the default prompt."""
+    def prompt_text(self, name: str | None, model: str = "the model") -> str:
+        """Return the prompt of that name; None: the default prompt. `model`: its name, for messages."""
         known = dict(self.prompts)
         if name and name not in known:
-            raise UserError(f"prompt '{name}': {suggest(name, known) if known else 'this model has no prompts'}")
+            why = suggest(name, known) if known else "it has no prompts"
+            raise UserError(f"{model}: has no prompt '{name}': {why}")
         return known.get(self.prompt if name is None else name, "")
 
     def width(self, states: int) -> int:

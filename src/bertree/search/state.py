@@ -76,6 +76,7 @@ def _check_fields(value: Json) -> Json:
     chunking = value["chunking"]
     for name in ("tokens", "overlap"):
         _check_type(chunking[name], int, name)
+    _check_type(chunking["language"], str, "language")
     parts = tuple(map(IndexFile.from_json, value["parts"]))
     graph = IndexFile.from_json(value["graph"]) if value["graph"] is not None else None
     vectors = sum(part.count for part in parts)

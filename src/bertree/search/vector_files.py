@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.files import sync
+from bertree.files import check_regular, sync
 
 Vectors = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -92,6 +92,7 @@ def _level(size: int, most: int) -> int:
 
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file; raise FileNotFoundError if it is gone."""
+    check_regular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -168,6 +169,7 @@ def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vec
 @contextmanager
 def _open_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read; raise FileNotFoundError if it is gone, report other errors in one line."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             yield file

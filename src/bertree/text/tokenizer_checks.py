@@ -91,6 +91,7 @@ def _check_content(content: Json) -> None:
     if any(token["content"] == "" for token in added):
         raise ValueError("added_tokens: a token has no content")
     _check_unknown(model)
+    _check_merges(model)
     for part in _parts(content.get("normalizer")):
         if part.get("type") == "Precompiled":
             _check_encoded_charsmap(part["precompiled_charsmap"])
@@ -112,6 +113,19 @@ def _check_unknown(model: Json) -> None:
             raise ValueError("model: the vocabulary is empty")
         if model.get("unk_id") is None and not model.get("byte_fallback"):
             raise ValueError("model: unk_id is missing, so unknown characters cannot be encoded")
+
+
+def _check_merges(model: Json) -> None:
+    """Check that the merges of byte-pair encoding are of tokens in the vocabulary, and so are their results."""
+    vocab, prefix = model["vocab"], model.get("continuing_subword_prefix") or ""
+    for merge in model.get("merges") or []:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if len(pair) != 2:
+            raise ValueError(f"model: the merge {str(merge)[:60]!r} is not a pair of tokens")
+        first, second = pair
+        for token in (first, second, first + second[len(prefix) :]):
+            if token not in vocab:
+                raise ValueError(f"model: the merge {str(merge)[:60]!r} needs {token[:60]!r}, not in the vocabulary")
 
 
 def _check_processor(part: Json, size: int) -> None:

@@ -106,7 +106,8 @@ def _toml(random: Random) -> Case:
     if random.random() < 0.15:
         change = random.choice((raw.path_change, raw.bytes_change))(file, random)
         return case(model, [change], random)
-    return case(model, [trees.toml_change(file, random) for _ in range(several(random))], random)
+    table = random.choice(((), ("architecture",), ("architecture",), ("model",), ("heads",), ("task",), ("vector",)))
+    return case(model, [trees.toml_change(file, random, table) for _ in range(several(random))], random)
 
 
 def _weights(random: Random) -> Case:

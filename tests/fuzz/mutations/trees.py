@@ -28,15 +28,15 @@ def json_change(file: str, random: Random, within: Place = ()) -> Change:
     return Change(file, f"one value of the JSON ({seed})", make)
 
 
-def toml_change(file: str, random: Random) -> Change:
-    """Change a TOML file: now and then all of it, else one value of it."""
+def toml_change(file: str, random: Random, within: Place = ()) -> Change:
+    """Change a TOML file: now and then all of it, else one value of it (below `within`)."""
     if random.random() < 0.15:
         return document(file, random.choice(values.TOML_DOCUMENTS))
     seed = random.random()
 
     def make(path: Path) -> None:
         tree = tomllib.loads(path.read_text())
-        mutate(tree, Random(seed), ())
+        mutate(tree, Random(seed), within)
         path.write_bytes(toml(tree).encode(errors="surrogatepass"))
 
     return Change(file, f"one value of the TOML ({seed})", make)
