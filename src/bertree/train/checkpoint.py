@@ -171,7 +171,7 @@ def restore(checkpoint: Checkpoint, network: nn.Module, optimizer: Optimizer) ->
     weights = {n.removeprefix("weights/"): t for n, t in checkpoint.tensors.items() if n.startswith("weights/")}
     named = dict(network.named_parameters())
     if {n: (t.shape, t.dtype) for n, t in weights.items()} != {n: (p.shape, p.dtype) for n, p in named.items()}:
-        raise UserError(f"the checkpoint of step {checkpoint.step} is of another model than the recipe's")
+        raise UserError(f"{checkpoint.where}: step {checkpoint.step} is of another model than the recipe's")
     with torch.no_grad():
         for name, parameter in named.items():
             parameter.copy_(weights[name])
