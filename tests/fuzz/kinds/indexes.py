@@ -96,9 +96,9 @@ def _case(random: Random) -> Case:
     }
     samples = {index: index, "bertree": "bertree", "more.jsonl": "more.jsonl"}
     # A reader makes SQLite's own files, too.
-    return Case(
-        samples, changes, commands[verb], writes=(index,), check=_noticed if make is _file and verb == "query" else None
-    )
+    found = Case(samples, changes, commands[verb], names=("where",) if where else (), writes=(index,))
+    found.check = _noticed if make is _file and verb == "query" else None
+    return found
 
 
 def _noticed(case: Case, folder: Path, result: Result, runner: Runner) -> str:

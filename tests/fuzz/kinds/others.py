@@ -176,7 +176,7 @@ def _command(random: Random) -> Case:
     names += [word for word in command if word] + ["--help", "bertree"]
     # With any option, --out may be any path of the folder.
     samples = {name: name for name in ALL}
-    return Case(samples, [], command, names=tuple(names), writes=(".",), codes=(0, 1, 2), stop_after=4)
+    return Case(samples, [], command, names=tuple(names), writes=(".", "store/index"), codes=(0, 1, 2), stop_after=4)
 
 
 KINDS = (
