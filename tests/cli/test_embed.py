@@ -193,7 +193,7 @@ def test_windows_grow_and_depend_on_the_row_alone() -> None:
         ends.append(row)
     sizes = np.diff([0, *ends]).tolist()
     assert sizes[:2] == [FIRST_WINDOW, 2 * FIRST_WINDOW]
-    assert sizes[6:] == [WINDOW] * len(sizes[6:]) != []
+    assert sizes[4:] == [WINDOW] * len(sizes[4:]) != []
     for begin, end in zip([0, *ends], ends, strict=False):
         assert {window_end(row) for row in (begin, (begin + end) // 2, end - 1)} == {end}
 

@@ -56,7 +56,7 @@ def main() -> None:
                 )
             )  # fmt: skip
             progress.advance(task)
-            for line in counts[-1].lines:
+            for line in (counts[-1].line, *counts[-1].lines):
                 progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(summary(counts))
     sys.exit(1 if any(count.lines for count in counts) else 0)

@@ -22,6 +22,12 @@ class Count:
     late: int = 0  # the command had ended before
     lines: list[str] = field(default_factory=list)  # what was broken, and how to see it again
 
+    @property
+    def line(self) -> str:
+        """Say it in one line."""
+        numbers = [f"{number} {name}" for name, number in (*self.kinds.items(), *self.broken.items()) if number]
+        return f"{self.name}: {', '.join([*numbers, f'{self.late} too late'] if self.late else numbers)}"
+
 
 def run_case(
     place: Place,
@@ -37,7 +43,7 @@ def run_case(
     advance("undisturbed")
     trials = Trials(place, case)
     seconds = trials.expected.seconds
-    few = max(1, count // 5) if case.slow else count
+    few = max(2, count // 5) if case.slow else count
     plan: list[list[Fault]] = [list(given)] if given else []
     if not plan and not signals and not case.slow:
         plan += [[Fault("operation", number)] for number in choose(trials.expected.operations, 2 * few, moments)]

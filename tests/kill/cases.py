@@ -60,7 +60,7 @@ CASES = (
         "prepare, two workers", "prepare", "text.txt --tokenizer tokenizer --out out --workers 2",
         whole=("out/store.json",), slow=True,
     ),
-    Case("store show", "store show", "store --format segment-pair --max-length 64", whole=("store",)),
+    Case("store show", "store show", "store --format segment-pair --max-length 64", whole=("store/store.json",)),
     _training("pretrain", "pretrain", "bert.toml --store store"),
     _training("finetune", "finetune", f"start --task sst-2 --data glue --seeds 2 {SHORT}"),
     _training(

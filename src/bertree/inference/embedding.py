@@ -22,7 +22,7 @@ from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.text.tokenizer import Encoded
 
 WINDOW = 4096  # texts
-FIRST_WINDOW = 64  # where windows grow
+FIRST_WINDOW = 256  # where windows grow
 Vectors = NDArray[np.float32]
 
 
