@@ -13,7 +13,7 @@ from bertree.embeddings.embed import Embedder, EmbedOptions, embed_texts
 from bertree.embeddings.page import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairSet
 from bertree.errors import UserError
-from bertree.files import Json, json_text, write_into_folder, write_json_lines
+from bertree.files import Json, json_text, new_folder, write_json_lines, write_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES
@@ -95,10 +95,11 @@ def evaluate_embeddings(
                     note(f"{result.row.name}: {line}")
         scores = EmbeddingScores(sets, results)
         if folder is not None:
-            write_into_folder(folder / SCORES, json_text(scores.metrics, 2) + "\n")
-            write_json_lines(folder / PREDICTIONS, _predictions(sets, results))
-            rows = [result.row for result in results]
-            write_into_folder(folder / REPORT, evaluation_page(folder.resolve().name, sets, rows))
+            with new_folder(folder, ()) as work:  # all of it or nothing: a folder that holds something is refused
+                write_text(work / SCORES, json_text(scores.metrics, 2) + "\n")
+                write_json_lines(work / PREDICTIONS, _predictions(sets, results))
+                rows = [result.row for result in results]
+                write_text(work / REPORT, evaluation_page(folder.resolve().name, sets, rows))
         return scores
 
 
