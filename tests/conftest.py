@@ -1,6 +1,7 @@
 """What many tests need: real trained weights, a small model folder, and the command line in-process."""
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which writes to the home folder, and to the network
 hypothesis.settings.register_profile("bertree", deadline=None, database=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("bertree")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job: tests and their children need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 # No test may leave anything here; temporary files belong to pytest's own folder.

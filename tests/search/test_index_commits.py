@@ -84,7 +84,7 @@ def stranger(path: Path, ends: Connection) -> None:
 
 
 def test_a_folder_only_others_write_to() -> None:
-    with tempfile.TemporaryDirectory() as root:  # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:  # pytest's own folders are closed to others
         os.chmod(root, 0o755)
         path = Path(root) / "index"
         with Index.build(Words(), SHIPS[:1], path):
