@@ -1,0 +1,82 @@
+"""How the next token is chosen from the logits: temperature, top-k, top-p and CTRL's penalty for repetition.
+
+Each choice uses one random number, a hash of the seed, the prompt and the step. So a text's continuation depends on
+nothing that is generated beside it.
+
+Shape letters: s sequences, v vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bertree.data import counter_random
+from bertree.errors import UserError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The settings. Temperature 0 always takes the likeliest token."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # only the k likeliest tokens; 0: all
+    top_p: float = 1.0  # only the likeliest tokens that together have this probability
+    penalty: float = 1.0  # above 1: tokens that occurred before are less likely
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"temperature: must be 0 or more, not {self.temperature}")
+        if self.top_k < 0:
+            raise UserError(f"top_k: must be 0 (all tokens) or more, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p: must be above 0 and at most 1, not {self.top_p}")
+        if not 0 < self.penalty < math.inf:
+            raise UserError(f"penalty: must be above 0, not {self.penalty}; 1 is none, CTRL has 1.2")
+
+    def probabilities(self, logits_sv: Tensor, seen_sv: Tensor | None = None) -> Tensor:
+        """Return the probability with which each token is chosen (s x v). `seen_sv`: tokens that occurred before."""
+        logits_sv = self._penalize(logits_sv.float(), seen_sv)
+        if self.temperature == 0:
+            return torch.zeros_like(logits_sv).scatter_(1, logits_sv.argmax(1, keepdim=True), 1.0)
+        logits_sv = logits_sv / self.temperature
+        if 0 < self.top_k < logits_sv.shape[1]:
+            least_s1 = logits_sv.topk(self.top_k).values[:, -1:]
+            logits_sv = logits_sv.masked_fill(logits_sv < least_s1, -math.inf)
+        if self.top_p < 1:
+            logits_sv = self._keep_likeliest(logits_sv)
+        return logits_sv.softmax(1)
+
+    def choose(self, logits_sv: Tensor, draws_s: Sequence[float], seen_sv: Tensor | None = None) -> Tensor:
+        """Choose the next token of each sequence (s), given a number in [0, 1) for each."""
+        if self.temperature == 0:
+            return self._penalize(logits_sv.float(), seen_sv).argmax(1)
+        below_sv = self.probabilities(logits_sv, seen_sv).double().cumsum(1)
+        # The last sum may be a little less than 1, and a token of probability 0 must not be chosen.
+        drawn_s1 = torch.tensor(draws_s, dtype=torch.float64, device=logits_sv.device)[:, None] * below_sv[:, -1:]
+        return torch.searchsorted(below_sv, drawn_s1, right=True)[:, 0]
+
+    def _penalize(self, logits_sv: Tensor, seen_sv: Tensor | None) -> Tensor:
+        """Divide the logits of tokens that occurred before by the penalty; negative ones are multiplied instead."""
+        if self.penalty == 1 or seen_sv is None:
+            return logits_sv
+        lower_sv = torch.where(logits_sv > 0, logits_sv / self.penalty, logits_sv * self.penalty)
+        return torch.where(seen_sv, lower_sv, logits_sv)
+
+    def _keep_likeliest(self, logits_sv: Tensor) -> Tensor:
+        """Drop the tokens beyond the likeliest ones that together have probability `top_p`; one always remains."""
+        ordered_sv, ids_sv = logits_sv.sort(dim=1, descending=True, stable=True)
+        likelier_sv = ordered_sv.softmax(1).cumsum(1).roll(1, 1)  # than each, together
+        likelier_sv[:, 0] = 0.0
+        dropped_sv = torch.zeros_like(likelier_sv, dtype=torch.bool).scatter_(1, ids_sv, likelier_sv >= self.top_p)
+        return logits_sv.masked_fill(dropped_sv, -math.inf)
+
+
+def draw_numbers(seed: int, prompt_ids: Sequence[int], number: int, steps: int) -> list[float]:
+    """Return a number in [0, 1) for each step of continuation `number` of a prompt."""
+    key = counter_random.key(seed, "generate", number, *prompt_ids)
+    drawn: list[float] = (counter_random.bits(key, np.arange(steps)) >> np.uint64(11)).astype(np.float64).tolist()
+    return [value / 2**53 for value in drawn]

@@ -1,0 +1,137 @@
+"""Adaptive input embeddings and adaptive softmax (Grave et al. 2017; Baevski and Auli 2019).
+
+The vocabulary, sorted by frequency, is cut into clusters. Rarer clusters may have narrower embeddings, so that a large
+vocabulary costs few parameters. A prediction chooses first among the frequent tokens and the clusters, then within a
+cluster, so that most targets never touch the rare tokens.
+
+Shape letters: t tokens, m chosen tokens, h width, e width of a cluster's embeddings, v vocabulary, c entries of a
+cluster.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The clusters of a vocabulary: cluster i holds the ids from `starts[i]` up to `starts[i + 1]`.
+
+    `widths` are those of the clusters' embeddings.
+    """
+
+    starts: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @classmethod
+    def cut(cls, vocab_size: int, cutoffs: Sequence[int], width: int, divisor: int) -> "Clusters":
+        """Cut a vocabulary at `cutoffs`; the embeddings of each cluster are `divisor` times narrower than the last."""
+        starts = (0, *cutoffs, vocab_size)
+        return cls(starts, tuple(max(1, width // divisor**i) for i in range(len(starts) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.widths)
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        """Yield first id and end of each cluster."""
+        return pairwise(self.starts)
+
+    @property
+    def same_width(self) -> bool:
+        """Whether one table holds all clusters."""
+        return len(set(self.widths)) == 1
+
+
+class AdaptiveEmbeddings(nn.Module):
+    """Token embeddings by cluster, projected to the width of the layers and scaled."""
+
+    def __init__(self, clusters: Clusters, width: int, scale: float) -> None:
+        super().__init__()
+        self.clusters, self.scale = clusters, scale
+        widths = clusters.widths[:1] if clusters.same_width else clusters.widths
+        sizes = [clusters.starts[-1]] if clusters.same_width else [end - start for start, end in clusters]
+        self.tables = nn.ModuleList(nn.Embedding(size, e) for size, e in zip(sizes, widths, strict=True))
+        projected = not clusters.same_width or widths[0] != width
+        self.projections = nn.ModuleList(nn.Linear(e, width, bias=False) for e in widths if projected)
+
+    def forward(self, ids_t: Tensor) -> Tensor:
+        """Return the embeddings of token ids (t x h)."""
+        if self.clusters.same_width:
+            rows_te: Tensor = self.tables[0](ids_t)
+            return self.scale * (self.projections[0](rows_te) if self.projections else rows_te)
+        parts, places = [], []
+        for (start, end), table, projection in zip(self.clusters, self.tables, self.projections, strict=True):
+            places.append(((ids_t >= start) & (ids_t < end)).nonzero()[:, 0])
+            parts.append(projection(table(ids_t[places[-1]] - start)))
+        joined_th = torch.cat(parts)
+        return self.scale * torch.empty_like(joined_th).index_copy(0, torch.cat(places), joined_th)
+
+    def table(self, cluster: int) -> Tensor:
+        """Return the embeddings of a cluster (c x e)."""
+        start, end = self.clusters.starts[cluster : cluster + 2]
+        weight_ce: Tensor = self.tables[0].weight[start:end] if self.clusters.same_width else self.tables[cluster].weight
+        return weight_ce
+
+    def projection(self, cluster: int) -> Tensor | None:
+        """Return the matrix that projects a cluster's embeddings (h x e), if there is one."""
+        if not self.projections:
+            return None
+        weight_he: Tensor = self.projections[0 if self.clusters.same_width else cluster].weight
+        return weight_he
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Log-probabilities of tokens by cluster. Its output matrices are the token embeddings, passed in, never copied.
+
+    `own_projections`: clusters with a projection of their own; the others use the transposed one of the embeddings.
+    """
+
+    def __init__(self, clusters: Clusters, width: int, own_projections: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.clusters = clusters
+        self.bias = nn.Parameter(torch.zeros(clusters.starts[-1]))
+        self.cluster_weight = nn.Parameter(torch.zeros(len(clusters) - 1, clusters.widths[0]))
+        self.cluster_bias = nn.Parameter(torch.zeros(len(clusters) - 1))
+        self.projections = nn.ModuleDict(
+            {str(i): nn.Linear(clusters.widths[i], width, bias=False) for i in own_projections}
+        )
+
+    def _logits(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, cluster: int) -> Tensor:
+        """Return the logits of a cluster's tokens; the first cluster's are followed by those of the other clusters."""
+        own = self.projections[str(cluster)].weight if str(cluster) in self.projections else None
+        projection_he = embeddings.projection(cluster) if own is None else own
+        state_me = hidden_mh if projection_he is None else hidden_mh @ projection_he
+        start, end = self.clusters.starts[cluster : cluster + 2]
+        weight_ce, bias_c = embeddings.table(cluster), self.bias[start:end]
+        if cluster == 0:
+            weight_ce, bias_c = torch.cat([weight_ce, self.cluster_weight]), torch.cat([bias_c, self.cluster_bias])
+        return F.linear(state_me, weight_ce, bias_c)
+
+    def forward(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings) -> Tensor:
+        """Return the log-probabilities of all tokens (m x v), in float32."""
+        first = self._logits(hidden_mh, embeddings, 0).float().log_softmax(-1)
+        frequent = self.clusters.starts[1]
+        parts = [first[:, :frequent]]
+        for cluster in range(1, len(self.clusters)):
+            within = self._logits(hidden_mh, embeddings, cluster).float().log_softmax(-1)
+            parts.append(first[:, frequent + cluster - 1, None] + within)
+        return torch.cat(parts, 1)
+
+    def target_log_probabilities(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, targets_m: Tensor) -> Tensor:
+        """Return the log-probability of each target (m), in float32; each rare cluster computes its own targets only."""
+        first = self._logits(hidden_mh, embeddings, 0).float().log_softmax(-1)
+        frequent = self.clusters.starts[1]
+        edges = torch.tensor(self.clusters.starts[1:-1], device=targets_m.device)
+        cluster_m = torch.bucketize(targets_m, edges, right=True)
+        place_m = torch.where(cluster_m == 0, targets_m, frequent + cluster_m - 1)
+        found_m = first.gather(1, place_m[:, None])[:, 0]
+        for cluster in range(1, len(self.clusters)):
+            rows = (cluster_m == cluster).nonzero()[:, 0]
+            within = self._logits(hidden_mh[rows], embeddings, cluster).float().log_softmax(-1)
+            target = (targets_m[rows] - self.clusters.starts[cluster])[:, None]
+            found_m = found_m.index_add(0, rows, within.gather(1, target)[:, 0])
+        return found_m

@@ -1,0 +1,76 @@
+"""Adaptive embeddings and softmax against Transformer-XL's, recorded in tests/golden."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from bertree.model.adaptive import AdaptiveEmbeddings, AdaptiveSoftmax, Clusters
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformer_xl.safetensors"
+
+
+def golden(case: str) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """Return the settings and the tensors of a case."""
+    with safe_open(GOLDEN, "pt") as file:
+        settings = json.loads(file.metadata()["cases"])[case]
+        names = [name for name in file.keys() if name.startswith(f"{case}/")]  # noqa: SIM118
+        return settings, {name.removeprefix(f"{case}/"): file.get_tensor(name) for name in names}
+
+
+def parts(case: str) -> tuple[AdaptiveEmbeddings, AdaptiveSoftmax, dict[str, Tensor]]:
+    """Return both parts of a case with its weights."""
+    settings, found = golden(case)
+    clusters = Clusters.cut(settings["vocab_size"], settings["cutoffs"], settings["d_embed"], settings["div_val"])
+    embeddings = AdaptiveEmbeddings(clusters, settings["d_model"], settings["d_model"] ** 0.5)
+    own = [i for i in range(len(clusters)) if f"weights/crit.out_projs.{i}" in found]
+    softmax = AdaptiveSoftmax(clusters, settings["d_model"], own)
+    with torch.no_grad():
+        for i, table in enumerate(embeddings.tables):
+            table.weight.copy_(found[f"weights/transformer.word_emb.emb_layers.{i}.weight"])
+        for i, projection in enumerate(embeddings.projections):
+            projection.weight.copy_(found[f"weights/transformer.word_emb.emb_projs.{i}"])
+        for i in own:
+            softmax.projections[str(i)].weight.copy_(found[f"weights/crit.out_projs.{i}"])
+        biases = [found[name] for name in sorted(found) if name.startswith("weights/crit.out_layers.") and "bias" in name]
+        softmax.bias.copy_(torch.cat(biases))
+        if len(clusters) > 1:
+            softmax.cluster_weight.copy_(found["weights/crit.cluster_weight"])
+            softmax.cluster_bias.copy_(found["weights/crit.cluster_bias"])
+    return embeddings, softmax, found
+
+
+@pytest.mark.parametrize("case", ["plain", "adaptive", "pre-norm", "narrow-embeddings"])
+def test_log_probabilities_are_those_of_transformer_xl(case: str) -> None:
+    embeddings, softmax, found = parts(case)
+    for segment in range(3):
+        theirs = found[f"log-probabilities/{segment}"].flatten(0, 1)
+        ours = softmax(found[f"hidden/{segment}"].flatten(0, 1), embeddings)
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
+        assert torch.allclose(ours.exp().sum(1), torch.ones(len(ours)), atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["plain", "adaptive", "pre-norm", "narrow-embeddings"])
+def test_targets_are_computed_in_their_cluster_alone(case: str) -> None:
+    embeddings, softmax, found = parts(case)
+    hidden_mh = found["hidden/0"].flatten(0, 1).requires_grad_()
+    targets_m = found["ids"][:, :6].flatten()
+    ours = softmax.target_log_probabilities(hidden_mh, embeddings, targets_m)
+    whole = softmax(hidden_mh, embeddings).gather(1, targets_m[:, None])[:, 0]
+    torch.testing.assert_close(ours, whole)
+    (grad,), (expected,) = torch.autograd.grad(ours.sum(), [hidden_mh]), torch.autograd.grad(whole.sum(), [hidden_mh])
+    torch.testing.assert_close(grad, expected)
+
+
+def test_embeddings_of_each_cluster_are_projected_and_scaled() -> None:
+    embeddings, _, found = parts("adaptive")
+    ids_t = found["ids"].flatten()
+    rows = embeddings(ids_t)
+    for row, token in zip(rows, ids_t.tolist(), strict=True):
+        cluster = sum(token >= start for start in embeddings.clusters.starts[1:-1])
+        start = embeddings.clusters.starts[cluster]
+        expected = 4.0 * embeddings.projection(cluster) @ embeddings.table(cluster)[token - start]
+        torch.testing.assert_close(row, expected)
