@@ -25,8 +25,8 @@ try:
 except ImportError:  # comes with PyTorch's CUDA builds; without it other kernels are used
     triton = None
 
-BLOCK = 64  # queries, keys and distances
-WARPS, STAGES = 4, 2
+# Rows of a block, warps, pipeline stages.
+FORWARD, QUERIES, KEYS, DISTANCES = (64, 4, 2), (64, 4, 2), (64, 4, 2), (64, 4, 2)
 SPLITS = 8  # programs that share the sequences of a block of distances; their sums are added in order
 
 
@@ -93,13 +93,24 @@ if triton is not None:
         return seen
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def _shift(near, far, B: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Turn columns of distances into columns of keys: row i, key j is column i - j + B - 1 of near and far together.
+
+        Row i needs the columns from i of `near` and those below i of `far`: one block, rotated by its row.
+        """
+        i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+        return tl.gather(tl.where(j >= i, near, far), (i - j + B - 1) % B, 1)
+
+    @triton.jit  # type: ignore[untyped-decorator]
     def _scores(  # type: ignore[no-untyped-def]
-        qu, qv, k, r, queries, keys, shift, count_q, count_k, scale, B: tl.constexpr, C: tl.constexpr, W: tl.constexpr
-    ):
-        """Scores of a block of queries and keys, -inf where a key is not seen. `r`: rows of the block's distances."""
-        place = tl.arange(0, B)
-        shifted = place[:, None] - place[None, :] + (B - 1)
-        s = tl.dot(qu, tl.trans(k)) + tl.gather(tl.dot(qv, tl.trans(r)), shifted, 1)
+        qu, k, near, far, queries, keys, shift, count_q, count_k, scale, B: tl.constexpr, C: tl.constexpr,
+        W: tl.constexpr,
+    ):  # fmt: skip
+        """Scores of a block of queries and keys, -inf where a key is not seen.
+
+        `near`, `far`: products of the queries with the block's distances, the lower half and the upper.
+        """
+        s = tl.dot(qu, tl.trans(k)) + _shift(near, far, B)
         seen = _sees(queries[:, None] + shift - keys[None, :], C, W)
         seen = seen & (queries < count_q)[:, None] & (keys < count_k)[None, :]
         return tl.where(seen, s * scale, float("-inf"))
@@ -126,13 +137,15 @@ if triton is not None:
         stop = count_k
         if C:
             stop = tl.minimum(count_k, begin + B + shift)
+        apart = begin + shift + 1 - lowest + tl.arange(0, B)
+        far = tl.dot(qv, tl.trans(_rows(r_, 0, apart, distances, head, HEADS, WIDTH, PADDED)))
         for start in range(0, stop, B):
             keys = start + tl.arange(0, B)
             k = _rows(k_, first_k, keys, count_k, head, HEADS, WIDTH, PADDED)
             v = _rows(v_, first_k, keys, count_k, head, HEADS, WIDTH, PADDED)
-            apart = begin + shift - start - (B - 1) - lowest + tl.arange(0, 2 * B)
-            r = _rows(r_, 0, apart, distances, head, HEADS, WIDTH, PADDED)
-            s = _scores(qu, qv, k, r, rows, keys, shift, count, count_k, scale, B, C, W)
+            near = tl.dot(qv, tl.trans(_rows(r_, 0, apart - start - B, distances, head, HEADS, WIDTH, PADDED)))
+            s = _scores(qu, k, near, far, rows, keys, shift, count, count_k, scale, B, C, W)
+            far = near
             higher = tl.maximum(high, tl.max(s, 1))
             base = tl.where(higher == float("-inf"), 0.0, higher)
             p = tl.exp2(s - base[:, None])
@@ -167,24 +180,27 @@ if triton is not None:
         norm = tl.load(sums + head * tokens + first + rows, mask=rows < count, other=0.0)
         dqu = tl.zeros([B, PADDED], tl.float32)
         dqv = tl.zeros([B, PADDED], tl.float32)
-        # Distance x of the block's 2 B is that of row i and key i + B - 1 - x.
-        back = tl.arange(0, B)[:, None] + (B - 1) - tl.arange(0, 2 * B)[None, :]
-        inside = (back >= 0) & (back < B)
-        back = tl.minimum(tl.maximum(back, 0), B - 1)
+        i, j = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
         stop = count_k
         if C:
             stop = tl.minimum(count_k, begin + B + shift)
+        apart = begin + shift + 1 - lowest + tl.arange(0, B)
+        r_far = _rows(r_, 0, apart, distances, head, HEADS, WIDTH, PADDED)
+        far = tl.dot(qv, tl.trans(r_far))
         for start in range(0, stop, B):
             keys = start + tl.arange(0, B)
             k = _rows(k_, first_k, keys, count_k, head, HEADS, WIDTH, PADDED)
             v = _rows(v_, first_k, keys, count_k, head, HEADS, WIDTH, PADDED)
-            apart = begin + shift - start - (B - 1) - lowest + tl.arange(0, 2 * B)
-            r = _rows(r_, 0, apart, distances, head, HEADS, WIDTH, PADDED)
-            s = _scores(qu, qv, k, r, rows, keys, shift, count, count_k, scale, B, C, W)
-            ds = tl.exp2(s - norm[:, None]) * (tl.dot(do, tl.trans(v)) - delta[:, None])
-            dqu += tl.dot(ds.to(k.dtype), k)
-            by_distance = tl.where(inside, tl.gather(ds, back, 1), 0.0)
-            dqv += tl.dot(by_distance.to(r.dtype), r)
+            r_near = _rows(r_, 0, apart - start - B, distances, head, HEADS, WIDTH, PADDED)
+            near = tl.dot(qv, tl.trans(r_near))
+            s = _scores(qu, k, near, far, rows, keys, shift, count, count_k, scale, B, C, W)
+            ds = (tl.exp2(s - norm[:, None]) * (tl.dot(do, tl.trans(v)) - delta[:, None])).to(k.dtype)
+            dqu += tl.dot(ds, k)
+            by_distance = tl.gather(ds, (i - j - 1 + B) % B, 1)  # the way back of _shift
+            dqv += tl.dot(tl.where(j >= i, by_distance, 0.0).to(k.dtype), r_near)
+            dqv += tl.dot(tl.where(j < i, by_distance, 0.0).to(k.dtype), r_far)
+            far = near
+            r_far = r_near
         _put(to_qu, dqu * natural, first, rows, count, head, HEADS, WIDTH, PADDED)
         _put(to_qv, dqv * natural, first, rows, count, head, HEADS, WIDTH, PADDED)
 
@@ -215,11 +231,12 @@ if triton is not None:
             qu = _rows(qu_, first, rows, count, head, HEADS, WIDTH, PADDED)
             qv = _rows(qv_, first, rows, count, head, HEADS, WIDTH, PADDED)
             do = _rows(grad, first, rows, count, head, HEADS, WIDTH, PADDED)
-            apart = begin + shift - start - (B - 1) - lowest + tl.arange(0, 2 * B)
-            r = _rows(r_, 0, apart, distances, head, HEADS, WIDTH, PADDED)
+            apart = begin + shift - start + 1 - lowest + tl.arange(0, B)
+            near = tl.dot(qv, tl.trans(_rows(r_, 0, apart - B, distances, head, HEADS, WIDTH, PADDED)))
+            far = tl.dot(qv, tl.trans(_rows(r_, 0, apart, distances, head, HEADS, WIDTH, PADDED)))
             norm = tl.load(sums + head * tokens + first + rows, mask=rows < count, other=0.0)
             delta = tl.load(deltas + head * tokens + first + rows, mask=rows < count, other=0.0)
-            s = _scores(qu, qv, k, r, rows, keys, shift, count, count_k, scale, B, C, W)
+            s = _scores(qu, k, near, far, rows, keys, shift, count, count_k, scale, B, C, W)
             p = tl.exp2(s - norm[:, None])
             dv += tl.dot(tl.trans(p.to(do.dtype)), do)
             ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None])
@@ -241,8 +258,6 @@ if triton is not None:
         r = _rows(r_, 0, rows_r, distances, head, HEADS, WIDTH, PADDED)
         dr = tl.zeros([B, PADDED], tl.float32)
         apart = lowest + rows_r
-        # Key x of the 2 B keys of a block is that of row i at distance i + B - 1 - x.
-        shifted = tl.arange(0, B)[:, None] - tl.arange(0, B)[None, :] + (B - 1)
         for sequence in range(split, sequences, SPLITS):
             first, count = _bounds(cu_q, sequence)
             first_k, count_k = _bounds(cu_k, sequence)
@@ -251,30 +266,30 @@ if triton is not None:
                 rows = begin + tl.arange(0, B)
                 start = begin + shift - lowest - low - (B - 1)
                 if (start < count_k) & (start + 2 * B > 0):
-                    keys = start + tl.arange(0, 2 * B)
+                    keys = start + tl.arange(0, B)  # the lower half of the keys at these distances
                     qu = _rows(qu_, first, rows, count, head, HEADS, WIDTH, PADDED)
                     qv = _rows(qv_, first, rows, count, head, HEADS, WIDTH, PADDED)
                     do = _rows(grad, first, rows, count, head, HEADS, WIDTH, PADDED)
                     k = _rows(k_, first_k, keys, count_k, head, HEADS, WIDTH, PADDED)
+                    near = tl.dot(qu, tl.trans(k))
+                    k = _rows(k_, first_k, keys + B, count_k, head, HEADS, WIDTH, PADDED)
+                    s = _shift(near, tl.dot(qu, tl.trans(k)), B) + tl.dot(qv, tl.trans(r))
                     v = _rows(v_, first_k, keys, count_k, head, HEADS, WIDTH, PADDED)
+                    near = tl.dot(do, tl.trans(v))
+                    v = _rows(v_, first_k, keys + B, count_k, head, HEADS, WIDTH, PADDED)
+                    dp = _shift(near, tl.dot(do, tl.trans(v)), B)
                     norm = tl.load(sums + head * tokens + first + rows, mask=rows < count, other=0.0)
                     delta = tl.load(deltas + head * tokens + first + rows, mask=rows < count, other=0.0)
-                    s = tl.gather(tl.dot(qu, tl.trans(k)), shifted, 1) + tl.dot(qv, tl.trans(r))
                     key = rows[:, None] + shift - apart[None, :]
                     seen = _sees(apart[None, :], C, W) & (key >= 0) & (key < count_k) & (rows < count)[:, None]
                     p = tl.exp2(tl.where(seen, s * scale, float("-inf")) - norm[:, None])
-                    ds = p * (tl.gather(tl.dot(do, tl.trans(v)), shifted, 1) - delta[:, None])
-                    dr += tl.dot(tl.trans(ds.to(qv.dtype)), qv)
+                    dr += tl.dot(tl.trans((p * (dp - delta[:, None])).to(qv.dtype)), qv)
         _put(to_r, dr * natural, split * distances, rows_r, distances, head, HEADS, WIDTH, PADDED)
 
 
-def _constants(width: int, causal: bool, window: int) -> dict[str, Any]:
-    sizes = {"WIDTH": width, "PADDED": max(16, 1 << (width - 1).bit_length()), "B": BLOCK}
-    return sizes | {"C": causal, "W": window, "num_warps": WARPS, "num_stages": STAGES}
-
-
-def _blocks(rows: int) -> int:
-    return -(-rows // BLOCK)
+def _constants(heads: int, width: int, causal: bool, window: int, block: int, warps: int, stages: int) -> dict[str, Any]:
+    sizes = {"HEADS": heads, "WIDTH": width, "PADDED": max(16, 1 << (width - 1).bit_length()), "B": block}
+    return sizes | {"C": causal, "W": window, "num_warps": warps, "num_stages": stages}
 
 
 @custom_op("bertree::relative_attention", mutates_args=())
@@ -295,11 +310,10 @@ def _attend(
     tokens, heads, width = qu_tnd.shape
     out_tnd = torch.empty_like(qu_tnd)
     sums_nt = torch.empty(heads, tokens, dtype=torch.float32, device=qu_tnd.device)
-    _forward[(cu_q.numel() - 1, _blocks(longest_q), heads)](
+    _forward[(cu_q.numel() - 1, -(-longest_q // FORWARD[0]), heads)](
         *(qu_tnd, qv_tnd, k_und, v_und, r_xnd, out_tnd, sums_nt, cu_q, cu_k),
         *(tokens, len(r_xnd), lowest, LOG2_E * width**-0.5),
-        HEADS=heads,
-        **_constants(width, causal, window),
+        **_constants(heads, width, causal, window, *FORWARD),
     )
     return out_tnd, sums_nt
 
@@ -330,17 +344,18 @@ def _attend_backward(
     deltas_nt = torch.empty_like(sums_nt)
     inputs = (grad_tnd.contiguous(), qu_tnd, qv_tnd, k_und, v_und, r_xnd)
     scales = (lowest, LOG2_E * width**-0.5, width**-0.5)
-    constants = {"HEADS": heads} | _constants(width, causal, window)
-    _queries[(sequences, _blocks(longest_q), heads)](
-        *(*inputs, out_tnd, sums_nt, deltas_nt, dqu, dqv, cu_q, cu_k, tokens, distances, *scales), **constants
+    shape = (heads, width, causal, window)
+    _queries[(sequences, -(-longest_q // QUERIES[0]), heads)](
+        *(*inputs, out_tnd, sums_nt, deltas_nt, dqu, dqv, cu_q, cu_k, tokens, distances, *scales),
+        **_constants(*shape, *QUERIES),
     )
-    _keys[(sequences, _blocks(longest_k), heads)](
-        *(*inputs, sums_nt, deltas_nt, dk, dv, cu_q, cu_k, tokens, distances, *scales), **constants
+    _keys[(sequences, -(-longest_k // KEYS[0]), heads)](
+        *(*inputs, sums_nt, deltas_nt, dk, dv, cu_q, cu_k, tokens, distances, *scales), **_constants(*shape, *KEYS)
     )
-    _distances[(_blocks(distances), splits, heads)](
+    _distances[(-(-distances // DISTANCES[0]), splits, heads)](
         *(*inputs, sums_nt, deltas_nt, dr_sxnd, cu_q, cu_k, tokens, distances, sequences, *scales),
         SPLITS=splits,
-        **constants,
+        **_constants(*shape, *DISTANCES),
     )
     return dqu, dqv, dk, dv, dr_sxnd.sum(0).to(r_xnd.dtype)
 
