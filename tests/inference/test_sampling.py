@@ -78,7 +78,14 @@ def test_draws_depend_on_seed_prompt_and_number_alone() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1), ("penalty", 0)],
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("penalty", 0),
+    ],
 )
 def test_settings_without_meaning_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=name):

@@ -94,7 +94,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _shift(near, far, B: tl.constexpr):  # type: ignore[no-untyped-def]
-        """Turn columns of distances into columns of keys: row i, key j is column i - j + B - 1 of near and far together.
+        """Turn columns of distances into columns of keys: key j of row i is column i - j + B - 1 of both together.
 
         Row i needs the columns from i of `near` and those below i of `far`: one block, rotated by its row.
         """
@@ -287,7 +287,9 @@ if triton is not None:
         _put(to_r, dr * natural, split * distances, rows_r, distances, head, HEADS, WIDTH, PADDED)
 
 
-def _constants(heads: int, width: int, causal: bool, window: int, block: int, warps: int, stages: int) -> dict[str, Any]:
+def _constants(
+    heads: int, width: int, causal: bool, window: int, block: int, warps: int, stages: int
+) -> dict[str, Any]:
     sizes = {"HEADS": heads, "WIDTH": width, "PADDED": max(16, 1 << (width - 1).bit_length()), "B": block}
     return sizes | {"C": causal, "W": window, "num_warps": warps, "num_stages": stages}
 

@@ -8,7 +8,7 @@ Shape letters: t tokens, m chosen tokens, h width, e width of a cluster's embedd
 cluster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -36,8 +36,8 @@ class Clusters:
     def __len__(self) -> int:
         return len(self.widths)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        """Yield first id and end of each cluster."""
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield the first id and the end of each cluster."""
         return pairwise(self.starts)
 
     @property
@@ -73,7 +73,9 @@ class AdaptiveEmbeddings(nn.Module):
     def table(self, cluster: int) -> Tensor:
         """Return the embeddings of a cluster (c x e)."""
         start, end = self.clusters.starts[cluster : cluster + 2]
-        weight_ce: Tensor = self.tables[0].weight[start:end] if self.clusters.same_width else self.tables[cluster].weight
+        weight_ce: Tensor = (
+            self.tables[0].weight[start:end] if self.clusters.same_width else self.tables[cluster].weight
+        )
         return weight_ce
 
     def projection(self, cluster: int) -> Tensor | None:
@@ -122,7 +124,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, 1)
 
     def target_log_probabilities(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, targets_m: Tensor) -> Tensor:
-        """Return the log-probability of each target (m), in float32; each rare cluster computes its own targets only."""
+        """Return the log-probability of each target (m), in float32; a rare cluster computes its own targets only."""
         first = self._logits(hidden_mh, embeddings, 0).float().log_softmax(-1)
         frequent = self.clusters.starts[1]
         edges = torch.tensor(self.clusters.starts[1:-1], device=targets_m.device)

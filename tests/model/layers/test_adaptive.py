@@ -8,9 +8,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bertree.model.adaptive import AdaptiveEmbeddings, AdaptiveSoftmax, Clusters
+from bertree.model.layers.adaptive import AdaptiveEmbeddings, AdaptiveSoftmax, Clusters
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "transformer_xl.safetensors"
+GOLDEN = Path(__file__).parents[2] / "golden" / "transformer_xl.safetensors"
 
 
 def golden(case: str) -> tuple[dict[str, object], dict[str, Tensor]]:
@@ -35,7 +35,9 @@ def parts(case: str) -> tuple[AdaptiveEmbeddings, AdaptiveSoftmax, dict[str, Ten
             projection.weight.copy_(found[f"weights/transformer.word_emb.emb_projs.{i}"])
         for i in own:
             softmax.projections[str(i)].weight.copy_(found[f"weights/crit.out_projs.{i}"])
-        biases = [found[name] for name in sorted(found) if name.startswith("weights/crit.out_layers.") and "bias" in name]
+        biases = [
+            found[name] for name in sorted(found) if name.startswith("weights/crit.out_layers.") and "bias" in name
+        ]
         softmax.bias.copy_(torch.cat(biases))
         if len(clusters) > 1:
             softmax.cluster_weight.copy_(found["weights/crit.cluster_weight"])
