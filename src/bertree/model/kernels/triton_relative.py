@@ -76,7 +76,7 @@ if triton is not None:
         live = (rows >= 0) & (rows < count)
         tl.store(at, values.to(x.dtype.element_ty), mask=live[:, None] & (columns < WIDTH)[None, :])
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit
     def _bounds(cu, sequence):  # type: ignore[no-untyped-def]
         """Where a sequence starts, and its length."""
         first = tl.load(cu + sequence)

@@ -72,18 +72,18 @@ class AdaptiveEmbeddings(nn.Module):
 
     def table(self, cluster: int) -> Tensor:
         """Return the embeddings of a cluster (c x e)."""
+        table = self.tables[0 if self.clusters.same_width else cluster]
+        assert isinstance(table, nn.Embedding)
         start, end = self.clusters.starts[cluster : cluster + 2]
-        weight_ce: Tensor = (
-            self.tables[0].weight[start:end] if self.clusters.same_width else self.tables[cluster].weight
-        )
-        return weight_ce
+        return table.weight[start:end] if self.clusters.same_width else table.weight
 
     def projection(self, cluster: int) -> Tensor | None:
         """Return the matrix that projects a cluster's embeddings (h x e), if there is one."""
         if not self.projections:
             return None
-        weight_he: Tensor = self.projections[0 if self.clusters.same_width else cluster].weight
-        return weight_he
+        projection = self.projections[0 if self.clusters.same_width else cluster]
+        assert isinstance(projection, nn.Linear)
+        return projection.weight
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -104,8 +104,11 @@ class AdaptiveSoftmax(nn.Module):
 
     def _logits(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, cluster: int) -> Tensor:
         """Return the logits of a cluster's tokens; the first cluster's are followed by those of the other clusters."""
-        own = self.projections[str(cluster)].weight if str(cluster) in self.projections else None
-        projection_he = embeddings.projection(cluster) if own is None else own
+        projection_he = embeddings.projection(cluster)
+        if str(cluster) in self.projections:
+            own = self.projections[str(cluster)]
+            assert isinstance(own, nn.Linear)
+            projection_he = own.weight
         state_me = hidden_mh if projection_he is None else hidden_mh @ projection_he
         start, end = self.clusters.starts[cluster : cluster + 2]
         weight_ce, bias_c = embeddings.table(cluster), self.bias[start:end]
