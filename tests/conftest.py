@@ -24,15 +24,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a background job:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
-# No test may leave anything here; temporary files belong to pytest's own folder.
+# No test may leave anything here; temporary files belong to pytest's own folder. Tools keep their caches.
 WATCHED = (BOOKS.parents[1], Path.home(), Path.home() / ".cache")
+CACHES = ("_cache", "__pycache__", ".hypothesis", ".nv", ".triton")
 BEFORE = pytest.StashKey[set[Path]]()
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 
 
 def _watched_names() -> set[Path]:
     found = {path for folder in WATCHED if folder.is_dir() for path in folder.iterdir()}
-    return {path for path in found if not path.name.endswith(("_cache", "__pycache__"))}
+    return {path for path in found if not path.name.endswith(CACHES)}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
