@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.common import environment
 from benchmarks.standings import rows_in
 from bertree.distillation.run import distill
-from bertree.files import Json, read_json
+from bertree.files.formats import Json, read_json
 from bertree.finetuning.run import finetune
 
 LABELS, TAUGHT, COPIES = "labels", "taught", "taught, copies"

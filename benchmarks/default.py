@@ -39,7 +39,7 @@ from benchmarks.standings import key, rows_in, summary
 from bertree.config.default_model import resolve_model_path
 from bertree.embeddings.glove import WordVectors
 from bertree.errors import UserError
-from bertree.files import Json, file_hash
+from bertree.files.formats import Json, file_hash
 from bertree.finetuning import config as configs
 from bertree.finetuning.outcome import degenerate_reason
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, evaluate_split

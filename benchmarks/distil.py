@@ -21,7 +21,7 @@ from benchmarks.common import environment
 from benchmarks.default import FOLDERS, Bench
 from benchmarks.standings import rows_in
 from bertree.distillation.run import distill
-from bertree.files import Json
+from bertree.files.formats import Json
 
 ROWS: dict[str, list[str]] = {
     "whole": [],

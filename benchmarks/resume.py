@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.common import CORPUS, environment, table
 from bertree.data.prepare import prepare
-from bertree.files import file_hash
+from bertree.files.formats import file_hash
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 

@@ -35,7 +35,7 @@ from benchmarks.standings import rows_in
 from bertree.embeddings.glove import WordVectors
 from bertree.embeddings.train import TrainingRows, TrainingSource, prepare_vectors, read_rows
 from bertree.errors import BertreeWarning, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.inference.load import Model, load, make_model
 from bertree.model.pooling import PoolingConfig
 from bertree.tasks.metrics import spearman

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.common import table
-from bertree.files import Json
+from bertree.files.formats import Json
 
 KEY = ("task", "model", "seed", "weights", "settings", "train")  # what makes a run that run
 

@@ -10,7 +10,7 @@ import pytest
 from bertree.config import settings
 from bertree.config.bounds import Above, AtLeast, AtMost, Keys, OneOf, Share
 from bertree.errors import UserError
-from bertree.files import parse_json, parse_toml, read_json, read_toml, toml_text
+from bertree.files.formats import parse_json, parse_toml, read_json, read_toml, toml_text
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bertree.data.store import Store
 from bertree.distillation import text_student as students
 from bertree.distillation.run import distill
 from bertree.errors import UserError
-from bertree.files import read_toml
+from bertree.files.formats import read_toml
 from bertree.inference.load import random_model
 from bertree.objectives.distill_pretraining import TERMS, add_projections, distillation_objective
 from bertree.objectives.pretraining import pretraining_objective

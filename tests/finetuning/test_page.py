@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bertree.errors import BertreeWarning
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.finetuning.evaluate import evaluate
 from bertree.finetuning.page.page import finetuning_page, write_page
 from bertree.finetuning.run import finetune

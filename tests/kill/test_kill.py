@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from bertree import files
+from bertree.files import atomic
 from tests.kill.campaign import run_case
 from tests.kill.cases import CASES, uncovered
 from tests.kill.trial import Fault, Place, Trials
@@ -33,12 +33,12 @@ def test_a_killed_command_ends_in_the_same_bytes(name: str, place: Place) -> Non
 
 def write_in_place() -> None:
     """Plant a writer that is not atomic."""
-    files.write_atomically = lambda path, text: path.write_text(text)
+    atomic.write_atomically = lambda path, text: path.write_text(text)
 
 
 def leave_everything() -> None:
     """Plant a writer that leaves its temporary files."""
-    files.remove_leftovers = lambda targets: None
+    atomic.remove_leftovers = lambda targets: None
 
 
 @pytest.mark.parametrize(("plant", "broken"), [(write_in_place, "lost"), (leave_everything, "left")])

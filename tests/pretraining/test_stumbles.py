@@ -10,7 +10,7 @@ import pytest
 
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import exclusive_lock
+from bertree.files.atomic import exclusive_lock
 from bertree.interop import folder
 from bertree.pretraining import build, recipe
 from tests.support import runs

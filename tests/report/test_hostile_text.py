@@ -23,7 +23,7 @@ import bertree
 from bertree.embeddings import correlation
 from bertree.embeddings.page import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairPart, PairSet
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.finetuning.page.page import finetuning_page
 from bertree.inference.run import Run
 from bertree.report.comparison import Comparison, ModelCosts, Speed

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.files import exclusive_lock
+from bertree.files.atomic import exclusive_lock
 from bertree.search.documents import DEEPEST, Document
 from bertree.search.index import Index
 from bertree.search.nearest import QUERIES

@@ -17,7 +17,7 @@ from tests.support.processes import PROCESSES
 from tests.support.standin import Words
 
 WATCHED = tuple(f"search/{name}.py" for name in ("writer", "passage_store", "vector_files", "faiss_index", "files"))
-WATCHED += ("bertree/files.py",)
+WATCHED += ("bertree/files/atomic.py",)
 Record = dict[str, Any]
 
 

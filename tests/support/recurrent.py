@@ -19,7 +19,7 @@ from bertree.model.embeddings import Embeddings
 from bertree.model.encoder import Encoder
 from bertree.model.heads import MaskHead
 from bertree.model.network import Network
-from bertree.model.state import Encoded, State, StateSpec
+from bertree.model.state import EncoderOutput, State, StateSpec
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining.recipe import Recipe
 from bertree.train.feed import StreamFeed
@@ -45,7 +45,7 @@ class GruEncoder(Encoder):
         """A vector and a count for each lane."""
         return {"hidden": StateSpec((lanes, WIDTH), torch.float32), "read": StateSpec((lanes,), torch.int64)}
 
-    def encode(self, batch: Batch, state: State | None = None) -> Encoded:
+    def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
         """Read every sequence, from the state of its lane or from nothing."""
         continuation = batch.continuation
         assert continuation is not None
@@ -61,7 +61,7 @@ class GruEncoder(Encoder):
             outputs.append(output[0])
             last[lane] = after[0, 0]
             read[lane] = (0 if fresh else read[lane]) + len(embedded)
-        return Encoded(torch.cat(outputs), {"hidden": torch.stack(last), "read": read})
+        return EncoderOutput(torch.cat(outputs), {"hidden": torch.stack(last), "read": read})
 
     def states(self, batch: Batch) -> Iterator[Tensor]:
         """The embeddings and the outputs."""

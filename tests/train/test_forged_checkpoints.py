@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertree.files import file_hash
+from bertree.files.formats import file_hash
 from tests.support import runs
 
 LAST = 14

@@ -212,7 +212,7 @@ def test_a_forged_state_is_passed_over(undisturbed: Path, tmp_path: Path) -> Non
     """The checkpoint before it is taken, and the run ends as it should."""
     from safetensors.torch import load_file, save_file
 
-    from bertree.files import file_hash
+    from bertree.files.formats import file_hash
 
     out = tmp_path / "run"
     assert train(out, signal_at=7, number=signal.SIGTERM) == signal.SIGTERM

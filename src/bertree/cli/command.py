@@ -68,14 +68,14 @@ def _flow(text: str) -> str:
 
 def print_json(value: Any) -> None:
     """Print JSON on standard output."""
-    from bertree.files import json_text
+    from bertree.files.formats import json_text
 
     print(json_text(value, 2))
 
 
 def end_run(run: "Run", as_json: bool, show: "Callable[[Run], None]") -> None:
     """Print the result of a training run and exit with 0, with 128 and the signal that ended it, or with 1."""
-    from bertree.files import json_text
+    from bertree.files.formats import json_text
 
     if as_json:
         state = {"folder": str(run.folder), "complete": run.complete, "signal": run.signal, "metrics": run.metrics}

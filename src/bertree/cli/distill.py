@@ -166,7 +166,7 @@ def compare(
     """
     from bertree.cli.render.comparison import print_comparison
     from bertree.comparison.run import compare as compare_models
-    from bertree.files import json_text
+    from bertree.files.formats import json_text
     from bertree.run_folder import COMPARISON, REPORT
 
     found = compare_models(

@@ -155,7 +155,7 @@ def evaluate(
     from bertree.cli.render.embeddings import print_embedding_scores
     from bertree.embeddings.embed import EmbedOptions
     from bertree.embeddings.evaluate import evaluate_embeddings
-    from bertree.files import json_text
+    from bertree.files.formats import json_text
     from bertree.run_folder import PREDICTIONS, REPORT, SCORES
 
     scores = evaluate_embeddings(

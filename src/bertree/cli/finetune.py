@@ -124,7 +124,7 @@ def evaluate(
     bertree evaluate my-qa/model --task squad --data dev-v1.1.json --json[/dim]
     """
     from bertree.cli.render.scores import print_scores
-    from bertree.files import json_text
+    from bertree.files.formats import json_text
     from bertree.finetuning.evaluate import evaluate as evaluate_model
 
     scores = evaluate_model(

@@ -46,7 +46,7 @@ def predict(
     bertree predict my-qa/model --question "Who wrote it?" "Moby Dick was written by Herman Melville."
     cat questions.jsonl | bertree predict my-race/model[/dim]
     """
-    from bertree.files import json_text
+    from bertree.files.formats import json_text
     from bertree.inference.load import choose_device, load
 
     if file is not None and texts:

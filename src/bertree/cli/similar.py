@@ -232,7 +232,7 @@ def cluster(
 
 
 def _print_matches(found: "Matches", as_json: bool) -> None:
-    from bertree.files import json_text
+    from bertree.files.formats import json_text
 
     def scores(cosine: float) -> dict[str, float]:
         return {"cosine": round(cosine, 6), "percentile": round(found.percentile(cosine), 2)}

@@ -13,7 +13,8 @@ from bertree.comparison.timing import TimedModel
 from bertree.config.default_model import resolve_model_path
 from bertree.console import bar, note, showing, status
 from bertree.errors import UserError
-from bertree.files import json_text, write_into_folder
+from bertree.files.atomic import write_into_folder
+from bertree.files.formats import json_text
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split
 from bertree.inference.load import choose_device, load, load_or_take

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from bertree.config.bounds import Keys
 from bertree.config.settings import setting_fields
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 
 SECTION_ALIASES = {"distill": "distil"}
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from bertree.config.bounds import Bound, Keys
 from bertree.errors import UserError, suggest
-from bertree.files import Json, toml_text
+from bertree.files.formats import Json, toml_text
 
 LARGEST = 2**63 - 1  # integer: what TOML promises
 NOT_A_SETTING = {"setting": False}  # metadata of a field that is neither read nor written

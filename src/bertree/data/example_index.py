@@ -21,7 +21,7 @@ from bertree.data.counter_random import Ints, cumulative_offsets
 from bertree.data.formats import Examples, Format, cut_shard
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import AtomicFile
+from bertree.files.atomic import AtomicFile
 
 VERSION = 1
 CHUNK_TOKENS = 1 << 20

@@ -13,7 +13,8 @@ from pathlib import Path
 from bertree.data.store import JOURNAL, ShardFile, dtype_for, read_shard_files, shard_file_name
 from bertree.data.writer import shard_entry, write_json
 from bertree.errors import UserError
-from bertree.files import Json, check_regular, read_json, sync
+from bertree.files.atomic import sync
+from bertree.files.formats import Json, check_regular, read_json
 from bertree.text.cleaning import DIGEST
 from bertree.text.corpus import Position
 

@@ -30,7 +30,7 @@ from bertree.data.masking import NextTokenTargets
 from bertree.data.store import Store
 from bertree.data.windows.window import ShuffleWindow, build_window
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 
 EXAMPLE = 512  # length of the index's examples, which only say where chunks may end
 SPARE = 2  # chunks in memory beside those the lanes are in

@@ -17,7 +17,8 @@ from bertree.data.store import HEADER, JOURNAL, SPECIAL, TOKENIZER, Store
 from bertree.data.tokenizing import TokenizedDocuments, tokenize
 from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
 from bertree.errors import UserError
-from bertree.files import Json, exclusive_lock, sync
+from bertree.files.atomic import exclusive_lock, sync
+from bertree.files.formats import Json
 from bertree.text.corpus import Corpus, Position, describe_counts
 from bertree.text.identity import tokenizer_hash, word_starts
 from bertree.text.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from bertree.data import varint
 from bertree.errors import UserError
-from bertree.files import Json, check_regular, file_hash, read_json
+from bertree.files.formats import Json, check_regular, file_hash, read_json
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
 

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from bertree.data import varint
 from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, ShardFile, dtype_for, header_hash, shard_file_name
 from bertree.errors import UserError
-from bertree.files import AtomicFile, Json
+from bertree.files.atomic import AtomicFile
+from bertree.files.formats import Json
 
 PARTIAL = ".part"
 

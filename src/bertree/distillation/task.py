@@ -19,7 +19,7 @@ from bertree.distillation.student import copy_weights, halve, parse_layers, spre
 from bertree.distillation.teacher import Teacher
 from bertree.distillation.teacher_scores import TeacherScores
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import TaskDistillConfig, TaskDistillSettings
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run, read_examples, training_splits

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from bertree.batch import Batch, PretrainingLabels, TeacherTokens
 from bertree.errors import UserError
-from bertree.files import Json, check_regular, read_json, write_atomically
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json, check_regular, read_json
 from bertree.model.network import Network
 from bertree.objectives.divergences import top_k_log_probabilities
 from bertree.train.feed import StepBatches, StreamFeed, prefetch

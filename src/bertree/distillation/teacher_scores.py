@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from bertree.console import note
-from bertree.files import Json, write_atomically
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json
 from bertree.tasks.task import Logits
 
 FILE = "teacher.safetensors"

@@ -20,7 +20,8 @@ from bertree.data.store import Store
 from bertree.distillation import text_student
 from bertree.distillation.teacher_cache import TeacherCache
 from bertree.errors import UserError
-from bertree.files import Json, exclusive_lock, remove_leftovers
+from bertree.files.atomic import exclusive_lock, remove_leftovers
+from bertree.files.formats import Json
 from bertree.inference.load import Model, load
 from bertree.inference.run import Run
 from bertree.interop.hf_config import family_of_architecture

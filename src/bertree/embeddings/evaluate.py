@@ -13,7 +13,8 @@ from bertree.embeddings.embed import Embedder, EmbedOptions, embed_texts
 from bertree.embeddings.page import EncoderScores, evaluation_page
 from bertree.embeddings.sts import PairSet
 from bertree.errors import UserError
-from bertree.files import Json, json_text, new_folder, write_json_lines, write_text
+from bertree.files.atomic import new_folder, write_json_lines, write_text
+from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.run_folder import PREDICTIONS, REPORT, SCORES

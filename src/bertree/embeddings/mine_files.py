@@ -15,7 +15,8 @@ from bertree.embeddings.clustering import Clusters
 from bertree.embeddings.embed import Embedder, EmbedOptions, TextSource, embed_texts, read_texts_and_vectors
 from bertree.embeddings.text_rows import TextRows
 from bertree.errors import TextsCut, UserError
-from bertree.files import Json, json_text, write_into_folder
+from bertree.files.atomic import write_into_folder
+from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
 from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences

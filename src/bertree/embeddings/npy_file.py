@@ -20,7 +20,8 @@ from typing import IO, Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import Json, check_regular, npy_header, read_json, remove_leftovers, sync, write_atomically
+from bertree.files.atomic import remove_leftovers, sync, write_atomically
+from bertree.files.formats import Json, check_regular, npy_header, read_json
 from bertree.inference.embedding import Vectors
 
 HEADER = 128  # bytes

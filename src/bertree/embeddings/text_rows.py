@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertree.errors import UserError, suggest
-from bertree.files import parse_json
+from bertree.files.formats import parse_json
 from bertree.text import delimited
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.readers import MAX_RECORD, open_parquet

@@ -9,7 +9,7 @@ from bertree.config.bounds import Above, AtLeast, AtMost, OneOf, Share
 from bertree.config.overrides import Override, apply_overrides
 from bertree.config.sections import SHAPES, OptimSettings, RunSettings
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.model.architecture import Architecture
 from bertree.model.readout import Readout
 from bertree.objectives.distill_task import KINDS

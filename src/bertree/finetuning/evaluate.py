@@ -7,7 +7,8 @@ from typing import Any
 
 from bertree.console import bar, note, showing
 from bertree.errors import UserError
-from bertree.files import Json, json_text, read_json, write_into_folder, write_json_lines
+from bertree.files.atomic import write_into_folder, write_json_lines
+from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import encode_split
 from bertree.finetuning.tuner import evaluate_split

@@ -9,7 +9,8 @@ import numpy as np
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import new_folder, npy_header
+from bertree.files.atomic import new_folder
+from bertree.files.formats import npy_header
 from bertree.finetuning.prepare import encode_split
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from bertree.files import Json
+from bertree.files.formats import Json
 
 FEWEST_PREDICTIONS = 10  # for calling a run degenerate because all of them are the same
 LEAST_SPREAD = 0.01  # of predicted numbers, as a share of the gold ones'; below it they count as the same

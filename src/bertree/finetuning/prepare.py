@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, data_digest, hold_out

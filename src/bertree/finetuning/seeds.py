@@ -9,15 +9,8 @@ import torch
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import (
-    Json,
-    exclusive_lock,
-    json_text,
-    read_json,
-    remove_leftovers,
-    write_into_folder,
-    write_json_lines,
-)
+from bertree.files.atomic import exclusive_lock, remove_leftovers, write_into_folder, write_json_lines
+from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning import outcome
 from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import FineTuningJob

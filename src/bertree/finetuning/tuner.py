@@ -15,7 +15,7 @@ from bertree.config import settings
 from bertree.config.sections import Phase, ScheduleSettings
 from bertree.data import counter_random
 from bertree.errors import UserError
-from bertree.files import Json, file_hash
+from bertree.files.formats import Json, file_hash
 from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture

@@ -14,7 +14,7 @@ from bertree.config.hub_cache import cached_name
 from bertree.config.precision import has_native_bfloat16, parse_precision
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.inference.cpu.encoder import CpuRuntime, weight_versions
 from bertree.inference.cpu.linear import linear_class
 from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs

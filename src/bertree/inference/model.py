@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, TextsCut, Unable, UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
 from bertree.inference.inputs import Input, check_finite, check_inputs, list_inputs

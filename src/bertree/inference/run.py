@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError
-from bertree.files import Json, read_json, read_json_lines
+from bertree.files.formats import Json, read_json, read_json_lines
 from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.run_folder import METRICS, MODEL, REPORT, SCORES

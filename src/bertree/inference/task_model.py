@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bertree.errors import BertreeWarning, UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.inference.inputs import check_finite, check_inputs
 from bertree.inference.model import Model
 from bertree.objectives.supervised import HEAD_KINDS

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import check_regular, file_hash
+from bertree.files.formats import check_regular, file_hash
 
 WEIGHTS = ".safetensors"
 WORDS = 512  # 64-bit words of a block

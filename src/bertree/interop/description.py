@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bertree.config.settings import read
 from bertree.errors import UserError, suggest
-from bertree.files import Json, read_toml, toml_text
+from bertree.files.formats import Json, read_toml, toml_text
 from bertree.interop.checksums import FileChecksum
 from bertree.model.architecture import TYPES, Architecture
 from bertree.model.network import HEADS

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from bertree.errors import BertreeWarning, UserError
-from bertree.files import Json, new_folder, read_json, write_text
+from bertree.files.atomic import new_folder, write_text
+from bertree.files.formats import Json, read_json
 from bertree.interop import hf_names, sentence_transformers, weights
 from bertree.interop.checksums import checksums, compare_weights
 from bertree.interop.description import INT8, Description, read_description

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.interop.hf_names import FAMILIES, Family
 from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
 from bertree.model.presets import PRESETS

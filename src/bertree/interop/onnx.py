@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.errors import UserError
-from bertree.files import new_folder
+from bertree.files.atomic import new_folder
 from bertree.interop.folder import Contents
 from bertree.model.embeddings import Embeddings
 from bertree.model.layers.attention import Attention

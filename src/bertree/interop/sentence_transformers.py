@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from bertree.errors import UserError
-from bertree.files import Json, parse_json, read_json, read_text, write_text
+from bertree.files.atomic import write_text
+from bertree.files.formats import Json, parse_json, read_json, read_text
 from bertree.interop import weights
 from bertree.interop.weights import Weights
 from bertree.model.pooling import Dense, PoolingConfig, SentencePooling

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertree.errors import UserError
-from bertree.files import check_regular, file_hash, read_json, sync
+from bertree.files.atomic import sync
+from bertree.files.formats import check_regular, file_hash, read_json
 from bertree.interop.int8_storage import dequantize, quantize
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.embeddings import Embeddings
-from bertree.model.state import Encoded, State, StateSpec
+from bertree.model.state import EncoderOutput, State, StateSpec
 
 
 class Encoder(nn.Module, ABC):
@@ -33,9 +33,9 @@ class Encoder(nn.Module, ABC):
     def forward(self, batch: Batch) -> Tensor:
         """Return the last hidden states (t x h) of a batch that continues no other."""
 
-    def encode(self, batch: Batch, state: State | None = None) -> Encoded:
+    def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
         """Return the last hidden states and what the next batch continues from: nothing, without a memory."""
-        return Encoded(self(batch))
+        return EncoderOutput(self(batch))
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
         """Describe the tensors of a state of so many lanes: none, without a memory."""

@@ -25,7 +25,7 @@ from bertree.model.heads import ClassHead, MaskHead
 from bertree.model.init import initialize
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import LayerFeatures, Readout, build_crf, build_features
-from bertree.model.state import Encoded, State, StateSpec
+from bertree.model.state import EncoderOutput, State, StateSpec
 from bertree.model.transformer import build_transformer
 
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
@@ -82,10 +82,10 @@ class Network(nn.Module):
         features_tw: Tensor = self.features(states, batch)
         return features_tw
 
-    def encode(self, batch: Batch, state: State | None = None) -> Encoded:
+    def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
         """Return the heads' input, and the encoder's state for the next batch."""
         if self.features is not None:
-            return Encoded(self(batch))
+            return EncoderOutput(self(batch))
         with self._encoder_grad():
             return self.encoder.encode(batch, state)
 

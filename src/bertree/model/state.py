@@ -15,7 +15,7 @@ from torch import Tensor
 State = Mapping[str, Tensor]
 
 
-class Encoded(NamedTuple):
+class EncoderOutput(NamedTuple):
     """Hidden states (t x h), and the state for the next batch; None if the encoder has none."""
 
     hidden: Tensor

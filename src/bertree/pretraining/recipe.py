@@ -20,7 +20,7 @@ from bertree.config.bounds import Above, AtLeast, Keys, OneOf, Share
 from bertree.config.overrides import SECTION_ALIASES, Override, apply_overrides, parse
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.errors import UserError, suggest
-from bertree.files import Json, read_toml
+from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES
 from bertree.objectives.pretraining import TERMS, WEIGHTS
 from bertree.train.schedule import MOST_STEPS

@@ -21,7 +21,8 @@ from bertree.config.settings import as_toml, differences
 from bertree.console import showing
 from bertree.data.store import Store
 from bertree.errors import UserError
-from bertree.files import Json, exclusive_lock, remove_leftovers
+from bertree.files.atomic import exclusive_lock, remove_leftovers
+from bertree.files.formats import Json
 from bertree.inference.run import Run
 from bertree.interop import folder
 from bertree.interop.folder import Contents

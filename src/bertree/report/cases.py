@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
 from bertree.report.tables import Cell, Lines, PageTable, Piece, Section

@@ -13,7 +13,8 @@ from typing import Annotated
 from bertree.config.bounds import Above
 from bertree.config.settings import read
 from bertree.errors import UserError
-from bertree.files import Json, read_json, write_atomically
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json, read_json
 from bertree.report.formats import digits, smaller_is_better
 from bertree.run_folder import COMPARISON
 

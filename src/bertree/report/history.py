@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 
 Floats = NDArray[np.float64]
 # Fields of "train" and "eval" lines that are not metrics; every other number of a "train" line is a term of its loss.

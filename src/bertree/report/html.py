@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import write_atomically
+from bertree.files.atomic import write_atomically
 from bertree.report.formats import percent, replace_control_characters
 from bertree.report.svg.element import stylesheet
 from bertree.report.tables import clip

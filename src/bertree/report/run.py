@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 
 from bertree.errors import UserError
-from bertree.files import Json, parse_toml, read_json, read_text
+from bertree.files.formats import Json, parse_toml, read_json, read_text
 from bertree.objectives.pretraining import TERMS
 from bertree.report.comparison_page import comparison_of_run
 from bertree.report.formats import digits, duration, format_metric, label, percent, quantity, smaller_is_better

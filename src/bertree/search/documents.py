@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.text import sources
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import location, read_records

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError, suggest
-from bertree.files import sync
+from bertree.files.atomic import sync
 from bertree.search.vector_files import IndexFile, MappedVectors, Numbers, Vectors, sha256_of
 
 SETTINGS = {"flat": (), "hnsw": ("beam",), "ivfpq": ("cells", "probes", "trained")}  # settings of each kind

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.search.database import DATABASE
 from bertree.search.faiss_index import FaissIndex
 from bertree.search.passage_store import PassageStore

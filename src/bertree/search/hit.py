@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bertree.files import Json
+from bertree.files.formats import Json
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self, overload
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.chunks import choose_chunking
 from bertree.search.database import DATABASE

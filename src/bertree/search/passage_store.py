@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.search.chunks import CharSpan
 from bertree.search.database import BROKEN, DATABASE, Database
 from bertree.search.documents import Document, SourceFile, value_text

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.search.hit import Hit
 
 # Common names of the positive class of pair tasks, most specific first.

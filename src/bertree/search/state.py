@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError
-from bertree.files import Json, parse_json
+from bertree.files.formats import Json, parse_json
 from bertree.search.chunks import Chunking
 from bertree.search.faiss_index import SETTINGS
 from bertree.search.vector_files import IndexFile

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.files import check_regular, sync
+from bertree.files.atomic import sync
+from bertree.files.formats import check_regular
 
 Vectors = NDArray[np.float32]
 Numbers = NDArray[np.int64]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import exclusive_lock, new_folder, sync
+from bertree.files.atomic import exclusive_lock, new_folder, sync
 from bertree.inference.embedding import TextEncoder
 from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE

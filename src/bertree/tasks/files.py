@@ -8,7 +8,7 @@ from typing import Any
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.task import Example, Task
 from bertree.text import records
 from bertree.text.records import json_object, location, read_lines, suffix_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.columns import Columns, HeaderlessLayout, TextExample
 from bertree.tasks.glue_averages import GLUE_AVERAGES
 from bertree.tasks.splits import WORDS, normalize_name

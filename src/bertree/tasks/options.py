@@ -5,7 +5,7 @@ from typing import Any, get_type_hints
 
 from bertree.config import settings
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.task import Task
 
 NOT_SETTINGS = (  # fields that are not settings

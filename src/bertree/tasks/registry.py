@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks import glue
 from bertree.tasks.choice.task import ChoiceTask
 from bertree.tasks.options import configure_task, task_options

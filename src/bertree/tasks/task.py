@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.text.tokenizer import Encoded, Tokenizer
 
 Example = TypeVar("Example")

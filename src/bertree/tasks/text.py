@@ -15,7 +15,7 @@ import numpy as np
 
 from bertree.console import note
 from bertree.errors import UserError, suggest
-from bertree.files import Json, read_text
+from bertree.files.formats import Json, read_text
 from bertree.tasks import metrics, splits
 from bertree.tasks.columns import Columns, RawRow, TextExample
 from bertree.tasks.task import Logits, Splits, Task, Truncation, Unit, check_label_count

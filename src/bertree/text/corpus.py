@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import IO
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.text import cleaning, readers, sources
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json, parse_json
+from bertree.files.formats import Json, parse_json
 from bertree.text import delimited
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.delimited import Quoting

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertree.errors import UserError
-from bertree.files import check_regular
+from bertree.files.formats import check_regular
 
 FORMATS = {
     ".txt": "text",

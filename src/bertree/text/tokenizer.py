@@ -15,7 +15,7 @@ from tokenizers import Encoding, normalizers
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
-from bertree.files import Json, read_json
+from bertree.files.formats import Json, read_json
 from bertree.text import tokenizer_checks, vocabulary_files
 from bertree.text.cleaning import replace_surrogates
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from bertree.errors import UserError
-from bertree.files import Json, parse_json
+from bertree.files.formats import Json, parse_json
 from bertree.text import tokenizer_trial
 
 MAX_ID = 1 << 24

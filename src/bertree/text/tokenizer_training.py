@@ -21,7 +21,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError, suggest
-from bertree.files import new_folder
+from bertree.files.atomic import new_folder
 from bertree.text import vocabulary_files
 from bertree.text.tokenizer import CONFIG, JSON, Tokenizer
 

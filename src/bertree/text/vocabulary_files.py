@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertree.errors import UserError
-from bertree.files import Json, parse_json
+from bertree.files.formats import Json, parse_json
 from bertree.text.tokenizer_checks import check_charsmap, check_scores
 
 

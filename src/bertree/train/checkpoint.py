@@ -27,7 +27,8 @@ from torch.optim import Optimizer
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import Json, file_hash, new_folder, read_json, write_atomically, write_text
+from bertree.files.atomic import new_folder, write_atomically, write_text
+from bertree.files.formats import Json, file_hash, read_json
 
 STATE, HEADER, BEST = "state.safetensors", "state.json", "best.json"
 FORMAT, VERSION = "bertree-checkpoint", 1

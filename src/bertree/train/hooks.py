@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from bertree.config.bounds import AtLeast
 from bertree.config.settings import read
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.train.loop import StepResult, StopTraining
 from bertree.train.metrics_log import MetricsLog
 from bertree.train.progress import Progress

@@ -19,7 +19,7 @@ import torch
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import write_atomically
+from bertree.files.atomic import write_atomically
 from bertree.run_folder import METRICS, TENSORBOARD
 from bertree.version import __version__
 

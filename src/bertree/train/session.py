@@ -12,7 +12,8 @@ from pathlib import Path
 from bertree.config.sections import RunSettings
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.files import Json, write_atomically
+from bertree.files.atomic import write_atomically
+from bertree.files.formats import Json
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
 from bertree.train.carried_state import check_state

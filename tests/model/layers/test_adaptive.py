@@ -8,7 +8,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from bertree.model.layers.adaptive import AdaptiveEmbeddings, AdaptiveSoftmax, Clusters
+from bertree.model.layers.adaptive import AdaptiveEmbeddings, AdaptiveSoftmax, VocabularyClusters
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "transformer_xl.safetensors"
 
@@ -24,7 +24,9 @@ def golden(case: str) -> tuple[dict[str, object], dict[str, Tensor]]:
 def parts(case: str) -> tuple[AdaptiveEmbeddings, AdaptiveSoftmax, dict[str, Tensor]]:
     """Return both parts of a case with its weights."""
     settings, found = golden(case)
-    clusters = Clusters.cut(settings["vocab_size"], settings["cutoffs"], settings["d_embed"], settings["div_val"])
+    clusters = VocabularyClusters.cut(
+        settings["vocab_size"], settings["cutoffs"], settings["d_embed"], settings["div_val"]
+    )
     embeddings = AdaptiveEmbeddings(clusters, settings["d_model"], settings["d_model"] ** 0.5)
     own = [i for i in range(len(clusters)) if f"weights/crit.out_projs.{i}" in found]
     softmax = AdaptiveSoftmax(clusters, settings["d_model"], own)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertree.errors import BertreeWarning, UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask
 from tests.support.learnable import tokenizer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.squad import spans
 from bertree.tasks.squad.read import GoldAnswer, SquadExample
 from bertree.tasks.squad.task import SquadTask

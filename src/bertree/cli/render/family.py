@@ -28,12 +28,12 @@ def find(name: str, overrides: list[str]) -> Preset:
     if not overrides:
         return found
     changed = found.architecture.with_values(dict(map(parse_override, overrides)))
-    turned = f"{found.name} {' '.join(overrides)}"
+    axes = "1 axis" if len(overrides) == 1 else f"{len(overrides)} axes"
     return Preset(
-        turned,
+        f"{found.name} {' '.join(overrides)}",
         found.name if found.name in PRESETS else None,
         changed,
-        f"{found.name}, turned on {len(overrides)} axes",
+        f"{found.name} with {axes} changed",
     )
 
 

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.search.hit import Hit
 from bertree.search.index import Index
 

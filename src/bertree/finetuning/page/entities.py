@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.report.cases import Case, around, confident_cases
 from bertree.report.formats import percent
 from bertree.report.tables import BarRow, BarTable, Piece, Section, as_floats, clip, confidence, relative_bars

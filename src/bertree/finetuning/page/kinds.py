@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.report.cases import Case, around, confident_cases, largest_errors, start_of, text_and_pair
 from bertree.report.formats import digits, percent
 from bertree.report.history import Floats

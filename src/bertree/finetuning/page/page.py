@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from bertree.files import Json, read_json_lines
+from bertree.files.formats import Json, read_json_lines
 from bertree.finetuning.page import entities, kinds
 from bertree.report.comparison_page import comparison_of_run
 from bertree.report.formats import format_score, label, percent

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Clusters:
-    """The clusters of a vocabulary: cluster i holds the ids from `starts[i]` up to `starts[i + 1]`.
+class VocabularyClusters:
+    """Clusters of a vocabulary: cluster i holds the ids from `starts[i]` up to `starts[i + 1]`.
 
     `widths` are those of the clusters' embeddings.
     """
@@ -28,7 +28,7 @@ class Clusters:
     widths: tuple[int, ...]
 
     @classmethod
-    def cut(cls, vocab_size: int, cutoffs: Sequence[int], width: int, divisor: int) -> "Clusters":
+    def cut(cls, vocab_size: int, cutoffs: Sequence[int], width: int, divisor: int) -> "VocabularyClusters":
         """Cut a vocabulary at `cutoffs`; the embeddings of each cluster are `divisor` times narrower than the last."""
         starts = (0, *cutoffs, vocab_size)
         return cls(starts, tuple(max(1, width // divisor**i) for i in range(len(starts) - 1)))
@@ -49,7 +49,7 @@ class Clusters:
 class AdaptiveEmbeddings(nn.Module):
     """Token embeddings by cluster, projected to the width of the layers and scaled."""
 
-    def __init__(self, clusters: Clusters, width: int, scale: float) -> None:
+    def __init__(self, clusters: VocabularyClusters, width: int, scale: float) -> None:
         super().__init__()
         self.clusters, self.scale = clusters, scale
         widths = clusters.widths[:1] if clusters.same_width else clusters.widths
@@ -92,7 +92,7 @@ class AdaptiveSoftmax(nn.Module):
     `own_projections`: clusters with a projection of their own; the others use the transposed one of the embeddings.
     """
 
-    def __init__(self, clusters: Clusters, width: int, own_projections: Sequence[int] = ()) -> None:
+    def __init__(self, clusters: VocabularyClusters, width: int, own_projections: Sequence[int] = ()) -> None:
         super().__init__()
         self.clusters = clusters
         self.bias = nn.Parameter(torch.zeros(clusters.starts[-1]))

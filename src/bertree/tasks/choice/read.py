@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.text.records import (
     json_object,
     list_field,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertree.errors import UserError, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.choice import read
 from bertree.tasks.choice.read import LAYOUTS, LEVELS, ChoiceExample
 from bertree.tasks.metrics import accuracy, softmax

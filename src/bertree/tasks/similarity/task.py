@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bertree.batch import IGNORED
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.objectives.embedding_losses import loss_named
 from bertree.tasks import metrics
 from bertree.tasks.similarity import read as read_sentences

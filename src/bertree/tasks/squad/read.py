@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bertree.console import note
 from bertree.errors import UserError, listed
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import json_object, read_content
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertree.console import note
 from bertree.errors import UserError, listed, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.metrics import softmax
 from bertree.tasks.splits import find_splits, split_in_name
 from bertree.tasks.squad import metric, windows

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.text.records import location, read_lines, read_records, suffix_of, text_field, texts_field
 
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv")

@@ -15,7 +15,7 @@ import numpy as np
 
 from bertree.console import note
 from bertree.errors import UserError, listed, suggest
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.tasks.metrics import accuracy, softmax
 from bertree.tasks.splits import WORDS, find_splits
 from bertree.tasks.tagging import conll

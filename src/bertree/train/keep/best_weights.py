@@ -15,7 +15,7 @@ from torch import Tensor
 from bertree.config.bounds import AtLeast
 from bertree.config.settings import read
 from bertree.errors import UserError
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.train.checkpoint import Checkpoint, CheckpointFolder
 from bertree.train.hooks import RunLog, StepLogger
 from bertree.train.keep.policy import KeepPolicy

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from bertree.files import Json
+from bertree.files.formats import Json
 from bertree.train.checkpoint import Checkpoint, CheckpointFolder
 from bertree.train.hooks import RunLog, StepLogger
 from bertree.train.loop import Hook, StepResult
