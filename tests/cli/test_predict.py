@@ -12,7 +12,7 @@ import torch
 import bertree
 from bertree.batch import Batch
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.network import build
 from bertree.model.readout import Readout
 from tests.support import learnable

@@ -17,7 +17,7 @@ from bertree.errors import UserError
 from bertree.finetuning.page.page import finetuning_page
 from bertree.inference.load import Model, load, make_model, random_model
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import build

@@ -14,7 +14,7 @@ import bertree
 from bertree.batch import Batch
 from bertree.finetuning import config
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.tasks import registry

@@ -145,15 +145,15 @@ def _reading(deed: Callable[[], object]) -> Callable[[], None]:
     """Return a fault that does something when it reads a file with the word in it."""
 
     def plant() -> None:
-        from bertree.interop import folder
-        from bertree.interop.folder import read_json
+        from bertree.files.formats import read_json
+        from bertree.interop import hf_folder
 
         def read(path: Path) -> Any:
             if path.is_file() and WORD in path.read_bytes():
                 deed()
             return read_json(path)
 
-        folder.read_json = read
+        hf_folder.read_json = read  # type: ignore[attr-defined]
 
     return plant
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Transformer
 from bertree.model.network import build
 from bertree.model.pooling import Dense, PoolingConfig

@@ -92,7 +92,7 @@ def test_a_folder_without_checksums_loads_and_only_the_description_differs(saved
 
 
 def test_the_dense_layers_of_a_sentence_model_have_checksums_too(tmp_path: Path) -> None:
-    from bertree.interop.folder import Contents
+    from bertree.interop.contents import Contents
     from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 
     model = random_model(preset("bert-base").architecture.with_values(SMALL), {}, seed=1)

@@ -14,6 +14,7 @@ from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError
 from bertree.inference.load import random_model
 from bertree.interop import folder
+from bertree.interop.contents import Contents
 from bertree.interop.hf_config import family_of_architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
@@ -322,7 +323,7 @@ def test_what_stands_on_top_survives(readout: Readout, tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    folder.write(folder.Contents(a, network, labels=["O", "B", "I"], task=TASK), tmp_path / "m")
+    folder.write(Contents(a, network, labels=["O", "B", "I"], task=TASK), tmp_path / "m")
     again = folder.read(tmp_path / "m")
     assert (again.network.readout, again.task, again.labels) == (readout, TASK, ["O", "B", "I"])
     batch = Batch.pack([[5, 6, 7], [8, 9]])

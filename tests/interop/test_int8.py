@@ -14,6 +14,7 @@ import bertree
 from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.interop import folder
+from bertree.interop.contents import Contents
 from bertree.interop.int8_storage import dequantize, quantize
 from bertree.model.network import build
 from bertree.model.presets import preset
@@ -102,7 +103,7 @@ def test_a_model_with_a_parameter_called_scale(tmp_path: Path) -> None:
     a = preset("bert-base").architecture.with_values(SMALL)
     network = build(a, {"token": 4}, Readout(layers="sum-all", frozen=True))
     assert any(name.endswith(".scale") for name in network.state_dict())
-    folder.write(folder.Contents(a, network), tmp_path / "m", dtype=torch.int8)
+    folder.write(Contents(a, network), tmp_path / "m", dtype=torch.int8)
     again = folder.read(tmp_path / "m").network.state_dict()
     assert again.keys() == network.state_dict().keys()
 

@@ -15,7 +15,7 @@ from bertree.inference.convert import convert
 from bertree.inference.inputs import pack_inputs
 from bertree.inference.load import Model, random_model
 from bertree.interop import folder, onnx
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.pooling import Dense, PoolingConfig

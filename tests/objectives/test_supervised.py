@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
 from bertree.model.readout import Readout

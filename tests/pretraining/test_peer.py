@@ -12,6 +12,7 @@ from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.interop import folder
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import preset
@@ -76,7 +77,7 @@ def test_the_first_fifty_losses(family: str, optimizer: str, token_store: Path, 
     a = architecture(family, store, **axes)
     torch.manual_seed(3)
     network = build(a, dict.fromkeys(["mask", *(["pair"] if len(weights) > 1 else [])], 0))
-    folder.write(folder.Contents(a, network), tmp_path / "start")
+    folder.write(Contents(a, network), tmp_path / "start")
     # Their RoBERTa counts positions from the padding id: none of the tokens may be it.
     model = kind.from_pretrained(tmp_path / "start", attn_implementation="eager").train()
     if family == "roberta":

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Transformer
 from bertree.model.network import build
 from bertree.text import tokenizer_training

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.interop import folder, hf_names
+from bertree.interop.contents import Contents, head_classes
 from bertree.interop.hf_config import family_of_config
 
 CONFIGS = {
@@ -60,9 +61,9 @@ def flat(tensor: Tensor, ids: list[list[int]]) -> Tensor:
     return torch.cat([tensor[i, : len(row)] for i, row in enumerate(ids)])
 
 
-def gradients(network: torch.nn.Module, contents: folder.Contents, model: transformers.PreTrainedModel) -> float:
+def gradients(network: torch.nn.Module, contents: Contents, model: transformers.PreTrainedModel) -> float:
     """Largest difference between the gradients of the two models, relative to the largest gradient."""
-    heads = folder.head_classes(contents.network)
+    heads = head_classes(contents.network)
     table = hf_names.hf_tensor_names(
         family_of_config(model.config.to_dict(), "config"), heads, contents.network.state_dict()
     )
@@ -80,7 +81,7 @@ def gradients(network: torch.nn.Module, contents: folder.Contents, model: transf
     return worst
 
 
-def load(model: transformers.PreTrainedModel, path: Path) -> folder.Contents:
+def load(model: transformers.PreTrainedModel, path: Path) -> Contents:
     """Save with Hugging Face, read with bertree."""
     model.save_pretrained(path)
     contents = folder.read(path)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bertree.inference.load import Model, make_model
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.report.comparison import Speed
 from bertree.tasks.logits import effective_max_length, logits

@@ -27,7 +27,7 @@ from bertree.finetuning.seeds import Measurement, check_run_folder, evaluate_dev
 from bertree.finetuning.tuner import EncodedSplit
 from bertree.inference.load import Model, load, make_model, random_model
 from bertree.inference.run import Run
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.heads import ClassHead
 from bertree.model.presets import PRESETS, preset

@@ -13,7 +13,7 @@ from bertree.data.store import Store
 from bertree.distillation.student import copy_weights, halve, last_layers, parse_layers, spread_evenly
 from bertree.errors import UserError, suggest
 from bertree.inference.load import Model, load
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_pretraining import (

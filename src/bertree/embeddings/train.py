@@ -24,7 +24,7 @@ from bertree.finetuning.tuner import hold_out
 from bertree.inference.load import load_or_take
 from bertree.inference.model import Model
 from bertree.inference.run import Run
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.objectives.embedding import embedding_objective
 from bertree.objectives.embedding_losses import CROSS, ROWS, default_loss, loss_named

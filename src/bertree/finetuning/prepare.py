@@ -12,7 +12,7 @@ from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, data_digest, hold_out
 from bertree.inference.load import Model
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.cost import describe_architecture
 from bertree.model.network import Network
 from bertree.objectives.objective import Objective

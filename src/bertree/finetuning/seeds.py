@@ -17,7 +17,7 @@ from bertree.finetuning.prepare import FineTuningJob
 from bertree.finetuning.tuner import EncodedSplit, evaluate_split
 from bertree.inference.run import Run
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.run_folder import (
     CHECKPOINTS,

@@ -13,7 +13,7 @@ from bertree.inference.loaded import DTYPES, weights_dtype
 from bertree.inference.mask_filling import Candidate
 from bertree.inference.model import Model
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents, head_classes
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
 from bertree.model.presets import DEFAULT, PRESETS
@@ -78,7 +78,7 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 
 def make_model(contents: Contents, trained: bool = True, source: Path | None = None) -> Model:
     """Make a model of a folder's contents: a `TaskModel` if it has the head of a task."""
-    if set(folder.head_classes(contents.network)) <= {"mask", "pair"}:
+    if set(head_classes(contents.network)) <= {"mask", "pair"}:
         return Model(contents, trained, source)
     from bertree.inference.task_model import TaskModel
 

@@ -19,7 +19,7 @@ from bertree.inference.cpu.encoder import CpuRuntime, weight_versions
 from bertree.inference.cpu.linear import linear_class
 from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents, head_classes
 from bertree.interop.weights import network_hash
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
@@ -104,7 +104,7 @@ class LoadedModel:
     @property
     def classes(self) -> dict[str, int]:
         """The heads and their numbers of classes."""
-        return folder.head_classes(self.network)
+        return head_classes(self.network)
 
     @property
     def task(self) -> Json:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.embeddings import Embeddings
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward

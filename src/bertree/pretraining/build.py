@@ -14,7 +14,7 @@ from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS

@@ -25,7 +25,7 @@ from bertree.files.atomic import exclusive_lock, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.run import Run
 from bertree.interop import folder
-from bertree.interop.folder import Contents
+from bertree.interop.contents import Contents
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Objective, WeightedTerms

@@ -1,0 +1,61 @@
+"""The contents of a model folder in memory, and the empty network that they are loaded into."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from bertree.errors import UserError
+from bertree.files.formats import Json
+from bertree.interop import sentence_transformers
+from bertree.model.architecture import Architecture
+from bertree.model.heads import ClassHead
+from bertree.model.network import Network, build
+from bertree.model.pooling import PoolingConfig, SentencePooling
+from bertree.model.readout import Readout
+from bertree.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Contents:
+    """The contents of a model folder."""
+
+    architecture: Architecture
+    network: Network
+    tokenizer: Tokenizer | None = None
+    labels: list[str] = field(default_factory=list)  # names of the classes of the task head
+    max_length: int | None = None  # if the folder sets one below the number of positions
+    task: Json = field(default_factory=dict)  # name and settings of the task that the model was trained for
+
+
+def head_classes(network: Network) -> dict[str, int]:
+    """Return the heads of a network and their numbers of classes."""
+    return {n: h.out.out_features if isinstance(h, ClassHead) else 0 for n, h in network.heads.items()}
+
+
+def build_empty(
+    a: Architecture,
+    heads: dict[str, int],
+    where: Path,
+    readout: Readout | None = None,
+    vector: PoolingConfig | None = None,
+) -> Network:
+    """Build a network without storage, to be loaded."""
+    try:
+        with torch.device("meta"):
+            return build(a, heads, readout, vector)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def add_pooling(
+    network: Network, a: Architecture, vector: PoolingConfig | None, folder: Path, dtype: torch.dtype
+) -> None:
+    """Add the pooling of a folder of sentence-transformers."""
+    if vector is None:
+        return
+    with torch.device("meta"):
+        pooling = SentencePooling(a.width, vector)
+    if vector.dense:
+        sentence_transformers.load_dense(pooling, sentence_transformers.dense_folders(folder), dtype)
+    network.vector = pooling
