@@ -56,7 +56,7 @@ def main() -> None:
 
         def flash(qkv: Tensor = qkv, layout: Layout = layout, grad: Tensor = grad) -> None:
             q, k, v = qkv.unbind(1)
-            torch.autograd.grad(attend(q, k, v, layout), qkv, grad)
+            torch.autograd.grad(attend(q, k, v, layout, 0.0), qkv, grad)
 
         def ours(qkv: Tensor = qkv, layout: Layout = layout, grad: Tensor = grad) -> None:
             torch.autograd.grad(attend_fused(qkv, layout), qkv, grad)

@@ -16,7 +16,7 @@ def test_the_table_is_the_choice(command: Command, device: str) -> None:
     assert [kernel["name"] for kernel in shown["kernels"]] == [kernel.name for kernel in KERNELS]
     masks = {name: mask for mask, name in NAMES.items()}
     for call in shown["calls"]:
-        needs = {name: call[name] for name in ("dropout", "separate_keys", "score_bias")}
+        needs = {name: call[name] for name in ("dropout", "separate_keys", "relative")}
         dtype = getattr(torch, call["dtype"])
         case = Case(device, dtype, 64, call["longest"], masks[call["mask"]], **needs)
         assert call["kernel"] == choose(case).name

@@ -1,17 +1,48 @@
-"""Relative attention on a GPU follows its definition, forward and backward."""
+"""Kernels with scores by distance follow the definition, forward and backward."""
 
 from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from bertree.model.kernels import triton_relative
+from bertree.model.kernels.layout import Kernel, RelativeScores
+from bertree.model.kernels.table import KERNELS
+from bertree.model.masks import Mask
+from tests.support.attention import MASKS, definition, layout_of, random_qkv, random_relative, with_gradients
 
 HEADS = 4
+ON_CPU = [kernel for kernel in KERNELS if kernel.supports.relative and kernel.supports.device in (None, "cpu")]
 
 
-def definition(
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
+@settings(max_examples=20, deadline=None)
+@given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.booleans(), st.integers(0, 99))
+def test_kernels_follow_the_definition(
+    kernel: Kernel, mask: Mask, data: st.DataObject, sizes: list[int], memorize: bool, seed: int
+) -> None:
+    memory = data.draw(st.lists(st.integers(0, 7), min_size=len(sizes), max_size=len(sizes))) if memorize else None
+    layout = layout_of(sizes, memory, mask)
+    scores, lowest = random_relative(layout, seed)
+    given = [*random_qkv(layout, seed, spare=3 if memorize else 0), *scores]
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
+        return kernel.attend(q, k, v, layout, 0.0, RelativeScores(*tables, lowest))
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
+        return definition(q, k, v, layout, RelativeScores(*tables, lowest))
+
+    names = ("mixed", "q", "k", "v", "r", "bias u", "bias v")
+    for name, one, other in zip(names, with_gradients(ours, given), with_gradients(exact, given), strict=True):
+        assert one.shape == other.shape
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 if name == "mixed" else 2e-5), name
+
+
+def by_sequence(
     qu_tnd: Tensor,
     qv_tnd: Tensor,
     k_und: Tensor,
@@ -62,7 +93,7 @@ def test_the_kernel_follows_the_definition_on_cuda(
     sizes = (sum(lengths), sum(lengths), sum(keys), sum(keys), max(keys) - lowest)
     given = [torch.randn(size, HEADS, width, generator=draw).to("cuda", torch.bfloat16) for size in sizes]
     exact, ours = ([x.to(kind).requires_grad_() for x in given] for kind in (torch.float64, torch.bfloat16))
-    expected = definition(*exact, bounds(lengths), bounds(keys), lowest, causal, window)
+    expected = by_sequence(*exact, bounds(lengths), bounds(keys), lowest, causal, window)
     grad = torch.randn(expected.shape, generator=draw).to("cuda", torch.bfloat16)
     expected.backward(grad.double())
     cu_q, cu_k = (torch.tensor(bounds(x), dtype=torch.int32, device="cuda") for x in (lengths, keys))

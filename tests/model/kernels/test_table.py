@@ -1,64 +1,17 @@
 """Every kernel computes attention by its definition, forward and backward, for each mask it claims."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from bertree.model.kernels.layout import Case, Kernel, Layout
 from bertree.model.kernels.table import KERNELS, attend, attend_fused, choose, refusals
 from bertree.model.masks import Causal, Full, Mask, Window
+from tests.support.attention import MASKS, definition, layout_of, random_qkv, sees, with_gradients
 
-HEADS, WIDTH = 2, 8
 BY_NAME = {kernel.name: kernel for kernel in KERNELS}
-MASKS: list[Mask] = [Full(), Causal(), Window(2, 1), Window(0, 0), Window(3, 0)]
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-
-
-def sees(mask: Mask, query: int, key: int) -> bool:
-    """The masks, written out for one pair of places."""
-    if isinstance(mask, Window):
-        return query - mask.left <= key <= query + mask.right
-    return key <= query or isinstance(mask, Full)
-
-
-def definition(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout) -> Tensor:
-    """Attention of each query alone, in float64."""
-    rows = []
-    for s in range(len(layout.cu_q) - 1):
-        (q0, q1), (k0, k1) = layout.cu_q[s : s + 2].tolist(), layout.cu_k[s : s + 2].tolist()
-        for i in range(q1 - q0):
-            seen = [k0 + j for j in range(k1 - k0) if sees(layout.mask, i + (k1 - k0) - (q1 - q0), j)]
-            scores = torch.einsum("nd,knd->nk", q_tnd[q0 + i].double(), k_tnd[seen].double()) / q_tnd.shape[-1] ** 0.5
-            rows.append(torch.einsum("nk,knd->nd", scores.softmax(-1), v_tnd[seen].double()))
-    return torch.stack(rows) if rows else q_tnd.double()
-
-
-def layout_of(lengths: list[int], memory: list[int] | None, mask: Mask, device: str = "cpu") -> Layout:
-    def bounds(sizes: list[int]) -> Tensor:
-        return torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()], dtype=torch.int32, device=device)
-
-    cu_q = bounds(lengths)
-    if memory is None:
-        return Layout(cu_q, cu_q, max(lengths), max(lengths), mask)
-    keys = [a + b for a, b in zip(lengths, memory, strict=True)]
-    return Layout(cu_q, bounds(keys), max(lengths), max(keys), mask)
-
-
-def random_qkv(layout: Layout, seed: int, width: int = WIDTH) -> list[Tensor]:
-    draw = torch.Generator().manual_seed(seed)
-    sizes = (int(layout.cu_q[-1]), int(layout.cu_k[-1]), int(layout.cu_k[-1]))
-    return [torch.randn(size, HEADS, width, generator=draw) for size in sizes]
-
-
-def with_gradients(work: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
-    leaves = [x.clone().requires_grad_() for x in given]
-    out = work(*leaves)
-    (out.double() * torch.linspace(1, 2, out.numel(), device=out.device).view(out.shape)).sum().backward()
-    return [out.detach().double(), *(x.grad.double() if x.grad is not None else x.double() * 0 for x in leaves)]
 
 
 def claims(kernel: Kernel, mask: Mask, memory: object) -> bool:
@@ -113,25 +66,6 @@ def test_masks_on_places_of_one_and_of_several_sequences() -> None:
         Window(-1, 0)
 
 
-def test_a_score_bias_is_added_before_the_softmax() -> None:
-    table = torch.randn(20, WIDTH)
-
-    def bias(q_snqd: Tensor, query_places: Tensor, key_places: Tensor) -> Tensor:
-        distance = query_places[..., :, None] - key_places[..., None, :]
-        return torch.einsum("snqd,...qkd->snqk", q_snqd, table[distance + 10])
-
-    layout = layout_of([3, 5], None, Causal())
-    q, k, v = random_qkv(layout, 0)
-    out = attend(q, k, v, layout, bias=bias)
-    expected = []
-    for first, last in ((0, 3), (3, 8)):
-        for i in range(first, last):
-            scores = torch.einsum("nd,knd->nk", q[i], k[first : i + 1]) / WIDTH**0.5
-            scores = scores + torch.stack([q[i] @ table[i - j + 10] for j in range(first, i + 1)], -1)
-            expected.append(torch.einsum("nk,knd->nd", scores.softmax(-1), v[first : i + 1]))
-    assert (out - torch.stack(expected)).abs().max() < 1e-6
-
-
 def case(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, longest: int = 128, **other: object) -> Case:
     return Case(device, dtype, **({"head_width": 64, "longest": longest, "mask": Full} | other))  # type: ignore[arg-type]
 
@@ -151,12 +85,12 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         (case(separate_keys=True), "varlen"),
         (case(head_width=48), "varlen"),
         (case(dropout=True), "padded"),
-        (case(score_bias=True), "padded"),
+        (case(relative=True), "padded"),
         (case(dtype=torch.float32), "padded"),
         (case("cpu", torch.float32), "grouped"),
         (case("cpu", torch.bfloat16, mask=Window, separate_keys=True), "grouped"),
         (case("cpu", torch.float32, dropout=True), "padded"),
-        (case("cpu", torch.float32, score_bias=True), "padded"),
+        (case("cpu", torch.float32, relative=True), "padded"),
     ):
         assert choose(given_case).name == name, given_case
     assert refusals(case(mask=Window, dropout=True)) == {

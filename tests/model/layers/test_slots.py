@@ -1,15 +1,14 @@
-"""The slots of a stack: residual connections with other streams, positions that rotate or score, recomputation."""
+"""The slots of a stack: residual connections with other streams, positions that rotate, recomputation."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels.layout import ScoreBias
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FEED_FORWARD
 from bertree.model.layers.norms import NORMS
@@ -42,22 +41,6 @@ class TwoStreams:
         return (stream[0] + stream[1]) / 2
 
 
-class RelativePositions(Positions, nn.Module):
-    """A learned vector for each distance, scored against the query."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(21, WIDTH // HEADS))
-
-    @property
-    def bias(self) -> ScoreBias:
-        return self._scores
-
-    def _scores(self, q_snqd: Tensor, query_places: Tensor, key_places: Tensor) -> Tensor:
-        distance = query_places[..., :, None] - key_places[..., None, :]
-        return torch.einsum("snqd,...qkd->snqk", q_snqd, self.table[distance + 10])
-
-
 def stack(residual: Residual, positions: Positions | None = None, layers: int = 3, ffn: str = "plain") -> Stack:
     torch.manual_seed(0)
     masks = [Window(2, 2) if i else Full() for i in range(layers)]
@@ -76,7 +59,7 @@ def gradients(made: Stack, x: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("residual", [PostNorm(), PreNorm(), TwoStreams()], ids=lambda r: type(r).__name__)
-@pytest.mark.parametrize("positions", [None, RotaryPositions(8, 100.0), RelativePositions()], ids=type)
+@pytest.mark.parametrize("positions", [None, RotaryPositions(8, 100.0)], ids=type)
 def test_recomputed_layers_give_the_same_gradients(residual: Residual, positions: Positions | None) -> None:
     made, x = stack(residual, positions), torch.randn(18, WIDTH)
     kept = gradients(made, x)
@@ -109,19 +92,6 @@ def test_angles_are_computed_once_for_layers_with_the_same_positions(monkeypatch
     made = Stack(list(made.attention), list(made.ffn), made.plan, made.residual)
     list(made(torch.randn(18, WIDTH), BATCH))
     assert asked == [two, one]
-
-
-def test_scores_by_distance_change_the_states() -> None:
-    x, positions = torch.randn(18, WIDTH), RelativePositions()
-    made = stack(PreNorm(), positions, layers=1)
-    (with_bias,) = made(x, BATCH)
-    with torch.no_grad():
-        positions.table.zero_()
-    (without,) = made(x, BATCH)
-    assert (with_bias - without).abs().max() > 1e-3
-    made.attention[0].part.positions = None
-    (plain,) = Stack(list(made.attention), list(made.ffn), made.plan, made.residual)(x, BATCH)
-    assert torch.allclose(without, plain, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", NORMS)

@@ -21,13 +21,13 @@ CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_HALF, 512, {"mask": Causal}),
     (_HALF, 512, {"mask": Window}),
     (_HALF, 512, {"separate_keys": True}),
-    (_HALF, 512, {"score_bias": True}),
+    (_HALF, 512, {"relative": True}),
     (_HALF, 512, {"dropout": True}),
     (_SINGLE, 512, {}),
     (_SINGLE, 512, {"mask": Causal}),
     (_SINGLE, 512, {"mask": Window}),
     (_SINGLE, 512, {"separate_keys": True}),
-    (_SINGLE, 512, {"score_bias": True}),
+    (_SINGLE, 512, {"relative": True}),
     (_SINGLE, 512, {"dropout": True}),
 )
 
@@ -45,7 +45,7 @@ def as_json(device: str) -> dict[str, Any]:
                 "longest": case.longest,
                 "dropout": case.dropout,
                 "separate_keys": case.separate_keys,
-                "score_bias": case.score_bias,
+                "relative": case.relative,
                 "kernel": choose(case).name,
                 "not": refusals(case),
             }
@@ -57,11 +57,11 @@ def as_json(device: str) -> dict[str, Any]:
 def print_kernels(console: Console, device: str) -> None:
     """The kernels, what each supports, and the choice for each kind of call."""
     device = _known(device)
-    columns = ("kernel", "device", "precision", "masks", "longest", "dropout", "separate keys", "score bias", "how")
+    columns = ("kernel", "device", "precision", "masks", "longest", "dropout", "separate keys", "relative", "how")
     table = Table(*columns, box=None, pad_edge=False)
     for kernel in KERNELS:
         can = _supported(kernel)
-        yes = ("yes" if can[name] else "no" for name in ("dropout", "separate_keys", "score_bias"))
+        yes = ("yes" if can[name] else "no" for name in ("dropout", "separate_keys", "relative"))
         precision, masks = ", ".join(can["dtypes"] or ["any"]), ", ".join(can["masks"])
         table.add_row(
             kernel.name, can["device"] or "any", precision, masks, str(can["longest"] or "any"), *yes, kernel.about
@@ -70,7 +70,7 @@ def print_kernels(console: Console, device: str) -> None:
     console.print(f"\nOn {device}, the first that supports a call computes it (heads of {HEAD_WIDTH}):")
     calls = Table("precision", "mask", "longest", "needs", "kernel", "why not another", box=None, pad_edge=False)
     for case in _cases(device):
-        needs = [name.replace("_", " ") for name in ("dropout", "separate_keys", "score_bias") if getattr(case, name)]
+        needs = [name.replace("_", " ") for name in ("dropout", "separate_keys", "relative") if getattr(case, name)]
         why = "; ".join(f"{name} {reason}" for name, reason in refusals(case).items())
         calls.add_row(
             _name(case.dtype),
@@ -108,7 +108,7 @@ def _supported(kernel: Kernel) -> dict[str, Any]:
         "longest": can.longest,
         "dropout": can.dropout,
         "separate_keys": can.separate_keys,
-        "score_bias": can.score_bias,
+        "relative": can.relative,
         "missing": can.missing or None,
     }
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from bertree.model.kernels.layout import Kernel, Layout, ScoreBias, Supports
+from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.masks import Causal, Full, Window
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -23,7 +23,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def attend(
-    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float = 0.0, bias: ScoreBias | None = None
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, relative: RelativeScores | None = None
 ) -> Tensor:
     """Queries, keys and values of packed sequences -> mixed values (t x n x d)."""
     cu_k = layout.cu_k if layout.separate_keys else None
@@ -50,7 +50,7 @@ class _Stream(NamedTuple):
         if not parts:
             return torch.zeros_like(like_tn, memory_format=torch.contiguous_format)
         x_tn = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
-        return x_tn if self.order_t is None else torch.empty_like(x_tn).index_copy_(0, self.order_t, x_tn)
+        return x_tn if self.order_t is None else torch.zeros_like(like_tn).index_copy_(0, self.order_t, x_tn)
 
 
 def _streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[_Stream, _Stream]:

@@ -1,6 +1,6 @@
 """What a kernel computes attention for, and what it says of itself.
 
-Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys.
+Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys, x distances.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class Layout(NamedTuple):
     """Boundaries of the sequences in the streams of queries and keys, and what a query sees.
 
     A sequence's last query and last key are at the same place. One tensor for both boundaries: queries, keys and values
-    come from the same tokens.
+    come from the same tokens. Rows of keys and values behind cu_k[-1] belong to no sequence.
     """
 
     cu_q: Tensor  # s + 1, int32: the queries of sequence i are cu_q[i] : cu_q[i + 1]
@@ -38,20 +38,34 @@ class Layout(NamedTuple):
         return self.cu_k is not self.cu_q
 
 
-class ScoreBias(Protocol):
-    """What a kernel adds to the scores: computed from the queries and the places of queries and keys.
+class RelativeScores(NamedTuple):
+    """Scores by distance, as Transformer-XL has them: ((q + u) k + (q + v) r[place of q - place of k]) / sqrt(d).
 
-    Places are ... x q and ... x k; the result is added to s x n x q x k.
+    There is a row of r for every distance at which a query sees a key.
     """
 
-    def __call__(self, q_snqd: Tensor, query_places: Tensor, key_places: Tensor) -> Tensor: ...
+    r_xnd: Tensor  # row i belongs to the distance `lowest` + i
+    u_nd: Tensor
+    v_nd: Tensor
+    lowest: int  # 0 where no token sees those after it; negative otherwise
+
+    def add_to(self, q_tnd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q + u, q + v and r, in the precision of the queries."""
+        r_xnd, u_nd, v_nd = (x.to(q_tnd.dtype) for x in self[:3])
+        return q_tnd + u_nd, q_tnd + v_nd, r_xnd
 
 
 class Attend(Protocol):
     """Queries, keys and values of packed sequences -> mixed values (t x n x d)."""
 
     def __call__(
-        self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, bias: ScoreBias | None
+        self,
+        q_tnd: Tensor,
+        k_tnd: Tensor,
+        v_tnd: Tensor,
+        layout: Layout,
+        dropout: float,
+        relative: RelativeScores | None,
     ) -> Tensor: ...
 
 
@@ -65,7 +79,7 @@ class Case(NamedTuple):
     mask: type[Mask]
     dropout: bool = False
     separate_keys: bool = False
-    score_bias: bool = False
+    relative: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,7 @@ class Supports:
     longest: int | None = None
     dropout: bool = False
     separate_keys: bool = False
-    score_bias: bool = False
+    relative: bool = False
     missing: str = ""  # what this installation lacks for it
 
     def refusal(self, case: Case) -> str:
@@ -98,8 +112,8 @@ class Supports:
             return "has no dropout"
         if case.separate_keys and not self.separate_keys:
             return "needs keys from the same tokens"
-        if case.score_bias and not self.score_bias:
-            return "has no score bias"
+        if case.relative and not self.relative:
+            return "has no scores by distance"
         if self.longest is not None and case.longest > self.longest:
             return f"only up to {self.longest} tokens"
         return ""

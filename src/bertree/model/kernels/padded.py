@@ -2,19 +2,19 @@
 
 All indices are computed on the device, so that nothing waits for the host. Padding exists inside this function only.
 
-Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys, l places in a sequence.
+Shape letters: t tokens, s sequences, n heads, d head width, q queries, k keys, l places in a sequence, x distances.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertree.model.kernels.layout import Kernel, Layout, ScoreBias, Supports
+from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.masks import Causal, Full, Window
 
 
 def attend(
-    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, bias: ScoreBias | None = None
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, relative: RelativeScores | None = None
 ) -> Tensor:
     """Pad to the longest sequence, attend under a mask, remove the padding."""
     places_q, real_sq, token_sq = _rectangle(layout.cu_q, layout.max_q)
@@ -22,6 +22,8 @@ def attend(
     if layout.separate_keys:
         places_k, real_sk, token_sk = _rectangle(layout.cu_k, layout.max_k)
         places_q = places_q + (layout.cu_k.diff() - layout.cu_q.diff())[:, None]  # s x q
+    if relative is not None:
+        q_tnd, qv_tnd, r_xnd = relative.add_to(q_tnd)
     q_snqd = q_tnd[token_sq].transpose(1, 2)
     k_snkd, v_snkd = (x[token_sk].transpose(1, 2) for x in (k_tnd, v_tnd))
     mask = real_sk[:, None, None, :]
@@ -33,8 +35,10 @@ def attend(
         # A query that sees no key would be NaN in some of PyTorch's kernels. It sees all, and its result is cleared.
         blind = ~mask.any(-1, keepdim=True)
         mask = mask | blind
-    if bias is not None:
-        mask = bias(q_snqd, places_q, places_k).masked_fill(~mask, float("-inf"))
+    if relative is not None:
+        rows_qk = places_q[..., :, None] - places_k - relative.lowest  # q x k, or s x q x k
+        bias_snqk = _by_distance(qv_tnd[token_sq], r_xnd, rows_qk)
+        mask = bias_snqk.masked_fill(~mask, float("-inf"))
     mixed_snqd = scaled_dot_product_attention(q_snqd, k_snkd, v_snkd, attn_mask=mask, dropout_p=dropout)
     if blind is not None:
         mixed_snqd = mixed_snqd.masked_fill(blind, 0.0)
@@ -42,6 +46,14 @@ def attend(
     row_t = torch.searchsorted(layout.cu_q[1:].long(), tokens_t, right=True)
     slot_t = tokens_t - layout.cu_q.long()[row_t]
     return mixed_snqd.transpose(1, 2)[row_t, slot_t]
+
+
+def _by_distance(qv_sqnd: Tensor, r_xnd: Tensor, rows_qk: Tensor) -> Tensor:
+    """Return what relative scores add to those of keys (s x n x q x k); anything where there is no row of r."""
+    scores_snqx = torch.einsum("sqnd,xnd->snqx", qv_sqnd, r_xnd) * qv_sqnd.shape[-1] ** -0.5
+    rows_qk = rows_qk.clamp(0, len(r_xnd) - 1)
+    rows_snqk = rows_qk.unsqueeze(-3).expand(*scores_snqx.shape[:-1], rows_qk.shape[-1])
+    return scores_snqx.gather(-1, rows_snqk)
 
 
 def _rectangle(bounds: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,6 +67,6 @@ def _rectangle(bounds: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
 KERNEL = Kernel(
     "padded",
     "pads inside the kernel; supports everything",
-    Supports(None, (Full, Causal, Window), dropout=True, separate_keys=True, score_bias=True),
+    Supports(None, (Full, Causal, Window), dropout=True, separate_keys=True, relative=True),
     attend,
 )

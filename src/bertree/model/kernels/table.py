@@ -8,7 +8,7 @@ Shape letters: t tokens, n heads, d head width.
 from torch import Tensor
 
 from bertree.model.kernels import grouped, padded, triton_blocked, triton_short, varlen
-from bertree.model.kernels.layout import Case, Kernel, Layout, ScoreBias
+from bertree.model.kernels.layout import Case, Kernel, Layout, RelativeScores
 
 KERNELS: tuple[Kernel, ...] = (
     triton_short.KERNEL,
@@ -25,11 +25,11 @@ def attend(
     v_tnd: Tensor,
     layout: Layout,
     dropout: float = 0.0,
-    bias: ScoreBias | None = None,
+    relative: RelativeScores | None = None,
 ) -> Tensor:
     """Queries, keys and values -> mixed values (t x n x d), by the kernel that suits them."""
-    kernel = choose(case_of(q_tnd, layout, dropout, bias is not None))
-    return kernel.attend(q_tnd, k_tnd, v_tnd, layout, dropout, bias)
+    kernel = choose(case_of(q_tnd, layout, dropout, relative is not None))
+    return kernel.attend(q_tnd, k_tnd, v_tnd, layout, dropout, relative)
 
 
 def attend_fused(qkv_t3nd: Tensor, layout: Layout, dropout: float = 0.0) -> Tensor:
@@ -41,7 +41,7 @@ def attend_fused(qkv_t3nd: Tensor, layout: Layout, dropout: float = 0.0) -> Tens
     return kernel.attend(q_tnd, k_tnd, v_tnd, layout, dropout, None)
 
 
-def case_of(x_nd: Tensor, layout: Layout, dropout: float, score_bias: bool = False) -> Case:
+def case_of(x_nd: Tensor, layout: Layout, dropout: float, relative: bool = False) -> Case:
     """Return what the choice depends on; `x_nd` are queries, alone or with keys and values."""
     return Case(
         x_nd.device.type,
@@ -51,7 +51,7 @@ def case_of(x_nd: Tensor, layout: Layout, dropout: float, score_bias: bool = Fal
         type(layout.mask),
         dropout > 0,
         layout.separate_keys,
-        score_bias,
+        relative,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from bertree.model.kernels.layout import Kernel, Layout, ScoreBias, Supports
+from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.masks import Full
 
 try:
@@ -38,7 +38,7 @@ SUPPORTS = Supports(  # also of the kernel for longer sequences
 
 
 def attend(
-    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float = 0.0, bias: ScoreBias | None = None
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, relative: RelativeScores | None = None
 ) -> Tensor:
     """Queries, keys and values of a packed batch -> mixed values (t x n x d)."""
     return attend_fused(torch.stack([q_tnd, k_tnd, v_tnd], 1), layout)

@@ -6,12 +6,12 @@ Shape letters: t tokens, n heads, d head width.
 import torch
 from torch import Tensor
 
-from bertree.model.kernels.layout import Kernel, Layout, ScoreBias, Supports
+from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.masks import Causal, Full, Window
 
 
 def attend(
-    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float = 0.0, bias: ScoreBias | None = None
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, relative: RelativeScores | None = None
 ) -> Tensor:
     """Attend without padding; `layout.mask` must be a band."""
     from torch.nn.attention.varlen import varlen_attn

@@ -18,7 +18,7 @@ from bertree.model.masks import Causal, Full, Mask, Window
 class Attention(nn.Module):
     """Multi-head self-attention; one matrix product for queries, keys and values.
 
-    `mask`: what a token sees. `positions`: what changes queries, keys and scores by their places.
+    `mask`: what a token sees. `positions`: what changes queries and keys by their places.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Attention(nn.Module):
             rotation = rotation or self.positions.prepare(batch.positions)
             if rotation is not None:
                 q_tnd, k_tnd = self.positions.rotate(q_tnd, k_tnd, rotation, rotation)
-            mixed_tnd = attend(q_tnd, k_tnd, v_tnd, layout, dropout, self.positions.bias)
+            mixed_tnd = attend(q_tnd, k_tnd, v_tnd, layout, dropout)
         out: Tensor = self.out(mixed_tnd.flatten(1))
         return out
 

@@ -1,10 +1,9 @@
-"""How a model knows the order of tokens. A kind of positions has one or more of three hooks:
+"""How a model knows the order of tokens. A kind of positions has one or both of two hooks:
 
     embed     a vector for each token, added to the embeddings: learned
     rotate    queries and keys are changed by their places: rotary
-    bias      scores are changed by the distance of query and key
 
-The first is called by the embeddings, the others by each attention.
+The first is called by the embeddings, the second by each attention.
 
 Shape letters: t tokens, e embedding width, n heads, d head width.
 """
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.custom_ops import look_up
-from bertree.model.kernels.layout import ScoreBias
 
 
 class Rotation(NamedTuple):
@@ -42,11 +40,6 @@ class Positions:
     def rotate(self, q_tnd: Tensor, k_tnd: Tensor, queries: Rotation, keys: Rotation) -> tuple[Tensor, Tensor]:
         """Return queries and keys as their places change them."""
         return q_tnd, k_tnd
-
-    @property
-    def bias(self) -> ScoreBias | None:
-        """What is added to the scores, or None."""
-        return None
 
 
 class LearnedPositions(Positions, nn.Embedding):
@@ -113,5 +106,5 @@ def build_embedded_positions(a: Transformer) -> LearnedPositions | None:
 
 
 def build_attention_positions(a: Transformer, kind: str) -> Positions | None:
-    """Build what changes queries, keys and scores in attention of a kind."""
+    """Build what changes queries and keys in attention of a kind."""
     return POSITIONS[a.positions].attention(a, kind)
