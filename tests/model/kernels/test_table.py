@@ -85,7 +85,11 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         (case(separate_keys=True), "varlen"),
         (case(head_width=48), "varlen"),
         (case(dropout=True), "padded"),
-        (case(relative=True), "padded"),
+        (case(relative=True), "relative"),
+        (case(relative=True, mask=Window, separate_keys=True, head_width=41), "relative"),
+        (case(relative=True, head_width=256), "padded"),
+        (case(relative=True, dropout=True), "padded"),
+        (case(relative=True, dtype=torch.float32), "padded"),
         (case(dtype=torch.float32), "padded"),
         (case("cpu", torch.float32), "grouped"),
         (case("cpu", torch.bfloat16, mask=Window, separate_keys=True), "grouped"),
@@ -97,6 +101,7 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         "short": "has no window mask",
         "blocks": "has no window mask",
         "varlen": "has no dropout",
+        "relative": "has no dropout",
         "grouped": "needs cpu",
     }
     assert refusals(case(longest=129)) == {"short": "only up to 128 tokens"}

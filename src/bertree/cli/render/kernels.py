@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bertree.errors import UserError, suggest
-from bertree.model.kernels.layout import Case, Kernel
+from bertree.model.kernels.layout import Case, Kernel, Supports
 from bertree.model.kernels.table import KERNELS, choose, refusals
 from bertree.model.masks import NAMES, Causal, Full, Window
 
@@ -21,13 +21,13 @@ CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_HALF, 512, {"mask": Causal}),
     (_HALF, 512, {"mask": Window}),
     (_HALF, 512, {"separate_keys": True}),
-    (_HALF, 512, {"relative": True}),
+    (_HALF, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
     (_HALF, 512, {"dropout": True}),
     (_SINGLE, 512, {}),
     (_SINGLE, 512, {"mask": Causal}),
     (_SINGLE, 512, {"mask": Window}),
     (_SINGLE, 512, {"separate_keys": True}),
-    (_SINGLE, 512, {"relative": True}),
+    (_SINGLE, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
     (_SINGLE, 512, {"dropout": True}),
 )
 
@@ -57,30 +57,47 @@ def as_json(device: str) -> dict[str, Any]:
 def print_kernels(console: Console, device: str) -> None:
     """The kernels, what each supports, and the choice for each kind of call."""
     device = _known(device)
-    columns = ("kernel", "device", "precision", "masks", "longest", "dropout", "separate keys", "relative", "how")
-    table = Table(*columns, box=None, pad_edge=False)
+    table = Table("kernel", "device", "precision", "masks", "longest", "also", box=None, pad_edge=False)
+    about = Table("kernel", "how", box=None, pad_edge=False)
     for kernel in KERNELS:
-        can = _supported(kernel)
-        yes = ("yes" if can[name] else "no" for name in ("dropout", "separate_keys", "relative"))
-        precision, masks = ", ".join(can["dtypes"] or ["any"]), ", ".join(can["masks"])
+        can = kernel.supports
         table.add_row(
-            kernel.name, can["device"] or "any", precision, masks, str(can["longest"] or "any"), *yes, kernel.about
+            kernel.name,
+            can.device or "any",
+            "half" if can.dtypes else "any",
+            "all" if len(can.masks) == len(NAMES) else ", ".join(NAMES[mask] for mask in can.masks),
+            str(can.longest or "any"),
+            ", ".join(_needs(can)) + ("" if can.plain else " only"),
         )
+        about.add_row(kernel.name, kernel.about)
+    console.print(about)
+    console.print()
     console.print(table)
     console.print(f"\nOn {device}, the first that supports a call computes it (heads of {HEAD_WIDTH}):")
     calls = Table("precision", "mask", "longest", "needs", "kernel", "why not another", box=None, pad_edge=False)
     for case in _cases(device):
-        needs = [name.replace("_", " ") for name in ("dropout", "separate_keys", "relative") if getattr(case, name)]
-        why = "; ".join(f"{name} {reason}" for name, reason in refusals(case).items())
         calls.add_row(
             _name(case.dtype),
             NAMES[case.mask],
             str(case.longest),
-            ", ".join(needs),
+            ", ".join(_needs(case)),
             f"[bold]{choose(case).name}[/]",
-            f"[dim]{why}[/]",
+            f"[dim]{_why_not(case)}[/]",
         )
     console.print(calls)
+
+
+def _needs(of: Case | Supports) -> list[str]:
+    return [name.replace("_", " ") for name in ("dropout", "separate_keys", "relative") if getattr(of, name)]
+
+
+def _why_not(case: Case) -> str:
+    """Which kernels for this device were not chosen, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in refusals(case).items():
+        if reason not in (f"needs {device}" for device in DEVICES):
+            by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
 
 
 def _known(device: str) -> str:
@@ -104,11 +121,13 @@ def _supported(kernel: Kernel) -> dict[str, Any]:
         "device": can.device,
         "dtypes": [_name(dtype) for dtype in can.dtypes] if can.dtypes else None,
         "head_widths": list(can.head_widths) if can.head_widths else None,
+        "widest_head": can.widest_head,
         "masks": [NAMES[mask] for mask in can.masks],
         "longest": can.longest,
         "dropout": can.dropout,
         "separate_keys": can.separate_keys,
         "relative": can.relative,
+        "plain": can.plain,
         "missing": can.missing or None,
     }
 

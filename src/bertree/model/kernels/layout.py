@@ -90,10 +90,12 @@ class Supports:
     masks: tuple[type[Mask], ...]
     dtypes: tuple[torch.dtype, ...] | None = None
     head_widths: tuple[int, ...] | None = None
+    widest_head: int | None = None
     longest: int | None = None
     dropout: bool = False
     separate_keys: bool = False
     relative: bool = False
+    plain: bool = True  # scores without distances
     missing: str = ""  # what this installation lacks for it
 
     def refusal(self, case: Case) -> str:
@@ -106,6 +108,8 @@ class Supports:
             return "needs half precision"
         if self.head_widths is not None and case.head_width not in self.head_widths:
             return "not for heads of this width"
+        if self.widest_head is not None and case.head_width > self.widest_head:
+            return f"only for heads up to a width of {self.widest_head}"
         if case.mask not in self.masks:
             return f"has no {NAMES[case.mask]} mask"
         if case.dropout and not self.dropout:
@@ -114,6 +118,8 @@ class Supports:
             return "needs keys from the same tokens"
         if case.relative and not self.relative:
             return "has no scores by distance"
+        if not (case.relative or self.plain):
+            return "only for scores by distance"
         if self.longest is not None and case.longest > self.longest:
             return f"only up to {self.longest} tokens"
         return ""

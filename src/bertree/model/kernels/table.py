@@ -7,13 +7,14 @@ Shape letters: t tokens, n heads, d head width.
 
 from torch import Tensor
 
-from bertree.model.kernels import grouped, padded, triton_blocked, triton_short, varlen
+from bertree.model.kernels import grouped, padded, triton_blocked, triton_relative, triton_short, varlen
 from bertree.model.kernels.layout import Case, Kernel, Layout, RelativeScores
 
 KERNELS: tuple[Kernel, ...] = (
     triton_short.KERNEL,
     triton_blocked.KERNEL,
     varlen.KERNEL,
+    triton_relative.KERNEL,
     grouped.KERNEL,
     padded.KERNEL,
 )
