@@ -26,6 +26,7 @@ class Contents:
     labels: list[str] = field(default_factory=list)  # names of the classes of the task head
     max_length: int | None = None  # if the folder sets one below the number of positions
     task: Json = field(default_factory=dict)  # name and settings of the task that the model was trained for
+    controls: tuple[str, ...] = ()  # control codes that texts may begin with
 
 
 def head_classes(network: Network) -> dict[str, int]:

@@ -6,6 +6,7 @@
 [top]            the readout, if it is not the last states alone
 [vector]         how a text becomes one vector, if the model makes vectors
 [task]           name and settings of the task the model was trained for
+[control]        codes: the control codes that texts may begin with
 [[files]]        size and checksums of each other file in the folder
 """
 
@@ -23,7 +24,7 @@ from bertree.model.readout import Readout
 
 LAYOUTS = ("bertree", "huggingface")
 INT8 = "int8"  # matrices as int8 with one scale per row; any other type is known from the weight file itself
-TABLES = ("model", "heads", "architecture", "top", "vector", "task", "files")
+TABLES = ("model", "heads", "architecture", "top", "vector", "task", "control", "files")
 SETTING_TYPES = (str, int, float, bool)  # of a task's settings
 
 
@@ -41,6 +42,7 @@ class Description:
     storage: str = ""
     vector: PoolingConfig | None = None
     files: tuple[FileChecksum, ...] = ()
+    controls: tuple[str, ...] = ()
 
     def as_toml(self) -> str:
         """Return the text of the file."""
@@ -57,6 +59,8 @@ class Description:
             tables["vector"] = self.vector.as_mapping()
         if self.task:
             tables["task"] = self.task
+        if self.controls:
+            tables["control"] = {"codes": list(self.controls)}
         tables["files"] = [{key: value for key, value in asdict(file).items() if value != ""} for file in self.files]
         return toml_text(tables)
 
@@ -72,7 +76,7 @@ def read_description(path: Path) -> Description:
             raise UserError(f"{path}: {name}: must be a table")
         return value
 
-    model, heads, task = table("model"), table("heads"), table("task")
+    model, heads, task, control = table("model"), table("heads"), table("task"), table("control")
     for name, classes in heads.items():
         if name not in HEADS or type(classes) is not int or not 0 <= classes < 2**20:
             raise UserError(f"{path}: heads: {name} = {classes!r} is not a head and its number of classes")
@@ -92,13 +96,16 @@ def read_description(path: Path) -> Description:
         if type(value) not in SETTING_TYPES or (name == "name" and not isinstance(value, str)):
             wanted = "a string" if name == "name" else "a single value"
             raise UserError(f"{path}: task.{name}: must be {wanted}, not {value!r}")
+    codes = control.get("codes", [])
+    if not isinstance(codes, list) or not all(isinstance(code, str) and code for code in codes):
+        raise UserError(f"{path}: control.codes: must be a list of texts")
     a = _read_architecture(table("architecture"), str(path))
     readout: Readout = read(Readout, table("top"), str(path), "top")
     if layout == "huggingface" and not readout.trivial:
         raise UserError(f'{path}: top: does not fit model.layout = "huggingface"; set it to "bertree"')
     vector = _read_vector(table("vector"), str(path)) if "vector" in tables else None
     files: tuple[FileChecksum, ...] = read(tuple[FileChecksum, ...], tables.get("files", []), str(path), "files")
-    return Description(a, heads, layout, labels, max_length, readout, task, storage, vector, files)
+    return Description(a, heads, layout, labels, max_length, readout, task, storage, vector, files, tuple(codes))
 
 
 def _read_architecture(table: Json, where: str) -> Architecture:

@@ -71,7 +71,9 @@ def _read_bertree(folder: Path, dtype: torch.dtype) -> Contents:
     if theirs:
         add_pooling(network, ours.architecture, ours.vector, folder, dtype)
     compare_weights(folder, ours.files)
-    return Contents(ours.architecture, network, labels=ours.labels, max_length=ours.max_length, task=ours.task)
+    return Contents(
+        ours.architecture, network, None, ours.labels, ours.max_length, task=ours.task, controls=ours.controls
+    )
 
 
 def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
@@ -142,7 +144,9 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             storage = INT8 if int8 else ""
             vector = network.vector.config if network.vector is not None else None
             heads, readout, files = head_classes(network), network.readout, checksums(work)
-            ours = Description(a, heads, layout, labels, max_length, readout, task, storage, vector, files)
+            ours = Description(
+                a, heads, layout, labels, max_length, readout, task, storage, vector, files, contents.controls
+            )
             write_text(work / DESCRIPTION, ours.as_toml())
 
 

@@ -1,8 +1,8 @@
 """Text -> token ids, with the `tokenizers` library, from the files of a model folder.
 
 `tokenizer.json` is used as it is. Without it the tokenizer is built from the vocabulary files of the original releases:
-`vocab.txt` (WordPiece), `vocab.json` + `merges.txt` (byte-level BPE) or `spiece.model` (Unigram). The files a tokenizer
-was loaded from are kept, so that saving writes them unchanged.
+`vocab.txt` (WordPiece, or whole words), `vocab.json` + `merges.txt` (BPE of bytes or within words) or `spiece.model`
+(Unigram). The files a tokenizer was loaded from are kept, so that saving writes them unchanged.
 """
 
 import json
@@ -30,6 +30,7 @@ FILES = (
     "merges.txt",
     "spiece.model",
 )
+PICKLES = ("vocab.pkl", "vocab.bin")  # of Transformer-XL
 CANNOT_ENCODE = "a text cannot be encoded"
 KINDS = {
     "mask": ("[MASK]", "<mask>"),
@@ -104,7 +105,14 @@ class Tokenizer:
                 built = vocabulary_files.build_tokenizer(files, config)
             except UserError as error:
                 raise UserError(f"{folder}: {error}") from None
-        return cls(built, config, files, str(folder)) if built is not None else None
+        if built is not None:
+            return cls(built, config, files, str(folder))
+        if pickle := next((folder / name for name in PICKLES if (folder / name).exists()), None):
+            raise UserError(
+                f"{pickle}: is a pickle, which can run code when it is read; write its words to vocab.txt, one per "
+                "line, or remove it to work with ids alone"
+            )
+        return None
 
     def with_lowercase(self) -> "Tokenizer":
         """Return a tokenizer that lower-cases every text first."""
@@ -152,6 +160,15 @@ class Tokenizer:
     def id_of(self, kind: str) -> int | None:
         """Return the id of a special token ("mask", "pad", "cls", "sep", "unk"), or None if there is none."""
         return self.backend.token_to_id(self.special[kind]) if kind in self.special else None
+
+    @property
+    def end_id(self) -> int | None:
+        """Id of the token that ends a document, if there is one."""
+        named = self.config.get("eos_token")
+        named = named.get("content") if isinstance(named, dict) else named
+        candidates = (named, "<|endoftext|>", "<eos>", self.special.get("sep"))
+        ids = (self.backend.token_to_id(token) for token in candidates if isinstance(token, str))
+        return next((token_id for token_id in ids if token_id is not None), None)
 
     @property
     def size(self) -> int:

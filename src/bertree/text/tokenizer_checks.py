@@ -34,7 +34,8 @@ SAFE = {
     *("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "Metaspace", "Punctuation", "Digits", "UnicodeScripts"),
     *("ByteLevel", "CharDelimiterSplit", "Sequence"),
 }
-UNUSUAL_OPTIONS = ("dropout", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges")
+UNUSUAL_OPTIONS = ("dropout", "fuse_unk", "byte_fallback", "ignore_merges")
+SUFFIXES = (None, "", "</w>")  # of the last piece of a word
 USUAL_MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 USUAL_DECODERS = {"WordPiece", "ByteLevel", "Metaspace", "BPEDecoder"}
 USUAL_PROCESSORS = {"BertProcessing", "RobertaProcessing", "TemplateProcessing", "ByteLevel", "Sequence"}
@@ -42,6 +43,7 @@ SAFE_REPLACEMENTS = (
     *(({"String": "``"}, '"'), ({"String": "''"}, '"'), ({"String": " "}, "▁")),
     *(({"Regex": " {2,}"}, " "), ({"Regex": r"\s+"}, " ")),
 )
+SAFE_SPLITS = ({"Regex": r"\S+\n?"},)  # CTRL's words
 
 
 def is_panic(error: BaseException) -> bool:
@@ -169,7 +171,7 @@ def _is_usual(content: Json) -> bool:
     kind = model.get("type")
     if kind not in USUAL_MODELS or any(model.get(key) for key in UNUSUAL_OPTIONS):
         return False
-    if kind == "BPE" and model.get("continuing_subword_prefix"):
+    if kind == "BPE" and (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") not in SUFFIXES):
         return False
     decoders = {part.get("type") for part in _parts(content.get("decoder"))}
     processors = {part.get("type") for part in _parts(content.get("post_processor"))}
@@ -179,6 +181,8 @@ def _is_usual(content: Json) -> bool:
 def _is_safe(part: Json) -> bool:
     if part.get("type") == "Replace":
         return (part.get("pattern"), part.get("content")) in SAFE_REPLACEMENTS
+    if part.get("type") == "Split":
+        return part.get("pattern") in SAFE_SPLITS
     return isinstance(kind := part.get("type"), str) and kind in SAFE
 
 

@@ -7,28 +7,28 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
+from bertree.text import word_bpe
 from bertree.text.tokenizer_checks import check_charsmap, check_scores
 
 
 def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
     """Build the tokenizer of the first vocabulary found among the files; None if there is none."""
     if "vocab.txt" in files:
-        return build_wordpiece(files["vocab.txt"], config)
+        lines = files["vocab.txt"].decode("utf-8").split("\n")
+        build = build_wordpiece if "[UNK]" in map(str.rstrip, lines) else build_word_level
+        return build(lines, config)
     if "vocab.json" in files and "merges.txt" in files:
-        return build_byte_bpe(files["vocab.json"], files["merges.txt"], config)
+        return build_bpe(files["vocab.json"], files["merges.txt"], config)
     if "spiece.model" in files:
         return build_unigram(files["spiece.model"], config)
     if "vocab.json" in files or "merges.txt" in files:
-        raise UserError("a byte-level BPE tokenizer needs both vocab.json and merges.txt")
+        raise UserError("a BPE tokenizer needs both vocab.json and merges.txt")
     return None
 
 
-def build_wordpiece(data: bytes, config: Json) -> Tokenizer:
+def build_wordpiece(lines: list[str], config: Json) -> Tokenizer:
     """Build BERT's WordPiece tokenizer: one token per line, its id is the line number."""
-    lines = data.decode("utf-8").split("\n")
     vocab = {line.rstrip("\r"): number for number, line in enumerate(lines) if line or number < len(lines) - 1}
-    if "[UNK]" not in vocab:
-        raise UserError("vocab.txt: has no [UNK] token, so it is not a WordPiece vocabulary")
     # Default without `do_lower_case`: a vocabulary with capitals is cased.
     cased = any(token != token.lower() for token in vocab if not token.startswith("["))
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
@@ -40,6 +40,28 @@ def build_wordpiece(data: bytes, config: Json) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
     set_bert_template(tokenizer)
+    return tokenizer
+
+
+def build_word_level(lines: list[str], config: Json) -> Tokenizer:
+    """Build Transformer-XL's tokenizer: words between white space; a line is a word, perhaps followed by its count."""
+    words = [line.split() for line in lines]
+    if not words[-1]:
+        words.pop()
+    if not all(words):
+        raise UserError(f"vocab.txt: line {words.index([]) + 1} is empty")
+    vocab = {word[0]: number for number, word in enumerate(words)}
+    unknown = next((token for token in ("<unk>", "<UNK>") if token in vocab), None)
+    if unknown is None:
+        raise UserError(
+            "vocab.txt: has no [UNK], <unk> or <UNK>, so it is a vocabulary neither of WordPiece nor of words"
+        )
+    tokenizer = Tokenizer(models.WordLevel(vocab, unknown))
+    if config.get("lower_case", False):
+        tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = [token for token in (unknown, "<eos>") if token in vocab]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer
 
 
@@ -62,14 +84,25 @@ def set_bert_template(tokenizer: Tokenizer, mask_takes_space: bool = False) -> N
         )
 
 
-def build_byte_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
-    """Build GPT-2's and RoBERTa's tokenizer: byte-level pieces, merged in the order they were learned."""
-    table = parse_json(vocab, "vocab.json")
-    lines = merges.decode("utf-8").split("\n")
-    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
-    if not isinstance(table, dict) or any(len(pair) != 2 for pair in pairs):
+def build_bpe(vocab: bytes, merges: bytes, config: Json) -> Tokenizer:
+    """Build a tokenizer of byte-pair encoding: GPT-2's and RoBERTa's of bytes, GPT-1's or CTRL's of words."""
+    table, text = parse_json(vocab, "vocab.json"), merges.decode("utf-8")
+    lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
+    split = [tuple(line.split(" ")) for line in lines]
+    if not isinstance(table, dict) or any(len(pair) != 2 for pair in split):
         raise UserError("vocab.json must map tokens to ids and merges.txt must have two pieces per line")
-    tokenizer = Tokenizer(models.BPE(table, [(a, b) for a, b in pairs]))
+    if len(set(table.values())) < len(table):
+        raise UserError("vocab.json: two tokens have the same id")
+    pairs = [(a, b) for a, b in split]
+    end = word_bpe.first_end(pairs)
+    if end is None:
+        return build_byte_bpe(table, pairs, config)
+    return word_bpe.build_gpt(table, pairs, config) if end in table else word_bpe.build_ctrl(table, text, config)
+
+
+def build_byte_bpe(vocab: dict[str, int], pairs: word_bpe.Pairs, config: Json) -> Tokenizer:
+    """Build GPT-2's and RoBERTa's tokenizer: byte-level pieces, merged in the order they were learned."""
+    tokenizer = Tokenizer(models.BPE(vocab, pairs))
     prefix = bool(config.get("add_prefix_space", False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
     tokenizer.decoder = decoders.ByteLevel()
