@@ -87,3 +87,20 @@ def test_help_teaches_by_example(verb: list[str]) -> None:
 def test_text_and_data_need_no_torch() -> None:
     code = "import sys, bertree.data.build, bertree.data.tokenizing; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_control_codes_are_counted_and_shown(tmp_path: Path) -> None:
+    for name, text in (("Books", "Books on the captain at sea. "), ("Reviews", "Reviews of a dull film. ")):
+        (tmp_path / "sources" / name).mkdir(parents=True)
+        (tmp_path / "sources" / name / "a.txt").write_text("\n\n".join([text * 20] * 30))
+    sources, tokenizer, store = (tmp_path / name for name in ("sources", "t", "s"))
+    call("tokenizer", "train", sources, "--vocab-size", "100", "--cased", "--out", tokenizer)
+    said = call("prepare", sources, "--control", "folder", "--tokenizer", tokenizer, "--out", store, "--workers", "1")
+    for line in ("control code 'Books': 30 documents", "control code 'Reviews': 30 documents"):
+        assert line in said
+        assert line in call("store", "info", store)
+    found = json.loads(call("store", "info", store, "--json"))
+    assert [known["code"] for known in found["controls"]] == ["Books", "Reviews"]
+    assert sum(known["tokens"] for known in found["controls"]) == found["tokens"]
+    said = call("store", "show", store, "--at", "0", "--masking", "none", "--max-length", "64")
+    assert "[CLS] Books [SEP]" in " ".join(said.split())

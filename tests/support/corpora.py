@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from bertree.batch import Batch
+from bertree.data.controls import ControlCode
 from bertree.data.store import Store
 
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -41,17 +42,33 @@ class Corpus:
     lengths: NDArray[np.int64]  # of each sentence
 
 
-def corpus(shape: Sequence[Sequence[int]], shards: int = 1, word_start: NDArray[np.bool_] | None = None) -> Corpus:
-    """A corpus with these sentence lengths, its documents spread over some shards."""
+def corpus(
+    shape: Sequence[Sequence[int]],
+    shards: int = 1,
+    word_start: NDArray[np.bool_] | None = None,
+    prefixes: Sequence[Sequence[int]] = (),
+) -> Corpus:
+    """A corpus with these sentence lengths, its documents spread over some shards. With `prefixes` document n has the
+    control code n modulo their number."""
     lengths = np.array([length for document in shape for length in document])
     counts = np.array([len(document) for document in shape])
     size = int(lengths.sum())
     numbers = iter(range(FIRST, FIRST + size))
     documents = [[[next(numbers) for _ in range(length)] for length in document] for document in shape]
+    controls = [ControlCode(f"code {number}", tuple(prefix)) for number, prefix in enumerate(prefixes)]
+    codes = [number % len(controls) for number in range(len(documents))] if controls else []
+    bounds = [len(documents) * i // shards for i in range(shards + 1)]
     parts = [
-        Store.from_documents(part, vocab_size=FIRST + size, special=SPECIAL, word_start=word_start)
-        for i in range(shards)
-        if (part := documents[len(documents) * i // shards : len(documents) * (i + 1) // shards])
+        Store.from_documents(
+            documents[low:high],
+            vocab_size=FIRST + size,
+            special=SPECIAL,
+            word_start=word_start,
+            controls=controls,
+            codes=codes[low:high],
+        )
+        for low, high in pairwise(bounds)
+        if high > low
     ]
     store = replace(
         parts[0],

@@ -145,6 +145,13 @@ def _corpus(library: Library, path: Path) -> None:
     (path / "books.txt").write_text("\n\n".join(document[:3000] for document in documents))
 
 
+def _sources(library: Library, path: Path) -> None:
+    documents = (library.path("corpus") / "books.txt").read_text().split("\n\n")
+    for name, part in (("Books", documents[:20]), ("Stories", documents[20:])):
+        (path / name).mkdir(parents=True)
+        (path / name / "all.txt").write_text("\n\n".join(part))
+
+
 def _tokenizer(library: Library, path: Path) -> None:
     bertree.train_tokenizer(library.path("corpus"), path, vocab_size=500)
 
@@ -237,6 +244,10 @@ def _glove(library: Library, path: Path) -> None:
 FEELINGS = [str(row["text"]) for row in learnable.feelings(30)]
 MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "corpus": _corpus,
+    "sources": _sources,
+    "pages.jsonl": lambda library, path: write(
+        path, [{"text": "The captain saw the sea.", "url": "https://www.bbc.co.uk/a"}, {"text": "A film.", "url": ""}]
+    ),
     "my-tokenizer": _tokenizer,
     "my-store": _store,
     "new-text": _store,

@@ -1,7 +1,7 @@
-"""The verbs of text and tokens: `tokenizer train`, `prepare`, `store verify`, `store show`."""
+"""The verbs of text and tokens: `tokenizer train`, `prepare`, `store info`, `store verify`, `store show`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -121,11 +121,26 @@ def prepare(
     wrapped: WrappedOption = False,
     deduplicate: DeduplicateOption = False,
     min_characters: MinCharactersOption = 1,
+    control: Annotated[
+        str | None,
+        typer.Option(
+            "--control",
+            metavar="WHERE",
+            help="Give each document a control code, which stands before all its text: folder (name of its folder), "
+            "file, or a column; url:host and date:year take a part of it.",
+            show_default="no codes",
+        ),
+    ] = None,
+    control_default: Annotated[
+        str | None,
+        typer.Option("--control-default", metavar="CODE", help="Code of documents without one.", show_default="refuse"),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Turn text into a token store: documents, sentences, tokens. After a stop, run it again to go on.
 
-    [dim]bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store[/dim]
+    [dim]bertree prepare corpus/books.txt --tokenizer my-tokenizer --out my-store
+    bertree prepare sources/ --control folder --tokenizer my-tokenizer --out my-store[/dim]
     """
     from bertree.data import build
 
@@ -141,6 +156,8 @@ def prepare(
         wrapped=wrapped,
         deduplicate=deduplicate,
         min_characters=min_characters,
+        control=control or "",
+        control_default=control_default or "",
     )
     store = found.store
     if as_json:
@@ -151,6 +168,23 @@ def prepare(
         f"(and {found.tokenizer_bytes / 1e6:.1f} MB of tokenizer), in {found.seconds:.1f} s"
     )
     _print_lines(found.dropped)
+    _print_lines(_describe_codes(store))
+
+
+@verb(store_verbs, "info")
+def store_info(folder: StoreArgument, as_json: JsonOption = False) -> None:
+    """Print what a store has: documents, sentences, tokens, and its control codes.
+
+    [dim]bertree store info my-store[/dim]
+    """
+    from bertree.data.store import Store
+
+    store = Store.open(folder)
+    if as_json:
+        print_json({"folder": str(folder)} | _counts(store) | {"fingerprint": store.fingerprint})
+        return
+    print(f"{folder}: {_describe(store)}, {store.vocab_size:,} tokens in the vocabulary")
+    _print_lines(_describe_codes(store, None))
 
 
 @verb(store_verbs, "verify")
@@ -168,9 +202,20 @@ def verify_store(folder: StoreArgument, as_json: JsonOption = False) -> None:
         print(f"{folder}: complete and undamaged; {_describe(store)}, content {store.fingerprint[:16]}")
 
 
-def _counts(store: "Store") -> dict[str, int]:
+def _counts(store: "Store") -> dict[str, Any]:
     counts = {"documents": store.documents, "sentences": store.sentences, "tokens": store.tokens}
-    return counts | {"shards": len(store.shards)}
+    codes = [{"code": c.code, "documents": c.documents, "tokens": c.tokens} for c in store.controls]
+    return counts | {"shards": len(store.shards)} | ({"controls": codes} if codes else {})
+
+
+def _describe_codes(store: "Store", most: int | None = 20) -> list[str]:
+    """Describe the control codes in one line each, the first `most` of them."""
+    lines = [
+        f"control code '{known.code}': {known.documents:,} documents, {known.tokens:,} tokens"
+        for known in store.controls[:most]
+    ]
+    rest = len(store.controls) - len(lines)
+    return [*lines, f"... and {rest:,} more codes"] if rest else lines
 
 
 def _describe(store: "Store") -> str:
@@ -188,12 +233,13 @@ def show_example(
     folder: StoreArgument,
     at: Annotated[int, typer.Option("--at", min=0, help="Which example, in the order of the corpus.")] = 0,
     format: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--format",
             help="segment-pair, sentence-pair (each also +nsp, +sop), full-sentences, doc-sentences, stream.",
+            show_default="full-sentences; doc-sentences with control codes",
         ),
-    ] = "full-sentences",
+    ] = None,
     masking: Annotated[
         str, typer.Option("--masking", help="token, word, ngram (each also +static, +static4), next or none.")
     ] = "token",
@@ -211,8 +257,8 @@ def show_example(
     from bertree.data.preview import preview_example
     from bertree.data.store import Store
 
+    store = Store.open(folder)
+    format = format or ("doc-sentences" if store.controls else "full-sentences")
     print_example(
-        preview_example(
-            Store.open(folder), at, format=format, masking=masking, max_length=max_length, seed=seed, epoch=epoch
-        )
+        preview_example(store, at, format=format, masking=masking, max_length=max_length, seed=seed, epoch=epoch)
     )

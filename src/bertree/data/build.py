@@ -106,17 +106,23 @@ def prepare(
     wrapped: bool = False,
     deduplicate: bool = False,
     min_characters: int = 1,
+    control: str = "",
+    control_default: str = "",
     progress: bool | None = None,
 ) -> PreparedStore:
     """Turn text files into a token store: documents, sentences, tokens. Run again after a stop, it goes on.
 
     `tokenizer` is the folder of a tokenizer or a model; `workers` is all cores unless given; `language` is for
-    splitting sentences; the others are those of `train_tokenizer`.
+    splitting sentences. `control` says where each document's control code comes from: "folder", "file", or a column of
+    its table such as "source", "url:host" or "date:year"; `control_default` is the code of documents without one. The
+    others are those of `train_tokenizer`.
 
     >>> bertree.prepare("corpus/", "my-tokenizer", "my-store").store.tokens
     """
     names, out, folder = _names(corpus), Path(out), resolve_model_path(tokenizer)
-    options = CorpusOptions(text, format, whole_files, wrapped, deduplicate, min_characters)
+    if control_default and not control:
+        raise UserError("control_default: needs control, which says where the codes come from")
+    options = CorpusOptions(text, format, whole_files, wrapped, deduplicate, min_characters, control, control_default)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; train a tokenizer with `bertree tokenizer train`")
     loaded = Tokenizer.load(folder)

@@ -44,7 +44,7 @@ class ExampleIndex:
     @classmethod
     def load_or_build(cls, store: Store, format: Format, max_length: int, seed: int) -> "ExampleIndex":
         """Load the index from the cache beside the store, or build and cache it."""
-        format.room(max_length)
+        format.room(max_length, store.prefixes.longest)
         if store.tokens == 0:
             raise UserError(f"{store.folder or 'store'}: has no tokens; prepare it from a corpus with text")
         if store.folder is None:
@@ -78,6 +78,9 @@ class ExampleIndex:
         contents = np.add.reduceat(examples.contents, starts, dtype=np.int64)
         marks = np.add.reduceat(examples.counts, starts, dtype=np.int64)
         totals = contents + sizes * format.single_overhead
+        if store.controls:
+            totals = contents + sizes * format.closed
+            totals += np.add.reduceat(store.prefixes.lengths[store.document_codes[examples.documents]], starts)
         if format.paired:
             totals += np.add.reduceat(examples.counts > 0, starts, dtype=np.int64) * (
                 format.full_overhead - format.single_overhead
@@ -100,7 +103,7 @@ def _build(store: Store, format: Format, max_length: int, seed: int) -> Examples
     with bar("indexing examples", len(store.shards)) as progress:
         for shard in store.shards:
             held = "sentence_starts" in vars(shard)
-            pieces.append(cut_shard(format, max_length, seed, shard, tokens))
+            pieces.append(cut_shard(format, max_length, seed, shard, tokens, store.prefixes.longest))
             tokens += shard.tokens.size
             documents.append(len(shard.document_starts) - 1)
             if not held:  # decoded only for this; released, so that memory does not grow with the corpus

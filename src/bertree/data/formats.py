@@ -13,6 +13,9 @@ A pair format may have a sentence objective: "nsp" (is B the true next segment o
 Examples tile the corpus: every token belongs to exactly one, and where BERT drops the tokens that do not fit into a
 pair, here the next example continues with them. So a sentence is split only if it is longer than the limit, or if it
 and its neighbour do not fit into one pair together.
+
+In a store with control codes an example begins with the code of its document, and ends where the document does. Formats
+whose examples cross documents or have two segments are not for such stores.
 """
 
 from bisect import bisect_right
@@ -29,6 +32,7 @@ from bertree.errors import UserError, suggest
 
 PAIRS = ("segment-pair", "sentence-pair")
 KINDS = (*PAIRS, "full-sentences", "doc-sentences", "stream")
+CODED = ("stream", "doc-sentences")  # kinds for stores with control codes
 OBJECTIVES = ("nsp", "sop")
 SHORT = 2  # BERT's shortest target
 
@@ -82,14 +86,18 @@ class Format:
         """Largest number of special tokens of an example."""
         return 2 + self.separators if self.paired else self.single_overhead
 
-    def room(self, max_length: int) -> int:
-        """Return how many tokens of text fit into an example."""
-        room = max_length - self.full_overhead
-        if room < 4:
-            raise UserError(
-                f"max_length {max_length}: too short for {self.name}; give {self.full_overhead + 4} or more"
-            )
-        return room
+    def room(self, max_length: int, prefix: int = 0) -> int:
+        """Return how many tokens of text fit into an example; `prefix`: tokens of the longest control code."""
+        overhead = prefix + self.closed if prefix else self.full_overhead
+        if max_length - overhead < 4:
+            code = " with control codes" if prefix else ""
+            raise UserError(f"max_length {max_length}: too short for {self.name}{code}; give {overhead + 4} or more")
+        return max_length - overhead
+
+    @property
+    def closed(self) -> int:
+        """Number of separators after an example of one segment."""
+        return 0 if self.kind == "stream" else 1
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,7 @@ class Examples:
     contents: NDArray[Any]  # e: length of each example without its special tokens
     counts: NDArray[Any]  # e: number of marks
     marks: NDArray[Any]
-    documents: NDArray[Any]  # e in a pair format, else empty: document of each example
+    documents: NDArray[Any]  # e in a pair format and with control codes, else empty: document of each example
     shards: Ints = field(default_factory=lambda: np.zeros(1, np.int64))  # shards + 1: first example of each
 
     @classmethod
@@ -124,18 +132,21 @@ class Examples:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def cut_shard(format: Format, max_length: int, seed: int, shard: Shard, first_token: int) -> Examples:
-    """Return the examples of one shard; tokens and documents are counted from the shard's own first."""
+def cut_shard(format: Format, max_length: int, seed: int, shard: Shard, first_token: int, prefix: int = 0) -> Examples:
+    """Return the examples of one shard; tokens and documents are counted from the shard's own first.
+
+    `prefix`: tokens of the longest control code; 0: documents have no codes.
+    """
     sentences = np.asarray(shard.sentence_starts)
     documents = sentences[np.asarray(shard.document_starts)]
-    room = format.room(max_length)
+    room = format.room(max_length, prefix)
     if format.kind == "stream":
-        return _cut_stream(documents, room)
+        return _cut_documents(documents, room) if prefix else _cut_stream(documents, room)
     if format.paired:
         units = _cut_long_sentences(sentences, room, room // 2, even=True)
         return _cut_pairs(format, room, units, documents, counter_random.key(seed, "short"), first_token)
     units = _cut_long_sentences(sentences, room, room, even=False)
-    return _cut_sentences(units, documents, room, crossing=format.kind == "full-sentences")
+    return _cut_sentences(units, documents, room, format.kind == "full-sentences", owned=prefix > 0)
 
 
 def _cut_stream(documents: Ints, room: int) -> Examples:
@@ -148,7 +159,17 @@ def _cut_stream(documents: Ints, room: int) -> Examples:
     return Examples(ends - begins, np.diff(offsets), marks, before[:0])
 
 
-def _cut_sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> Examples:
+def _cut_documents(documents: Ints, room: int) -> Examples:
+    """Cut each document, with the separator after it, into equal pieces."""
+    line = documents + np.arange(documents.size)
+    units = _cut_long_sentences(line, room, room, even=True)
+    document = np.searchsorted(line, units[:-1], "right") - 1
+    contents, counts = np.diff(units), (units[1:] == line[document + 1]).astype(np.int64)
+    return Examples(contents, counts, contents[counts > 0] - 1, document)
+
+
+def _cut_sentences(units: Ints, documents: Ints, room: int, crossing: bool, owned: bool) -> Examples:
+    """Fill examples with whole sentences; `owned`: the document of each is recorded."""
     document = np.searchsorted(documents, units[:-1], "right") - 1
     if crossing:  # one more position for the separator before each further document
         begins, ends = units[:-1] + document, units[1:] + document
@@ -162,7 +183,7 @@ def _cut_sentences(units: Ints, documents: Ints, room: int, crossing: bool) -> E
     counts = document[final] - document[chosen] if crossing else np.zeros(chosen.size, np.int64)
     crossed = counter_random.concatenate_ranges(document[chosen], counts)
     marks = documents[crossed + 1] + crossed - np.repeat(begins[chosen], counts)
-    return Examples(ends[final] - begins[chosen], counts, marks, document[:0])
+    return Examples(ends[final] - begins[chosen], counts, marks, document[chosen] if owned else document[:0])
 
 
 def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, key: np.uint64, first_token: int) -> Examples:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bertree.data.controls import ControlCode, code_entries, read_codes
 from bertree.data.store import JOURNAL, ShardFile, dtype_for, read_shard_files, shard_file_name
 from bertree.data.writer import shard_entry, write_json
 from bertree.errors import UserError
@@ -18,7 +19,7 @@ from bertree.files.formats import Json, check_regular, read_json
 from bertree.text.cleaning import DIGEST
 from bertree.text.corpus import Position
 
-SEEN, VERSION = "seen.bin", 1
+SEEN, VERSION = "seen.bin", 2
 
 
 @dataclass
@@ -30,6 +31,7 @@ class PrepareProgress:
     counts: Json = field(default_factory=dict)  # of the corpus
     tokenless: int = 0  # documents that gave no token
     seen: int = 0  # digests in seen.bin
+    controls: list[ControlCode] = field(default_factory=list)  # codes of the documents in the shards
 
 
 def load(folder: Path, job: Json) -> PrepareProgress:
@@ -49,13 +51,14 @@ def load(folder: Path, job: Json) -> PrepareProgress:
             f"{folder}: was started with other settings ({differ}); use the same settings, or remove it and start again"
         )
     try:
-        width = dtype_for(job["vocab_size"]).itemsize
+        width, coded = dtype_for(job["vocab_size"]).itemsize, bool(job["options"]["control"])
         progress = PrepareProgress(
-            [read_shard_files(entry, width) for entry in journal["shards"]],
+            [read_shard_files(entry, width, coded) for entry in journal["shards"]],
             Position(**journal["position"]),
             {str(key): int(value) for key, value in journal["counts"].items()},
             int(journal["tokenless"]),
             int(journal["seen"]),
+            list(read_codes(journal["controls"], job["vocab_size"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: is damaged ({error}); remove {folder} and start again") from None
@@ -79,6 +82,7 @@ def save(folder: Path, job: Json, progress: PrepareProgress) -> None:
             "counts": progress.counts,
             "tokenless": progress.tokenless,
             "seen": progress.seen,
+            "controls": code_entries(progress.controls),
         },
     )
 

@@ -9,6 +9,9 @@ function of the seed and the step.
 With `documents`, a lane is also fresh wherever the text does not continue: at the first token of a document and of a
 chunk. A sequence ends there, so that nothing is seen or predicted across. Otherwise texts follow each other as they
 stand, and only the separator tells.
+
+With control codes a document begins with its code, and every lane that is inside a document at the start of a step
+reads the code again before it goes on. So a step reads fewer tokens of the line: `length` less the longest code.
 """
 
 from collections import OrderedDict
@@ -33,6 +36,7 @@ from bertree.errors import UserError
 from bertree.files.formats import Json
 
 EXAMPLE = 512  # length of the index's examples, which only say where chunks may end
+WHOLE = 1 << 30  # with control codes: examples are whole documents, so that each begins with its code
 SPARE = 2  # chunks in memory beside those the lanes are in
 
 
@@ -53,7 +57,8 @@ class LaneStream:
         """`lanes` is how many a whole batch has, of which rank r of `world` reads its part; `length` is how many tokens
         of each lane a step reads."""
         self.store = store if isinstance(store, Store) else Store.open(store)
-        self.seed, self.length, self.documents = seed, length, documents
+        self.seed, self.length = seed, length
+        self.documents = documents or bool(self.store.controls)
         where = self.store.folder or "store"
         if not 0 <= rank < world:
             raise UserError(f"rank {rank} of {world}: ranks go from 0 to {world - 1}")
@@ -61,9 +66,14 @@ class LaneStream:
             raise UserError(f"lanes {lanes}, length {length}: give {world} lanes or more, and 1 token or more")
         if "sep" not in self.store.special:
             raise UserError(f"{where}: the vocabulary has no sep token, which must stand between documents")
+        longest = self.store.prefixes.longest
+        if length <= 2 * longest:
+            raise UserError(f"{where}: its longest control code has {longest} tokens; give a length over {2 * longest}")
+        self._stride = length - longest  # tokens of the line
         self._format = Format("stream")
-        self.index = ExampleIndex.load_or_build(self.store, self._format, EXAMPLE, seed)
-        self.epoch_tokens = int(self.index.totals.sum())  # separators included
+        self._examples = WHOLE if self.store.controls else EXAMPLE
+        self.index = ExampleIndex.load_or_build(self.store, self._format, self._examples, seed)
+        self.epoch_tokens = int(self.index.totals.sum())  # separators and control codes included
         self._lane_tokens = self.epoch_tokens // lanes
         if self._lane_tokens <= length:
             raise UserError(
@@ -96,7 +106,7 @@ class LaneStream:
     @property
     def steps_per_epoch(self) -> int:
         """Steps that read an epoch; the last may be shorter."""
-        return ceil(self._lane_tokens / self.length)
+        return ceil(self._lane_tokens / self._stride)
 
     def epoch_at(self, step: int) -> float:
         """Return the epochs read before a step."""
@@ -106,8 +116,8 @@ class LaneStream:
         if step < 0:
             raise IndexError("steps count from 0")
         epoch, place = divmod(step, self.steps_per_epoch)
-        low = place * self.length
-        high = min(low + self.length, self._lane_tokens)
+        low = place * self._stride
+        high = min(low + self._stride, self._lane_tokens)
         return self._pack([self._segment(epoch, lane, low, high) for lane in self._lanes])
 
     def one_epoch(self, epoch: int = 0) -> Iterator[Batch]:
@@ -135,7 +145,7 @@ class LaneStream:
                     self.store,
                     self.index,
                     self._format,
-                    self._format.room(EXAMPLE),
+                    self._examples,
                     np.array([chunk]),
                     counter_random.key(self.seed, chunk, "content"),
                 )
@@ -144,35 +154,59 @@ class LaneStream:
             self._windows.move_to_end(chunk)
             return self._windows[chunk]
 
-    def _read(self, epoch: int, low: int, high: int) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return the tokens of a piece of the line, and which of them start a document or a chunk."""
+    def _read(self, epoch: int, low: int, high: int) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the tokens of a piece of the line, which of them start a document or a chunk, and which can be
+        predicted."""
         order, starts = self._order(epoch)
         pieces, at = [], low
         begins = np.zeros(high - low, np.bool_)
         while at < high:
             place = int(np.searchsorted(starts, at, "right")) - 1
             start, stop = int(starts[place]), min(high, int(starts[place + 1]))
-            pieces.append(self._chunk(int(order[place])).read(at - start, stop - start).ids)
+            pieces.append(self._chunk(int(order[place])).read(at - start, stop - start))
             begins[at - low] |= at == start
             at = stop
-        ids = np.concatenate(pieces)
-        begins[1:] |= ids[:-1] == self.store.special["sep"]
-        return ids, begins
+        ids = np.concatenate([piece.ids for piece in pieces])
+        predicted, ends = self._predicted.take(ids), ids == self.store.special["sep"]
+        if self.store.controls:
+            text = ~np.concatenate([piece.given for piece in pieces if piece.given is not None])
+            predicted, ends = predicted & text, ends & text
+        begins[1:] |= ends[:-1]
+        return ids, begins, predicted
+
+    def _code_start(self, epoch: int, place: int) -> tuple[int, bool]:
+        """Return where to read from so that the code of the document at a place stands before the token there, and
+        whether the document starts with it."""
+        order, starts = self._order(epoch)
+        number = int(np.searchsorted(starts, place, "right")) - 1
+        window = self._chunk(int(order[number]))
+        assert window.controls is not None
+        at = place - int(starts[number])
+        document = int(np.searchsorted(window.bounds, at, "right")) - 1
+        inside = at - int(window.bounds[document])
+        back = min(inside, int(window.controls.lengths[document]))
+        return place - back, inside == back
 
     def _segment(self, epoch: int, lane: int, low: int, high: int) -> tuple[Ints, Ints, NDArray[np.bool_], bool]:
         """Return what a step reads of a lane: its tokens, the token that follows each (-1: none that is predicted),
         which of them start without what was before, and whether the lane itself does."""
         first = lane * self._lane_tokens + low
         last = lane * self._lane_tokens + high
-        before = min(first, 1)  # the token before tells whether a document starts here
-        ids, begins = self._read(epoch, first - before, min(last + 1, self.epoch_tokens))
-        ids, begins = ids[before:], begins[before:]
-        size = last - first
+        if self.store.controls:
+            start, begun = self._code_start(epoch, first)
+            ids, begins, predicted = self._read(epoch, start, min(last + 1, self.epoch_tokens))
+            begins[0] = begun
+        else:
+            start, before = first, min(first, 1)  # the token before tells whether a document starts here
+            ids, begins, predicted = self._read(epoch, first - before, min(last + 1, self.epoch_tokens))
+            ids, begins, predicted = ids[before:], begins[before:], predicted[before:]
+        size = last - start
         following = np.full(size, -1)
-        following[: ids.size - 1] = np.where(self._predicted.take(ids[1:]), ids[1:], -1)
+        following[: ids.size - 1] = np.where(predicted[1:], ids[1:], -1)
         if not self.documents:
             begins[:] = False
         following[: ids.size - 1][begins[1:]] = -1
+        following[first - start - 1 : first - start] = -1  # the step before has predicted the first token of its text
         return ids[:size], following, begins[:size], low == 0
 
     def _pack(self, segments: list[tuple[Ints, Ints, NDArray[np.bool_], bool]]) -> Batch:

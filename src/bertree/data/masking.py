@@ -85,10 +85,13 @@ class Masking:
 class TargetMaker(Protocol):
     """Chooses the prediction targets of a packed stream."""
 
-    def apply(self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> tuple[Ints, Ints]:
+    def apply(
+        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None
+    ) -> tuple[Ints, Ints]:
         """Change a packed stream in place; return the positions that predict, and the target of each.
 
-        ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their random draws with `key`.
+        ids, counters, given: t; bounds: s + 1. `counters` numbers the tokens for their random draws with `key`; `given`
+        tokens (control codes) are never predicted.
         """
 
 
@@ -105,11 +108,15 @@ class NextTokenTargets:
         self.predicted[list(store.special.values())] = False
         self.predicted[store.special["sep"]] = True  # every format has one
 
-    def apply(self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> tuple[Ints, Ints]:
+    def apply(
+        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None
+    ) -> tuple[Ints, Ints]:
         """Return the targets; nothing is changed, and the last token of a sequence predicts nothing."""
         follows = self.predicted.take(ids)
         first = bounds[:-1]
         follows[first[first < ids.size]] = False
+        if given is not None:
+            follows &= ~given
         predicted = np.flatnonzero(follows)
         return predicted - 1, ids[predicted]
 
@@ -130,12 +137,15 @@ class Masker:
         chances = np.cumsum(masking.ngram_chances())[:-1]
         self.ngram_limits: Bits = np.array([counter_random.threshold(chance) for chance in chances], dtype=np.uint64)
 
-    def apply(self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> tuple[Ints, Ints]:
+    def apply(
+        self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None
+    ) -> tuple[Ints, Ints]:
         """Mask a packed stream in place; return the masked positions and their original ids.
 
         ids, counters: t; bounds: s + 1. `counters` numbers the tokens for their random draws with `key`.
         """
-        places = np.flatnonzero(self.maskable.take(ids))
+        maskable = self.maskable.take(ids)
+        places = np.flatnonzero(maskable if given is None else maskable & ~given)
         if self.masking.unit == "token":
             chosen = self._choose(places, bounds, counters.take(places), key)
             masked = places[chosen]

@@ -9,9 +9,14 @@ import shutil
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import compress
 from pathlib import Path
 
+import numpy as np
+
 from bertree.data import journal
+from bertree.data.controls import CodeTable
+from bertree.data.counter_random import Ints
 from bertree.data.journal import PrepareProgress
 from bertree.data.store import HEADER, JOURNAL, SPECIAL, TOKENIZER, Store
 from bertree.data.tokenizing import TokenizedDocuments, tokenize
@@ -35,6 +40,7 @@ class Chunk:
     """Documents, and the state of the corpus after them."""
 
     documents: list[str]
+    codes: list[str]  # control code of each document; "": it has none
     position: Position
     counts: Json
     digests: list[bytes]
@@ -44,17 +50,19 @@ class Chunk:
 def read_chunks(corpus: Corpus) -> Iterator[Chunk]:
     """Yield the corpus in chunks, each with the state after its last document."""
     documents: list[str] = []
+    codes: list[str] = []
     size = 0
 
     def close() -> Chunk:
-        nonlocal documents, size
+        nonlocal documents, codes, size
         digests, corpus.digests = corpus.digests, []
-        chunk = Chunk(documents, corpus.position, asdict(corpus.counts), digests, corpus.consumed)
-        documents, size = [], 0
+        chunk = Chunk(documents, codes, corpus.position, asdict(corpus.counts), digests, corpus.consumed)
+        documents, codes, size = [], [], 0
         return chunk
 
     for document in corpus.documents():
         documents.append(document)
+        codes.append(corpus.code)
         size += len(document)
         if size >= CHUNK:
             yield close()
@@ -101,7 +109,7 @@ def prepare(
                 with _removed_if_empty(out, progress, created):
                     _start_or_resume(out, job, progress, corpus, tokenizer)
                     stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
-                    _write(stream, _ShardedWriter(out, job, progress, advance))
+                    _write(stream, _ShardedWriter(out, job, progress, advance, tokenizer))
                     summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
                     if not progress.shards:
                         reasons = "; ".join(describe_counts(summary)) or "it is empty"
@@ -114,6 +122,7 @@ def prepare(
                         word_start=word_starts(tokenizer),
                         tokenizer_hash=job["tokenizer"],
                         summary=summary,
+                        controls=progress.controls,
                     )
             journal.clear(out)
     return Store.open(out)
@@ -122,28 +131,45 @@ def prepare(
 class _ShardedWriter:
     """Writes chunks into shards, and finished shards into the journal."""
 
-    def __init__(self, out: Path, job: Json, progress: PrepareProgress, advance: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        out: Path,
+        job: Json,
+        progress: PrepareProgress,
+        advance: Callable[[int, int], None],
+        tokenizer: Tokenizer,
+    ) -> None:
         self.out, self.job, self.progress, self.advance = out, job, progress, advance
         self.writer: ShardWriter | None = None
         self.digests: list[bytes] = []
         self.written = sum(parts["tokens"].count for parts in progress.shards)
         self.last: Chunk | None = None
         self.tokenless = 0  # since the last shard
+        self.table = CodeTable(tokenizer, progress.controls) if job["options"]["control"] else None
 
     def add(self, chunk: Chunk, tokenized: TokenizedDocuments) -> None:
         """Write a chunk, and close the shard when it is full."""
         self.last = chunk
         self.digests += chunk.digests
-        self.tokenless += tokenized.empty
+        self.tokenless += int((~tokenized.kept).sum())
         if tokenized.tokens.size:
             if self.writer is None:
                 number = len(self.progress.shards)
-                self.writer = ShardWriter(self.out, number, self.job["vocab_size"])
-            self.writer.add(tokenized.tokens, tokenized.sentences, tokenized.documents)
+                self.writer = ShardWriter(self.out, number, self.job["vocab_size"], self.table is not None)
+            self.writer.add(
+                tokenized.tokens, tokenized.sentences, tokenized.documents, self._codes(chunk.codes, tokenized)
+            )
             self.written += tokenized.tokens.size
         self.advance(chunk.consumed, self.written)
         if self.writer is not None and self.writer.tokens >= self.job["shard_tokens"]:
             self.close_shard()
+
+    def _codes(self, codes: list[str], tokenized: TokenizedDocuments) -> Ints | None:
+        """Return the number of each document's control code."""
+        if self.table is None:
+            return None
+        ends = np.cumsum(tokenized.sentences)[np.cumsum(tokenized.documents) - 1]
+        return self.table.number([*compress(codes, tokenized.kept)], np.diff(ends, prepend=0))
 
     def close_shard(self) -> None:
         """Close the open shard, if there is one, and record everything so far in the journal."""
@@ -160,6 +186,7 @@ class _ShardedWriter:
         progress.position, progress.counts = self.last.position, self.last.counts
         progress.tokenless += self.tokenless
         self.tokenless = 0
+        progress.controls = self.table.codes.copy() if self.table else []
         self.last = None
         journal.save(self.out, self.job, progress)
 

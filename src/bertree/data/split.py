@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from bertree.data.controls import ControlCode
 from bertree.data.store import Shard, Store
 from bertree.data.varint import Lengths
 from bertree.errors import UserError
@@ -26,6 +27,13 @@ class ShardView(Shard):
         self.tokens, self.name = shard.tokens[rows[0] : rows[-1]], shard.name
         vars(self)["sentence_starts"] = rows - rows[0]
         vars(self)["document_starts"] = documents[first : last + 1] - documents[first]
+        if shard.coded:
+            vars(self)["codes"] = shard.codes[first:last]
+
+    @property
+    def coded(self) -> bool:
+        """Whether its documents have control codes."""
+        return "codes" in vars(self)
 
 
 def split_held_out(store: Store, share: float, min_documents: int = 1) -> tuple[Store, Store]:
@@ -80,7 +88,7 @@ def _substore(store: Store, shards: list[Shard], name: str) -> Store:
             *((s.tokens.size, s.sentence_starts.size - 1, s.document_starts.size - 1) for s in shards), strict=True
         )
     )
-    return replace(
+    part = replace(
         store,
         shards=shards,
         tokens=tokens,
@@ -88,4 +96,18 @@ def _substore(store: Store, shards: list[Shard], name: str) -> Store:
         documents=documents,
         fingerprint=hashlib.sha256(f"{name} {store.fingerprint}".encode()).hexdigest(),
         complete=False,
+    )
+    return replace(part, controls=_count_codes(part))
+
+
+def _count_codes(store: Store) -> tuple[ControlCode, ...]:
+    """Return the control codes of a store with what it has of each."""
+    if not store.controls:
+        return ()
+    lengths = np.concatenate([np.diff(shard.sentence_starts[shard.document_starts]) for shard in store.shards])
+    documents = np.bincount(store.document_codes, minlength=len(store.controls))
+    tokens = np.bincount(store.document_codes, lengths, len(store.controls))
+    return tuple(
+        replace(known, documents=int(documents[number]), tokens=int(tokens[number]))
+        for number, known in enumerate(store.controls)
     )

@@ -4,6 +4,7 @@
     tokens-00000.bin      ids, little-endian uint16 (uint32 from 65,536 ids up), no special tokens
     sentences-00000.bin   tokens in each sentence (see `varint`)
     documents-00000.bin   sentences in each document
+    controls-00000.bin    number of each document's control code, if documents have codes
     words.bin             one byte per vocabulary entry: 1 if the token starts a word
     tokenizer/            the tokenizer that made it
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.data import varint
+from bertree.data.controls import ControlCode, Prefixes, read_codes
 from bertree.errors import UserError
 from bertree.files.formats import Json, check_regular, file_hash, read_json
 from bertree.text.identity import tokenizer_hash
@@ -31,7 +33,9 @@ from bertree.text.tokenizer import Tokenizer
 HEADER, WORDS, TOKENIZER, JOURNAL = "store.json", "words.bin", "tokenizer", "journal.json"
 FORMAT, VERSION = "bertree-store", 1
 PARTS = ("tokens", "sentences", "documents")
+CONTROLS = "controls"  # a part of stores with control codes
 SPECIAL = ("cls", "sep", "mask", "pad", "unk")
+UNFILLED = "is damaged (lengths do not fill the shard); prepare the store again"
 ALTERED = "is altered (its checksum differs); prepare the store again"
 
 
@@ -58,12 +62,18 @@ class Shard:
     """A run of whole documents: ids, and where its sentences and documents start."""
 
     def __init__(
-        self, tokens: NDArray[Any], sentences: "EncodedLengths", documents: "EncodedLengths", name: str = "store"
+        self,
+        tokens: NDArray[Any],
+        sentences: "EncodedLengths",
+        documents: "EncodedLengths",
+        name: str = "store",
+        codes: "EncodedLengths | None" = None,
     ) -> None:
         self.tokens = tokens  # memory-mapped ids
         self.name = name  # of the file of the ids, for messages
         self._sentences = sentences
         self._documents = documents
+        self._codes = codes
 
     def read(self, first: int, last: int, vocab_size: int) -> NDArray[Any]:
         """Return the ids from `first` to `last`, after checking that they are in the vocabulary."""
@@ -82,6 +92,17 @@ class Shard:
         """Offsets into the sentences, one more than there are documents (int64)."""
         return self._documents.starts(self._sentences.count)
 
+    @property
+    def coded(self) -> bool:
+        """Whether its documents have control codes."""
+        return self._codes is not None
+
+    @cached_property
+    def codes(self) -> varint.Lengths:
+        """Number of each document's control code (int64), in a store that has codes."""
+        assert self._codes is not None, "the store has no control codes"
+        return self._codes.numbers()
+
 
 @dataclass(frozen=True)
 class EncodedLengths:
@@ -92,23 +113,33 @@ class EncodedLengths:
     sha256: str = ""  # of the source, if it is to be checked
 
     def starts(self, total: int) -> varint.Lengths:
-        """Return the offsets of `count` non-empty runs that add up to `total`.
+        """Return the offsets of `count` non-empty runs that add up to `total`."""
+        decoded = self.numbers()
+        if int(decoded.min(initial=1)) < 1 or int(decoded.sum()) != total:
+            raise UserError(f"{self._name}: {UNFILLED}")
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded)))
+
+    @property
+    def _name(self) -> Path | str:
+        return self.source if isinstance(self.source, Path) else "store"
+
+    def numbers(self) -> varint.Lengths:
+        """Return the numbers themselves.
 
         The checksum is compared, because exchanged lengths still add up, and cost little to read.
         """
-        name = self.source if isinstance(self.source, Path) else "store"
         try:
             data = self.source.read_bytes() if isinstance(self.source, Path) else self.source
             decoded = varint.decode(data)
         except OSError as error:
-            raise UserError(f"{name}: cannot be read ({error.strerror})") from None
+            raise UserError(f"{self._name}: cannot be read ({error.strerror})") from None
         except ValueError as error:
-            raise UserError(f"{name}: is damaged ({error}); prepare the store again") from None
+            raise UserError(f"{self._name}: is damaged ({error}); prepare the store again") from None
         if self.sha256 and hashlib.sha256(data).hexdigest() != self.sha256:
-            raise UserError(f"{name}: {ALTERED}")
-        if decoded.size != self.count or int(decoded.min(initial=1)) < 1 or int(decoded.sum()) != total:
-            raise UserError(f"{name}: is damaged (lengths do not fill the shard); prepare the store again")
-        return np.concatenate((np.zeros(1, np.int64), np.cumsum(decoded)))
+            raise UserError(f"{self._name}: {ALTERED}")
+        if decoded.size != self.count:
+            raise UserError(f"{self._name}: {UNFILLED}")
+        return decoded
 
 
 @dataclass
@@ -127,6 +158,20 @@ class Store:
     folder: Path | None = None
     summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
     complete: bool = True  # everything in the folder, not a part (see `split_held_out`)
+    controls: tuple[ControlCode, ...] = ()  # its control codes; none: documents have no codes
+
+    @cached_property
+    def prefixes(self) -> Prefixes:
+        """The tokens before the texts of each control code."""
+        return Prefixes.of(self.controls)
+
+    @cached_property
+    def document_codes(self) -> varint.Lengths:
+        """Number of each document's control code, in a store that has codes."""
+        found = np.concatenate([shard.codes for shard in self.shards])
+        if int(found.max(initial=0)) >= len(self.controls):
+            raise UserError(f"{self.folder or 'store'}: has documents of unknown control codes; prepare it again")
+        return found
 
     @classmethod
     def open(cls, folder: Path | str) -> "Store":
@@ -143,25 +188,27 @@ class Store:
             raise UserError(f"{folder / WORDS}: {ALTERED}")
         shards = []
         for number, parts in enumerate(header["shards"]):
-            paths = {part: _check_size(folder / shard_file_name(part, number), parts[part].size) for part in PARTS}
-            shards.append(
-                Shard(
-                    np.memmap(paths["tokens"], dtype=dtype_for(vocab_size), mode="r"),
-                    EncodedLengths(parts["sentences"].count, paths["sentences"], parts["sentences"].sha256),
-                    EncodedLengths(parts["documents"].count, paths["documents"], parts["documents"].sha256),
-                    str(paths["tokens"]),
-                )
-            )
+            paths = {part: _check_size(folder / shard_file_name(part, number), parts[part].size) for part in parts}
+            lengths = {
+                part: EncodedLengths(parts[part].count, paths[part], parts[part].sha256)
+                for part in parts
+                if part != "tokens"
+            }
+            tokens = np.memmap(paths["tokens"], dtype=dtype_for(vocab_size), mode="r")
+            name, codes = str(paths["tokens"]), lengths.get(CONTROLS)
+            shards.append(Shard(tokens, lengths["sentences"], lengths["documents"], name, codes))
         totals = {part: sum(parts[part].count for parts in header["shards"]) for part in PARTS}
+        controls = read_codes(header.get(CONTROLS, []), vocab_size)
         return cls(
             vocab_size=vocab_size,
             special=header["special"],
             word_start=np.frombuffer(words, dtype=np.uint8) != 0,
-            fingerprint=fingerprint(header["shards"]),
+            fingerprint=fingerprint(header["shards"], controls),
             shards=shards,
             tokenizer_hash=header["tokenizer"],
             folder=folder,
             summary=header["summary"],
+            controls=controls,
             **totals,
         )
 
@@ -173,9 +220,15 @@ class Store:
         vocab_size: int,
         special: Mapping[str, int],
         word_start: NDArray[np.bool_] | None = None,
+        controls: Sequence[ControlCode] = (),
+        codes: Sequence[int] = (),
     ) -> "Store":
-        """Make a store in memory. Empty sentences and documents are left out, as on the disk."""
+        """Make a store in memory. Empty sentences and documents are left out, as on the disk.
+
+        `codes` is the number of each document's code in `controls`, if documents have codes.
+        """
         kept = [[sentence for sentence in document if len(sentence)] for document in documents]
+        numbers = np.array([code for code, document in zip(codes, kept, strict=bool(controls)) if document], np.int64)
         kept = [document for document in kept if document]
         ids = [token for document in kept for sentence in document for token in sentence]
         assert all(0 <= token < vocab_size for token in ids), "ids must lie within the vocabulary"
@@ -188,7 +241,11 @@ class Store:
             part: ShardFile(count, len(raw), hashlib.sha256(raw).hexdigest())
             for part, count, raw in zip(PARTS, sizes, data, strict=True)
         }
-        shard = Shard(tokens, EncodedLengths(sentences.size, data[1]), EncodedLengths(counts.size, data[2]))
+        named = varint.encode(numbers)
+        if controls:
+            parts[CONTROLS] = ShardFile(numbers.size, len(named), hashlib.sha256(named).hexdigest())
+        lengths = EncodedLengths(sentences.size, data[1]), EncodedLengths(counts.size, data[2])
+        shard = Shard(tokens, *lengths, codes=EncodedLengths(numbers.size, named) if controls else None)
         return cls(
             vocab_size=vocab_size,
             special=dict(special),
@@ -196,8 +253,9 @@ class Store:
             tokens=tokens.size,
             sentences=sentences.size,
             documents=counts.size,
-            fingerprint=fingerprint([parts]),
+            fingerprint=fingerprint([parts], controls),
             shards=[shard] if tokens.size else [],
+            controls=tuple(controls),
         )
 
     def require_tokenizer(self, digest: str, name: str | Path) -> None:
@@ -206,9 +264,10 @@ class Store:
             raise UserError(f"{self.folder}: was made with another tokenizer than {name}; prepare it again")
 
 
-def fingerprint(shards: Sequence[Mapping[str, ShardFile]]) -> str:
-    """Return a name for the content: sha256 over the checksums of all shards in order."""
-    text = "\n".join(parts[part].sha256 for parts in shards for part in PARTS)
+def fingerprint(shards: Sequence[Mapping[str, ShardFile]], controls: Sequence[ControlCode] = ()) -> str:
+    """Return a name for the content: sha256 over the checksums of all shards in order, and over the control codes."""
+    text = "\n".join(file.sha256 for parts in shards for file in parts.values())
+    text += "".join(f"\n{known.code} {known.prefix}" for known in controls)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -259,12 +318,14 @@ def _check_header(header: Json) -> list[dict[str, ShardFile]]:
         raise ValueError("summary")
     if not isinstance(header["shards"], list):
         raise ValueError("no list of shards")
-    return [read_shard_files(entry, dtype_for(size).itemsize) for entry in header["shards"]]
+    coded = bool(read_codes(header.get(CONTROLS, []), size))
+    return [read_shard_files(entry, dtype_for(size).itemsize, coded) for entry in header["shards"]]
 
 
-def read_shard_files(entry: Json, width: int) -> dict[str, ShardFile]:
-    """Parse one shard's entry in the header or the journal; raise ValueError if it is invalid."""
-    parts = {part: ShardFile(**entry[part]) for part in PARTS}
+def read_shard_files(entry: Json, width: int, coded: bool) -> dict[str, ShardFile]:
+    """Parse one shard's entry in the header or the journal; raise ValueError if it is invalid. `coded`: documents have
+    control codes."""
+    parts = {part: ShardFile(**entry[part]) for part in (*PARTS, *([CONTROLS] if coded else []))}
     for part, found in parts.items():
         if type(found.count) is not int or type(found.size) is not int or found.count < 1:
             raise ValueError(f"{part} count {found.count!r}")
@@ -293,13 +354,15 @@ def verify(folder: Path, advance: Callable[[int], None] = lambda count: None) ->
     header = read_header(folder)
     checks = [(folder / WORDS, header.get("words"))]
     for number, parts in enumerate(header["shards"]):
-        checks += [(folder / shard_file_name(part, number), parts[part].sha256) for part in PARTS]
+        checks += [(folder / shard_file_name(part, number), file.sha256) for part, file in parts.items()]
     for path, expected in checks:
         if file_hash(path, advance) != expected:
             raise UserError(f"{path}: {ALTERED}")
     for shard in store.shards:
         assert shard.document_starts[-1] == shard.sentence_starts.size - 1
         shard.read(0, shard.tokens.size, store.vocab_size)
+    if store.controls:
+        assert store.document_codes.size == store.documents
     copy = folder / TOKENIZER
     tokenizer = Tokenizer.load(copy) if copy.is_dir() else None
     if tokenizer is not None:

@@ -16,6 +16,8 @@ tokens, and up to two split sequences.
 A split pair keeps its NSP or SOP label if its head still contains some of the second segment, as after BERT's
 truncation; otherwise, in its tail, and in an example of one sentence, the label is -100, which torch's losses ignore.
 Masks are drawn in each side, so static masks repeat except in split sequences; a side of special tokens alone has none.
+In a store with control codes the second side of a split sequence begins with its code, which takes the place of its
+first tokens: these are not read in that epoch.
 """
 
 from collections import OrderedDict
@@ -32,7 +34,7 @@ from bertree.batch import Batch, PretrainingLabels
 from bertree.data import counter_random
 from bertree.data.counter_random import Ints
 from bertree.data.example_index import ExampleIndex
-from bertree.data.formats import Format
+from bertree.data.formats import CODED, Format
 from bertree.data.masking import Masking, target_maker
 from bertree.data.store import Store
 from bertree.data.windows.balanced_order import balanced_order
@@ -75,7 +77,7 @@ class Stream:
         self._check(waste)
         self._slack = 0 if fixed else _slack(batch_tokens, max_length, waste)
         self._stride = batch_tokens - self._slack
-        self._room = self.format.room(max_length)
+        self._room = self.format.room(max_length, store.prefixes.longest)
         self._targets = target_maker(self.masking, store) if self.masking else None
         self.index = ExampleIndex.load_or_build(store, self.format, max_length, seed)
         self.examples = int(self.index.chunks[-1])
@@ -96,6 +98,10 @@ class Stream:
 
     def _check(self, waste: float | None) -> None:
         where = self.store.folder or "store"
+        if self.store.controls and self.format.kind not in CODED:
+            raise UserError(
+                f"{where}: has control codes, and {self.format.name} is not for them; use format {' or '.join(CODED)}"
+            )
         needed = ("sep",) if self.format.kind == "stream" else ("cls", "sep")
         for kind in needed:
             if kind not in self.store.special:
@@ -266,7 +272,9 @@ class Stream:
         masked, targets, bounds, base = [], [], [np.zeros(1, np.int64)], 0
         for window, piece in slices:
             if self._targets:
-                places, there = self._targets.apply(piece.ids, piece.bounds, piece.counters, window.mask_key)
+                places, there = self._targets.apply(
+                    piece.ids, piece.bounds, piece.counters, window.mask_key, piece.given
+                )
                 masked.append(places + base)
                 targets.append(there)
             bounds.append(piece.bounds[1:] + base)

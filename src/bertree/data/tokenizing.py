@@ -39,7 +39,7 @@ class TokenizedDocuments(NamedTuple):
     tokens: NDArray[Any]
     sentences: NDArray[np.int64]  # tokens in each, never 0
     documents: NDArray[np.int64]  # sentences in each, never 0
-    empty: int  # documents without any token
+    kept: NDArray[np.bool_]  # which documents have any token; the others are left out
 
 
 class TokenizerSettings(NamedTuple):
@@ -87,7 +87,7 @@ class DocumentTokenizer:
         tokens = np.fromiter(ids, self.dtype, int(lengths.sum()))
         owners = np.repeat(np.arange(len(documents)), np.array(counts, np.int64))
         kept = np.bincount(owners[lengths > 0], minlength=len(documents))
-        return TokenizedDocuments(tokens, lengths[lengths > 0], kept[kept > 0], int((kept == 0).sum()))
+        return TokenizedDocuments(tokens, lengths[lengths > 0], kept[kept > 0], kept > 0)
 
 
 _worker_tokenizer: DocumentTokenizer | None = None  # of a worker process

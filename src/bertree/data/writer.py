@@ -17,7 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.data import varint
-from bertree.data.store import FORMAT, HEADER, PARTS, VERSION, WORDS, ShardFile, dtype_for, header_hash, shard_file_name
+from bertree.data.controls import ControlCode, code_entries
+from bertree.data.store import (
+    CONTROLS,
+    FORMAT,
+    HEADER,
+    PARTS,
+    VERSION,
+    WORDS,
+    ShardFile,
+    dtype_for,
+    header_hash,
+    shard_file_name,
+)
 from bertree.errors import UserError
 from bertree.files.atomic import AtomicFile
 from bertree.files.formats import Json
@@ -50,18 +62,22 @@ def write_json(path: Path, value: Json) -> None:
 class ShardWriter:
     """Writes one shard. Tokens go to the disk at once; lengths take a byte each and stay in memory."""
 
-    def __init__(self, folder: Path, number: int, vocab_size: int) -> None:
+    def __init__(self, folder: Path, number: int, vocab_size: int, coded: bool = False) -> None:
+        """`coded`: documents have control codes."""
         self.folder, self.number = folder, number
         self.dtype = dtype_for(vocab_size)
         self.tokens = 0
-        self._lengths = {"sentences": bytearray(), "documents": bytearray()}
-        self._counts = {"sentences": 0, "documents": 0}
+        parts = ("sentences", "documents", *([CONTROLS] if coded else []))
+        self._lengths = {part: bytearray() for part in parts}
+        self._counts = dict.fromkeys(parts, 0)
         self._digest = hashlib.sha256()
         self._size = 0
         self._out = atomic_file(folder / shard_file_name("tokens", number))
 
-    def add(self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any]) -> None:
-        """Add whole documents: ids, tokens in each sentence, sentences in each document."""
+    def add(
+        self, tokens: NDArray[Any], sentences: NDArray[Any], documents: NDArray[Any], codes: NDArray[Any] | None = None
+    ) -> None:
+        """Add whole documents: ids, tokens in each sentence, sentences in each document, number of its control code."""
         assert int(sentences.sum()) == tokens.size, "sentences must fill the tokens"
         assert int(documents.sum()) == sentences.size, "documents must fill the sentences"
         assert int(sentences.min(initial=1)) > 0, "empty sentences are never stored"
@@ -71,7 +87,8 @@ class ShardWriter:
         self._digest.update(data)
         self._size += len(data)
         self.tokens += tokens.size
-        for part, values in (("sentences", sentences), ("documents", documents)):
+        for part, values in zip(self._lengths, (sentences, documents, codes), strict=False):
+            assert values is not None, "documents have control codes"
             self._lengths[part] += varint.encode(values)
             self._counts[part] += values.size
 
@@ -92,7 +109,7 @@ class ShardWriter:
 
 def shard_entry(parts: Mapping[str, ShardFile]) -> Json:
     """Return a shard's entry in the header or the journal."""
-    return {part: asdict(parts[part]) for part in PARTS}
+    return {part: asdict(file) for part, file in parts.items()}
 
 
 def write_header(
@@ -104,6 +121,7 @@ def write_header(
     word_start: NDArray[np.bool_],
     tokenizer_hash: str,
     summary: Json,
+    controls: Sequence[ControlCode] = (),
 ) -> None:
     """Write the word table, then the header: from here on the folder is a store."""
     words = word_start.astype(np.uint8).tobytes()
@@ -120,6 +138,7 @@ def write_header(
         "words": hashlib.sha256(words).hexdigest(),
         **{part: sum(parts[part].count for parts in shards) for part in PARTS},
         "summary": summary,
+        **({CONTROLS: code_entries(controls)} if controls else {}),
         "shards": [shard_entry(parts) for parts in shards],
     }
     header["sha256"] = header_hash(header)

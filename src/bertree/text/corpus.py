@@ -13,6 +13,7 @@ from typing import IO
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.text import cleaning, readers, sources
+from bertree.text.control import ControlRule
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class CorpusOptions:
     wrapped: bool = False  # a line break within a paragraph is a space, not the end of a sentence
     deduplicate: bool = False
     min_characters: int = 1
+    control: str = ""  # where the control codes come from (control.py); "": documents have none
+    control_default: str = ""  # code of documents without one; "": they are refused
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class Corpus:
         self.position = Position()
         self.seen = cleaning.DigestSet()
         self.digests: list[bytes] = []  # of documents kept since the caller last took them, if de-duplicating
+        self.code = ""  # of the document at hand
+        self._rule = (
+            ControlRule.parse(self.options.control, self.options.control_default) if self.options.control else None
+        )
         self._tell: Callable[[], int] = lambda: 0
 
     @property
@@ -71,23 +78,31 @@ class Corpus:
                 self.position = Position(number)
             with sources.open_source(self.sources[number]) as (stream, beneath):
                 self._tell = beneath.tell if self.sources[number].path != sources.STANDARD_INPUT else lambda: 0
-                for text in self._read_raw(self.sources[number], stream):
-                    if (document := self._clean(text)) is not None:
+                for raw in self._read_raw(self.sources[number], stream):
+                    if (document := self._clean(raw.text)) is not None:
+                        self.code = self._code(self.sources[number].path, raw)
                         yield document
             self._tell = lambda: 0
         self.position = Position(len(self.sources))
 
-    def _read_raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[str]:
+    def _code(self, path: str, raw: readers.RawDocument) -> str:
+        """Return the control code of a document."""
+        where = f"{path}: {'row' if path.endswith('parquet') else 'line'} {raw.row}" if raw.row else path
+        return self._rule.code(path, raw.value, where) if self._rule else ""
+
+    def _read_raw(self, source: sources.Source, stream: IO[bytes]) -> Iterator[readers.RawDocument]:
         """Yield the raw documents of a file that come after the current position."""
         reached, counts = self.position, asdict(self.counts)
         check = number = 0
-        for text in readers.read_documents(source, stream, self.options.field, self.options.whole_files, self.counts):
+        column = self._rule.column if self._rule else ""
+        options = self.options
+        for raw in readers.read_documents(source, stream, options.field, options.whole_files, self.counts, column):
             number += 1
-            check = zlib.crc32(text.encode("utf-8", "surrogatepass"), check)
+            check = zlib.crc32(raw.text.encode("utf-8", "surrogatepass"), check)
             if number > reached.documents:
                 self.position = Position(reached.file, number, check)
                 self.counts.documents += 1
-                yield text
+                yield raw
             elif number == reached.documents:
                 if check != reached.check:
                     break

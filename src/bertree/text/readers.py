@@ -10,10 +10,10 @@ import csv
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from bertree.errors import UserError
 from bertree.text.sources import Source
@@ -38,19 +38,31 @@ class CorpusCounts:
     cut: int = 0  # documents cut because they were too long
 
 
+class RawDocument(NamedTuple):
+    """A document as it stands in its file."""
+
+    text: str
+    row: int = 0  # its line or row in the file; 0: of a text file
+    value: Any = None  # of the column asked for beside the text
+
+
 def read_documents(
-    source: Source, stream: IO[bytes], field: str, whole_files: bool, counts: CorpusCounts
-) -> Iterator[str]:
-    """Yield the raw documents of an opened source. `whole_files`: a text file is one document."""
+    source: Source, stream: IO[bytes], field: str, whole_files: bool, counts: CorpusCounts, column: str = ""
+) -> Iterator[RawDocument]:
+    """Yield the raw documents of an opened source. `whole_files`: a text file is one document; `column`: another field
+    of the records to read."""
     if source.format == "text":
-        return _read_text(stream, whole_files, counts)
+        if column:
+            raise UserError(f"{source.path}: a text file has no column '{column}'; use --control folder or file")
+        return map(RawDocument, _read_text(stream, whole_files, counts))
+    fields = (field, *([column] if column else []))
     if source.format == "jsonl":
-        records = _read_jsonl(source.path, stream, field, counts)
+        records = _read_jsonl(source.path, stream, fields, counts)
     elif source.format == "parquet":
-        records = _read_parquet(source, stream, field, counts)
+        records = _read_parquet(source, stream, fields, counts)
     else:
-        records = _read_csv(source, stream, field, counts)
-    return (piece for record in records for piece in split_long(record, counts))
+        records = _read_csv(source, stream, fields, counts)
+    return (record._replace(text=piece) for record in records for piece in split_long(record.text, counts))
 
 
 def split_long(text: str, counts: CorpusCounts) -> Iterator[str]:
@@ -120,19 +132,22 @@ def _decode(data: bytes, counts: CorpusCounts) -> str:
         return data.decode("utf-8", "replace")
 
 
-def _record_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file; one that is too long comes as b"", a broken record."""
+def _record_lines(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers; one that is too long comes as b"", a broken record."""
+    row = 0
     while data := stream.readline(MAX_RECORD):
+        row += 1
         if len(data) == MAX_RECORD and not data.endswith(b"\n"):
             while (data := stream.readline(MAX_DOCUMENT)) and not data.endswith(b"\n"):
                 pass
-            yield b""
+            yield row, b""
         elif data.strip():
-            yield data
+            yield row, data
 
 
-def _read_jsonl(path: str, stream: IO[bytes], field: str, counts: CorpusCounts) -> Iterator[str]:
-    for number, data in enumerate(_record_lines(stream)):
+def _read_jsonl(path: str, stream: IO[bytes], fields: Sequence[str], counts: CorpusCounts) -> Iterator[RawDocument]:
+    field = fields[0]
+    for number, (row, data) in enumerate(_record_lines(stream)):
         try:
             record = json.loads(_decode(data.removeprefix(b"\xef\xbb\xbf"), counts))
         except (ValueError, RecursionError):
@@ -146,21 +161,21 @@ def _read_jsonl(path: str, stream: IO[bytes], field: str, counts: CorpusCounts) 
                 raise UserError(f"{path}: {_no_field(field, list(record))}")
             counts.missing += 1
         else:
-            yield text
+            yield RawDocument(text, row, record.get(fields[-1]))
 
 
-def _read_csv(source: Source, stream: IO[bytes], field: str, counts: CorpusCounts) -> Iterator[str]:
+def _read_csv(source: Source, stream: IO[bytes], fields: Sequence[str], counts: CorpusCounts) -> Iterator[RawDocument]:
     csv.field_size_limit(MAX_RECORD)
     lines = (_decode(data, counts) for data in iter(lambda: stream.readline(MAX_RECORD), b""))
     rows = csv.reader(lines, delimiter="\t" if source.format == "tsv" else ",")
     try:
         header = [name.strip().removeprefix("\ufeff") for name in next(rows, [])]
-        if header and field not in header:
-            raise UserError(f"{source.path}: {_no_field(field, header)}")
-        column = header.index(field) if header else 0
+        if header:
+            _check_fields(source, fields, header)
+        column, other = (header.index(field) if header else 0 for field in (fields[0], fields[-1]))
         for row in rows:
             if len(row) > column:
-                yield row[column]
+                yield RawDocument(row[column], rows.line_num, row[other] if len(row) > other else None)
             elif row:
                 counts.broken += 1
     except csv.Error as error:
@@ -188,26 +203,38 @@ def open_parquet(source: Source, stream: IO[bytes]) -> Iterator[Any]:
             raise UserError(f"{source.path}: is not a readable parquet file ({reason})") from None
 
 
-def _read_parquet(source: Source, stream: IO[bytes], field: str, counts: CorpusCounts) -> Iterator[str]:
+def _read_parquet(
+    source: Source, stream: IO[bytes], fields: Sequence[str], counts: CorpusCounts
+) -> Iterator[RawDocument]:
+    field = fields[0]
     with open_parquet(source, stream) as table:
         import pyarrow
 
         names = table.schema_arrow.names
-        if field not in names:
-            raise UserError(f"{source.path}: {_no_field(field, names)}")
+        _check_fields(source, fields, names)
         kind = table.schema_arrow.field(field).type
         if pyarrow.types.is_dictionary(kind):
             kind = kind.value_type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise UserError(f"{source.path}: column '{field}' holds {kind}, not text")
-        for batch in table.iter_batches(batch_size=64, columns=[field], use_threads=False):
-            column = batch.column(0).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
-            for data in column.to_pylist():  # as bytes: parquet does not guarantee valid UTF-8
+        row = 0
+        for batch in table.iter_batches(batch_size=64, columns=[*dict.fromkeys(fields)], use_threads=False):
+            column = batch.column(field).cast(pyarrow.large_string()).cast(pyarrow.large_binary())
+            values = batch.column(fields[-1]).to_pylist() if len(fields) > 1 else [None] * len(column)
+            # As bytes: parquet does not guarantee valid UTF-8.
+            for data, value in zip(column.to_pylist(), values, strict=True):
+                row += 1
                 if data is None:
                     counts.missing += 1
                 else:
-                    yield _decode(data, counts)
+                    yield RawDocument(_decode(data, counts), row, value)
 
 
-def _no_field(field: str, names: list[str]) -> str:
-    return f"has no field '{field}'; there are: {', '.join(map(str, names))} (choose one with --field)"
+def _check_fields(source: Source, fields: Sequence[str], names: list[str]) -> None:
+    for field, option in zip(fields, ("--text", "--control"), strict=False):
+        if field not in names:
+            raise UserError(f"{source.path}: {_no_field(field, names, option)}")
+
+
+def _no_field(field: str, names: list[str], option: str = "--text") -> str:
+    return f"has no field '{field}'; there are: {', '.join(map(str, names))} (choose one with {option})"

@@ -34,6 +34,7 @@ class PackedSlice:
     counters: Ints  # t: place of each token in the window's buffer, the counter of its random draws
     bounds: Ints  # s + 1
     labels: Ints | None  # s
+    given: NDArray[np.bool_] | None = None  # t: tokens of control codes, which are never predicted
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class TokenRuns:
     bounds: Ints  # p + 1: places in the line
     sources: Ints  # p: first token of each in the buffer
     segments: NDArray[np.uint8]  # p
+
+
+@dataclass(frozen=True)
+class ControlRuns:
+    """The control code before each example: a run of the buffer, behind all others."""
+
+    sources: Ints  # e: first token in the buffer
+    lengths: Ints  # e
+    first: int  # first token of all codes in the buffer
 
 
 @dataclass(frozen=True)
@@ -56,12 +66,14 @@ class ShuffleWindow:
     labels: Ints | None  # e
     seconds: Ints | None  # e: place in the line where the second segment starts
     mask_key: np.uint64
+    controls: ControlRuns | None = None
 
     def read(self, low: int, high: int, cuts: Ints | None = None) -> PackedSlice:
         """Return the tokens from `low` to `high`.
 
         A sequence that extends beyond them, or over one of the cuts between, is split: each side is a sequence of its
-        own without the other's special tokens.
+        own without the other's special tokens. With control codes the second side begins with its code, which takes the
+        place of its first tokens.
         """
         parts, size = self.parts, high - low
         first = int(np.searchsorted(parts.bounds, low, "right")) - 1
@@ -75,11 +87,24 @@ class ShuffleWindow:
         counters += line
         bounds, labels = self._sequences(low, high, cuts)
         line -= np.repeat(bounds[:-1], np.diff(bounds))
+        given = self._begin_with_codes(low, bounds, counters)
         if self.labels is None:
             segments = np.zeros(size, np.int64)
         else:
             segments = np.repeat(parts.segments[first:last], lengths).astype(np.int64)
-        return PackedSlice(self.buffer.take(counters).astype(np.int64), line, segments, counters, bounds, labels)
+        ids = self.buffer.take(counters).astype(np.int64)
+        return PackedSlice(ids, line, segments, counters, bounds, labels, given)
+
+    def _begin_with_codes(self, low: int, bounds: Ints, counters: Ints) -> NDArray[np.bool_] | None:
+        """Let sequences that begin inside an example begin with its code; return which tokens belong to codes."""
+        if self.controls is None:
+            return None
+        owners = np.searchsorted(self.bounds, bounds[:-1] + low, "right") - 1
+        for number in np.flatnonzero(bounds[:-1] + low != self.bounds[owners]).tolist():
+            begin, owner = int(bounds[number]), owners[number]
+            count = min(int(self.controls.lengths[owner]), int(bounds[number + 1]) - begin)
+            counters[begin : begin + count] = self.controls.sources[owner] + np.arange(count)
+        return counters >= self.controls.first
 
     def _sequences(self, low: int, high: int, cuts: Ints | None) -> tuple[Ints, Ints | None]:
         first = int(np.searchsorted(self.bounds, low, "right")) - 1
@@ -120,8 +145,12 @@ def build_window(
     marks = _concatenate_ranges(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
     read = contents if format.paired else contents - np.diff(offsets)
     starts = np.cumsum(read) - read
-    buffer = _read_buffer(store, index, chunks)
-    lengths, pairs = contents + format.single_overhead, None
+    buffer, size = _read_buffer(store, index, chunks)
+    lengths, pairs, controls = contents + format.single_overhead, None, None
+    if store.controls:
+        codes = store.document_codes[_concatenate_ranges(index.examples.documents, runs)]
+        controls = ControlRuns(size + store.prefixes.bounds[codes], store.prefixes.lengths[codes], size)
+        lengths = controls.lengths + contents + format.closed
     if format.paired:
         places = marks + np.repeat(starts, np.diff(offsets))
         borders = pairing.Borders(starts, contents, offsets, places)
@@ -135,27 +164,32 @@ def build_window(
     bounds = counter_random.cumulative_offsets(lengths[shuffled])
     labels = seconds = None
     if pairs is not None:
-        parts = _pair_runs(pairs, shuffled, format.separators, buffer.size)
+        parts = _pair_runs(pairs, shuffled, format.separators, size)
         labels = pairs.labels[shuffled]
         seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
     else:
-        parts = _single_runs(starts, contents, offsets, marks, shuffled, format.single_overhead > 0, buffer.size)
+        if controls is not None:
+            controls = ControlRuns(controls.sources[shuffled], controls.lengths[shuffled], size)
+        parts = _single_runs(starts, contents, offsets, marks, shuffled, format.closed > 0, size, controls)
     mask_key = counter_random.key(int(content), "mask")
-    return ShuffleWindow(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key)
+    return ShuffleWindow(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key, controls)
 
 
 def _concatenate_ranges(array: NDArray[Any], runs: Iterable[tuple[int, int]]) -> Ints:
     return np.concatenate([array[first:last] for first, last in runs]).astype(np.int64)
 
 
-def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> NDArray[Any]:
+def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> tuple[NDArray[Any], int]:
+    """Return the text of some chunks with the special tokens behind it, the length of that, and behind it the control
+    codes."""
     runs = []
     for chunk in chunks:
         shard = int(index.shard_of[chunk])
         first, last = index.tokens[chunk : chunk + 2] - index.shard_tokens[shard]
         runs.append(store.shards[shard].read(first, last, store.vocab_size))
     special = [store.special.get("cls", 0), store.special["sep"], store.special["sep"]]
-    return np.concatenate((*runs, np.array(special, dtype=runs[0].dtype)))
+    ends = np.array([*special, *store.prefixes.ids], dtype=runs[0].dtype)
+    return np.concatenate((*runs, ends)), sum(run.size for run in runs) + len(special)
 
 
 def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int) -> TokenRuns:
@@ -175,9 +209,18 @@ def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int)
 
 
 def _single_runs(
-    starts: Ints, contents: Ints, offsets: Ints, marks: Ints, shuffled: Ints, framed: bool, size: int
+    starts: Ints,
+    contents: Ints,
+    offsets: Ints,
+    marks: Ints,
+    shuffled: Ints,
+    framed: bool,
+    size: int,
+    controls: ControlRuns | None,
 ) -> TokenRuns:
-    """Lay out [CLS] text [SEP], with a separator at each mark of the text; a stream is the text alone."""
+    """Lay out [CLS] text [SEP], with a separator at each mark of the text; a stream is the text alone. A control code
+    takes the place of [CLS], and stands before a stream too."""
+    opened = framed or controls is not None
     counts = np.diff(offsets)[shuffled]
     marks = marks[counter_random.concatenate_ranges(offsets[shuffled], counts)]
     pieces = counts + 1  # pieces of text between separators
@@ -192,14 +235,16 @@ def _single_runs(
     ends = np.repeat(contents[shuffled], pieces)
     ends[~tails] = marks
     skipped = np.arange(heads.size) - np.repeat(firsts, pieces)  # separators before the piece
-    slots = pieces + counts + (2 if framed else 0)
+    slots = pieces + counts + opened + framed
     place = np.cumsum(slots) - slots
     lengths = np.ones(int(slots.sum()), np.int64)
     sources = np.full(lengths.size, size - 2)
-    text = np.repeat(place + framed, pieces) + 2 * skipped
+    text = np.repeat(place + opened, pieces) + 2 * skipped
     lengths[text] = ends - begins
     sources[text] = np.repeat(starts[shuffled], pieces) + begins - skipped
-    if framed:
+    if controls is not None:
+        sources[place], lengths[place] = controls.sources, controls.lengths
+    elif opened:
         sources[place] = size - 3
     return _token_runs(lengths, sources, np.zeros(lengths.size, np.uint8))
 
