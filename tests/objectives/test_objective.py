@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from bertree.model.heads import NEVER, ROUND, MaskHead
 from bertree.objectives.objective import cross_entropy
@@ -80,10 +81,11 @@ def test_a_term_of_no_weight_is_not_computed() -> None:
 def test_filling_up_the_vocabulary_changes_no_loss(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     head = MaskHead(8, 8, 50, "gelu", 1e-12).to(dtype)
-    table = torch.randn(50, 8, dtype=dtype, requires_grad=True)
+    tokens = nn.Embedding(50, 8, dtype=dtype)
+    table = tokens.weight
     hidden = torch.randn(6, 8, dtype=dtype)
     targets = torch.randint(0, 50, (6,))
-    logits = head(hidden, table, pad_vocab=True)
+    logits = head(hidden, tokens, pad_vocab=True)
     assert logits.shape[-1] == (50 if not torch.cuda.is_available() else logits.shape[-1])
     spare = -50 % ROUND
     # What the GPU computes: rows of zeros in the table, whose bias rules them out.
@@ -99,8 +101,8 @@ def test_filling_up_the_vocabulary_changes_no_loss(dtype: torch.dtype) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU fills the vocabulary up")
 def test_a_gpu_fills_up_the_vocabulary() -> None:
     head = MaskHead(8, 8, 50, "gelu", 1e-12).cuda()
-    table, hidden = torch.randn(50, 8, device="cuda"), torch.randn(6, 8, device="cuda")
+    tokens, hidden = nn.Embedding(50, 8, device="cuda"), torch.randn(6, 8, device="cuda")
     targets = torch.randint(0, 50, (6,), device="cuda")
-    plain, filled = head(hidden, table), head(hidden, table, pad_vocab=True)
+    plain, filled = head(hidden, tokens), head(hidden, tokens, pad_vocab=True)
     assert (plain.shape[-1], filled.shape[-1]) == (50, ROUND)
     assert float(cross_entropy(plain, targets).sum) == pytest.approx(float(cross_entropy(filled, targets).sum))

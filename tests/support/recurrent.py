@@ -15,7 +15,7 @@ from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleS
 from bertree.config.settings import as_toml
 from bertree.data.lanes import LaneStream
 from bertree.data.store import Store
-from bertree.model.embeddings import Embeddings
+from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder
 from bertree.model.heads import MaskHead
 from bertree.model.network import Network
@@ -38,7 +38,7 @@ class GruEncoder(Encoder):
     """A GRU that keeps a hidden vector, and counts what it has read, for each lane."""
 
     def __init__(self, dropout: float) -> None:
-        super().__init__(Embeddings(nn.Embedding(VOCAB, WIDTH), None, None, None, dropout, None), WIDTH, 1)
+        super().__init__(Embeddings(TokenEmbeddings(VOCAB, WIDTH), None, None, None, dropout, None), WIDTH, 1)
         self.gru = nn.GRU(WIDTH, WIDTH, batch_first=True)
 
     def state_specs(self, lanes: int) -> dict[str, StateSpec]:

@@ -12,6 +12,7 @@ from torch import nn
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.embeddings import Embeddings
+from bertree.model.layers.positions import LearnedPositions
 from bertree.model.network import Network
 from bertree.model.stack import Stack
 from bertree.model.transformer import TransformerEncoder
@@ -101,10 +102,11 @@ def _copy_layers(mine: Stack, its: Stack, layers: Sequence[int]) -> int:
 
 def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:
     """Copy the positions if the teacher has as many as the student; return the number of tensors."""
-    if ours.positions is None or theirs.positions is None or ours.positions.offset != theirs.positions.offset:
+    student, teacher = ours.positions, theirs.positions
+    if not isinstance(student, LearnedPositions) or not isinstance(teacher, LearnedPositions):
         return 0
-    mine, its = ours.positions.weight, theirs.positions.weight
-    if mine.shape[1] != its.shape[1] or len(mine) > len(its):
+    mine, its = student.weight, teacher.weight
+    if student.offset != teacher.offset or mine.shape[1] != its.shape[1] or len(mine) > len(its):
         return 0
     mine.copy_(its[: len(mine)])
     if ours.segments is None and theirs.segments is not None:

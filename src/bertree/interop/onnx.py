@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder
 from bertree.interop.contents import Contents
-from bertree.model.embeddings import Embeddings
+from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward
+from bertree.model.layers.positions import LearnedPositions
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import NAMES, Full
 from bertree.model.network import Network
@@ -96,11 +97,12 @@ class PaddedModel(nn.Module):
         return x_blh if vector is None else _pool(vector, x_blh.float(), attention_mask)
 
     def _embed(self, embeddings: Embeddings, ids_bl: Tensor, segments_bl: Tensor | None) -> Tensor:
+        assert isinstance(embeddings.tokens, TokenEmbeddings)
         x_ble = F.embedding(ids_bl, embeddings.tokens.weight)
         if embeddings.segments is not None:
             rows = torch.zeros_like(ids_bl) if segments_bl is None else segments_bl
             x_ble = x_ble + F.embedding(rows, embeddings.segments.weight)
-        if embeddings.positions is not None:
+        if isinstance(embeddings.positions, LearnedPositions):
             positions = torch.arange(ids_bl.shape[1], device=ids_bl.device) + embeddings.positions.offset
             x_ble = x_ble + F.embedding(positions, embeddings.positions.weight)
         x_ble = x_ble if embeddings.norm is None else embeddings.norm(x_ble)

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bertree.batch import Batch
 from bertree.model.architecture import BiLstm
-from bertree.model.embeddings import Embeddings
+from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder
 from bertree.model.init import initialize
 
@@ -114,7 +114,7 @@ class BiLstmEncoder(Encoder):
 def build_bilstm(a: BiLstm) -> BiLstmEncoder:
     """Build a BiLSTM encoder with random weights."""
     embeddings = Embeddings(
-        tokens=nn.Embedding(a.vocab_size, a.embedding_width),
+        tokens=TokenEmbeddings(a.vocab_size, a.embedding_width),
         positions=None,
         segments=None,
         norm=nn.LayerNorm(a.embedding_width, eps=a.norm_eps) if a.embedding_norm else None,

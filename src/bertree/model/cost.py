@@ -20,6 +20,7 @@ attention keeps one number per head and query instead of the scores.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, Protocol
 
 from bertree.model.architecture import Architecture, BiLstm, Transformer
@@ -32,7 +33,7 @@ GIB = 1024**3
 # Keys per query, on average over a sequence, for each value of the axis `attention`.
 KEYS: dict[str, Callable[[Transformer, int], float]] = {
     "full": lambda a, length: length,
-    "causal": lambda a, length: (length + 1) / 2,
+    "causal": lambda a, length: a.memory if a.same_length else a.memory + (length + 1) / 2,
     "local": lambda a, length: _window_keys(min(a.window, length - 1), length),
 }
 
@@ -108,22 +109,49 @@ class TransformerCosts:
     def parameters(self) -> Parameters:
         """Count the parameters."""
         a = self.a
-        places = a.max_positions + a.position_offset if a.positions == "learned" else 0
-        rows = a.vocab_size + places + a.segments
         norm = 2 if a.norm == "layer" and a.norm_bias else 1  # vectors
-        embeddings = rows * a.embedding_width + (norm * a.embedding_width if a.embedding_norm else 0)
-        if a.embedding_projection:
-            embeddings += _linear(a.embedding_width, a.width)
-        attention = 4 * _linear(a.width, a.width, a.attention_bias) + norm * a.width
-        up, down = (a.width, UP[a.ffn] * a.ffn_width), (a.ffn_width, a.width)
-        ffn = _linear(*up, a.ffn_bias) + _linear(*down, a.ffn_bias) + norm * a.width
-        final_norm = norm * a.width if a.residual == "pre-norm" else 0
+        inner = a.heads * a.head_size
+        attention = _linear(a.width, 3 * inner, a.attention_bias) + _linear(inner, a.width, a.attention_bias)
+        if a.positions == "relative":
+            attention += a.width * inner + (0 if a.shared_position_bias else 2 * inner)
+        ffn = _linear(a.width, UP[a.ffn] * a.ffn_width, a.ffn_bias) + _linear(a.ffn_width, a.width, a.ffn_bias)
+        copies = len(set(a.plan("attention"))), len(set(a.plan("ffn")))
+        last = norm * a.width if a.residual == "pre-norm" and a.final_norm else 0
+        last += 2 * inner if a.shared_position_bias else 0
         return Parameters(
-            embeddings=embeddings,
-            encoder=attention * len(set(a.plan("attention"))) + ffn * len(set(a.plan("ffn"))) + final_norm,
+            embeddings=self._embeddings(norm),
+            encoder=(attention + norm * a.width) * copies[0] + (ffn + norm * a.width) * copies[1] + last,
             pooler=_linear(a.width, a.width) if a.pooler else 0,
-            mlm_head=_linear(a.width, a.embedding_width) + 2 * a.embedding_width + a.vocab_size,
+            mlm_head=self._mask_head(),
         )
+
+    def _clusters(self) -> list[tuple[int, int]]:
+        """Return the entries and the embedding width of each cluster of the vocabulary."""
+        a = self.a
+        pairs = enumerate(pairwise(a.cluster_starts))
+        return [(end - start, max(1, a.embedding_width // a.embedding_divisor**i)) for i, (start, end) in pairs]
+
+    def _projections(self) -> list[int]:
+        """Return the parameters of each cluster's projection; none if all are as wide as the layers."""
+        widths = [width for _, width in self._clusters()]
+        if not self.a.cutoffs or set(widths) == {self.a.width}:
+            return []
+        return [width * self.a.width for width in (widths if len(set(widths)) > 1 else widths[:1])]
+
+    def _embeddings(self, norm: int) -> int:
+        a = self.a
+        places = a.max_positions + a.position_offset if a.positions == "learned" else 0
+        tables = sum(rows * width for rows, width in self._clusters()) + (places + a.segments) * a.embedding_width
+        projection = _linear(a.embedding_width, a.width) if a.embedding_projection else sum(self._projections())
+        return tables + (norm * a.embedding_width if a.embedding_norm else 0) + projection
+
+    def _mask_head(self) -> int:
+        a, clusters = self.a, self._clusters()
+        transform = _linear(a.width, a.embedding_width) + 2 * a.embedding_width if a.mask_transform else 0
+        found = transform + (a.vocab_size if a.mask_bias else 0)
+        if self._projections():
+            found += sum(clusters[int(i)][1] * a.width for i in a.output_projections.split(",") if i)
+        return found + (len(clusters) - 1) * (a.embedding_width + 1)
 
     def classifiers(self) -> dict[str, int]:
         """None: papers count the encoder."""
@@ -132,15 +160,20 @@ class TransformerCosts:
     def forward_flops(self, length: int) -> int:
         """Operations per token of the encoder's forward pass at a sequence length."""
         a = self.a
-        linear = 4 * a.width**2 + (UP[a.ffn] + 1) * a.width * a.ffn_width
+        inner = a.heads * a.head_size
+        # Keys and values of the memory are computed with every segment.
+        attention = (4 + 2 * a.memory / length) * a.width * inner
+        linear = attention + (UP[a.ffn] + 1) * a.width * a.ffn_width
         keys = sum(KEYS[kind](a, length) for kind in a.attention_kinds)
+        products = 3 if a.positions == "relative" else 2  # scores and weighted sum; scores by distance
         projection = a.embedding_width * a.width if a.embedding_projection else 0
-        return round(2 * (a.layers * linear + 2 * keys * a.width + projection))  # scores and weighted sum
+        return round(2 * (a.layers * linear + products * keys * inner + projection))
 
     def mask_head_flops(self) -> int:
         """Operations per masked position of the MLM head."""
         a = self.a
-        return 2 * (a.width * a.embedding_width + a.embedding_width * a.vocab_size)
+        transform = a.width * a.embedding_width if a.mask_transform else 0
+        return 2 * (transform + a.embedding_width * a.vocab_size)
 
     def activation_bytes(self) -> int:
         """Bytes per token that autograd keeps for the encoder's backward pass."""
@@ -149,14 +182,14 @@ class TransformerCosts:
         masks = 2 * h if a.dropout else 0  # one byte per element, after attention and after feed-forward
         attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
         attention += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
-        angles = 4 * a.head_width * len(set(a.attention_kinds)) if a.positions == "rotary" else 0  # cosines and sines
+        angles = 4 * a.head_size * len(set(a.attention_kinds)) if a.positions == "rotary" else 0  # cosines and sines
         ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
         ffn += 4 * f if a.ffn == "gated" else 0  # the gate, and its product with the activation
         norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
         embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
         if a.embedding_projection:
             embeddings += 2 * a.embedding_width
-        final_norm = 2 * h + 8 if a.residual == "pre-norm" else 0
+        final_norm = 2 * h + 8 if a.residual == "pre-norm" and a.final_norm else 0
         return a.layers * (masks + attention + ffn + norms) + embeddings + angles + final_norm
 
     def mask_head_bytes(self) -> int:

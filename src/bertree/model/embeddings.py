@@ -9,7 +9,21 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.kernels.custom_ops import look_up
-from bertree.model.layers.positions import LearnedPositions
+from bertree.model.layers.adaptive import AdaptiveEmbeddings
+from bertree.model.layers.positions import LearnedPositions, SinusoidalPositions
+
+
+class TokenEmbeddings(nn.Embedding):
+    """A vector for each entry of the vocabulary, times `scale`."""
+
+    def __init__(self, vocab_size: int, width: int, scale: float = 1.0) -> None:
+        super().__init__(vocab_size, width)
+        self.scale = scale
+
+    def forward(self, ids_t: Tensor) -> Tensor:
+        """Look up token ids (t x e)."""
+        rows_te = look_up(self.weight, ids_t)
+        return rows_te if self.scale == 1.0 else rows_te * self.scale
 
 
 class Embeddings(nn.Module):
@@ -20,8 +34,8 @@ class Embeddings(nn.Module):
 
     def __init__(
         self,
-        tokens: nn.Embedding,
-        positions: LearnedPositions | None,
+        tokens: TokenEmbeddings | AdaptiveEmbeddings,
+        positions: LearnedPositions | SinusoidalPositions | None,
         segments: nn.Embedding | None,
         norm: nn.Module | None,
         dropout: float,
@@ -37,7 +51,7 @@ class Embeddings(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the input of the first layer (t x h)."""
-        x_te = look_up(self.tokens.weight, batch.ids)
+        x_te: Tensor = self.tokens(batch.ids)
         if self.segments is not None:
             x_te = x_te + _segment_rows(self.segments.weight, batch.segments)
         if self.positions is not None:

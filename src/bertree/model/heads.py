@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertree.batch import IGNORED
 from bertree.errors import UserError, suggest
 from bertree.model.layers.feed_forward import ACTIVATION
 
@@ -18,26 +19,48 @@ NEVER = -30000.0  # a logit whose probability is 0; half precision can represent
 
 
 class MaskHead(nn.Module):
-    """MLM: logits over the vocabulary. Its output matrix is the token embedding, passed in, never copied."""
+    """MLM or LM: logits over the vocabulary. Its output matrix is the token embedding, passed in, never copied.
 
-    def __init__(self, width: int, embedding_width: int, vocab_size: int, activation: str, eps: float) -> None:
+    `transform`: a dense layer, an activation and a norm come first. `bias`: one for each entry of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        embedding_width: int,
+        vocab_size: int,
+        activation: str,
+        eps: float,
+        transform: bool = True,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, embedding_width)
-        self.norm = nn.LayerNorm(embedding_width, eps=eps)
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.dense = nn.Linear(width, embedding_width) if transform else None
+        self.norm = nn.LayerNorm(embedding_width, eps=eps) if transform else None
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.vocab_size = vocab_size
         self.activation = ACTIVATION[activation]
 
-    def forward(self, hidden_mh: Tensor, tokens_ve: Tensor, pad_vocab: bool = False) -> Tensor:
+    def forward(self, hidden_mh: Tensor, tokens: nn.Embedding, pad_vocab: bool = False) -> Tensor:
         """Return logits for the hidden states of the chosen positions (m x v).
 
         `pad_vocab`: on a GPU, pad the vocabulary to a multiple of 64 with entries whose probability is 0. Matrices of
         an odd size (BERT's vocabulary has 30,522 entries) are multiplied several times slower.
         """
-        bias_v: Tensor = self.bias
-        spare = -len(bias_v) % ROUND if pad_vocab and tokens_ve.is_cuda else 0
+        tokens_ve: Tensor = tokens.weight
+        bias_v: Tensor | None = self.bias
+        spare = -self.vocab_size % ROUND if pad_vocab and tokens_ve.is_cuda else 0
         if spare:
+            bias_v = tokens_ve.new_zeros(self.vocab_size) if bias_v is None else bias_v
             tokens_ve, bias_v = F.pad(tokens_ve, (0, 0, 0, spare)), F.pad(bias_v, (0, spare), value=NEVER)
-        return F.linear(self.norm(self.activation(self.dense(hidden_mh))), tokens_ve, bias_v)
+        if self.dense is not None and self.norm is not None:
+            hidden_mh = self.norm(self.activation(self.dense(hidden_mh)))
+        return F.linear(hidden_mh, tokens_ve, bias_v)
+
+    def loss(self, hidden_mh: Tensor, tokens: nn.Embedding, targets_m: Tensor) -> Tensor:
+        """Return the cross-entropy, summed over the targets that are not -100."""
+        logits_mv = self(hidden_mh, tokens, pad_vocab=True)
+        return F.cross_entropy(logits_mv.float(), targets_m, ignore_index=IGNORED, reduction="sum")
 
 
 class ClassHead(nn.Module):

@@ -23,10 +23,11 @@ from bertree.model.crf import Crf
 from bertree.model.encoder import Encoder
 from bertree.model.heads import ClassHead, MaskHead
 from bertree.model.init import initialize
+from bertree.model.layers.adaptive import AdaptiveSoftmax
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import LayerFeatures, Readout, build_crf, build_features
 from bertree.model.state import EncoderOutput, State, StateSpec
-from bertree.model.transformer import build_transformer
+from bertree.model.transformer import build_transformer, vocabulary_clusters
 
 FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
 HEADS = ("mask", "pair", "sequence", "token", "span", "choice")
@@ -94,9 +95,18 @@ class Network(nn.Module):
         return torch.no_grad() if self.readout.frozen else nullcontext()
 
     def mask_logits(self, hidden_th: Tensor, chosen_m: Tensor, pad_vocab: bool = False) -> Tensor:
-        """Return MLM logits at the chosen tokens of the stream (m x v); `pad_vocab`: see `MaskHead`."""
-        logits_mv: Tensor = self.heads["mask"](hidden_th[chosen_m], self.encoder.embeddings.tokens.weight, pad_vocab)
+        """Return MLM or LM logits at the chosen tokens of the stream (m x v); `pad_vocab`: see `MaskHead`.
+
+        Those of an adaptive softmax are log-probabilities."""
+        logits_mv: Tensor = self.heads["mask"](hidden_th[chosen_m], self.encoder.embeddings.tokens, pad_vocab)
         return logits_mv
+
+    def mask_loss(self, hidden_th: Tensor, chosen_m: Tensor, targets_m: Tensor) -> Tensor:
+        """Return the cross-entropy at the chosen tokens, summed over the targets that are not -100: for training. An
+        adaptive softmax computes no more than its targets need."""
+        head = self.heads["mask"]
+        assert isinstance(head, MaskHead | AdaptiveSoftmax)
+        return head.loss(hidden_th[chosen_m], self.encoder.embeddings.tokens, targets_m)  # type: ignore[arg-type]
 
     def class_logits(self, name: str, hidden_tw: Tensor, batch: Batch, chosen_m: Tensor | None = None) -> Tensor:
         """Return the logits of any other head: a row per sequence, or per (chosen) token for `token` and `span`."""
@@ -161,7 +171,7 @@ def build_head(
     classes = FIXED_CLASSES.get(name, classes)
     if name == "mask":
         assert isinstance(a, Transformer)
-        head: nn.Module = MaskHead(a.width, a.embedding_width, a.vocab_size, a.mask_activation, a.norm_eps)
+        head: nn.Module = build_mask_head(a)
     elif classes < 1:
         raise UserError(f"head '{name}': needs at least one class")
     elif name in TOKEN_HEADS:
@@ -176,8 +186,21 @@ def build_head(
     return head
 
 
+def build_mask_head(a: Transformer) -> nn.Module:
+    """Build the head of masked or next tokens."""
+    clusters = vocabulary_clusters(a)
+    if clusters is None:
+        sizes = (a.width, a.embedding_width, a.vocab_size)
+        return MaskHead(*sizes, a.mask_activation, a.norm_eps, a.mask_transform, a.mask_bias)
+    projected = not clusters.same_width or a.embedding_width != a.width
+    own = [int(cluster) for cluster in a.output_projections.split(",") if cluster and projected]
+    return AdaptiveSoftmax(clusters, a.width, own)
+
+
 def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
     """Build the sequence head of a family."""
+    if a.sequence_head == "linear" and name != "pair":
+        return ClassHead(nn.Linear(a.width, classes, bias=False), "sequence", 0.0)
     out = nn.Linear(a.width, classes)
     # RoBERTa's and DistilBERT's classifiers have a dense layer of their own; a choice head reads the pooler if there
     # is one.

@@ -6,15 +6,18 @@ several layers share is stored once, and sharing needs no code of its own.
 Shape letters: t tokens, h width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
-from bertree.model.layers.positions import Positions, Rotation
+from bertree.model.layers.attention import LayerPast
 from bertree.model.layers.residual import Block, Residual, Stream
+from bertree.model.past import Past
 
 
 class Stack(nn.Module):
@@ -33,35 +36,33 @@ class Stack(nn.Module):
         self.plan = tuple(plan)
         self.residual = residual
         self.recompute = False  # activation checkpointing: recompute each layer in the backward pass
-        # For each attention block, the first one that has the same positions; None: it has none.
-        positions = [getattr(block.part, "positions", None) for block in attention]
-        self.rotates_as = tuple(
-            None if each is None else next(i for i, other in enumerate(positions) if other is each)
-            for each in positions
-        )
 
-    def forward(self, x_th: Tensor, batch: Batch) -> Iterator[Tensor]:
-        """Yield the hidden states after each layer."""
-        stream, prepared = self.residual.open(x_th), self._prepare(batch)
+    def forward(self, x_th: Tensor, batch: Batch, past: Past | None = None) -> Iterator[Tensor]:
+        """Yield the hidden states after each layer; `past`: what is seen beside the batch."""
+        stream, prepared = self.residual.open(x_th), self._prepare(batch, past)
         for a, f in self.plan:
-            rotation = prepared.get(self.rotates_as[a]) if prepared else None
+            block = cast(Block, self.attention[a])
+            seen = None if past is None else past.layer(stream, partial(self.residual.read, block=block))
+            positions = getattr(block.part, "positions", None)
+            given = None if positions is None else prepared[positions.same]
             if self.recompute and self.training and torch.is_grad_enabled():
-                stream = checkpoint(self._layer, a, f, stream, batch, rotation, use_reentrant=False)
+                stream = checkpoint(self._layer, a, f, stream, batch, given, seen, use_reentrant=False)
             else:
-                stream = self._layer(a, f, stream, batch, rotation)
+                stream = self._layer(a, f, stream, batch, given, seen)
             yield self.residual.close(stream)
 
-    def _prepare(self, batch: Batch) -> dict[int | None, Rotation | None]:
+    def _prepare(self, batch: Batch, past: Past | None) -> dict[Hashable, Any]:
         """Return what the attention blocks' positions need for a batch, computed once for all that are the same."""
-        found: dict[int | None, Rotation | None] = {}
-        for index in self.rotates_as:
-            if index is not None and index not in found:
-                positions = self.attention[index].part.positions  # type: ignore[union-attr]
-                assert isinstance(positions, Positions)
-                found[index] = positions.prepare(batch.positions)
+        found: dict[Hashable, Any] = {}
+        for block in self.attention:
+            positions = getattr(block.part, "positions", None)
+            if positions is not None and positions.same not in found:
+                places = block.part.places(batch) if past is None else past.places  # type: ignore[union-attr,operator]
+                found[positions.same] = positions.prepare(places)
         return found
 
-    def _layer(self, a: int, f: int, stream: Stream, batch: Batch, rotation: Rotation | None) -> Stream:
-        given = (batch,) if rotation is None else (batch, rotation)  # a part of one's own may take the batch alone
+    def _layer(self, a: int, f: int, stream: Stream, batch: Batch, prepared: Any, past: LayerPast | None) -> Stream:
+        # A part of one's own may take the batch alone.
+        given = (batch,) if prepared is None and past is None else (batch, prepared, past)
         stream = self.residual.apply(stream, self.attention[a], *given)  # type: ignore[arg-type]
         return self.residual.apply(stream, self.ffn[f], batch)  # type: ignore[arg-type]

@@ -23,17 +23,18 @@ class EncoderOutput(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """What a tensor of a state must look like; a size of None may be any."""
+    """What a tensor of a state must look like; a size of None may be any, a type of None any floating point."""
 
     shape: tuple[int | None, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | None
 
     def fits(self, tensor: Tensor) -> bool:
         """Return whether a tensor looks like this and holds finite numbers."""
         sizes = len(tensor.shape) == len(self.shape) and all(
             size in (None, there) for size, there in zip(self.shape, tensor.shape, strict=True)
         )
-        return sizes and tensor.dtype == self.dtype and bool(tensor.isfinite().all())
+        kind = tensor.is_floating_point() if self.dtype is None else tensor.dtype == self.dtype
+        return sizes and kind and bool(tensor.isfinite().all())
 
 
 @runtime_checkable

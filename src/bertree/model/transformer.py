@@ -4,21 +4,36 @@ Shape letters: t tokens, s sequences, h width.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import ACTIVATIONS, Transformer
-from bertree.model.embeddings import Embeddings
+from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder
 from bertree.model.init import initialize, scale_weights
+from bertree.model.layers.adaptive import AdaptiveEmbeddings, VocabularyClusters
 from bertree.model.layers.attention import Attention, build_attention
 from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
 from bertree.model.layers.norms import build_norm
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
+from bertree.model.masks import Window
+from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past
 from bertree.model.stack import Stack
+from bertree.model.state import EncoderOutput, State, StateSpec
+
+
+class MemorySettings(NamedTuple):
+    """The memory of an architecture: how many tokens it holds, whether every token sees as many (same_length), and
+    whether a text starts with a memory of zeros."""
+
+    length: int
+    same_length: bool
+    starts_with_zeros: bool
 
 
 class TransformerEncoder(Encoder):
@@ -35,30 +50,87 @@ class TransformerEncoder(Encoder):
         norm: nn.Module | None,
         pooler: nn.Linear | None,
         causal: bool = False,
+        memory: MemorySettings | None = None,
     ) -> None:
         super().__init__(embeddings, width, len(stack.plan))
         self.causal = causal
         self.stack = stack
         self.norm = norm
         self.pooler = pooler
+        self.memory = memory
 
-    def states(self, batch: Batch) -> Iterator[Tensor]:
+    def states(self, batch: Batch, past: Past | None = None) -> Iterator[Tensor]:
         """Yield the embeddings, then each layer's hidden states (t x h); the last are those of `forward`.
 
         Layers are computed as the states are taken, so a caller that stops early saves the layers above.
         """
+        past = past or self._first_past(batch)
         x_th = self.embeddings(batch)
         yield x_th
-        for depth, state in enumerate(self.stack(x_th, batch), 1):
+        for depth, state in enumerate(self.stack(x_th, batch, past), 1):
             is_last = depth == self.depth
             yield self.norm(state) if is_last and self.norm is not None else state
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, past: Past | None = None) -> Tensor:
         """Return the last hidden states (t x h)."""
+        past = past or self._first_past(batch)
         x_th = self.embeddings(batch)
-        for state in self.stack(x_th, batch):
+        for state in self.stack(x_th, batch, past):
             x_th = state
         return x_th if self.norm is None else self.norm(x_th)
+
+    def _first_past(self, batch: Batch) -> MemoryPast | None:
+        """Return the memory of zeros that every text starts with, if there is one."""
+        if self.memory is None or not self.memory.starts_with_zeros:
+            return None
+        alone = replace(batch, continuation=None)
+        return self._memory_past(self.start_memory(len(batch.cu_seqlens) - 1), alone)
+
+    def _memory_past(self, state: State, batch: Batch) -> MemoryPast:
+        assert self.memory is not None
+        mask = Window(state[MEMORY].shape[2] - 1, 0) if self.memory.same_length else None
+        return MemoryPast(state, batch, mask, self.memory.starts_with_zeros)
+
+    def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
+        """Return the last hidden states, and the memory or cache for the batch that continues this one."""
+        if state is None:
+            if self.memory is None or batch.continuation is None:
+                return EncoderOutput(self(batch))
+            state = self.start_memory(batch.continuation.count)
+        past = CachePast(state, batch) if KEYS in state else self._memory_past(state, batch)
+        return EncoderOutput(self(batch, past), past.state())
+
+    def start_memory(self, lanes: int, length: int | None = None) -> State:
+        """Return an empty memory for so many lanes; `length`: how many tokens it holds, if not as in training."""
+        assert self.memory is not None, "this architecture has no memory"
+        size = self.memory.length if length is None else length
+        device = next(self.parameters()).device
+        kind = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        rows = torch.zeros(self.depth, lanes, size, self.width, device=device, dtype=kind or self._precision)
+        filled = size if self.memory.starts_with_zeros else 0
+        return {MEMORY: rows, LENGTHS: torch.full((lanes,), filled, device=device)}
+
+    def start_cache(self, lanes: int, capacity: int) -> State:
+        """Return an empty cache of keys and values for so many lanes, of so many tokens each."""
+        assert self.causal, "tokens of a cache do not see those after them"
+        part = self.stack.attention[0].part
+        assert isinstance(part, Attention)
+        device = part.qkv.weight.device
+        kind = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self._precision
+        shape = (self.depth, lanes, part.heads, capacity, part.head_width)
+        keys, values = (torch.zeros(shape, device=device, dtype=kind) for _ in range(2))
+        return {KEYS: keys, VALUES: values, LENGTHS: torch.zeros(lanes, dtype=torch.int64, device=device)}
+
+    @property
+    def _precision(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
+        """Describe the memory of so many lanes."""
+        if self.memory is None:
+            return {}
+        rows = StateSpec((self.depth, lanes, self.memory.length, self.width), None)
+        return {MEMORY: rows, LENGTHS: StateSpec((lanes,), torch.int64)}
 
     def summary_index(self, batch: Batch) -> Tensor:
         """Index of the token that represents each sequence: the first, or the last if causal (s, int64)."""
@@ -79,7 +151,7 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
     """Build a transformer encoder with random weights."""
     residual = RESIDUALS[a.residual]
     embeddings = Embeddings(
-        tokens=nn.Embedding(a.vocab_size, a.embedding_width),
+        tokens=build_token_embeddings(a),
         positions=build_embedded_positions(a),
         segments=nn.Embedding(a.segments, a.embedding_width) if a.segments else None,
         norm=build_norm(a, a.embedding_width) if a.embedding_norm else None,
@@ -96,14 +168,31 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
             residual,
         ),
         a.width,
-        build_norm(a, a.width) if residual.norms_last else None,
+        build_norm(a, a.width) if residual.norms_last and a.final_norm else None,
         nn.Linear(a.width, a.width) if a.pooler else None,
         not any(part.mask.looks_ahead for part in attention),
+        MemorySettings(a.memory, a.same_length, a.memory_start == "zeros") if a.memory else None,
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term
         scale_weights([part.out for part in attention] + [part.down for part in ffn], (2 * a.layers) ** -0.5)
     return encoder
+
+
+def build_token_embeddings(a: Transformer) -> TokenEmbeddings | AdaptiveEmbeddings:
+    """Build the table of token embeddings, or the tables of clusters of the vocabulary."""
+    scale = a.width**0.5 if a.embedding_scale else 1.0
+    clusters = vocabulary_clusters(a)
+    if clusters is None:
+        return TokenEmbeddings(a.vocab_size, a.embedding_width, scale)
+    return AdaptiveEmbeddings(clusters, a.width, scale)
+
+
+def vocabulary_clusters(a: Transformer) -> VocabularyClusters | None:
+    """Return the clusters of a vocabulary; None if it is not cut."""
+    if not a.cutoffs:
+        return None
+    return VocabularyClusters.cut(a.cluster_starts, a.embedding_width, a.embedding_divisor)
 
 
 @dataclass(frozen=True)
@@ -120,8 +209,9 @@ def _blocks(part: KnownPart) -> KnownPart:
 
 
 _EMBEDDING, _LINEAR = KnownPart((nn.Embedding,)), KnownPart((nn.Linear,))
+_TOKENS = KnownPart((TokenEmbeddings,))
 _NORM, _DROPOUT = KnownPart((nn.LayerNorm,)), KnownPart((nn.Dropout,))
-TABLES = {"tokens": _EMBEDDING, "positions": KnownPart((LearnedPositions,)), "segments": _EMBEDDING}
+TABLES = {"tokens": _TOKENS, "positions": KnownPart((LearnedPositions,)), "segments": _EMBEDDING}
 TRANSFORMER = KnownPart(
     (TransformerEncoder,),
     {
@@ -170,6 +260,10 @@ def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
             return f"has no {name}"
     if type(part) is Stack and type(part.residual) not in (PostNorm, PreNorm):
         return f"has the residual connection {type(part.residual).__name__}"
+    if type(part) is TokenEmbeddings and part.scale != 1.0:
+        return "is scaled"
+    if type(part) is TransformerEncoder and part.memory is not None:
+        return "has a memory"
     if type(part) is Attention and part.positions is not None:
         return f"has {type(part.positions).__name__}"
     if type(part) is FeedForward and part.activation_name not in ACTIVATIONS:

@@ -45,7 +45,9 @@ class MaskedTokens:
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Cross-entropy over the vocabulary."""
         masked_m, targets_m = PretrainingLabels.of(batch).predicted
-        return cross_entropy(network.mask_logits(hidden_th, masked_m, pad_vocab=torch.is_grad_enabled()), targets_m)
+        if torch.is_grad_enabled():
+            return Loss(network.mask_loss(hidden_th, masked_m, targets_m), None)
+        return cross_entropy(network.mask_logits(hidden_th, masked_m), targets_m)
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return the perplexity."""

@@ -24,9 +24,8 @@ def golden(case: str) -> tuple[dict[str, object], dict[str, Tensor]]:
 def parts(case: str) -> tuple[AdaptiveEmbeddings, AdaptiveSoftmax, dict[str, Tensor]]:
     """Return both parts of a case with its weights."""
     settings, found = golden(case)
-    clusters = VocabularyClusters.cut(
-        settings["vocab_size"], settings["cutoffs"], settings["d_embed"], settings["div_val"]
-    )
+    starts = (0, *settings["cutoffs"], settings["vocab_size"])
+    clusters = VocabularyClusters.cut(starts, settings["d_embed"], settings["div_val"])
     embeddings = AdaptiveEmbeddings(clusters, settings["d_model"], settings["d_model"] ** 0.5)
     own = [i for i in range(len(clusters)) if f"weights/crit.out_projs.{i}" in found]
     softmax = AdaptiveSoftmax(clusters, settings["d_model"], own)

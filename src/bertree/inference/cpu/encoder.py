@@ -165,11 +165,11 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
 
     `int8`: matrix products with 8-bit integers.
     """
-    weight = encoder.embeddings.tokens.weight
+    if unknown_part(encoder):
+        return None
+    weight = cast(nn.Embedding, encoder.embeddings.tokens).weight
     kind = linear_class(torch.int8 if int8 else weight.dtype)
     if kind is None or _flash is None or weight.device.type != "cpu" or (int8 and weight.dtype != torch.float32):
-        return None
-    if unknown_part(encoder):
         return None
     assert isinstance(encoder, TransformerEncoder)
     packed: dict[nn.Linear, PackedLinear] = {}  # a shared layer is packed once

@@ -49,3 +49,12 @@ def one_of(options: Sequence[str]) -> Bound:
 def list_of(options: Sequence[str]) -> Bound:
     """Some words, divided by commas."""
     return lambda value: next(filter(None, map(one_of(options), value.split(","))), "")
+
+
+def list_of_rising_numbers(value: str) -> str:
+    """Whole numbers that rise, divided by commas; may be empty."""
+    parts = value.split(",") if value else []
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        return f"must be whole numbers divided by commas, not '{value}'"
+    numbers = [int(part) for part in parts]
+    return "" if numbers == sorted(set(numbers)) else f"{value}: each number must be larger than the one before"

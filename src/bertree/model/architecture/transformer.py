@@ -11,6 +11,7 @@ from bertree.model.architecture.axes import (
     at_most,
     axis,
     list_of,
+    list_of_rising_numbers,
     not_negative,
     one_of,
     positive,
@@ -21,7 +22,8 @@ from bertree.model.architecture.base import TASK_HEADS, Architecture
 SHARING = ("none", "attention", "ffn", "all")
 ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 ATTENTION = ("full", "causal", "local")
-POSITIONS = ("learned", "rotary")
+POSITIONS = ("learned", "sinusoidal", "relative", "rotary")
+MEMORY_STARTS = ("none", "zeros")
 FEED_FORWARD = ("plain", "gated")
 NORMS = ("layer", "rms")
 RESIDUALS = ("post-norm", "pre-norm")
@@ -43,6 +45,7 @@ class Transformer(Architecture):
     head_names: ClassVar[tuple[str, ...]] = ("mask", "pair", *TASK_HEADS)
 
     heads: int = axis(12, "attention heads", positive, at_most(MAX_WIDTH))
+    head_width: int = axis(0, "width of one attention head; 0: width / heads", not_negative, at_most(MAX_WIDTH))
     attention: str = axis(
         "full",
         "tokens that a token sees: all of its sequence (full), itself and those before it (causal), or those near it "
@@ -51,12 +54,40 @@ class Transformer(Architecture):
     )
     window: int = axis(64, "tokens that local attention sees to each side", positive, at_most(MAX_ROWS))
     embedding_projection: bool = axis(False, "linear map from E to H after the embeddings")
+    embedding_scale: bool = axis(False, "token embeddings times the square root of the width")
+    cutoffs: str = axis(
+        "",
+        "adaptive embeddings and softmax: ids at which the vocabulary, sorted by frequency, is cut into clusters, for "
+        "example 20000,40000; empty: one table",
+        list_of_rising_numbers,
+    )
+    embedding_divisor: int = axis(
+        1, "embeddings of each cluster are so many times narrower than those of the cluster before", positive
+    )
+    output_projections: str = axis(
+        "0",
+        "clusters whose projection before the softmax is their own; the others use that of their embeddings",
+        list_of_rising_numbers,
+    )
     positions: str = axis(
         "learned",
-        "how the order of tokens is known: a learned vector for each place, or queries and keys that are rotated by it "
-        "(rotary)",
+        "how the order of tokens is known: a vector for each place, learned or of sines and cosines (sinusoidal); "
+        "scores by distance, as in Transformer-XL (relative); or queries and keys rotated by their place (rotary)",
         one_of(POSITIONS),
     )
+    clamp: int = axis(
+        0, "largest distance that relative positions tell apart; 0: no limit", not_negative, at_most(MAX_ROWS)
+    )
+    shared_position_bias: bool = axis(False, "the two biases of relative positions are the same in all layers")
+    memory: int = axis(
+        0, "tokens before a segment whose states are kept and seen by it; 0: no memory", not_negative, at_most(MAX_ROWS)
+    )
+    memory_start: str = axis(
+        "none",
+        "what is in the memory before the first segment: nothing (none), or states of zeros, as Hugging Face has it",
+        one_of(MEMORY_STARTS),
+    )
+    same_length: bool = axis(False, "every token sees as many tokens as the memory holds, itself included")
     rotary_base: float = axis(10_000.0, "base of the wavelengths of rotary positions", above_zero)
     local_rotary_base: float = axis(10_000.0, "the same, in local attention", above_zero)
     position_offset: int = axis(
@@ -72,6 +103,8 @@ class Transformer(Architecture):
     )
     activation: str = axis("gelu", "of the feed-forward part", one_of(ACTIVATIONS))
     mask_activation: str = axis("gelu", "of the MLM head", one_of(ACTIVATIONS))
+    mask_transform: bool = axis(True, "the MLM or LM head has a dense layer, an activation and a norm")
+    mask_bias: bool = axis(True, "the MLM or LM head has a bias for each entry of the vocabulary")
     norm: str = axis(
         "layer", "norms of the encoder: layer norms, or by the root mean square alone (rms)", one_of(NORMS)
     )
@@ -83,6 +116,7 @@ class Transformer(Architecture):
         "norms after each part (post-norm), or before it and once at the end (pre-norm)",
         one_of(RESIDUALS),
     )
+    final_norm: bool = axis(True, "norm after the last layer of a pre-norm model")
     residual_init: str = axis(
         "plain",
         "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
@@ -95,21 +129,25 @@ class Transformer(Architecture):
 
     def _problems(self) -> list[str]:
         found = []
-        if self.width % self.heads:
-            found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly")
-        if self.embedding_width != self.width and not self.embedding_projection:
+        if self.width % self.heads and not self.head_width:
+            found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly; or set head_width")
+        if self.embedding_width != self.width and not (self.embedding_projection or self.cutoffs):
             found.append(
                 f"embedding_width: {self.embedding_width} differs from width {self.width}, "
                 "so embedding_projection must be true"
             )
         if self.sequence_head == "compare":
             found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
-        if self.positions == "rotary" and self.position_offset:
+        if self.positions != "learned" and self.position_offset:
             found.append(
-                f"position_offset: rotary positions have no table, so it must be 0, not {self.position_offset}"
+                f"position_offset: {self.positions} positions have no table, so it must be 0, not "
+                f"{self.position_offset}"
             )
-        if self.positions == "rotary" and self.head_width % 2:
-            found.append(f"heads: rotary positions need heads of an even width, not {self.head_width}")
+        if self.positions == "rotary" and self.head_size % 2:
+            found.append(f"heads: rotary positions need heads of an even width, not {self.head_size}")
+        if self.positions in ("sinusoidal", "relative") and self.width % 2:
+            found.append(f"width: {self.positions} positions need an even width, not {self.width}")
+        found += self._memory_problems() + self._cluster_problems()
         if not 1 <= self.groups <= self.layers:
             found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
         if self.sharing == "none" and self.groups != 1:
@@ -117,6 +155,34 @@ class Transformer(Architecture):
         kinds = () if found else set(zip(self.plan("attention"), self.attention_kinds, strict=True))
         if len(kinds) > len({stored for stored, _ in kinds}):
             found.append(f"sharing: layers with different attention ({self.attention}) cannot share it")
+        return found
+
+    def _memory_problems(self) -> list[str]:
+        found = []
+        if self.positions != "relative":
+            for name in ("memory", "clamp", "shared_position_bias"):
+                if getattr(self, name):
+                    found.append(f"{name}: needs positions = relative, not {self.positions}")
+        if self.memory and not self.causal:
+            found.append(f"memory: needs attention = causal, not {self.attention}")
+        if not self.memory and self.same_length:
+            found.append("same_length: has no meaning without a memory")
+        return found
+
+    def _cluster_problems(self) -> list[str]:
+        if not self.cutoffs:
+            return ["embedding_divisor: has no meaning without cutoffs"] if self.embedding_divisor > 1 else []
+        found = []
+        if self.cluster_starts[-2] >= self.vocab_size:
+            found.append(f"cutoffs: {self.cutoffs} must lie below the vocabulary size {self.vocab_size}")
+        if self.embedding_projection:
+            found.append("embedding_projection: clusters (cutoffs) have projections of their own")
+        if self.mask_transform or not self.mask_bias:
+            found.append("cutoffs: an adaptive softmax has a bias and no transform (mask_transform = false)")
+        if self.embedding_norm or self.segments or self.positions == "learned":
+            found.append("cutoffs: need embeddings without norm, segments and learned positions")
+        if int(self.output_projections.split(",")[-1] or 0) >= len(self.cluster_starts) - 1:
+            found.append(f"output_projections: {self.output_projections} names a cluster that is not there")
         return found
 
     @classmethod
@@ -145,8 +211,10 @@ class Transformer(Architecture):
             implied["embedding_projection"] = changes["embedding_width"] != changes.get("width", self.width)
         if "activation" in changes and self.mask_activation == self.activation:
             implied["mask_activation"] = changes["activation"]
-        if changes.get("positions") == "rotary":
+        if changes.get("positions", "learned") != "learned":
             implied["position_offset"] = 0
+        if changes.get("cutoffs"):
+            implied |= {"mask_transform": False, "embedding_norm": False, "segments": 0}
         if changes.get("sharing") == "none":
             implied["groups"] = 1
         if changes.get("residual", self.residual) != self.residual:
@@ -155,9 +223,14 @@ class Transformer(Architecture):
         return implied
 
     @property
-    def head_width(self) -> int:
+    def head_size(self) -> int:
         """Width of one attention head."""
-        return self.width // self.heads
+        return self.head_width or self.width // self.heads
+
+    @property
+    def cluster_starts(self) -> tuple[int, ...]:
+        """The first id of each cluster of the vocabulary, and the end of the last."""
+        return (0, *(int(cut) for cut in self.cutoffs.split(",") if cut), self.vocab_size)
 
     def plan(self, part: str) -> tuple[int, ...]:
         """Return which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""

@@ -37,7 +37,7 @@ def attend(
         mask = mask | blind
     if relative is not None:
         rows_qk = places_q[..., :, None] - places_k - relative.lowest  # q x k, or s x q x k
-        bias_snqk = _by_distance(qv_tnd[token_sq], r_xnd, rows_qk)
+        bias_snqk = scores_by_distance(qv_tnd[token_sq], r_xnd, rows_qk)
         mask = bias_snqk.masked_fill(~mask, float("-inf"))
     mixed_snqd = scaled_dot_product_attention(q_snqd, k_snkd, v_snkd, attn_mask=mask, dropout_p=dropout)
     if blind is not None:
@@ -48,7 +48,7 @@ def attend(
     return mixed_snqd.transpose(1, 2)[row_t, slot_t]
 
 
-def _by_distance(qv_sqnd: Tensor, r_xnd: Tensor, rows_qk: Tensor) -> Tensor:
+def scores_by_distance(qv_sqnd: Tensor, r_xnd: Tensor, rows_qk: Tensor) -> Tensor:
     """Return what relative scores add to those of keys (s x n x q x k); anything where there is no row of r."""
     scores_snqx = torch.einsum("sqnd,xnd->snqx", qv_sqnd, r_xnd) * qv_sqnd.shape[-1] ** -0.5
     rows_qk = rows_qk.clamp(0, len(r_xnd) - 1)

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bertree.batch import IGNORED
+
 
 @dataclass(frozen=True)
 class VocabularyClusters:
@@ -28,9 +30,9 @@ class VocabularyClusters:
     widths: tuple[int, ...]
 
     @classmethod
-    def cut(cls, vocab_size: int, cutoffs: Sequence[int], width: int, divisor: int) -> "VocabularyClusters":
-        """Cut a vocabulary at `cutoffs`; the embeddings of each cluster are `divisor` times narrower than the last."""
-        starts = (0, *cutoffs, vocab_size)
+    def cut(cls, starts: tuple[int, ...], width: int, divisor: int) -> "VocabularyClusters":
+        """Cut a vocabulary; `starts` ends with its size. Each cluster's embeddings are `divisor` times narrower than
+        those of the cluster before."""
         return cls(starts, tuple(max(1, width // divisor**i) for i in range(len(starts) - 1)))
 
     def __len__(self) -> int:
@@ -116,8 +118,8 @@ class AdaptiveSoftmax(nn.Module):
             weight_ce, bias_c = torch.cat([weight_ce, self.cluster_weight]), torch.cat([bias_c, self.cluster_bias])
         return F.linear(state_me, weight_ce, bias_c)
 
-    def forward(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings) -> Tensor:
-        """Return the log-probabilities of all tokens (m x v), in float32."""
+    def forward(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, pad_vocab: bool = False) -> Tensor:
+        """Return the log-probabilities of all tokens (m x v), in float32; no vocabulary is padded."""
         first = self._logits(hidden_mh, embeddings, 0).float().log_softmax(-1)
         frequent = self.clusters.starts[1]
         parts = [first[:, :frequent]]
@@ -140,3 +142,8 @@ class AdaptiveSoftmax(nn.Module):
             target = (targets_m[rows] - self.clusters.starts[cluster])[:, None]
             found_m = found_m.index_add(0, rows, within.gather(1, target)[:, 0])
         return found_m
+
+    def loss(self, hidden_mh: Tensor, embeddings: AdaptiveEmbeddings, targets_m: Tensor) -> Tensor:
+        """Return the cross-entropy, summed over the targets that are not -100."""
+        found_m = self.target_log_probabilities(hidden_mh, embeddings, targets_m.clamp(min=0))
+        return -found_m.masked_fill(targets_m == IGNORED, 0.0).sum()

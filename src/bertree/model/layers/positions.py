@@ -1,15 +1,15 @@
 """How a model knows the order of tokens. A kind of positions has one or both of two hooks:
 
-    embed     a vector for each token, added to the embeddings: learned
-    rotate    queries and keys are changed by their places: rotary
+    embed     a vector for each token, added to the embeddings: learned, sinusoidal
+    change    queries and keys are changed by their places (rotary), or scores by their distance (relative)
 
 The first is called by the embeddings, the second by each attention.
 
-Shape letters: t tokens, e embedding width, n heads, d head width.
+Shape letters: t tokens, e embedding width, h width, n heads, d head width, x distances.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,16 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.custom_ops import look_up
+from bertree.model.kernels.layout import RelativeScores
 
 
-class Rotation(NamedTuple):
-    """Cosine and sine of each token's angles (each t x 1 x d / 2, float32)."""
+class Places(NamedTuple):
+    """Where queries and keys are in their sequences, what is kept of earlier segments included."""
 
-    cos: Tensor
-    sin: Tensor
+    queries_t: Tensor
+    keys_t: Tensor  # the same tensor, if they are the same tokens
+    longest: int  # more than any place of a key, on the host
+    looks_ahead: bool  # queries see keys after their place
 
 
 class Positions:
@@ -33,13 +36,18 @@ class Positions:
         """Return what is added to the embeddings (t x e), or None."""
         return None
 
-    def prepare(self, places_t: Tensor) -> Rotation | None:
-        """Return what `rotate` needs for tokens at these places: computed once, used by every layer."""
+    @property
+    def same(self) -> Hashable:
+        """What is equal for positions that prepare the same for a batch."""
         return None
 
-    def rotate(self, q_tnd: Tensor, k_tnd: Tensor, queries: Rotation, keys: Rotation) -> tuple[Tensor, Tensor]:
-        """Return queries and keys as their places change them."""
-        return q_tnd, k_tnd
+    def prepare(self, places: Places) -> Any:
+        """Return what `change` needs for tokens at these places: computed once, used by every layer."""
+        return None
+
+    def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: Any) -> tuple[Tensor, Tensor, RelativeScores | None]:
+        """Return queries and keys as their places change them, and what changes their scores."""
+        return q_tnd, k_tnd, None
 
 
 class LearnedPositions(Positions, nn.Embedding):
@@ -54,6 +62,32 @@ class LearnedPositions(Positions, nn.Embedding):
         return look_up(self.weight, batch.positions + self.offset)
 
 
+def sinusoids(places_t: Tensor, width: int) -> Tensor:
+    """Return sines, then cosines, of places at wavelengths from 2 pi to 20,000 pi (t x width, float32)."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float32, device=places_t.device) / width
+    angles = places_t[:, None].float() * (1.0 / 10_000.0**exponents)
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+class SinusoidalPositions(Positions, nn.Module):
+    """A vector of sines and cosines for each place, which needs no table and has no longest sequence."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Return the vector of each token's place (t x e)."""
+        return sinusoids(batch.positions, self.width)
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of each token's angles (each t x 1 x d / 2, float32)."""
+
+    cos: Tensor
+    sin: Tensor
+
+
 class RotaryPositions(Positions, nn.Module):
     """Rotate pairs of a head's components by angles that grow with the place (Su et al. 2021).
 
@@ -65,15 +99,26 @@ class RotaryPositions(Positions, nn.Module):
         super().__init__()
         self.head_width, self.base = head_width, base
 
-    def prepare(self, places_t: Tensor) -> Rotation:
-        """Return cosine and sine of the angles at these places."""
+    @property
+    def same(self) -> Hashable:
+        """Width and base."""
+        return self.head_width, self.base
+
+    def prepare(self, places: Places) -> tuple[Rotation, Rotation]:
+        """Return cosines and sines of the angles of queries and of keys."""
+        queries = self._angles(places.queries_t)
+        return queries, queries if places.keys_t is places.queries_t else self._angles(places.keys_t)
+
+    def _angles(self, places_t: Tensor) -> Rotation:
         exponents = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=places_t.device) / self.head_width
         angles = places_t[:, None, None].float() * (1.0 / self.base**exponents)
         return Rotation(angles.cos(), angles.sin())
 
-    def rotate(self, q_tnd: Tensor, k_tnd: Tensor, queries: Rotation, keys: Rotation) -> tuple[Tensor, Tensor]:
+    def change(
+        self, q_tnd: Tensor, k_tnd: Tensor, prepared: tuple[Rotation, Rotation]
+    ) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Rotate queries and keys."""
-        return _rotated(q_tnd, queries), _rotated(k_tnd, keys)
+        return _rotated(q_tnd, prepared[0]), _rotated(k_tnd, prepared[1]), None
 
 
 def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:
@@ -82,29 +127,92 @@ def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x_tnd.dtype)
 
 
-class PositionKind(NamedTuple):
-    """What is built for a value of the axis `positions`; layers of one kind of attention share theirs."""
+class Distances(NamedTuple):
+    """Vectors of the distances that occur (x x h), from `lowest` on."""
 
-    embedded: Callable[[Transformer], LearnedPositions | None]
-    attention: Callable[[Transformer, str], Positions | None]
+    vectors_xh: Tensor
+    lowest: int
+
+
+class RelativePositions(Positions, nn.Module):
+    """Scores by content and by distance (Dai et al. 2019): (q + u) k + (q + v) W r, r a sinusoid of the distance.
+
+    `clamp`: larger distances count as this one; 0: none does. `biases_of`: positions whose u and v these use.
+    """
+
+    def __init__(
+        self, width: int, heads: int, head_width: int, clamp: int, biases_of: "RelativePositions | None" = None
+    ) -> None:
+        super().__init__()
+        self.clamp = clamp
+        self.project = nn.Linear(width, heads * head_width, bias=False)
+        self._biases_of = (biases_of,)  # in a tuple: not a part of this module
+        if biases_of is None:
+            self.content_bias = nn.Parameter(torch.zeros(heads, head_width))
+            self.distance_bias = nn.Parameter(torch.zeros(heads, head_width))
+
+    @property
+    def same(self) -> Hashable:
+        """Width and largest distance."""
+        return self.project.in_features, self.clamp
+
+    def prepare(self, places: Places) -> Distances:
+        """Return the vectors of all distances that may occur."""
+        lowest = 1 - places.longest if places.looks_ahead else 0
+        distances_x = torch.arange(lowest, places.longest, device=places.keys_t.device)
+        if self.clamp:
+            distances_x = distances_x.clamp(max=self.clamp)
+        return Distances(sinusoids(distances_x, self.project.in_features), lowest)
+
+    def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: Distances) -> tuple[Tensor, Tensor, RelativeScores | None]:
+        """Return queries and keys as they are, and the scores of distances."""
+        r_xnd = self.project(prepared.vectors_xh.to(self.project.weight.dtype)).unflatten(-1, q_tnd.shape[1:])
+        biases = self._biases_of[0] or self
+        scores = RelativeScores(r_xnd, biases.content_bias, biases.distance_bias, prepared.lowest)
+        return q_tnd, k_tnd, scores
+
+
+class PositionKind(NamedTuple):
+    """What is built for a value of the axis `positions`: what the embeddings add, and the positions of each attention
+    of some kinds."""
+
+    embedded: Callable[[Transformer], LearnedPositions | SinusoidalPositions | None]
+    attention: Callable[[Transformer, list[str]], list[Positions | None]]
+
+
+def _no_positions(a: Transformer, kinds: list[str]) -> list[Positions | None]:
+    return [None for _ in kinds]
+
+
+def _rotary(a: Transformer, kinds: list[str]) -> list[Positions | None]:
+    bases = {kind: a.local_rotary_base if kind == "local" else a.rotary_base for kind in kinds}
+    shared = {kind: RotaryPositions(a.head_size, base) for kind, base in bases.items()}
+    return [shared[kind] for kind in kinds]
+
+
+def _relative(a: Transformer, kinds: list[str]) -> list[Positions | None]:
+    found: list[RelativePositions] = []
+    for _ in kinds:
+        shared = found[0] if found and a.shared_position_bias else None
+        found.append(RelativePositions(a.width, a.heads, a.head_size, a.clamp, shared))
+    return [*found]
 
 
 POSITIONS = {
     "learned": PositionKind(
-        lambda a: LearnedPositions(a.max_positions, a.embedding_width, a.position_offset), lambda a, kind: None
+        lambda a: LearnedPositions(a.max_positions, a.embedding_width, a.position_offset), _no_positions
     ),
-    "rotary": PositionKind(
-        lambda a: None,
-        lambda a, kind: RotaryPositions(a.head_width, a.local_rotary_base if kind == "local" else a.rotary_base),
-    ),
+    "sinusoidal": PositionKind(lambda a: SinusoidalPositions(a.embedding_width), _no_positions),
+    "relative": PositionKind(lambda a: None, _relative),
+    "rotary": PositionKind(lambda a: None, _rotary),
 }
 
 
-def build_embedded_positions(a: Transformer) -> LearnedPositions | None:
+def build_embedded_positions(a: Transformer) -> LearnedPositions | SinusoidalPositions | None:
     """Build what is added to the embeddings."""
     return POSITIONS[a.positions].embedded(a)
 
 
-def build_attention_positions(a: Transformer, kind: str) -> Positions | None:
-    """Build what changes queries and keys in attention of a kind."""
-    return POSITIONS[a.positions].attention(a, kind)
+def build_attention_positions(a: Transformer, kinds: list[str]) -> list[Positions | None]:
+    """Build what changes queries, keys and scores in attention of some kinds."""
+    return POSITIONS[a.positions].attention(a, kinds)
