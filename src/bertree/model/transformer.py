@@ -22,7 +22,7 @@ from bertree.model.layers.norms import build_norm
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.masks import Window
-from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past
+from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past, lanes_of
 from bertree.model.stack import Stack
 from bertree.model.state import EncoderOutput, State, StateSpec
 
@@ -93,11 +93,13 @@ class TransformerEncoder(Encoder):
 
     def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
         """Return the last hidden states, and the memory or cache for the batch that continues this one."""
-        if state is None:
-            if self.memory is None or batch.continuation is None:
-                return EncoderOutput(self(batch))
-            state = self.start_memory(batch.continuation.count)
-        past = CachePast(state, batch) if KEYS in state else self._memory_past(state, batch)
+        past: Past
+        if state is not None and KEYS in state:
+            past = CachePast(state, batch)
+        elif self.memory is None or (state is None and batch.continuation is None):
+            return EncoderOutput(self(batch))
+        else:
+            past = self._memory_past(state or self.start_memory(lanes_of(batch).count), batch)
         return EncoderOutput(self(batch, past), past.state())
 
     def start_memory(self, lanes: int, length: int | None = None) -> State:

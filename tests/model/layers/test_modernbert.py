@@ -14,7 +14,7 @@ from bertree.batch import Batch
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import GatedFeedForward
 from bertree.model.layers.norms import NORMS
-from bertree.model.layers.positions import RotaryPositions
+from bertree.model.layers.positions import Places, RotaryPositions
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full, Window
 from bertree.model.stack import Stack
@@ -139,7 +139,7 @@ def test_attention_alone_is_modernberts(kind: str, training: bool) -> None:
     x = torch.randn(sum(LENGTHS), WIDTH, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     batch = Batch.pack([[1] * n for n in LENGTHS])
-    ours = attention(x, batch, attention.positions.prepare(batch.positions))
+    ours = attention(x, batch, attention.positions.prepare(attention.places(batch)))
     rectangle, real = padded(y)
     out, _ = peer.attn(rectangle, **their_inputs(kind, rectangle, real, rotary))
     compare(ours, x, out[real], y, [(attention.qkv, peer.attn.Wqkv), (attention.out, peer.attn.Wo)])
@@ -162,8 +162,10 @@ def test_scores_depend_on_distance_alone() -> None:
     rotary, draw = RotaryPositions(16, 100.0), torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 3, 16, generator=draw)
     scores = [
-        (torch.mul(*rotary.rotate(q, k, *(rotary.prepare(torch.tensor([place])) for place in places)))).sum(-1)
-        for places in ((7, 3), (104, 100), (4, 0), (4, 1))
+        torch.mul(*rotary.change(q, k, rotary.prepare(Places(*map(torch.tensor, ([one], [two])), 200, True)))[:2]).sum(
+            -1
+        )
+        for one, two in ((7, 3), (104, 100), (4, 0), (4, 1))
     ]
     assert (scores[0] - scores[1]).abs().max() < 1e-5
     assert (scores[0] - scores[2]).abs().max() < 1e-5

@@ -109,7 +109,7 @@ def test_norms_by_their_formula_also_in_half_precision(kind: str) -> None:
 def test_attention_called_alone_rotates_too() -> None:
     made, x = stack(PreNorm(), RotaryPositions(8, 100.0), layers=1), torch.randn(18, WIDTH)
     part = made.attention[0].part
-    assert torch.equal(part(x, BATCH), part(x, BATCH, part.positions.prepare(BATCH.positions)))
+    assert torch.equal(part(x, BATCH), part(x, BATCH, part.positions.prepare(part.places(BATCH))))
     part.positions.base = 10.0
     (changed,) = made(x, BATCH)
     part.positions.base = 100.0

@@ -60,6 +60,7 @@ class Attention(nn.Module):
             qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
             mixed_tnd = attend_fused(qkv_t3nd, Layout.of(batch, self.mask), self.dropout if self.training else 0.0)
         else:
+            prepared = self.positions.prepare(self.places(batch)) if prepared is None else prepared
             mixed_tnd = self.mix(*self.project(x_th), Layout.of(batch, self.mask), prepared)
         out: Tensor = self.out(mixed_tnd.flatten(1))
         return out
