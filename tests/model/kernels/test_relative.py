@@ -4,11 +4,11 @@ import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bertree.model.kernels import triton_relative
+from bertree.model.kernels import grouped_relative, triton_relative
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores
 from bertree.model.kernels.table import KERNELS
 from bertree.model.masks import Causal, Full, Mask, Window
@@ -23,11 +23,20 @@ ON_CPU = [kernel for kernel in KERNELS if kernel.supports.relative and kernel.su
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.booleans(), st.integers(0, 99))
 def test_kernels_follow_the_definition(
-    kernel: Kernel, mask: Mask, data: st.DataObject, sizes: list[int], memorize: bool, seed: int
+    monkeypatch: pytest.MonkeyPatch,
+    kernel: Kernel,
+    mask: Mask,
+    data: st.DataObject,
+    sizes: list[int],
+    memorize: bool,
+    seed: int,
 ) -> None:
+    # Small blocks, so that there are many, of several heads, of several sequences and of one.
+    monkeypatch.setattr(grouped_relative, "ROWS", data.draw(st.sampled_from([1, 3, 64])))
+    monkeypatch.setattr(grouped_relative, "CELLS", data.draw(st.sampled_from([1, 100, 10**6])))
     memory = data.draw(st.lists(st.integers(0, 7), min_size=len(sizes), max_size=len(sizes))) if memorize else None
     layout = layout_of(sizes, memory, mask)
     scores, lowest = random_relative(layout, seed)
@@ -42,6 +51,71 @@ def test_kernels_follow_the_definition(
     for name, one, other in zip(NAMES, with_gradients(ours, given), with_gradients(exact, given), strict=True):
         assert one.shape == other.shape
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 if name == "mixed" else 2e-5), name
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("memory", [None, [3, 0, 4]])
+def test_the_grouped_kernel_passes_gradcheck(
+    mask: Mask, memory: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped_relative, "ROWS", 2)
+    layout = layout_of([4, 3, 4], memory, mask)
+    tables, lowest = random_relative(layout, 1, 3)
+    given = [x.double().requires_grad_() for x in (*random_qkv(layout, 0, 3), *tables)]
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, *tables: grouped_relative.attend(q, k, v, layout, 0.0, RelativeScores(*tables, lowest)), given
+    )
+
+
+def test_the_grouped_kernel_computes_half_precision_in_single() -> None:
+    layout = layout_of([70, 9, 70], [3, 0, 3], Causal())
+    tables, lowest = random_relative(layout, 1, 16)
+    given = [x.bfloat16() for x in (*random_qkv(layout, 0, 16), *tables)]
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, *tables: Tensor) -> Tensor:
+        out = grouped_relative.attend(q, k, v, layout, 0.0, RelativeScores(*tables, lowest))
+        assert out.dtype == q.dtype
+        return out
+
+    for name, one, other in zip(
+        NAMES, with_gradients(ours, given), with_gradients(ours, [x.float() for x in given]), strict=True
+    ):
+        assert (one - other).norm() <= 1e-2 * other.norm(), name
+
+
+@pytest.mark.parametrize("kernel", ON_CPU, ids=lambda kernel: kernel.name)
+def test_a_query_without_keys_gets_nothing(kernel: Kernel) -> None:
+    for mask, blind in ((Causal(), 3), (Full(), 2), (Window(1, 0), 3)):
+        layout = Layout(*(torch.tensor(ends, dtype=torch.int32) for ends in ([0, 2, 5], [0, 0, 2])), 3, 2, mask)
+        tables, lowest = random_relative(layout, 1)
+        out, q_grad, *grads = with_gradients(
+            lambda q, k, v, *tables, lowest=lowest, layout=layout: kernel.attend(
+                q, k, v, layout, 0.0, RelativeScores(*tables, lowest)
+            ),
+            [*random_qkv(layout, 0), *tables],
+        )
+        assert not out[:blind].any()
+        assert not q_grad[:blind].any()
+        assert out[blind:].abs().min() > 0
+        assert not any(grad.isnan().any() for grad in grads)
+
+
+def test_the_grouped_kernel_compiles_whole() -> None:
+    torch._dynamo.reset()
+
+    def work(q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, cu_q: Tensor, cu_k: Tensor) -> Tensor:
+        layout = Layout(cu_q, cu_k, 8, 12, Causal())
+        return grouped_relative.attend(q, k, v, layout, 0.0, RelativeScores(r, u, w, 0))
+
+    compiled = torch.compile(work, fullgraph=True, dynamic=True, backend="aot_eager")
+    for sizes in ([4, 3, 8], [6, 5], [8]):
+        layout = layout_of(sizes, [4] * len(sizes), Causal())
+        given = [*random_qkv(layout, 0), *random_relative(layout._replace(max_k=12), 1)[0]]
+        ours, expected = (
+            with_gradients(lambda *x, f=f, layout=layout: f(*x, layout.cu_q, layout.cu_k), given)
+            for f in (compiled, work)
+        )
+        assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
 
 
 def on_device(mask: Mask, lengths: list[int], memory: list[int] | None, width: int) -> list[list[Tensor]]:

@@ -94,7 +94,8 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         (case("cpu", torch.float32), "grouped"),
         (case("cpu", torch.bfloat16, mask=Window, separate_keys=True), "grouped"),
         (case("cpu", torch.float32, dropout=True), "padded"),
-        (case("cpu", torch.float32, relative=True), "padded"),
+        (case("cpu", torch.float32, relative=True), "grouped_relative"),
+        (case("cpu", torch.float32, relative=True, dropout=True), "padded"),
     ):
         assert choose(given_case).name == name, given_case
     assert refusals(case(mask=Window, dropout=True)) == {
@@ -103,6 +104,7 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         "varlen": "has no dropout",
         "relative": "has no dropout",
         "grouped": "needs cpu",
+        "grouped_relative": "needs cpu",
     }
     assert refusals(case(longest=129)) == {"short": "only up to 128 tokens"}
     monkeypatch.setattr(table, "KERNELS", [replace(k, supports=replace(k.supports, missing="")) for k in present[2:]])

@@ -7,15 +7,14 @@ backward call the CPU flash kernels that `scaled_dot_product_attention` would ch
 Shape letters: t tokens, n heads, d head width, q queries, k keys.
 """
 
-from collections.abc import Sequence
-from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
+from bertree.model.kernels.streams import cut_streams
 from bertree.model.masks import Causal, Full, Window
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -29,54 +28,6 @@ def attend(
     cu_k = layout.cu_k if layout.separate_keys else None
     mixed_tnd: Tensor = _attend(q_tnd, k_tnd, v_tnd, layout.cu_q, cu_k, *layout.mask.band)[0]
     return mixed_tnd
-
-
-class _Stream(NamedTuple):
-    """How to cut a stream of tokens into blocks of sequences of equal length, one per group."""
-
-    sizes: list[tuple[int, int]]  # length and count of each group's sequences
-    order_t: Tensor | None  # the order of tokens that brings groups together; None: they are
-
-    def cut(self, x_tn: Tensor) -> list[Tensor]:
-        """Return one block per group: count x heads x length (x head width)."""
-        if self.order_t is not None:
-            x_tn = x_tn[self.order_t]
-        parts = x_tn.split([length * count for length, count in self.sizes])
-        shaped = zip(parts, self.sizes, strict=True)
-        return [x.unflatten(0, (count, length)).transpose(1, 2) for x, (length, count) in shaped]
-
-    def join(self, parts: Sequence[Tensor], like_tn: Tensor) -> Tensor:
-        """Join blocks to the stream."""
-        if not parts:
-            return torch.zeros_like(like_tn, memory_format=torch.contiguous_format)
-        x_tn = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
-        return x_tn if self.order_t is None else torch.zeros_like(like_tn).index_copy_(0, self.order_t, x_tn)
-
-
-def _streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[_Stream, _Stream]:
-    """Group the sequences by length, or by the lengths of queries and keys; return how to cut queries and keys."""
-    lengths = cu_q.diff().tolist()
-    if cu_k is None:
-        order_t = None
-        if any(a > b for a, b in pairwise(lengths)):
-            order_t = _order(lengths, sorted(range(len(lengths)), key=lengths.__getitem__))
-            lengths.sort()
-        stream = _Stream([(length, len(list(run))) for length, run in groupby(lengths) if length], order_t)
-        return stream, stream
-    pairs = list(zip(lengths, cu_k.diff().tolist(), strict=True))
-    rows = sorted((row for row, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
-    groups = [(pair, len(list(run))) for pair, run in groupby(pairs[row] for row in rows)]
-    queries, keys = (
-        _Stream([(pair[side], count) for pair, count in groups], _order([pair[side] for pair in pairs], rows))
-        for side in (0, 1)
-    )
-    return queries, keys
-
-
-def _order(lengths: list[int], rows: list[int]) -> Tensor:
-    """Return the tokens of sequences in another order of the sequences."""
-    tokens = torch.arange(sum(lengths)).split(lengths)
-    return torch.cat([tokens[row] for row in rows]) if rows else torch.arange(0)
 
 
 def _mask(queries: int, keys: int, left: int, right: int, like: Tensor) -> tuple[bool, Tensor | None]:
@@ -94,7 +45,7 @@ def _mask(queries: int, keys: int, left: int, right: int, like: Tensor) -> tuple
 def _attend(
     q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_q: Tensor, cu_k: Tensor | None, left: int, right: int
 ) -> tuple[Tensor, Tensor]:
-    queries, keys = _streams(cu_q, cu_k)
+    queries, keys = cut_streams(cu_q, cu_k)
     scale_type, mixed = torch.promote_types(q_tnd.dtype, torch.float32), []
     for q, k, v in zip(queries.cut(q_tnd), keys.cut(k_tnd), keys.cut(v_tnd), strict=True):
         if not (q.shape[2] and k.shape[2]):  # the kernel would divide by zero
@@ -120,7 +71,7 @@ def _attend_backward(
     left: int,
     right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    queries, keys = _streams(cu_q, cu_k)
+    queries, keys = cut_streams(cu_q, cu_k)
     grads = []
     cuts = (queries.cut(grad_tnd), queries.cut(q_tnd), keys.cut(k_tnd), keys.cut(v_tnd))
     for grad, q, k, v, *made in zip(*cuts, queries.cut(out_tnd), queries.cut(scale_tn), strict=True):

@@ -7,7 +7,15 @@ Shape letters: t tokens, n heads, d head width.
 
 from torch import Tensor
 
-from bertree.model.kernels import grouped, padded, triton_blocked, triton_relative, triton_short, varlen
+from bertree.model.kernels import (
+    grouped,
+    grouped_relative,
+    padded,
+    triton_blocked,
+    triton_relative,
+    triton_short,
+    varlen,
+)
 from bertree.model.kernels.layout import Case, Kernel, Layout, RelativeScores
 
 KERNELS: tuple[Kernel, ...] = (
@@ -16,6 +24,7 @@ KERNELS: tuple[Kernel, ...] = (
     varlen.KERNEL,
     triton_relative.KERNEL,
     grouped.KERNEL,
+    grouped_relative.KERNEL,
     padded.KERNEL,
 )
 

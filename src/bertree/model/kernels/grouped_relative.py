@@ -1,0 +1,308 @@
+"""Relative attention (Transformer-XL, XLNet) on the CPU: sequences of equal lengths share a call, without padding.
+
+Work goes in blocks of a few queries of each sequence and the keys that they see, so memory does not grow with the
+square of the length; the backward pass computes the scores again. A block's scores by distance are one product of
+queries and distances. In that product the rows are shifted against each other, so it is read as keys through strides:
+row i begins i cells earlier. Gradients go the other way through the same strides. Nothing is gathered or copied.
+
+Shape letters: t tokens, n heads, c sequences of a group, l tokens of a sequence, d head width, x distances.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
+from bertree.model.kernels.streams import cut_streams
+from bertree.model.masks import Causal, Full, Window
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+ROWS = 64  # queries of a block
+CELLS = 2**20  # scores that are in memory at a time, at most, if they are not one block of one head
+ALIGNED = 16  # rows of scores are a multiple of it
+
+
+def attend(
+    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, dropout: float, relative: RelativeScores | None = None
+) -> Tensor:
+    """Queries, keys and values of packed sequences -> mixed values (t x n x d)."""
+    assert relative is not None, "only for scores by distance"
+    cu_k = layout.cu_k if layout.separate_keys else None
+    qu_tnd, qv_tnd, r_xnd = relative.add_to(q_tnd)
+    given = (qu_tnd, qv_tnd, k_tnd, v_tnd, r_xnd, layout.cu_q, cu_k)
+    mixed_tnd: Tensor = _attend(*given, relative.lowest, *layout.mask.band)[0]
+    return mixed_tnd
+
+
+class _Block(NamedTuple):
+    """Some queries of a sequence and the keys that one of them sees."""
+
+    queries: slice
+    keys: slice
+    rows: int
+    columns: int
+    farthest: int  # distance of the last query and the first key
+    reach: int  # the last column that the first row sees; each row sees one more
+    hidden: int  # columns that the first row does not see, less than or equal to 0; each row sees one less
+
+    @property
+    def pitch(self) -> int:
+        """Cells of a row of distances."""
+        return -(-(self.rows + self.columns - 1) // ALIGNED) * ALIGNED
+
+    def shifted(self, cells: Tensor) -> Tensor:
+        """View a product with distances (n x c rows x pitch) as one with keys (n c x rows x columns)."""
+        count = cells.shape[0] * cells.shape[1] // self.rows
+        strides = (self.rows * self.pitch, self.pitch - 1, 1)
+        return cells.as_strided((count, self.rows, self.columns), strides, self.rows - 1)
+
+    def hide(self, scores: Tensor) -> None:
+        """Set the scores of keys that are not seen to -inf (... x rows x columns)."""
+        after = scores[..., self.reach + 1 :]
+        after.add_(after.new_full(after.shape[-2:], -torch.inf).triu_())
+        before = scores[..., : max(0, self.rows - 1 + self.hidden)]
+        before.add_(before.new_full(before.shape[-2:], -torch.inf).tril_(self.hidden - 1))
+
+    def clear(self, weights: Tensor) -> None:
+        """Set the weights of keys that are not seen to 0 (... x rows x columns)."""
+        weights[..., self.reach + 1 :].tril_(-1)
+        weights[..., : max(0, self.rows - 1 + self.hidden)].triu_(self.hidden)
+
+
+def _blocks(queries: int, keys: int, left: int, right: int) -> list[_Block]:
+    """Cut a sequence into blocks, without queries that see no key."""
+    shift, blocks = keys - queries, []
+    blind = max(0, -shift - right) if right >= 0 else 0
+    for first in range(blind, queries if keys else 0, ROWS):
+        last = min(first + ROWS, queries)
+        place = first + shift
+        low = max(0, place - left) if left >= 0 else 0
+        high = min(keys, last + shift + right) if right >= 0 else keys
+        reach = place + right - low if right >= 0 else high
+        hidden = place - left - low if left >= 0 else first - last
+        blocks.append(
+            _Block(
+                slice(first, last), slice(low, high), last - first, high - low, last - 1 + shift - low, reach, hidden
+            )
+        )
+    return blocks
+
+
+def _chunks(heads: int, count: int, cells: int) -> Iterator[tuple[slice, slice]]:
+    """Share out heads and sequences so that a chunk has at most CELLS cells: whole heads, or a part of one."""
+    fit = max(1, CELLS // cells)
+    some_heads, some = (fit // count, count) if fit >= count else (1, fit)
+    for head in range(0, heads, some_heads):
+        for first in range(0, count, some):
+            yield slice(head, min(head + some_heads, heads)), slice(first, min(first + some, count))
+
+
+class _Distances(NamedTuple):
+    """Rows of r from the farthest distance to the lowest, with zeros where r has none, for the blocks of a group."""
+
+    rows_nxd: Tensor
+    farthest: int
+    given: slice  # of r, in its own order
+    own: slice  # the same distances here
+
+    @classmethod
+    def of(cls, r_xnd: Tensor, lowest: int, blocks: list[_Block]) -> "_Distances":
+        """Lay out r for these blocks."""
+        top = max(block.farthest for block in blocks)
+        bottom = min(block.farthest - block.pitch + 1 for block in blocks)
+        low, high = max(bottom, lowest), min(top, lowest + len(r_xnd) - 1)
+        given, own = slice(low - lowest, high - lowest + 1), slice(top - high, top - low + 1)
+        rows_nxd = r_xnd.new_zeros(r_xnd.shape[1], top - bottom + 1, r_xnd.shape[2])
+        rows_nxd[:, own] = r_xnd[given].flip(0).transpose(0, 1)
+        return cls(rows_nxd, top, given, own)
+
+    def rows_of(self, block: _Block) -> slice:
+        """Return the rows for the distances of a block."""
+        first = self.farthest - block.farthest
+        return slice(first, first + block.pitch)
+
+
+def _forward(
+    qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, r_xnd: Tensor, lowest: int, left: int, right: int
+) -> tuple[Tensor, Tensor]:
+    """Mix the values of a group (all n x c x l x d); return also log-sum-exp of the scores (n x c x l)."""
+    heads, count, queries, width = qu.shape
+    out, sums = torch.zeros_like(qu), qu.new_zeros(qu.shape[:-1])
+    blocks = _blocks(queries, k.shape[2], left, right)
+    if not blocks:
+        return out, sums
+    distances, qv = _Distances.of(r_xnd, lowest, blocks), qv * width**-0.5
+    for block in blocks:
+        r_nxd = distances.rows_nxd[:, distances.rows_of(block)]
+        for chunk in _chunks(heads, count, block.rows * block.pitch):
+            own, seen = (*chunk, block.queries), (*chunk, block.keys)
+            scores = block.shifted(torch.bmm(qv[own].flatten(1, 2), r_nxd[chunk[0]].mT))
+            block.hide(scores)
+            bias = scores.unflatten(0, qu[own].shape[:2])
+            out[own], sums[own] = _flash(qu[own], k[seen], v[seen], attn_mask=bias)
+    return out, sums
+
+
+def _backward(
+    grad: Tensor,
+    qu: Tensor,
+    qv: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r_xnd: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    lowest: int,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of queries plus u and plus v, keys and values of a group (n x c x l x d), and of r."""
+    heads, count, queries, width = qu.shape
+    scale = width**-0.5
+    dqu, dqv, dk, dv = (x.new_zeros(x.shape) for x in (qu, qv, k, v))
+    dr_xnd = torch.zeros_like(r_xnd)
+    blocks = _blocks(queries, k.shape[2], left, right)
+    if not blocks:
+        return dqu, dqv, dk, dv, dr_xnd
+    distances, qv = _Distances.of(r_xnd, lowest, blocks), qv * scale
+    dr_nxd = torch.zeros_like(distances.rows_nxd)
+    # One more component: products with keys and values then subtract what a row has in common.
+    qu, k = _wider(qu * scale, -sums), _wider(k, 1.0)
+    grad, v = _wider(grad, -(grad * out).sum(-1)), _wider(v, 1.0)
+    for block in blocks:
+        near = distances.rows_of(block)
+        for chunk in _chunks(heads, count, block.rows * block.pitch):
+            own, seen = (*chunk, block.queries), (*chunk, block.keys)
+            q_block, k_block, grad_block, v_block = (
+                x[at].flatten(0, 1) for x, at in ((qu, own), (k, seen), (grad, own), (v, seen))
+            )
+            qv_block, r_nxd = qv[own].flatten(1, 2), distances.rows_nxd[chunk[0], near]
+            cells = torch.bmm(qv_block, r_nxd.mT)
+            weights = block.shifted(cells).baddbmm_(q_block, k_block.mT).exp_()
+            block.clear(weights)
+            _rows_of(dv, seen).baddbmm_(weights.mT, grad_block[..., :width])
+            changes = torch.empty_like(cells)
+            changes[..., : block.rows - 1] = 0  # these are no keys
+            changes[..., block.columns :] = 0
+            by_key = block.shifted(changes)
+            torch.bmm(grad_block, v_block.mT, out=by_key)
+            by_key.mul_(weights)
+            dqu[own] = torch.bmm(by_key, k_block[..., :width]).view(dqu[own].shape)
+            dqv[own] = torch.bmm(changes, r_nxd).view(dqv[own].shape)
+            _rows_of(dk, seen).baddbmm_(by_key.mT, q_block[..., :width])
+            dr_nxd[chunk[0], near].baddbmm_(changes.mT, qv_block)
+    dr_xnd[distances.given] = dr_nxd[:, distances.own].transpose(0, 1).flip(0)
+    return dqu.mul_(scale), dqv.mul_(scale), dk, dv, dr_xnd
+
+
+def _wider(x: Tensor, last: Tensor | float) -> Tensor:
+    """Append one component to each vector."""
+    wider = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
+    wider[..., :-1] = x
+    wider[..., -1] = last
+    return wider
+
+
+def _rows_of(x: Tensor, at: tuple[slice, ...]) -> Tensor:
+    """View a part of heads, sequences and rows with one dimension for heads and sequences."""
+    part = x[at]
+    return part.view(-1, *part.shape[2:])
+
+
+@custom_op("bertree::grouped_relative_attention", mutates_args=())
+def _attend(
+    qu_tnd: Tensor,
+    qv_tnd: Tensor,
+    k_tnd: Tensor,
+    v_tnd: Tensor,
+    r_xnd: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor | None,
+    lowest: int,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor]:
+    queries, keys = cut_streams(cu_q, cu_k)
+    exact = _precision(qu_tnd)
+    groups = zip(*(queries.cut(x) for x in (qu_tnd, qv_tnd)), *(keys.cut(x) for x in (k_tnd, v_tnd)), strict=True)
+    made = []
+    for group in groups:
+        qu, qv, k, v = (x.transpose(0, 1).to(exact) for x in group)
+        made.append(_forward(qu, qv, k, v, r_xnd.to(exact), lowest, left, right))
+    out_tnd = queries.join([out.transpose(0, 1) for out, _ in made], qu_tnd.to(exact))
+    # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
+    sums_tn = queries.join([sums.transpose(0, 1) for _, sums in made], qu_tnd[..., 0].to(exact))
+    return out_tnd.to(qu_tnd.dtype), sums_tn
+
+
+@custom_op("bertree::grouped_relative_attention_backward", mutates_args=())
+def _attend_backward(
+    grad_tnd: Tensor,
+    qu_tnd: Tensor,
+    qv_tnd: Tensor,
+    k_tnd: Tensor,
+    v_tnd: Tensor,
+    r_xnd: Tensor,
+    out_tnd: Tensor,
+    sums_tn: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor | None,
+    lowest: int,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    queries, keys = cut_streams(cu_q, cu_k)
+    exact = _precision(qu_tnd)
+    dr_xnd, grads = torch.zeros_like(r_xnd, dtype=exact), []
+    by_query = (queries.cut(x) for x in (grad_tnd, qu_tnd, qv_tnd, out_tnd, sums_tn))
+    for *group, k, v in zip(*by_query, *(keys.cut(x) for x in (k_tnd, v_tnd)), strict=True):
+        grad, qu, qv, out, sums, k, v = (x.transpose(0, 1).to(exact) for x in (*group, k, v))
+        *found, dr = _backward(grad, qu, qv, k, v, r_xnd.to(exact), out, sums, lowest, left, right)
+        grads.append([x.transpose(0, 1) for x in found])
+        dr_xnd += dr
+    streams = ((queries, qu_tnd), (queries, qv_tnd), (keys, k_tnd), (keys, v_tnd))
+    dqu, dqv, dk, dv = (
+        stream.join([found[i] for found in grads], like.to(exact)).to(like.dtype)
+        for i, (stream, like) in enumerate(streams)
+    )
+    return dqu, dqv, dk, dv, dr_xnd.to(r_xnd.dtype)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    """Half precision is computed in float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+@_attend.register_fake
+def _(qu_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    out_tnd = torch.empty_like(qu_tnd, memory_format=torch.contiguous_format)
+    return out_tnd, qu_tnd.new_empty(qu_tnd.shape[:-1], dtype=_precision(qu_tnd))
+
+
+@_attend_backward.register_fake
+def _(grad_tnd: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given[:5])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, cu_q, cu_k, lowest, left, right = inputs
+    ctx.settings = (lowest, left, right)
+    ctx.save_for_backward(*tensors, *output, cu_q, cu_k)
+
+
+def _back(ctx: Any, grad_tnd: Tensor, grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
+    return (*_attend_backward(grad_tnd, *ctx.saved_tensors, *ctx.settings), *[None] * 5)
+
+
+_attend.register_autograd(_back, setup_context=_keep)
+
+KERNEL = Kernel(
+    "grouped_relative",
+    "sequences of equal lengths together, a few queries at a time",
+    Supports("cpu", (Full, Causal, Window), separate_keys=True, relative=True, plain=False),
+    attend,
+)
