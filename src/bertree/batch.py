@@ -126,6 +126,7 @@ class Batch(TensorTree):
     # s, int64: where in the stream each sequence's second text begins, or its end if it has none. None: it follows
     # from the segments, which some tokenizers (RoBERTa's) do not set.
     second: Tensor | None = None
+    orders: int = 1  # consecutive sequences that are one input in several orders: their summary states are added
     continuation: Continuation | None = None  # None: no sequence continues another
     labels: Labels | None = None
 

@@ -70,7 +70,8 @@ def finetune(
     Settings: epochs=3 batch=32 lr=(by the model's width) max_length=(the task's) warmup=0.1 shape=linear
     evaluations=1 (per epoch) patience=3 held_out=0.1 seed=0 weight_decay=0.01 clip=1 dropout=... attention_dropout=0
     metric=... lstm=0 lstm_layers=2 micro_tokens=0; SQuAD: stride=128 max_answer=30 best=20 threshold=0; tags: crf=false
-    scheme=auto.
+    scheme=auto. Left-to-right models: lm=0.5 (weight of the language-model loss on the task's texts), both_orders
+    (of a pair; true for mrpc, qqp, sts-b), no_answer=last (SQuAD), subword=last (tags).
 
     [dim]bertree finetune my-bert --task sst-2 --data glue/SST-2 --out my-sst
     bertree finetune my-bert --task squad2 --data squad --out my-qa epochs=2 batch=16
@@ -159,9 +160,9 @@ def features(
 ) -> None:
     """Write an encoder's states for every word of a text: features for another program.
 
-    OUT receives features.npy (words x width, float32; the state of a word is that of its first sub-word) and
-    words.jsonl (for each line its words, their character offsets and the row of the first). Sums are plain means,
-    unless the model has learned its weights.
+    OUT receives features.npy (words x width, float32; the state of a word is that of its first sub-word, or of its last
+    if the model reads left to right) and words.jsonl (for each line its words, their character offsets and the row of
+    the first). Sums are plain means, unless the model has learned its weights.
 
     [dim]bertree features my-bert news.txt --layers sum-last-four --out my-features[/dim]
     """

@@ -113,7 +113,9 @@ def _is_unicode(text: str) -> bool:
 
 
 def _check_bounds(value: Any, bounds: Sequence[Any], place: str) -> Any:
-    """Check a value against its bounds; of a list or table, each value."""
+    """Check a value against its bounds; of a list or table, each value. None is no value."""
+    if value is None:
+        return None
     if isinstance(value, dict):
         return {key: _check_bounds(inner, bounds, f"{place}.{key}") for key, inner in value.items()}
     if isinstance(value, tuple):

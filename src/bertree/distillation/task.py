@@ -22,6 +22,7 @@ from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import TaskDistillConfig, TaskDistillSettings
+from bertree.finetuning.left_to_right import with_layout, with_task_tokens
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run, read_examples, training_splits
 from bertree.finetuning.seeds import Measurement, check_run_folder, evaluate_dev, run_seeds
 from bertree.finetuning.tuner import EncodedSplit
@@ -37,6 +38,7 @@ from bertree.tasks.collate import logit_rows
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length, inference_autocast
 from bertree.tasks.options import configure_task
+from bertree.tasks.registry import with_model_layout
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
 from bertree.text.tokenizer import Tokenizer
@@ -71,7 +73,8 @@ def distill_on_task(
     guide = Teacher.of(teacher, task)
     if (other := guide.model.task.get("name", task.name)) != task.name:
         note(f"{teacher}: was fine-tuned for {other}, not for {task.name}")
-    start = _student(student, guide, task, layers, tokenizer)
+    start = with_task_tokens(_student(student, guide, task, layers, tokenizer))
+    task = _layout(task, start, guide, config)
     examples = read_examples(task, splits, config.train.held_out, guide.labels_for)
     _reorder_classes(start, guide, examples.task)
     about = f"{student}{f' of layers {layers}' if layers else ''} taught by {teacher}"
@@ -139,6 +142,19 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
     made = random_model(a, {})
     made.tokenizer = its.tokenizer
     return made
+
+
+def _layout(task: Task[Any], start: Model, guide: Teacher, config: TaskDistillConfig) -> Task[Any]:
+    """Return the task in the layout of the student or, if the head scores tokens, in that of its teacher."""
+    if not HEAD_KINDS[task.head].reads_tokens:
+        return with_layout(task, start, config.task)
+    its = with_model_layout(task, guide.model.task)
+    for name in task.layout:
+        if name in config.task and getattr(its, name) != getattr(task, name):
+            raise UserError(
+                f"{name}: {task.name} scores single tokens, so it must be the teacher's, {getattr(its, name)}"
+            )
+    return its
 
 
 def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Model:

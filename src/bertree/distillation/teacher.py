@@ -19,7 +19,7 @@ from bertree.inference.load import Model, load
 from bertree.interop.weights import weights_hash
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.logits import Autocast, effective_max_length, logits
-from bertree.tasks.registry import NAMELESS
+from bertree.tasks.registry import NAMELESS, with_model_layout
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
 from bertree.text.identity import tokenizer_hash
@@ -102,7 +102,7 @@ class Teacher:
         """Return whether it can read the student's units; refuse two models that must share units and cannot."""
         same = tokenizer is self.tokenizer or tokenizer_hash(tokenizer) == tokenizer_hash(self.tokenizer)
         if not HEAD_KINDS[task.head].reads_tokens:
-            return same and max_length == self.longest(task)
+            return same and max_length == self.longest(task) and task == with_model_layout(task, self.model.task)
         most = self.model.architecture.max_positions
         if not same:
             raise UserError(
@@ -125,7 +125,7 @@ class Teacher:
         if mask and mask != own and isinstance(task, TextTask):
             pairs = [(e, None if e.pair is None else e.pair.replace(mask, own)) for e in examples]
             examples = [e._replace(text=e.text.replace(mask, own), pair=pair) for e, pair in pairs]
-        found, _ = task.units(examples, self.tokenizer, self.longest(task))
+        found, _ = with_model_layout(task, self.model.task).units(examples, self.tokenizer, self.longest(task))
         by_example = {unit.example: unit for unit in found}
         return [by_example[unit.example] for unit in part.units]
 

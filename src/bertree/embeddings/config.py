@@ -82,16 +82,8 @@ def _loss_section(loss: type[EmbeddingLoss]) -> type:
         hints = get_type_hints(known, include_extras=True)
         found |= {one.name: (one.name, hints[one.name], field(default=one.default)) for one in fields(known)}
     # None is not written: recipes without this setting stay as they were before there was one.
-    dimensions = ("dimensions", Annotated[tuple[int, ...] | None, _Widths(1)], field(default=None))
+    dimensions = ("dimensions", Annotated[tuple[int, ...] | None, AtLeast(1)], field(default=None))
     return make_dataclass("LossSettings", [*found.values(), dimensions], frozen=True)
-
-
-class _Widths(AtLeast):
-    """As `AtLeast`, where there may be no value."""
-
-    def check(self, value: Any) -> Any:
-        """Return the value if it is within the bound."""
-        return None if value is None else super().check(value)
 
 
 def _with_list(given: str | Override) -> Override:

@@ -34,6 +34,8 @@ class TrainSettings:
     shape: Annotated[str, OneOf(SHAPES)] = "linear"  # of the learning rate after that
     evaluations: Annotated[int, AtLeast(1)] = 1  # on the dev split, an epoch
     patience: Annotated[int, AtLeast(0)] = 3  # stop after this many evaluations without a better score; 0: never
+    # weight of the language-model loss on the task's texts; None: 0.5 if the model reads left to right and has the head
+    lm: Annotated[float | None, AtLeast(0)] = None
     held_out: Annotated[float, Share()] = 0.1  # share of the training data used as dev split if there is none
 
 

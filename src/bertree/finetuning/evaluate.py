@@ -18,7 +18,7 @@ from bertree.run_folder import SCORES, predictions_file
 from bertree.tasks.files import TaskFiles, note_all_rows_scored
 from bertree.tasks.glue import GLUE_AVERAGES
 from bertree.tasks.logits import effective_max_length, inference_autocast
-from bertree.tasks.registry import with_model_labels
+from bertree.tasks.registry import with_model_labels, with_model_layout
 from bertree.tasks.task import Task
 
 
@@ -69,7 +69,7 @@ def _task_of(model: Model, name: str, task: str | Task[Any], columns: dict[str, 
         return (
             model.find_task(task, **columns)
             if isinstance(task, str)
-            else with_model_labels(task, model.classes, model.labels)
+            else with_model_labels(with_model_layout(task, model.task), model.classes, model.labels)
         )
     except UserError as error:
         raise UserError(f"{name}: {error}") from None

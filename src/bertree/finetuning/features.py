@@ -11,6 +11,7 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder
 from bertree.files.formats import npy_header
+from bertree.finetuning.left_to_right import with_layout
 from bertree.finetuning.prepare import encode_split
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
@@ -58,7 +59,7 @@ def write_features(
         known = {name: tensor for name, tensor in loaded.network.state_dict().items() if name.startswith(kept)}
         network.load_state_dict(known, strict=False)
         network.to(loaded.device)
-    task = TaggingTask("tagging")
+    task = with_layout(TaggingTask("tagging"), loaded, {})
     longest = effective_max_length(max_length, loaded.max_length, loaded.architecture.max_positions)
     rest = read_inputs(task, file, keep_blank=True)  # a line of the index for every line of the file
     count = words = 0

@@ -37,9 +37,11 @@ class ShapeBuckets:
         """Return the batch with padding."""
         longest = next((n for n in LENGTHS if n >= batch.max_seqlen), -(-batch.max_seqlen // 128) * 128)
         spare, step = _padding(batch.ids.numel())
+        tokens = batch.ids.numel() + spare
         padding_sequences = -(-step // longest)
         sizes = np.minimum(longest, np.maximum(0, spare - longest * np.arange(padding_sequences)))
         empty = self._units * self._options - (batch.cu_seqlens.numel() - 1)
+        empty += -padding_sequences % batch.orders
         ends = batch.cu_seqlens.numpy()
         bounds = np.concatenate([ends, np.repeat(ends[-1], empty), ends[-1] + sizes.cumsum()]).astype(np.int32)
         zeros = torch.zeros(spare, dtype=torch.int64)
@@ -51,15 +53,16 @@ class ShapeBuckets:
             segments=torch.cat([batch.segments, zeros]),
             cu_seqlens=torch.from_numpy(bounds),
             max_seqlen=longest,
-            labels=self._pad_labels(TaskLabels.of(batch), len(bounds) - 1, longest),
+            orders=batch.orders,
+            labels=self._pad_labels(TaskLabels.of(batch), tokens, (len(bounds) - 1) // batch.orders, longest),
         )
 
-    def _pad_labels(self, labels: TaskLabels, sequences: int, longest: int) -> TaskLabels:
+    def _pad_labels(self, labels: TaskLabels, tokens: int, inputs: int, longest: int) -> TaskLabels:
         answers, chosen, cells, soft = labels.answers, labels.chosen, labels.cells, labels.soft
         if chosen is not None:
             extra, _ = _padding(chosen.numel())
             chosen = torch.cat([chosen, torch.arange(extra)])
-        scores = sequences if chosen is None else chosen.numel()
+        scores = inputs if chosen is None else chosen.numel()
         rows, width = scores, 0
         if self._kind.competing:
             assert cells is not None
@@ -72,7 +75,8 @@ class ShapeBuckets:
         if soft is not None:
             soft = torch.cat([soft, soft.new_full((scores - len(soft), soft.shape[1]), float("nan"))])
         ignored = answers.new_full((rows - len(answers), *answers.shape[1:]), _ignored_label(answers))
-        return TaskLabels(torch.cat([answers, ignored]), chosen, cells, width, soft)
+        texts = labels.texts and labels.texts.pad(tokens, inputs, lambda count: count + _padding(count)[0])
+        return TaskLabels(torch.cat([answers, ignored]), chosen, cells, width, soft, texts)
 
 
 def _ignored_label(answers: torch.Tensor) -> float:
@@ -99,11 +103,13 @@ class UnitFeed(Feed):
         seed: int = 0,
         shapes: ShapeBuckets | None = None,
         micro: int = 1,
+        special: frozenset[int] | None = None,
     ) -> None:
-        """`size` units a step, in `micro` micro-batches."""
+        """`size` units a step, in `micro` micro-batches. `special`: see `collate`."""
         self.plan = plan
         self._units, self._size, self._micro = units, size, micro
         self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
+        self._special = special
         self.steps_per_epoch = steps_per_epoch(len(units), size)
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
 
@@ -115,7 +121,8 @@ class UnitFeed(Feed):
             self._order = epoch, _shuffled(len(self._units), self._seed, epoch)
         rows = self._order[1][place * self._size : (place + 1) * self._size]
         pieces = [piece for piece in np.array_split(rows, self._micro) if len(piece)]
-        batches = [collate([self._units[i] for i in piece], self._head, self._regression) for piece in pieces]
+        chosen = ([self._units[i] for i in piece] for piece in pieces)
+        batches = [collate(units, self._head, self._regression, self._special) for units in chosen]
         tokens = sum(batch.ids.numel() for batch in batches)
         if self._shapes is not None:
             batches = [self._shapes(batch) for batch in batches]

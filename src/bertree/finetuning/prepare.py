@@ -10,6 +10,7 @@ from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
+from bertree.finetuning.left_to_right import LM_WEIGHT, language_model_weight
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel, data_digest, hold_out
 from bertree.inference.load import Model
 from bertree.interop.contents import Contents
@@ -19,6 +20,7 @@ from bertree.objectives.objective import Objective
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Task, Truncation
+from bertree.text.framing import special_ids
 from bertree.train.device import Placement
 
 Labels = Callable[[Task[Any], Sequence[Any]], Sequence[str]]
@@ -93,7 +95,8 @@ def prepare_run(
     task, examples, splits = given.task, given.examples, given.splits
     longest = effective_max_length(config.train.max_length, task.max_length, start.architecture.max_positions)
     rate = configs.learning_rate(config, start.architecture)
-    train, optim = replace(config.train, max_length=longest), replace(config.optim, lr=rate)
+    lm = language_model_weight(config, task, start, LM_WEIGHT if objective is None else None)
+    train, optim = replace(config.train, max_length=longest, lm=lm), replace(config.optim, lr=rate)
     config = replace(config, name=task.name, note=config.note or model, train=train, optim=optim)
     both = {name: encode_split(task, some, start, longest) for name, some in examples.items()}
     parts, cuts = {name: part for name, (part, _) in both.items()}, {name: cut for name, (_, cut) in both.items()}
@@ -115,6 +118,7 @@ def prepare_run(
         machine,
         identity="\n".join([*identity, task.name, *digests]),
         objective=objective,
+        special=special_ids(start.required_tokenizer),
     )
     tuner.check()
     intro = _intro(tuner, given.held)
@@ -129,13 +133,14 @@ def _intro(tuner: FineTuning, held: int) -> list[str]:
     kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
     dev = f"{len(tuner.dev.examples):,} held out of them" if held else f"{len(tuner.dev.examples):,} dev"
     where = f"{machine.device}, {'bf16' if machine.bf16 else 'fp32'}"
+    lm = f"; {config.train.lm:g} times the language-model loss is added" if config.train.lm else ""
     top = f"; encoder frozen, reading {config.top.layers}" if config.top.frozen else ""
     steps = max(1, math.ceil(tuner.steps_per_epoch * config.train.epochs))
     return [
         f"{describe_architecture(tuner.architecture)} on {where}{top}",
         f"{task.name}: {len(tuner.train.examples) + held:,} examples, {dev}; {kind}",
         f"{steps:,} steps of {config.train.batch}, rate {config.optim.lr:g}, up to {config.train.max_length} tokens; "
-        f"best by {task.metric}{'; the head of the model is reused' if tuner.reuses_head else ''}",
+        f"best by {task.metric}{'; the head of the model is reused' if tuner.reuses_head else ''}{lm}",
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from bertree.config.overrides import overrides_of
 from bertree.console import note, showing
 from bertree.finetuning import config as configs
+from bertree.finetuning.left_to_right import with_layout, with_task_tokens
 from bertree.finetuning.prepare import prepare_run, read_examples, training_splits
 from bertree.finetuning.seeds import check_run_folder, run_seeds
 from bertree.inference.load import identify, load_or_take
@@ -67,6 +68,7 @@ def finetune(
         splits = training_splits(TaskFiles.of(data, train, dev), known)
         check_run_folder(out, resume)
         start, name = load_or_take(model, tokenizer=tokenizer)
+        start, known = with_task_tokens(start), with_layout(known, start, config.task)
         if not start.trained:
             note(f"{name}: is a preset with random weights, so everything is learned from this task alone")
         examples = read_examples(known, splits, config.train.held_out)

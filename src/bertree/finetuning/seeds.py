@@ -12,6 +12,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, remove_leftovers, write_into_folder, write_json_lines
 from bertree.files.formats import Json, json_text, read_json
 from bertree.finetuning import outcome
+from bertree.finetuning.left_to_right import without_language_model
 from bertree.finetuning.page.page import write_page
 from bertree.finetuning.prepare import FineTuningJob
 from bertree.finetuning.tuner import EncodedSplit, evaluate_split
@@ -163,9 +164,8 @@ def _write_model(job: FineTuningJob, task: Task[Any], network: Network) -> None:
 def _model_folder(job: FineTuningJob, task: Task[Any], network: Network) -> Contents:
     settings = {key: value for key, value in task.settings().items() if value is not None}
     known = {"name": task.name, "max_length": job.tuner.config.train.max_length} | settings
-    return Contents(
-        job.tuner.architecture, network, job.start.tokenizer, list(task.labels), job.start.limit, task=known
-    )
+    saved = without_language_model(network)
+    return Contents(job.tuner.architecture, saved, job.start.tokenizer, list(task.labels), job.start.limit, task=known)
 
 
 def _write_results(job: FineTuningJob, results: Sequence[Json]) -> Json:

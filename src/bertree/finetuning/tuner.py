@@ -20,8 +20,8 @@ from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
-from bertree.objectives.objective import Objective
-from bertree.objectives.supervised import supervised_objective
+from bertree.objectives.objective import Objective, WeightedTerms
+from bertree.objectives.supervised import supervised_objective, with_language_model
 from bertree.tasks.logits import logits
 from bertree.tasks.task import Example, Task, Unit
 from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Placement
@@ -36,6 +36,7 @@ from bertree.train.steps.grad_cache import WholeStepObjective, cached_gradients
 from bertree.train.steps.gradients import plain_gradients
 
 Autocast = Callable[[], AbstractContextManager[object]]
+CPU_LOGITS, GPU_LOGITS = 2**27, 2**30  # of a language model in a micro-batch, at most: half a GB and four in float32
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class FineTuning:
     machine: Placement
     identity: str  # of model and data
     objective: Objective | None = None  # None: the supervised objective of the head
+    special: frozenset[int] = frozenset()  # ids of tokens that a language model does not predict
 
     @property
     def architecture(self) -> Architecture:
@@ -81,11 +83,11 @@ class FineTuning:
         """Build the network: the pretrained encoder with the model's own head if it fits the task, or a new head."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
+            made = build(self.architecture, self._heads, self.config.top)
         if self.initial.reinitialize:
             return made.to(self.machine.device)
         known = made.state_dict()
-        kept = ("encoder.", "heads.", "features.", "crf.") if self.reuses_head else ("encoder.",)
+        kept = ("encoder.", "heads.mask.") + (("heads.", "features.", "crf.") if self.reuses_head else ())
         there = {
             name: tensor
             for name, tensor in self.initial.network.state_dict().items()
@@ -97,7 +99,11 @@ class FineTuning:
     def check(self) -> None:
         """Raise an error if the network cannot be built, before anything is written."""
         with torch.device("meta"):
-            build(self.architecture, {self.task.head: self.task.classes}, self.config.top)
+            build(self.architecture, self._heads, self.config.top)
+
+    @property
+    def _heads(self) -> dict[str, int]:
+        return {self.task.head: self.task.classes} | ({"mask": 0} if self.config.train.lm else {})
 
     @property
     def reuses_head(self) -> bool:
@@ -125,6 +131,8 @@ class FineTuning:
         longest = max(len(sequence.ids) for unit in self.train.units for sequence in unit.sequences)
         options = max(len(unit.sequences) for unit in self.train.units)
         limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
+        if config.train.lm and not config.run.micro_tokens:
+            limit = max(1, min(limit, (GPU_LOGITS if gpu else CPU_LOGITS) // self.architecture.vocab_size))
         micro = min(size, math.ceil(size * options * longest / limit))
         crf = network.crf is not None
         lstm = config.top.lstm > 0 or not self.architecture.replayable
@@ -133,7 +141,7 @@ class FineTuning:
         whole = micro > 1 and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches
         loop = Loop(
             network,
-            self.objective or supervised_objective(task.head, task.regression, crf),
+            self._objective(crf),
             build_optimizer(network, config.optim, capturable=replayed),
             clip=config.optim.clip,
             seed=seed,
@@ -152,8 +160,16 @@ class FineTuning:
             seed=seed,
             shapes=shapes,
             micro=micro,
+            special=self.special if config.train.lm else None,
         )
         return loop, feed
+
+    def _objective(self, crf: bool) -> Objective:
+        objective = self.objective or supervised_objective(self.task.head, self.task.regression, crf)
+        if not self.config.train.lm:
+            return objective
+        assert isinstance(objective, WeightedTerms), "a language model shares the pass of other terms"
+        return with_language_model(objective, self.config.train.lm)
 
     def recipe(self, seed: int) -> str:
         """Return every setting of a run with this seed as TOML."""

@@ -109,7 +109,9 @@ class Network(nn.Module):
         return head.loss(hidden_th[chosen_m], self.encoder.embeddings.tokens, targets_m)  # type: ignore[arg-type]
 
     def class_logits(self, name: str, hidden_tw: Tensor, batch: Batch, chosen_m: Tensor | None = None) -> Tensor:
-        """Return the logits of any other head: a row per sequence, or per (chosen) token for `token` and `span`."""
+        """Return the logits of any other head: a row per sequence, or per (chosen) token for `token` and `span`.
+
+        The states of a batch's orders (`Batch.orders`) are added before the head, so they share a row."""
         head = self.heads[name]
         assert isinstance(head, ClassHead)
         if head.reads == "tokens":
@@ -118,6 +120,8 @@ class Network(nn.Module):
             states = self.encoder.pool(hidden_tw, batch)
         else:
             states = self.sequence_states(hidden_tw, batch)
+        if head.reads != "tokens" and batch.orders > 1:
+            states = states.unflatten(0, (-1, batch.orders)).sum(1)
         logits: Tensor = head(states)
         return logits
 

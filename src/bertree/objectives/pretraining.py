@@ -88,6 +88,7 @@ WEIGHTS = {name: term.weight for name, term in TERMS.items()}
 LABELS = {name: term.label for name, term in TERMS.items()} | {
     term.accuracy: term.accuracy_label for term in TERMS.values()
 }
+LABELS["lm"] = "LM loss"  # beside a task's own (objectives/supervised.py)
 
 
 def pretraining_objective(**weights: float) -> WeightedTerms:

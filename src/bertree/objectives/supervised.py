@@ -6,7 +6,7 @@ scattered into a padded grid of questions x `width`. These are single numbers, n
 Shape letters: s sequences, m chosen tokens, q questions, w grid width, c classes, h width, t tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from bertree.batch import IGNORED, Batch
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
+from bertree.objectives.pretraining import MaskedTokens
 from bertree.objectives.task_labels import TaskLabels
 
 NO_PROBABILITY = -1e9  # a logit in fp32 whose probability is 0
@@ -103,6 +104,24 @@ class MultipleChoice:
         return cross_entropy(scatter_to_grid(logits_s1, labels)[..., 0], labels.answers)
 
 
+class NextTokens:
+    """The language model of a task's texts: each token predicts the next one."""
+
+    def count(self, batch: Batch) -> int:
+        """Count the tokens to predict."""
+        return MaskedTokens().count(_texts(batch))
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Cross-entropy over the vocabulary."""
+        return MaskedTokens().loss(network, hidden_th, _texts(batch))
+
+
+def _texts(batch: Batch) -> Batch:
+    labels = TaskLabels.of(batch).texts
+    assert labels is not None, "the batch must have the next tokens"
+    return replace(batch, labels=labels)
+
+
 def scatter_to_grid(scores_mc: Tensor, labels: TaskLabels) -> Tensor:
     """Scatter scores into their cells (q x w x c), in fp32; empty cells have probability 0."""
     assert labels.cells is not None
@@ -127,6 +146,7 @@ class HeadKind:
     competing: bool = False  # the scores of a unit share one softmax, so they are laid into a grid
     labels: Literal["unit", "row", "span"] = "unit"  # one label a unit, one a row of scores, or first and last row
     rows_per_unit: int = 0  # rows of scores a unit; 0: one for each of what it reads
+    orders: bool = False  # the sequences of a unit are one input in several orders, whose states are added
     named_classes: bool = True  # its classes have names, which a model folder keeps
     default_task: str = ""  # the task of a model with such a head whose folder names none
     pair_names: tuple[str, str] = ("text", "pair")  # names of two texts that are given without any
@@ -135,7 +155,7 @@ class HeadKind:
 HEAD_KINDS = {
     kind.name: kind
     for kind in (
-        HeadKind("sequence", SequenceClassification, default_task="classification"),
+        HeadKind("sequence", SequenceClassification, rows_per_unit=1, orders=True, default_task="classification"),
         HeadKind("token", TokenClassification, reads_tokens=True, labels="row", default_task="tagging"),
         HeadKind(
             "span",
@@ -161,6 +181,11 @@ def head_term(head: str, regression: bool = False, crf: bool = False) -> Term:
     kind = CrfTagging if crf else HEAD_KINDS[head].term
     assert kind is not None, f"{head} has no loss of its own"
     return kind()
+
+
+def with_language_model(objective: WeightedTerms, weight: float) -> WeightedTerms:
+    """Return the objective and so many times the mean loss of the next tokens of the texts (Radford et al. 2018)."""
+    return WeightedTerms({**objective.terms, "lm": NextTokens()}, {**objective.weights, "lm": weight})
 
 
 def supervised_objective(head: str, regression: bool = False, crf: bool = False) -> WeightedTerms:

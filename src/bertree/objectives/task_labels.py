@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bertree.batch import Labels
+from bertree.batch import Labels, PretrainingLabels
 
 
 @dataclass(frozen=True)
@@ -23,3 +23,4 @@ class TaskLabels(Labels):
     cells: Tensor | None = None
     width: int = 0
     soft: Tensor | None = None  # a teacher's logits, if it was run beforehand: a row for each row of the student's
+    texts: PretrainingLabels | None = None  # the next tokens of the texts, where a language model is trained too

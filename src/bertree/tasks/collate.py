@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bertree.batch import IGNORED, Batch
+from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.objectives.supervised import HEAD_KINDS, HeadKind
 from bertree.objectives.task_labels import TaskLabels
 from bertree.tasks.task import Unit
 
 
-def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch:
-    """Pack units into a batch with their labels and, where a teacher has scored them, its scores."""
+def collate(units: Sequence[Unit], head: str, regression: bool = False, special: frozenset[int] | None = None) -> Batch:
+    """Pack units into a batch with their labels and, where a teacher has scored them, its scores.
+
+    `special`: label the next tokens of the texts too, but those of these ids."""
     kind = HEAD_KINDS[head]
     sequences = [sequence for unit in units for sequence in unit.sequences]
     batch = Batch.pack([s.ids for s in sequences], [s.segments for s in sequences], [s.second for s in sequences])
@@ -33,7 +35,19 @@ def collate(units: Sequence[Unit], head: str, regression: bool = False) -> Batch
     if soft := _soft(units, head):
         arrays["soft"] = np.concatenate(soft)
     tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in arrays.items()}
-    return replace(batch, labels=TaskLabels(width=width, **tensors))
+    texts = None if special is None else _next_tokens(batch, special)
+    orders = len(units[0].sequences) if kind.orders and units else 1
+    assert not kind.orders or all(len(unit.sequences) == orders for unit in units), "the same orders in all units"
+    return replace(batch, orders=orders, labels=TaskLabels(width=width, texts=texts, **tensors))
+
+
+def _next_tokens(batch: Batch, special: frozenset[int]) -> PretrainingLabels:
+    """Return the tokens whose next one, in the same sequence, is of the text; and what that is."""
+    ids, starts = batch.ids.numpy(), batch.cu_seqlens[:-1].numpy()
+    predicted = ~np.isin(ids, list(special))
+    predicted[starts[starts < len(ids)]] = False
+    places = predicted.nonzero()[0]
+    return PretrainingLabels(torch.from_numpy(places - 1), torch.from_numpy(ids[places]))
 
 
 def logit_rows(unit: Unit, head: str) -> int:

@@ -84,6 +84,7 @@ TASKS = (
         columns=Columns(("#1 String", "sentence1"), ("#2 String", "sentence2"), ("Quality", "label")),
         figures=("accuracy", "f1"),
         metric="f1",
+        symmetric=True,
         prefixes=("msr_paraphrase_",),
         server="MRPC.tsv",
     ),
@@ -102,6 +103,7 @@ TASKS = (
         figures=("pearson", "spearman"),
         metric="spearman",
         folders=("STSBenchmark",),
+        symmetric=True,
         prefixes=("sts-",),
         server="STS-B.tsv",
     ),
@@ -113,6 +115,7 @@ TASKS = (
         columns=Columns(("question1",), ("question2",), ("is_duplicate", "label"), quoting="cell", skip=True),
         figures=("accuracy", "f1"),
         metric="f1",
+        symmetric=True,
         server="QQP.tsv",
     ),
     GlueTask(

@@ -9,7 +9,7 @@ from bertree.files.formats import Json
 from bertree.tasks.task import Task
 
 NOT_SETTINGS = (  # fields that are not settings
-    *("name", "max_length", "about", "regression", "numbered", "label_folders", "server"),
+    *("name", "max_length", "about", "regression", "numbered", "label_folders", "server", "symmetric"),
     *("loss", "dev_kind", "low", "high", "prompt"),
 )
 

@@ -157,6 +157,7 @@ def task_of_model(
     given |= {key: value for key, value in (columns or {}).items() if value}
     task = make_task(task.name, **given)
     task = configure_task(task, {key: mine[key] for key in mine if key in task_options(task)}, DESCRIPTION)
+    task = with_model_layout(task, known)
     if hasattr(task, "crf"):
         task = replace(task, crf=crf)  # type: ignore[call-arg]
     return with_model_labels(task, heads, labels)
@@ -164,6 +165,12 @@ def task_of_model(
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def with_model_layout(task: Task[Any], known: Json) -> Task[Any]:
+    """Return the task with the layout of a model, on whatever task it was fine-tuned; `known`: what its folder says."""
+    usual = {field.name: field.default for field in fields(task) if field.name in task.layout}
+    return configure_task(task, {key: known.get(key, value) for key, value in usual.items()}, DESCRIPTION)
 
 
 def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequence[str]) -> Task[Any]:

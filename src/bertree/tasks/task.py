@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,7 @@ class Task(ABC, Generic[Example]):
     head = "sequence"  # a name of HEAD_KINDS (objectives/supervised.py)
     kind = "classification"  # of problem, for people
     metric = "accuracy"  # a key of `score`; higher is better
+    layout: ClassVar[tuple[str, ...]] = ()  # settings that say how a model reads its input; its folder stores them
 
     @property
     def scored_head(self) -> str:
@@ -151,6 +152,10 @@ class Task(ABC, Generic[Example]):
     def with_labels(self, labels: Sequence[str]) -> Self:
         """Return the task with these labels."""
         return replace(self, labels=tuple(labels))
+
+    def for_left_to_right(self) -> Self:
+        """Return the task with the layout for models whose tokens see only those before them."""
+        return self
 
     def tune(self, examples: Sequence[Example], predictions: Sequence[Json]) -> Self:
         """Return the task with what is chosen on a dev split: the threshold of SQuAD 2.0."""

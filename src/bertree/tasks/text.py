@@ -7,9 +7,9 @@ here. If a pair is too long, its longer text is truncated first.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -52,11 +52,18 @@ class TextTask(Task[TextExample]):
     folders: tuple[str, ...] = ()  # other names of a folder of this task
     prefixes: tuple[str, ...] = ()  # beginnings of released file names before the split's name
     words: Mapping[str, str] = field(default_factory=lambda: dict(splits.WORDS))  # beginning of a file name -> split
+    symmetric: bool = False  # the order of a pair has no meaning
+    both_orders: bool = False  # a pair is read in both orders, and the states that the head reads are added
     label_folders: bool = False  # a split may be a folder with one folder of .txt files per class
+
+    layout = ("both_orders",)
 
     @property
     def classes(self) -> int:
         return 1 if self.regression else len(self.labels)
+
+    def for_left_to_right(self) -> Self:
+        return replace(self, both_orders=self.symmetric)
 
     def splits(self, data: Path) -> Splits:
         names = (self.name, *self.folders)
@@ -165,14 +172,23 @@ class TextTask(Task[TextExample]):
         units: list[Unit] = []
         for start in range(0, len(examples), TOKENIZE_AT_ONCE):
             some = examples[start : start + TOKENIZE_AT_ONCE]
-            encoded = tokenizer.encode([e.text if e.pair is None else (e.text, e.pair) for e in some], max_length)
-            for example, sequence in zip(some, encoded, strict=True):
+            encoded = [tokenizer.encode(texts, max_length) for texts in self._orders(some)]
+            for example, *sequences in zip(some, *encoded, strict=True):
                 answer = example.gold
                 if isinstance(answer, str) and (answer := numbers.get(answer)) is None:
                     raise self._unknown(example, str(example.gold))
-                units.append(Unit(len(units), (sequence,), answer=answer))
+                units.append(Unit(len(units), tuple(sequences), answer=answer))
         dropped = [unit.sequences[0].dropped for unit in units]
         return units, Truncation(sum(map(bool, dropped)), sum(dropped))
+
+    def _orders(self, examples: Sequence[TextExample]) -> list[list[str | tuple[str, str]]]:
+        """Return the texts as the model reads them: once, or pairs in both orders."""
+        given: list[str | tuple[str, str]] = [e.text if e.pair is None else (e.text, e.pair) for e in examples]
+        if not self.both_orders:
+            return [given]
+        if single := next((example for example in examples if example.pair is None), None):
+            raise UserError(f"{single.where}: has one text, but both_orders is for pairs; set both_orders=false")
+        return [given, [texts[::-1] for texts in given]]
 
     def predict(self, examples: Sequence[TextExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
         lines: list[Json] = []
@@ -230,10 +246,11 @@ class TextTask(Task[TextExample]):
         return UserError(f"{path}: no row has a gold answer")
 
     def settings(self) -> Json:
+        layout = {"both_orders": True} if self.both_orders else {}
         if self.name not in ("classification", "regression"):
-            return {}
+            return layout
         pair = self.columns.pair[0] if self.columns.pair else None
-        return {"text": self.columns.text[0], "pair": pair, "label": self.columns.label[0]}
+        return {"text": self.columns.text[0], "pair": pair, "label": self.columns.label[0]} | layout
 
 
 def _sorted(labels: Sequence[str]) -> tuple[str, ...]:

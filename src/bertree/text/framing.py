@@ -3,20 +3,27 @@
 Texts that repeat (a passage with each of its questions, the words of a language) are tokenized once. The special tokens
 around them are found once, by encoding a probe text with the tokenizer's own template. This requires that a pair is its
 two texts one after the other, which holds for every tokenizer of the family.
+
+Left-to-right models need a special token where a text starts, where a pair is divided, and at the end, whose state has
+seen all others (Radford et al. 2018). Most tokenizers write such tokens ([CLS] and [SEP]). Those of GPT write none, so
+new tokens are added to the vocabulary, and to the template in tokenizer.json.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tokenizers import Encoding
+from tokenizers import AddedToken, Encoding, processors
+from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
+from bertree.text import tokenizer_checks
 from bertree.text.cleaning import replace_surrogates
-from bertree.text.tokenizer import Encoded, Tokenizer
+from bertree.text.tokenizer import KINDS, Encoded, Tokenizer
 
 Ids = Sequence[int]
 _BATCH = 4096  # texts at once: the library's encodings are far larger than the ids
 _PROBES = ("a", "the", "0", ".")
+START, DELIMITER, EXTRACT = TASK_TOKENS = ("<|start|>", "<|delimiter|>", "<|extract|>")  # around texts and pairs
 
 
 class _FramePiece(NamedTuple):
@@ -91,3 +98,34 @@ def encode_distinct(
 def tokenize_distinct(texts: Iterable[str], tokenizer: Tokenizer) -> dict[str, list[int]]:
     """Return the ids of each distinct text, without special tokens."""
     return {text: encoding.ids for text, encoding in encode_distinct(texts, tokenizer)}
+
+
+def frames_texts(tokenizer: Tokenizer) -> bool:
+    """Return whether a special token stands before, between and after the texts of a pair, and around one text."""
+    single, pair = tokenizer.backend.encode(_PROBES[0]), tokenizer.backend.encode(_PROBES[0], _PROBES[0])
+    texts = [text for text, before in zip(pair.sequence_ids, [-1, *pair.sequence_ids], strict=False) if text != before]
+    around = single.sequence_ids
+    return texts == [None, 0, None, 1, None] and around[0] is None and around[-1] is None
+
+
+def add_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that writes start, delimiter and extract, which are new tokens, around every text."""
+    with tokenizer_checks.library_errors(tokenizer.name, "cannot be changed"):
+        backend = Backend.from_str(tokenizer.backend.to_str())
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TASK_TOKENS])
+        template = processors.TemplateProcessing(
+            single=f"{START} $A {EXTRACT}",
+            pair=f"{START}:0 $A:0 {DELIMITER}:0 $B:0 {EXTRACT}:0",
+            special_tokens=[(token, backend.token_to_id(token)) for token in TASK_TOKENS],
+        )
+        plain = backend.post_processor is not None and not backend.num_special_tokens_to_add(True)
+        backend.post_processor = processors.Sequence([backend.post_processor, template]) if plain else template
+    roles = {"cls_token": START, "sep_token": DELIMITER}
+    return Tokenizer(backend, {**tokenizer.config, **roles}, name=tokenizer.name)
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the ids of all special tokens."""
+    added = tokenizer.backend.get_added_tokens_decoder().items()
+    roles = (tokenizer.id_of(kind) for kind in KINDS)
+    return frozenset({i for i, token in added if token.special} | {i for i in roles if i is not None})

@@ -36,9 +36,11 @@ class SquadTask(Task[SquadExample]):
     max_answer: int = 30  # tokens
     best: int = 20  # spans that share a question's probability
     threshold: float = 0.0  # 2.0: by how much a span's score must exceed that of "no answer"
+    no_answer: str = "first"  # the token that stands for it; left to right, only the last sees the whole input
 
     head = "span"
     kind = "question answering"
+    layout = ("no_answer",)
 
     @property
     def metric(self) -> str:  # type: ignore[override]  # depends on the version
@@ -51,6 +53,8 @@ class SquadTask(Task[SquadExample]):
         for name in ("stride", "max_answer", "best"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.no_answer not in windows.PLACES:
+            raise UserError(f"no_answer '{self.no_answer}': unknown; {suggest(self.no_answer, windows.PLACES)}")
 
     @property
     def classes(self) -> int:
@@ -61,6 +65,9 @@ class SquadTask(Task[SquadExample]):
     def impossible(self) -> bool:
         """True if questions may have no answer: version 2.0."""
         return self.name == "squad2"
+
+    def for_left_to_right(self) -> Self:
+        return replace(self, no_answer="last")
 
     def splits(self, data: Path) -> Splits:
         """Return the files with train, dev or test in their names; a version in the name selects 1.1 or 2.0."""
@@ -115,7 +122,7 @@ class SquadTask(Task[SquadExample]):
         if absent:
             where = examples[0].file or self.name
             note(f"{where}: {absent} answers are not in their contexts at the given places; they are only scored")
-        return windows.units(examples, tokenizer, max_length, self.stride, self.max_answer)
+        return windows.units(examples, tokenizer, max_length, self.stride, self.max_answer, self.no_answer)
 
     def predict(self, examples: Sequence[SquadExample], units: Sequence[Unit], logits: Sequence[Logits]) -> list[Json]:
         """Return the answers as they stand in the contexts, with their offsets."""
@@ -168,7 +175,8 @@ class SquadTask(Task[SquadExample]):
 
     def settings(self) -> Json:
         """Return how windows are cut and answers chosen."""
-        return {"stride": self.stride, "max_answer": self.max_answer, "threshold": self.threshold}
+        layout = {"no_answer": self.no_answer} if self.no_answer != "first" else {}
+        return {"stride": self.stride, "max_answer": self.max_answer, "threshold": self.threshold} | layout
 
     def submission(self, examples: Sequence[SquadExample], predictions: Sequence[Json]) -> dict[str, str]:
         """Return the answers by question, as the official scripts read them; for 2.0 also the odds of "no answer"."""

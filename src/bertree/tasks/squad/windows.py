@@ -18,6 +18,7 @@ from bertree.text.tokenizer import Tokenizer
 
 QUESTION = 64  # tokens of a question that are read, as BERT does
 NOWHERE = (0, 0)  # start and end on the first of the chosen tokens: no answer in this window
+PLACES = ("first", "last")  # of the token that stands for "no answer"
 Positions = NDArray[np.int64]
 
 
@@ -45,7 +46,12 @@ class ContextWindow(NamedTuple):
 
 
 def units(
-    examples: Sequence[SquadExample], tokenizer: Tokenizer, max_length: int, stride: int, max_answer: int
+    examples: Sequence[SquadExample],
+    tokenizer: Tokenizer,
+    max_length: int,
+    stride: int,
+    max_answer: int,
+    no_answer: str = "first",
 ) -> tuple[list[Unit], Truncation]:
     """Return the windows of all questions, in order; only questions beyond `QUESTION` tokens are truncated."""
     frame = Frame(tokenizer, pair=True)
@@ -66,7 +72,7 @@ def units(
         gold = _gold_span(example, context)
         for begin, end in windows(len(context.ids), room - len(question), stride, max_answer):
             sequence = frame.wrap(question, context.ids[begin:end], dropped=dropped)
-            chosen = [null, *range(first, first + end - begin)]
+            chosen = [len(sequence.ids) - 1 if no_answer == "last" else null, *range(first, first + end - begin)]
             answer = None if example.answers is None else _span_in_window(gold, begin, end)
             made.append(Unit(number, (sequence,), chosen, answer, ContextWindow(context, begin)))
     return made, Truncation(*cut)

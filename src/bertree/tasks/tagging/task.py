@@ -1,8 +1,8 @@
 """A tag for each word: named entities (CoNLL-2003) and the user's own tags, such as parts of speech.
 
-A word is labelled at its first sub-word, as in the BERT paper. Entity tags are converted to IOB2 when they are read,
-whatever scheme the file has: it has the fewest labels and always marks the beginning of an entity. A sentence that is
-too long is read in overlapping windows, so every word gets a tag.
+A word is labelled at its first sub-word, as in the BERT paper, or at its last. Entity tags are converted to IOB2 when
+they are read, whatever scheme the file has: it has the fewest labels and always marks the beginning of an entity. A
+sentence that is too long is read in overlapping windows, so every word gets a tag.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,6 +40,7 @@ from bertree.text.tokenizer import Tokenizer
 
 ENTITIES = "entities"
 SCHEMES = ("auto", ENTITIES, PLAIN)
+SUBWORDS = ("first", "last")
 FOLDERS = ("conll2003", "conll03", "conll")  # other names of a folder of `ner`
 LANGUAGES = ("eng", "deu", "esp", "ned")  # prefixes of CoNLL files: eng.train, eng.testa, eng.testb
 CONLL = {"train": "train", "testa": "dev", "testb": "test"}
@@ -54,15 +55,22 @@ class TaggingTask(Task[Sentence]):
     max_length: int = 256
     crf: bool = False  # decode the best sequence of tags instead of the best tag for each word
     scheme: str = "auto"  # entities or plain; auto: by the labels
+    subword: str = "first"  # that is labelled; left to right, only the last sees the whole word
     text: str | None = None  # the words: name of a field (words) or number of a column (0)
     label: str | None = None  # the tags: name of a field (tags) or number of a column (-1)
 
     head = "token"
     kind = "tagging"
+    layout = ("subword",)
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
             raise UserError(f"scheme '{self.scheme}': unknown; {suggest(self.scheme, SCHEMES)}")
+        if self.subword not in SUBWORDS:
+            raise UserError(f"subword '{self.subword}': unknown; {suggest(self.subword, SUBWORDS)}")
+
+    def for_left_to_right(self) -> Self:
+        return replace(self, subword="last")
 
     @property
     def metric(self) -> str:  # type: ignore[override]  # depends on the tags
@@ -226,7 +234,8 @@ class TaggingTask(Task[Sentence]):
         starts = np.concatenate([[0], lengths.cumsum()])
         made = []
         for start, end, first, last in windows(lengths, room):
-            chosen = (starts[first:last] - starts[start] + frame.start()).tolist()
+            places = starts[first:last] if self.subword == "first" else starts[first + 1 : last + 1] - 1
+            chosen = (places - starts[start] + frame.start()).tolist()
             answer = None if answers is None else answers[first:last]
             made.append(Unit(number, (frame.wrap([i for word in ids[start:end] for i in word]),), chosen, answer))
         return made
@@ -283,7 +292,8 @@ class TaggingTask(Task[Sentence]):
     def settings(self) -> Json:
         columns = {"text": self.text, "label": self.label}
         given = {name: column for name, column in columns.items() if column is not None}
-        return {"crf": self.crf, "scheme": self.scheme} | given
+        layout = {"subword": self.subword} if self.subword != "first" else {}
+        return {"crf": self.crf, "scheme": self.scheme} | given | layout
 
 
 def _entity_text(entity: Json) -> str:
