@@ -11,6 +11,9 @@ sequences padded to the longest length, clipping, the same fused AdamW, batches 
 are compiled and in bf16. Tokens are real tokens, not padding. MFU is the share of the rate of a large bf16
 product, measured at the start of the same run; operations are those of the matrix products and of attention,
 forward and backward, with the head on 15 % of the tokens.
+
+Causal members predict every next token, ours and theirs. `xl` is gpt1 with relative positions and a memory as long as
+a segment, which reads lanes; `vanilla` is gpt1 on the same lanes, each segment on its own.
 """
 
 import argparse
@@ -26,16 +29,17 @@ import torch
 from benchmarks.common import environment, synchronise, table
 from bertree.batch import Batch, PretrainingLabels
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
+from bertree.data.lanes import LaneStream
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.interop.hf_config import config_from_architecture, family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
-from bertree.model.presets import preset
+from bertree.model.presets import preset, register_preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.device import Placement, measure_peak_flops, set_deterministic
-from bertree.train.feed import StreamFeed
+from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
@@ -53,10 +57,33 @@ GPU_CASES = {
     "bert-large-512-full": ("bert-large", 512, True, 65536, False),
     "albert-xxlarge-512-full": ("albert-xxlarge", 512, True, 16384, False),
 }
+GPU_CASES |= {
+    "gpt1-512-full": ("gpt1", 512, True, 65536, True),
+    "gpt2-512-full": ("gpt2", 512, True, 65536, True),
+    "vanilla-512": ("gpt1", 512, True, 65536, False),
+    "xl-512": ("xl", 512, True, 65536, False),
+    "vanilla-128": ("gpt1", 128, True, 65536, False),
+    "xl-128": ("xl", 128, True, 65536, False),
+}
 CPU_CASES = {
+    "vanilla-64": ("gpt1-mini", 64, True, 1024, False),
+    "xl-64": ("xl-mini", 64, True, 1024, False),
     "bert-mini-128-ragged": ("bert-mini", 128, False, 4096, True),
     "bert-mini-128-full": ("bert-mini", 128, True, 4096, True),
 }
+
+
+register_preset("gpt1-mini", "gpt1", layers=4, width=256, heads=4, vocab_size=8000)
+for size in ("", "-mini"):
+    # The memory is as long as a segment: see `architecture`.
+    register_preset(f"xl{size}", f"gpt1{size}", positions="relative", memory=1, attention_bias=False)
+LANES = ("vanilla", "xl")  # cases that read lanes begin so
+
+
+def architecture(member: str, length: int) -> Architecture:
+    """Return what is trained: a preset without attention dropout, with a memory of one segment if it has one."""
+    a = preset(member).architecture.with_values({"attention_dropout": 0.0})
+    return a.with_values({"memory": length}) if a.axes().get("memory") else a
 
 
 def corpus(vocabulary: int, length: int, full: bool, seed: int = 0) -> Store:
@@ -71,7 +98,8 @@ def stream_of(a: Architecture, length: int, full: bool, tokens: int, fixed: bool
     """Batches of about `tokens` real tokens."""
     kind = "full-sentences" if full else "doc-sentences"
     store = corpus(a.vocab_size, length, full)
-    return Stream(store, format=kind, batch_tokens=tokens, max_length=length, fixed=fixed)
+    masking = "next" if a.causal else "token"
+    return Stream(store, format=kind, masking=masking, batch_tokens=tokens, max_length=length, fixed=fixed)
 
 
 class Clock:
@@ -97,8 +125,12 @@ class Clock:
 class Ours:
     """The loop as `bertree pretrain` runs it."""
 
-    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Placement, steps: int) -> None:
-        stream = stream_of(a, length, full, tokens, machine.compiled)
+    def __init__(
+        self, a: Architecture, length: int, full: bool, tokens: int, machine: Placement, steps: int, lanes: bool
+    ) -> None:
+        stream: AnyStream = stream_of(a, length, full, tokens, machine.compiled)
+        if lanes:
+            stream = LaneStream(corpus(a.vocab_size, length, full), lanes=tokens // length, length=length)
         plan = TrainingPlan([Phase(steps, length, tokens)], ScheduleSettings("constant"), 1e-4)
         self.feed = StreamFeed(plan, [[stream]], fixed=machine.compiled)
         torch.manual_seed(0)
@@ -137,12 +169,13 @@ class Theirs:
         config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
         config._attn_implementation = "sdpa"
         torch.manual_seed(0)
-        self.model = transformers.AutoModelForMaskedLM.from_config(config).to(machine.device).train()
+        kind = transformers.AutoModelForCausalLM if a.causal else transformers.AutoModelForMaskedLM
+        self.model = kind.from_config(config).to(machine.device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.compute: Callable[..., Any] = torch.compile(self.model) if machine.compiled else self.model
         self.machine = machine
         stream = stream_of(a, length, full, tokens, False)
-        self.batches = [padded(stream[k], length, tokens // length, full, machine.device) for k in range(12)]
+        self.batches = [padded(stream[k], length, tokens // length, full, a.causal, machine.device) for k in range(12)]
 
     def run(self, steps: int, warm: int) -> float:
         """Real tokens a second after the first `warm` steps."""
@@ -159,11 +192,13 @@ class Theirs:
         return clock.speed()
 
 
-def padded(batch: Batch, length: int, rows: int, full: bool, device: torch.device) -> tuple[dict[str, Any], int]:
+def padded(
+    batch: Batch, length: int, rows: int, full: bool, causal: bool, device: torch.device
+) -> tuple[dict[str, Any], int]:
     """The first `rows` sequences of a packed batch as transformers takes them, and how many tokens they hold."""
     masked, targets = PretrainingLabels.of(batch).predicted
     labels = torch.full_like(batch.ids, -100)
-    labels[masked] = targets
+    labels[masked + 1 if causal else masked] = targets  # their loss shifts the labels itself
     ids_sl, labels_sl = torch.zeros(rows, length, dtype=torch.long), torch.full((rows, length), -100)
     mask_sl = torch.zeros(rows, length, dtype=torch.long)
     real = 0
@@ -200,7 +235,7 @@ def main() -> None:
     for name in given.cases or cases:
         member, length, full, tokens, compared = cases[name]
         rows.append(
-            [name, *measure(member, length, full, tokens, compared and not given.only_ours, machine, peak, given)]
+            [name, *measure(name, member, length, full, tokens, compared and not given.only_ours, machine, peak, given)]
         )
         print(rows[-1], flush=True)
         if given.out:
@@ -209,6 +244,7 @@ def main() -> None:
 
 
 def measure(
+    name: str,
     member: str,
     length: int,
     full: bool,
@@ -220,13 +256,14 @@ def measure(
 ) -> list[object]:
     """One row of the table."""
     set_deterministic(not given.not_deterministic)
-    a = preset(member).architecture.with_values({"attention_dropout": 0.0})
-    ours = Ours(a, length, full, tokens, machine, given.steps)
+    a = architecture(member, length)
+    ours = Ours(a, length, full, tokens, machine, given.steps, name.startswith(LANES))
     found, memory = timed(ours, given, machine)
     if given.profile:
         profile(ours, given.profile)
     average = length if full else round(FILL * length)
-    mfu = f"{found * cost.training_flops(a, average) / peak:.1%}" if peak else ""
+    rate = 1.0 if a.causal else cost.MASK_RATE
+    mfu = f"{found * cost.training_flops(a, average, rate) / peak:.1%}" if peak else ""
     row: list[object] = [f"{found:,.0f}", mfu, memory]
     del ours
     if not compared:

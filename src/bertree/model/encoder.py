@@ -37,6 +37,10 @@ class Encoder(nn.Module, ABC):
         """Return the last hidden states and what the next batch continues from: nothing, without a memory."""
         return EncoderOutput(self(batch))
 
+    def start_state(self, lanes: int) -> State | None:
+        """Return the state before the first batch of so many lanes: None, without a memory."""
+        return None
+
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
         """Describe the tensors of a state of so many lanes: none, without a memory."""
         return {}

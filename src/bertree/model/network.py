@@ -61,6 +61,10 @@ class Network(nn.Module):
         if self.readout.frozen:
             encoder.requires_grad_(False)
 
+    def start_state(self, lanes: int) -> State | None:
+        """Return the encoder's state before the first batch of so many lanes; None if it has none."""
+        return self.encoder.start_state(lanes)
+
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
         """Describe the encoder's state of so many lanes; empty if it has none."""
         return self.encoder.state_specs(lanes)

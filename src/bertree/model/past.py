@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch, Continuation
+from bertree.model.kernels.custom_ops import permute_rows
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.padded import scores_by_distance
 from bertree.model.kernels.table import attend
@@ -88,7 +89,7 @@ class MemoryPast:
         seen_cm = before_m <= past_s[first_c][:, None]
         unseen_cm = cu_k[-1] + (~seen_cm).flatten().cumsum(0).view_as(seen_cm) - 1
         target_cm = torch.where(seen_cm, (cu_k[first_c] + past_s[first_c])[:, None] - before_m, unseen_cm)
-        target_r = torch.cat([target_cm.flatten(), cu_k[spans.of_t] + spans.place_t])
+        self.target_r = target_r = torch.cat([target_cm.flatten(), cu_k[spans.of_t] + spans.place_t])
         rows_r = torch.arange(len(target_r), device=device)
         self.order_r = torch.empty_like(target_r).scatter(0, target_r, rows_r)
 
@@ -107,12 +108,12 @@ class MemoryPast:
         """Keep the inputs of the next layer, and return what its attention sees; `read` turns inputs of the layer into
         those of its attention."""
         memory_xh = self.memory_lcmh[len(self.kept)].flatten(0, 1).to(x_th.dtype)
-        self.kept.append(torch.cat([memory_xh, x_th])[self.kept_cm])
+        self.kept.append(torch.cat([memory_xh, x_th.detach()])[self.kept_cm])
         return MemoryLayer(self, read(memory_xh))
 
     def state(self) -> State:
         """Return the memory for the next batch."""
-        return {MEMORY: torch.stack(self.kept).detach(), LENGTHS: self.lengths_c}
+        return {MEMORY: torch.stack(self.kept), LENGTHS: self.lengths_c}
 
 
 class MemoryLayer(NamedTuple):
@@ -123,7 +124,7 @@ class MemoryLayer(NamedTuple):
 
     def attend(self, part: Attention, x_th: Tensor, prepared: Any) -> Tensor:
         """Attend from a batch's tokens to those of the memory and the batch."""
-        source_rh = torch.cat([self.memory_xh, x_th])[self.past.order_r]
+        source_rh = permute_rows(torch.cat([self.memory_xh, x_th]), self.past.order_r, self.past.target_r)
         return part.mix(
             *part.project(x_th, source_rh), Layout(*self.past.bounds, self.past.mask or part.mask), prepared
         )

@@ -39,7 +39,10 @@ class StateSpec(NamedTuple):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A module that says what its state looks like."""
+    """A module that has a state."""
+
+    def start_state(self, lanes: int) -> State | None:
+        """Return the state before the first batch of so many lanes; None if there is none."""
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
         """Describe the tensors of a state of so many lanes."""

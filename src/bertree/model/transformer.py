@@ -102,6 +102,10 @@ class TransformerEncoder(Encoder):
             past = self._memory_past(state or self.start_memory(lanes_of(batch).count), batch)
         return EncoderOutput(self(batch, past), past.state())
 
+    def start_state(self, lanes: int) -> State | None:
+        """Return an empty memory, as in training; None if there is none."""
+        return None if self.memory is None else self.start_memory(lanes)
+
     def start_memory(self, lanes: int, length: int | None = None) -> State:
         """Return an empty memory for so many lanes; `length`: how many tokens it holds, if not as in training."""
         assert self.memory is not None, "this architecture has no memory"

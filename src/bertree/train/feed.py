@@ -45,7 +45,7 @@ class Feed(Protocol):
 class StreamFeed(Feed):
     """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream per micro-batch.
 
-    `fixed` pads the batches to one shape; those of lanes are left as they are."""
+    `fixed` pads the batches to one shape."""
 
     def __init__(self, plan: TrainingPlan, streams: Sequence[Sequence[AnyStream]], fixed: bool = False) -> None:
         self.plan, self.streams = plan, streams
@@ -53,7 +53,7 @@ class StreamFeed(Feed):
 
     @staticmethod
     def _shape(stream: AnyStream, parts: int) -> Callable[[Batch], Batch]:
-        return FixedShape(stream, stream.batch_tokens // parts) if isinstance(stream, Stream) else _unchanged
+        return FixedShape(stream, stream.batch_tokens // parts) if isinstance(stream, Stream) else _predict_everywhere
 
     def __getitem__(self, number: int) -> StepBatches:
         """Return the batches of a step: a pure function of the seed and the step."""
@@ -119,6 +119,12 @@ def _put(
 
 def _unchanged(batch: Batch) -> Batch:
     return batch
+
+
+def _predict_everywhere(batch: Batch) -> Batch:
+    """Give every token of some lanes a target, ignored where there is none: all else has one shape already."""
+    tokens = batch.ids.numel()
+    return replace(batch, labels=batch.labels and batch.labels.pad(tokens, len(batch.lengths), lambda count: tokens))
 
 
 class FixedShape:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from bertree.batch import Batch
 from bertree.data import counter_random
-from bertree.model.state import State
+from bertree.model.state import State, Stateful
 from bertree.objectives.objective import Computed, Objective
 
 Compute = Callable[[nn.Module, Batch, State | None], Computed]
@@ -50,6 +50,10 @@ class Learner:
         seed = int(counter_random.key(self.seed, step, number, "dropout")) >> 1
         # torch.manual_seed formats the call stack for every kind of device that is not in use yet.
         (torch.default_generator if self.device.type == "cpu" else torch).manual_seed(seed)
+
+    def start_state(self, lanes: int) -> State | None:
+        """Return the network's state before its first batch; made here, so that a compiled step always gets one."""
+        return self.network.start_state(lanes) if isinstance(self.network, Stateful) else None
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, int]:
         """Count the targets of all micro-batches of a step, by term."""

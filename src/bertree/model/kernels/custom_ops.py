@@ -1,8 +1,8 @@
 """Operators that a compiler must not rewrite on a GPU, because its version is slower or not deterministic.
 
-Elsewhere they are PyTorch's own functions.
+Elsewhere look-up and GELU are PyTorch's own functions.
 
-Shape letters: t tokens, v rows of a table, e their width.
+Shape letters: t tokens, h width, v rows of a table, e their width.
 """
 
 from typing import Any
@@ -33,6 +33,20 @@ def gelu(x: Tensor) -> Tensor:
     return out
 
 
+def permute_rows(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
+    """Put rows in another order; `places_t` says where each row goes, `order_t` where each comes from.
+
+    The gradient is the way back. PyTorch, which cannot know that no row is read twice, would sort the order first.
+    """
+    permuted: Tensor = _permute_rows(x_th, order_t, places_t)
+    return permuted
+
+
+@custom_op("bertree::permute_rows", mutates_args=())
+def _permute_rows(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
+    return x_th.index_select(0, order_t)
+
+
 @custom_op("bertree::look_up", mutates_args=())
 def _look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
     return F.embedding(ids_t, table_ve)
@@ -51,6 +65,11 @@ def _gelu(x: Tensor) -> Tensor:
 @custom_op("bertree::gelu_backward", mutates_args=())
 def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return torch.ops.aten.gelu_backward(grad, x)
+
+
+@_permute_rows.register_fake
+def _(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
+    return x_th.new_empty(x_th.shape)
 
 
 @_look_up.register_fake
@@ -73,6 +92,15 @@ def _(grad: Tensor, x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+def _keep_orders(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
+def _back_to_places(ctx: Any, grad_th: Tensor) -> tuple[Tensor, None, None]:
+    order_t, places_t = ctx.saved_tensors
+    return _permute_rows(grad_th.contiguous(), places_t, order_t), None, None
+
+
 def _keep_ids(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1])
     ctx.rows = len(inputs[0])
@@ -90,5 +118,6 @@ def _back_through_gelu(ctx: Any, grad: Tensor) -> Tensor:
     return _gelu_backward(grad, ctx.saved_tensors[0])
 
 
+_permute_rows.register_autograd(_back_to_places, setup_context=_keep_orders)
 _look_up.register_autograd(_back_to_rows, setup_context=_keep_ids)
 _gelu.register_autograd(_back_through_gelu, setup_context=_keep_input)

@@ -40,8 +40,10 @@ def plain_gradients(learner: Learner, micro: MicroBatches) -> dict[str, Tensor]:
     for number, batch in enumerate(micro.batches):
         micro.seed_dropout(number)
         slot = number % micro.slots
-        state = micro.carried.take(slot) if batch.continuation is not None else None
         with learner.autocast():
+            state = None
+            if batch.continuation is not None:
+                state = micro.carried.take(slot) or learner.start_state(batch.continuation.count)
             losses, state = learner.compute(learner.network, batch.to(learner.device), state)
         weighted_sum(losses, micro.scales).backward()
         if batch.continuation is not None:
