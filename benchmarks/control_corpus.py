@@ -98,9 +98,8 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n\n".join(texts) + "\n")
         rows += [f"{name}\t{line}" for line in paragraphs(held_out, given.paragraphs)]
-        print(
-            f"{name}: {len(chosen[0]):,} documents, {sum(map(len, chosen[0])):,} characters; held out {len(chosen[1]):,}"
-        )
+        count, characters = len(chosen[0]), sum(map(len, chosen[0]))
+        print(f"{name}: {count:,} documents, {characters:,} characters; held out {len(chosen[1]):,}")
     (given.out / "held-out.tsv").write_text("\n".join(rows) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Small runs of three families, and the command in processes of their own that cost next to nothing to start.
+"""Small runs of four families, and the command in processes of their own that cost next to nothing to start.
 
 The processes are forked from a server that has imported everything: what they run is `bertree`'s main function,
 and a SIGKILL is as final there as anywhere.
@@ -72,14 +72,25 @@ held_out_share = 0.1
 [schedule]
 warmup = 3
 """,
+    "transformer-xl": """
+extends = "transformer-xl-base"
+[data]
+held_out_share = 0.1
+[schedule]
+warmup = 3
+growth = 4
+""",
+}
+MORE_AXES = {
+    "albert": "embedding_width = 16\n",
+    "transformer-xl": 'ffn_width = 64\nmemory = 40\ncutoffs = "100,300"\nembedding_divisor = 2\n',
 }
 
 
 def recipe(family: str, folder: Path) -> Path:
     """The recipe of a small run, as a file."""
     path = folder / f"{family}.toml"
-    small = "embedding_width = 16\n" if family == "albert" else ""
-    path.write_text(RECIPES[family] + MODEL.format(preset=f"{family}-base") + small + RUN)
+    path.write_text(RECIPES[family] + MODEL.format(preset=f"{family}-base") + MORE_AXES.get(family, "") + RUN)
     return path
 
 

@@ -53,11 +53,12 @@ class LaneStream:
         documents: bool = False,
         rank: int = 0,
         world: int = 1,
+        fixed: bool = False,
     ) -> None:
         """`lanes` is how many a whole batch has, of which rank r of `world` reads its part; `length` is how many tokens
-        of each lane a step reads."""
+        of each lane a step reads. `fixed`: every step has the same size; what is left of an epoch is not read."""
         self.store = store if isinstance(store, Store) else Store.open(store)
-        self.seed, self.length = seed, length
+        self.seed, self.length, self.fixed = seed, length, fixed
         self.documents = documents or bool(self.store.controls)
         where = self.store.folder or "store"
         if not 0 <= rank < world:
@@ -106,7 +107,7 @@ class LaneStream:
     @property
     def steps_per_epoch(self) -> int:
         """Steps that read an epoch; the last may be shorter."""
-        return ceil(self._lane_tokens / self._stride)
+        return self._lane_tokens // self._stride if self.fixed else ceil(self._lane_tokens / self._stride)
 
     def epoch_at(self, step: int) -> float:
         """Return the epochs read before a step."""

@@ -7,11 +7,13 @@ from typing import Any
 from bertree.config.default_model import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.console import note
+from bertree.data.lanes import LaneStream
 from bertree.data.masking import Masking
 from bertree.data.split import split_held_out
 from bertree.data.store import TOKENIZER, Store
 from bertree.data.stream import Stream
 from bertree.errors import UserError
+from bertree.files.formats import Json
 from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
@@ -22,10 +24,11 @@ from bertree.pretraining.recipe import DataSettings, Recipe
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
 from bertree.train.device import Placement, micro_batch_count
-from bertree.train.feed import StreamFeed
+from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.schedule import TrainingPlan
 
 EVALUATION_TOKENS = 16384  # in a batch
+EVALUATION_SEGMENTS = 16  # of each lane
 DROPOUTS = ("dropout", "attention_dropout", "classifier_dropout")  # axes that may change in a trained model
 
 
@@ -62,7 +65,8 @@ def build_model(recipe: Recipe, store: Store) -> Contents:
 def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
     """Check that the model fits recipe and store, and set the longest sequence it is trained on."""
     if contents.max_length is not None:  # positions beyond the longest sequence learn nothing
-        longest = max(contents.max_length, *(phase.max_length for phase in recipe.phases))
+        memory = int(contents.architecture.axes().get("memory", 0))
+        longest = max(contents.max_length, *(phase.max_length + memory for phase in recipe.phases))
         contents.max_length = longest if longest < contents.architecture.max_positions else None
     if contents.architecture.vocab_size < store.vocab_size:
         raise UserError(
@@ -74,6 +78,9 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
             f"{recipe.source}: data.masking: next: with full attention a token sees the one it must predict; "
             "set model.attention=causal"
         )
+    if contents.network.state_specs(1) and not recipe.data.in_lanes:
+        note(f"model.memory: nothing is remembered with data.format={recipe.data.format}; set data.format=lanes")
+    contents.controls = tuple(known.code for known in store.controls)
     return contents
 
 
@@ -118,7 +125,7 @@ def build_feed(
 
     `logit_share` is the share of tokens whose logits over the vocabulary are computed, if not just the masked ones.
     """
-    streams = []
+    streams: list[list[AnyStream]] = []
     for number, phase in enumerate(recipe.phases):
         if phase.max_length > a.max_positions:
             raise UserError(
@@ -127,6 +134,10 @@ def build_feed(
             )
         masking = masking_of(recipe.data, phase.mask_rate)
         count = micro_batch_count(phase, recipe.run, placement, a, logit_share or masking.share)
+        seed = recipe.run.seed + 1000 * number  # each phase has its own order
+        if recipe.data.in_lanes:
+            streams.append(_lanes(recipe.data, store, phase, count, seed, placement.compiled))
+            continue
         streams.append(
             [
                 Stream(
@@ -135,7 +146,7 @@ def build_feed(
                     masking=masking,
                     batch_tokens=phase.batch_tokens,
                     max_length=phase.max_length,
-                    seed=recipe.run.seed + 1000 * number,  # each phase has its own order
+                    seed=seed,
                     rank=rank,
                     world=count,
                     fixed=placement.compiled,
@@ -144,6 +155,44 @@ def build_feed(
             ]
         )
     return StreamFeed(plan, streams, fixed=placement.compiled)
+
+
+def _lanes(data: DataSettings, store: Store, phase: Phase, parts: int, seed: int, fixed: bool) -> list[AnyStream]:
+    """Return the lanes of each micro-batch; equally many, where shapes must be the same."""
+    lanes = phase.batch_tokens // phase.max_length
+    parts = next(n for n in range(parts, lanes + 1) if lanes % n == 0 or not fixed)
+    documents = data.format.endswith("+documents")
+    return [
+        LaneStream(
+            store,
+            lanes=lanes,
+            length=phase.max_length,
+            seed=seed,
+            documents=documents,
+            rank=rank,
+            world=parts,
+            fixed=fixed,
+        )
+        for rank in range(parts)
+    ]
+
+
+def identity_of_lanes(feed: StreamFeed) -> Json:
+    """Return how the text of each phase is divided into lanes, which must be the same when a run is resumed."""
+    found = [streams[0].identity for streams in feed.streams if isinstance(streams[0], LaneStream)]
+    return {name: [one[name] for one in found] for name in (found[0] if found else ())}
+
+
+def can_be_compiled(data: DataSettings, store: Store) -> bool:
+    """Return whether all batches can have one shape: lanes that start fresh at documents vary in their sequences."""
+    return not data.in_lanes or not (data.format.endswith("+documents") or store.controls)
+
+
+def held_out_lanes(recipe: Recipe, store: Store, phase: Phase) -> LaneStream:
+    """Return held-out text in lanes of several segments each, so that most are read with a memory."""
+    tokens = min(EVALUATION_TOKENS, min(recipe.run.eval_tokens, store.tokens) // EVALUATION_SEGMENTS)
+    lanes, documents = max(1, tokens // phase.max_length), recipe.data.format.endswith("+documents")
+    return LaneStream(store, lanes=lanes, length=phase.max_length, seed=recipe.run.seed, documents=documents)
 
 
 def held_out_stream(recipe: Recipe, store: Store, phase: Phase) -> Stream:

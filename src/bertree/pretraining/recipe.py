@@ -26,6 +26,7 @@ from bertree.objectives.pretraining import TERMS, WEIGHTS
 from bertree.train.schedule import MOST_STEPS
 
 BUNDLED = Path(__file__).parent / "recipes"
+LANES = ("lanes", "lanes+documents")
 MODEL_KEYS = ("preset", "start", *TYPES)
 
 
@@ -36,9 +37,16 @@ class DataSettings:
     store: str = ""  # folder of a token store (`bertree prepare`)
     held_out: str = ""  # another store to evaluate on; without one, a share of the documents is held out
     held_out_share: Annotated[float, Share()] = 0.01
+    # What an example is (data/formats.py); or lanes: each step continues the text of the one before it, for a model
+    # with a memory. In lanes+documents a document starts without a memory of the one before it.
     format: str = "full-sentences"
     masking: str = "token"
     mask_rate: Annotated[float, Above(0)] = 0.15
+
+    @property
+    def in_lanes(self) -> bool:
+        """Whether each step continues the text of the one before it."""
+        return self.format in LANES
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,7 @@ def check(recipe: Recipe, where: str) -> None:
     if not recipe.phases:
         raise UserError(f"{where}: phases: there is none; add [[phases]] with steps, max_length and batch_tokens")
     _check_objective(recipe, where)
+    _check_lanes(recipe, where)
     total = sum(phase.steps for phase in recipe.phases)
     if recipe.schedule.warmup > total:
         raise UserError(
@@ -175,6 +184,21 @@ def check(recipe: Recipe, where: str) -> None:
         if key not in MODEL_KEYS:
             raise UserError(f"{where}: model.{key}: unknown key, {suggest(key, MODEL_KEYS)}")
         settings.read(TYPES.get(key, str), value, where, f"model.{key}")
+
+
+def _check_lanes(recipe: Recipe, where: str) -> None:
+    if not recipe.data.in_lanes:
+        return
+    if recipe.data.masking != "next":
+        raise UserError(f"{where}: data.masking: in lanes every token predicts the next one; set data.masking=next")
+    if isinstance(recipe, DistillRecipe):
+        raise UserError(f"{where}: data.format: {recipe.data.format}: a student does not read in lanes; set stream")
+    for number, phase in enumerate(recipe.phases):
+        if phase.batch_tokens % phase.max_length:
+            raise UserError(
+                f"{where}: phases.{number}.batch_tokens: {phase.batch_tokens} must be a multiple of max_length "
+                f"{phase.max_length}: each of the lanes reads that much in a step"
+            )
 
 
 def _check_objective(recipe: Recipe, where: str) -> None:

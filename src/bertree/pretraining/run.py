@@ -45,7 +45,7 @@ from bertree.run_folder import (
 )
 from bertree.train.checkpoint import BEST, CheckpointFolder
 from bertree.train.device import Placement, set_deterministic
-from bertree.train.feed import StreamFeed
+from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_held_out
 from bertree.train.keep.newest_and_best import KeepNewestAndBest
 from bertree.train.loop import Loop
@@ -96,21 +96,25 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
         set_deterministic(recipe.run.deterministic)
         machine = Placement.from_settings(recipe.run)
         train, held = build.open_stores(recipe.data)
+        if not build.can_be_compiled(recipe.data, train):
+            machine = replace(machine, compiled=False)
         contents = build.build_model(recipe, train)
         contents.network.to(machine.device)
         plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
         a, objective = contents.architecture, pretraining_objective(**recipe.objective)
+        feed = build.build_feed(recipe, plan, train, machine, a)
+        identity: Json = {"text in data.store": train.fingerprint, "held-out text": held.fingerprint}
         training = PretrainingRun(
             recipe,
             machine,
             held,
             contents,
-            build.build_feed(recipe, plan, train, machine, a),
+            feed,
             contents.network,
             objective,
             objective,
             [cost.training_flops(a, phase.max_length, mask_share(recipe, phase)) for phase in recipe.phases],
-            {"text in data.store": train.fingerprint, "held-out text": held.fingerprint},
+            identity | build.identity_of_lanes(feed),
         )
         return training.run(out, resume)
 
@@ -134,7 +138,8 @@ class PretrainingRun:
         """Train, or resume training, and write the model."""
         recipe, network = self.recipe, self.contents.network
         network.encoder.recompute(recipe.run.recompute)
-        measured = [build.held_out_stream(recipe, self.held, phase) for phase in recipe.phases]
+        held_out = build.held_out_lanes if recipe.data.in_lanes else build.held_out_stream
+        measured: list[AnyStream] = [held_out(recipe, self.held, phase) for phase in recipe.phases]
         loop = Loop(
             self.learner,
             self.objective,
@@ -150,7 +155,7 @@ class PretrainingRun:
             any(TERMS[name].head == "mask" for name in self.asked.terms)
             and build.masking_of(recipe.data).unit != "next"
         )
-        samples = MaskSamples(measured[0]) if filled else None
+        samples = MaskSamples(build.held_out_stream(recipe, self.held, recipe.phases[0])) if filled else None
         keep = KeepNewestAndBest(
             out,
             loop,
