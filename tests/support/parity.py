@@ -7,9 +7,10 @@ import transformers
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.interop import folder, hf_names
+from bertree.interop import folder
 from bertree.interop.contents import Contents, head_classes
-from bertree.interop.hf_config import family_of_config
+from bertree.interop.hf_config import family_of_config, require_transformer
+from bertree.interop.hf_family import hf_tensor_names
 
 CONFIGS = {
     "bert": transformers.BertConfig,
@@ -17,6 +18,9 @@ CONFIGS = {
     "roberta": transformers.RobertaConfig,
     "albert": transformers.AlbertConfig,
     "distilbert": transformers.DistilBertConfig,
+    "gpt2": transformers.GPT2Config,
+    "openai-gpt": transformers.OpenAIGPTConfig,
+    "ctrl": transformers.CTRLConfig,
 }
 
 
@@ -51,7 +55,7 @@ def padded(model: transformers.PreTrainedModel, ids: list[list[int]], kinds: lis
         "input_ids": torch.tensor([row + [pad] * (longest - len(row)) for row in ids]),
         "attention_mask": torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids]),
     }
-    if model.config.model_type != "distilbert":
+    if hasattr(model.config, "type_vocab_size"):
         given["token_type_ids"] = torch.tensor([row + [0] * (longest - len(row)) for row in kinds])
     return given
 
@@ -64,18 +68,22 @@ def flat(tensor: Tensor, ids: list[list[int]]) -> Tensor:
 def gradients(network: torch.nn.Module, contents: Contents, model: transformers.PreTrainedModel) -> float:
     """Largest difference between the gradients of the two models, relative to the largest gradient."""
     heads = head_classes(contents.network)
-    table = hf_names.hf_tensor_names(
-        family_of_config(model.config.to_dict(), "config"), heads, contents.network.state_dict()
-    )
+    a = require_transformer(contents.architecture)
+    family = family_of_config(model.config.to_dict(), "config")
+    table = hf_tensor_names(family, a, heads, contents.network.state_dict())
     theirs = dict(model.named_parameters())
     worst = 0.0
     for ours, parameter in network.named_parameters():
-        other = [theirs[name].grad for name in table[ours]]
+        stored = table[ours]
+        other = [theirs[name].grad for name in stored.names]
         if parameter.grad is None:
             assert all(g is None or not g.any() for g in other), f"{ours} has a gradient there and none here"
             continue
         joined = torch.cat(
-            [torch.zeros_like(theirs[n]) if g is None else g for n, g in zip(table[ours], other, strict=True)]
+            [
+                stored.turn(torch.zeros_like(theirs[n]) if g is None else g)
+                for n, g in zip(stored.names, other, strict=True)
+            ]
         )
         worst = max(worst, float((parameter.grad - joined).abs().max() / joined.abs().max().clamp(min=1.0)))
     return worst

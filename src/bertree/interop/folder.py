@@ -14,13 +14,14 @@ import torch
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_text
 from bertree.files.formats import Json
-from bertree.interop import hf_folder, hf_names, sentence_transformers, weights
+from bertree.interop import hf_folder, sentence_transformers, weights
 from bertree.interop.checksums import checksums, compare_weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
 from bertree.interop.description import INT8, Description, read_description
-from bertree.interop.hf_config import family_of_architecture
+from bertree.interop.hf_config import family_of_architecture, require_transformer
+from bertree.interop.hf_family import hf_tensor_names
 from bertree.interop.hf_folder import make_config, read_huggingface, read_huggingface_architecture
-from bertree.interop.weights import Weights
+from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
@@ -46,6 +47,8 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
     if tokenizer is None and contents.tokenizer is not None and sentence_transformers.wants_lowercase(folder):
         contents.tokenizer = contents.tokenizer.with_lowercase()
+    if not (folder / DESCRIPTION).is_file():
+        contents.controls = hf_folder.read_controls(folder, contents.tokenizer)
     _check_vocabulary(contents, folder)
     _check_max_length(contents, folder)
     return contents
@@ -76,12 +79,12 @@ def _read_bertree(folder: Path, dtype: torch.dtype) -> Contents:
     )
 
 
-def _table(layout: str, a: Architecture, network: Network) -> dict[str, tuple[str, ...]]:
+def _table(layout: str, a: Architecture, network: Network) -> dict[str, Stored]:
     state = network.state_dict()
     if layout == "huggingface":
         here = [name for name in state if not name.startswith("vector.")]  # stored in folders of their own
-        return hf_names.hf_tensor_names(family_of_architecture(a), head_classes(network), here)
-    return {name: (name,) for name in state}
+        return hf_tensor_names(family_of_architecture(a), require_transformer(a), head_classes(network), here)
+    return {name: Stored((name,)) for name in state}
 
 
 def _check_vocabulary(contents: Contents, folder: Path) -> None:
@@ -120,6 +123,8 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             "int8: Hugging Face's tools do not read bertree's int8 (one scale per row); convert to float32 first, "
             "or write a bertree folder"
         )
+    if to == "huggingface":
+        hf_folder.warn_of_differences(a)
     config: Json = {"model_type": "bertree"}
     layout = "bertree"
     try:

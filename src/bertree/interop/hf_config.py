@@ -9,7 +9,9 @@ from typing import Any
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
-from bertree.interop.hf_names import FAMILIES, Family
+from bertree.interop.hf_causal_config import CONFIGS, causal_family, different_axis, read_causal, write_causal
+from bertree.interop.hf_family import Family
+from bertree.interop.hf_names import FAMILIES
 from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
 from bertree.model.presets import PRESETS
 
@@ -77,33 +79,54 @@ def family_of_config(config: Json, where: str) -> Family:
 def architecture_from_config(config: Json, where: str) -> Architecture:
     """Return the architecture that a config.json describes. Missing keys have the family's defaults."""
     family = family_of_config(config, where)
-    _check_supported(config, where)
-    base = require_transformer(PRESETS[_PRESET[family.model_type]].architecture)
-    values: dict[str, Any] = {}
-    for ours, theirs in KEYS[family.model_type].items():
-        if config.get(theirs) is not None:
-            value = config[theirs]
-            if ours == "activation":
-                value = _activation(value, f"{where}: {theirs}")
-            try:
-                values[ours] = check_type(ours, value, where)
-            except UserError:
-                raise UserError(f"{where}: {theirs}: {value!r} is not a valid value") from None
-    if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
-        values["classifier_dropout"] = values.get("dropout", base.dropout)
-    if family.model_type == "roberta":
-        offset = _integer(config.get("pad_token_id", 1), f"{where}: pad_token_id") + 1
-        values["position_offset"] = offset
-        values["max_positions"] = values.get("max_positions", base.max_positions + 2) - offset
-    if family.model_type == "albert":
-        values |= _albert(config, values.get("layers", base.layers), where)
-    values["mask_activation"] = "gelu" if family.model_type == "roberta" else values.get("activation", base.activation)
-    if family.model_type != "albert":
-        values["embedding_width"] = values.get("width", base.width)
+    base = _base(family)
+    if family.model_type in CONFIGS:
+        keys = CONFIGS[family.model_type].keys
+        values = _checked(read_causal(family.model_type, config, base, where), keys, where)
+    else:
+        values = _encoder_values(config, family, base, where)
+    values.setdefault("embedding_width", values.get("width", base.width))
+    values.setdefault("mask_activation", values.get("activation", base.activation))
     try:
         return replace(base, **values)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def _base(family: Family) -> Transformer:
+    """Return the architecture of the preset whose values a family's missing keys have."""
+    causal = CONFIGS.get(family.model_type)
+    return require_transformer(PRESETS[causal.preset if causal else _PRESET[family.model_type]].architecture)
+
+
+def _checked(values: dict[str, Any], keys: dict[str, str], where: str) -> dict[str, Any]:
+    """Return values of the right types; UserError names the key of a wrong one."""
+    found = {}
+    for ours, value in values.items():
+        try:
+            found[ours] = check_type(ours, value, where)
+        except UserError:
+            raise UserError(f"{where}: {keys.get(ours, ours)}: {value!r} is not a valid value") from None
+    return found
+
+
+def _encoder_values(config: Json, family: Family, base: Transformer, where: str) -> dict[str, Any]:
+    _check_supported(config, where)
+    keys = KEYS[family.model_type]
+    given = {ours: config[theirs] for ours, theirs in keys.items() if config.get(theirs) is not None}
+    if "activation" in given:
+        given["activation"] = _activation(given["activation"], f"{where}: {keys['activation']}")
+    values = _checked(given, keys, where)
+    if config.get("classifier_dropout") is None and family.model_type in ("bert", "megatron-bert", "roberta"):
+        values["classifier_dropout"] = values.get("dropout", base.dropout)
+    if family.model_type == "roberta":
+        offset = _integer(config.get("pad_token_id", 1), f"{where}: pad_token_id") + 1
+        values |= {"position_offset": offset, "mask_activation": "gelu"}
+        values["max_positions"] = values.get("max_positions", base.max_positions + 2) - offset
+    if family.model_type == "albert":
+        values |= _albert(config, values.get("layers", base.layers), where)
+        values.setdefault("embedding_width", base.embedding_width)
+    return values
 
 
 def _albert(config: Json, layers: int, where: str) -> dict[str, Any]:
@@ -144,6 +167,8 @@ def require_transformer(a: Architecture) -> Transformer:
 def family_of_architecture(architecture: Architecture) -> Family:
     """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
     a = require_transformer(architecture)
+    if a.causal:
+        return _causal_family(a)
     if a.residual == "pre-norm":
         name = "megatron-bert"
     elif a.embedding_projection or a.sharing != "none":
@@ -180,18 +205,33 @@ def family_of_architecture(architecture: Architecture) -> Family:
     always = {"embedding_norm": name != "megatron-bert", "attention": "full"} | later_axes(a)
     for axis, value in {**required[name], **always}.items():
         if getattr(a, axis) != value:
-            raise UserError(
-                f"Hugging Face's {FAMILIES[name].title} cannot hold this architecture: "
-                f"{axis} is {getattr(a, axis)}, there it is {value}"
-            )
+            raise _cannot_hold(FAMILIES[name], a, axis, value)
     if a.sharing in ("attention", "ffn"):
         raise UserError(f"Hugging Face has no model that shares only the {a.sharing} part of its layers")
     return FAMILIES[name]
 
 
+def _causal_family(a: Transformer) -> Family:
+    family = FAMILIES[causal_family(a)]
+    if (different := different_axis(family.model_type, a, _base(family))) is not None:
+        raise _cannot_hold(family, a, *different)
+    return family
+
+
+def _cannot_hold(family: Family, a: Transformer, axis: str, value: Any) -> UserError:
+    return UserError(
+        f"Hugging Face's {family.title} cannot hold this architecture: "
+        f"{axis} is {getattr(a, axis)}, there it is {value}"
+    )
+
+
 def config_from_architecture(architecture: Architecture, family: Family, pad_id: int | None) -> Json:
     """Return the config.json of an architecture, without class name and labels."""
     a = require_transformer(architecture)
+    if family.model_type in CONFIGS:
+        known = write_causal(family.model_type, a)
+        ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": pad_id}
+        return {"model_type": family.model_type, **known, **ends, "tie_word_embeddings": True}
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}
     for ours, theirs in KEYS[family.model_type].items():

@@ -8,8 +8,9 @@ import torch
 
 from bertree.errors import BertreeWarning, UserError
 from bertree.files.formats import Json, read_json
-from bertree.interop import hf_names, sentence_transformers, weights
+from bertree.interop import sentence_transformers, weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
+from bertree.interop.hf_causal_config import CONTROL_CODES
 from bertree.interop.hf_config import (
     architecture_from_config,
     config_from_architecture,
@@ -17,11 +18,14 @@ from bertree.interop.hf_config import (
     family_of_config,
     require_transformer,
 )
-from bertree.interop.weights import Weights
-from bertree.model.architecture import Architecture
+from bertree.interop.hf_family import Family, hf_tensor_names
+from bertree.interop.weights import Stored, Weights
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import FIXED_CLASSES
+from bertree.text.tokenizer import Tokenizer
 
 CONFIG = "config.json"
+CONTROLS = "control_codes"  # a key of config.json, which transformers keeps
 
 
 def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
@@ -30,14 +34,17 @@ def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     config = read_json(path)
     family = family_of_config(config, str(path))
     tensors = Weights(folder)
-    a = architecture_from_config(config, str(path)).with_values({"pooler": _has_pooler(tensors)})
+    a = require_transformer(architecture_from_config(config, str(path)).with_values({"pooler": _has_pooler(tensors)}))
     # Name in our table -> name in the file: prefixes vary, and old files have old names.
     stored = {_current_name(name).removeprefix(family.prefix): name for name in tensors.names}
+    stored |= {
+        name: stored[other] for name, other in family.other_names.items() if name not in stored and other in stored
+    }
     heads = _heads_in(config, family, tensors, stored, path)
     network = build_empty(a, heads, path)
-    table = hf_names.hf_tensor_names(family, heads, network.state_dict(), prefixed=False)
-    _check_unused(heads, table, tensors, stored)
-    table = {ours: tuple(stored.get(name, name) for name in theirs) for ours, theirs in table.items()}
+    table = hf_tensor_names(family, a, heads, network.state_dict(), prefixed=False)
+    _check_unused(family, heads, table, tensors, stored)
+    table = {ours: s._replace(names=tuple(stored.get(name, name) for name in s.names)) for ours, s in table.items()}
     weights.load_into(network, tensors, table, dtype)
     add_pooling(network, a, sentence_transformers.read_pooling(folder), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
@@ -60,9 +67,7 @@ def _current_name(name: str) -> str:
     return f"{head}.{ {'gamma': 'weight', 'beta': 'bias'}.get(leaf, leaf) }" if head else name
 
 
-def _heads_in(
-    config: Json, family: hf_names.Family, tensors: Weights, stored: dict[str, str], path: Path
-) -> dict[str, int]:
+def _heads_in(config: Json, family: Family, tensors: Weights, stored: dict[str, str], path: Path) -> dict[str, int]:
     classes = config.get("architectures") or [_guess_class(family, stored)]
     if not isinstance(classes, list) or not isinstance(classes[0], str):
         raise UserError(f"{path}: architectures: must be a list with a class name")
@@ -72,35 +77,40 @@ def _heads_in(
         _warn(f"{path}: {classes[0]} has a head unknown to bertree; only its encoder is loaded")
     found = {}
     for head in heads:
-        out = next(theirs for ours, theirs in family.head_rows(head) if ours.endswith(".out") or head == "mask")
-        name = f"{out}.weight"
-        sized = head not in FIXED_CLASSES
-        if sized and name not in stored:
+        if head in FIXED_CLASSES:
+            found[head] = FIXED_CLASSES[head]
+            continue
+        name = next(f"{theirs}.weight" for ours, theirs in family.head_rows(head) if ours.endswith(".out"))
+        if name not in stored:
             raise UserError(f"{tensors.path(name)}: tensor '{name}' is missing, though {path.name} names {classes[0]}")
-        found[head] = tensors.shape(stored[name])[0] if sized else FIXED_CLASSES[head]
+        found[head] = tensors.shape(stored[name])[0]
     return found
 
 
-def _guess_class(family: hf_names.Family, stored: dict[str, str]) -> str:
-    """Guess the class of a folder that does not name it, from the tensors of the pretraining heads."""
-    rows = {head: next(iter(family.head_rows(head)))[1] for head in ("mask", "pair") if head in family.heads}
-    heads = [head for head, module in rows.items() if f"{module}.weight" in stored]
+def _guess_class(family: Family, stored: dict[str, str]) -> str:
+    """Guess the class of a folder that does not name it: one that has the tensors of the pretraining heads."""
+    rows = {head: family.heads[head] for head in ("mask", "pair") if head in family.heads}
+    # A head without tensors of its own (GPT's) is taken to be there.
+    heads = [head for head, of in rows.items() if not of or any(name.startswith(f"{of[0][1]}.") for name in stored)]
     return family.class_name(heads) or f"{family.title}Model"
 
 
 def _check_unused(
-    heads: dict[str, int], table: dict[str, tuple[str, ...]], tensors: Weights, stored: dict[str, str]
+    family: Family, heads: dict[str, int], table: dict[str, Stored], tensors: Weights, stored: dict[str, str]
 ) -> None:
     """Check the tensors that are not loaded: tied ones must be copies; warn about the rest."""
-    used = {name for theirs in table.values() for name in theirs}
-    rest = [name for name in stored if name not in used and name not in hf_names.IGNORED]
-    for name in [n for n in rest if n in hf_names.TIED and "mask" in heads and hf_names.TIED[n] in stored]:
+    used = {stored.get(name) for theirs in table.values() for name in theirs.names}
+    ignored = re.compile("|".join(family.ignored) or "$.")
+    rest = [name for name, there in stored.items() if there not in used and not ignored.fullmatch(name)]
+    for name in list(rest) if "mask" in heads else ():
+        original = family.original(name, stored)
+        if original is None:
+            continue
         rest.remove(name)
-        one, other = (tensors.tensor(stored[n]) for n in (name, hf_names.TIED[name]))
-        if not torch.equal(one, other):
+        if not torch.equal(tensors.tensor(stored[name]), tensors.tensor(stored[original])):
             raise UserError(
-                f"{tensors.path(stored[name])}: '{name}' differs from '{hf_names.TIED[name]}'; "
-                "an MLM head with an output layer of its own is not supported"
+                f"{tensors.path(stored[name])}: '{name}' differs from '{original}'; "
+                "an MLM or LM head with an output layer of its own is not supported"
             )
     if rest:
         more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
@@ -149,11 +159,35 @@ def make_config(contents: Contents) -> Json:
         "architectures": [class_name],
         **config_from_architecture(a, family, pad),
         **_label_tables(contents),
+        **({CONTROLS: list(contents.controls)} if contents.controls else {}),
     }
     if tokenizer:
-        ends = {"bos_token_id": tokenizer.id_of("cls"), "eos_token_id": tokenizer.id_of("sep")}
+        start, end = tokenizer.id_of("cls"), tokenizer.end_id
+        ends = {"bos_token_id": end if start is None else start, "eos_token_id": end}
         config |= {key: value for key, value in ends.items() if key in config and value is not None}
     return config
+
+
+def read_controls(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:
+    """Return the control codes of a Hugging Face folder: those that bertree wrote, or CTRL's own."""
+    path = folder / CONFIG
+    config = read_json(path)
+    codes = config.get(CONTROLS, [])
+    if not isinstance(codes, list) or not all(isinstance(code, str) and code for code in codes):
+        raise UserError(f"{path}: {CONTROLS}: must be a list of texts")
+    if codes or tokenizer is None or config.get("model_type") != "ctrl":
+        return tuple(codes)
+    unknown = tokenizer.id_of("unk")
+    read = zip(CONTROL_CODES, tokenizer.encode_plain(CONTROL_CODES), strict=True)
+    return tuple(code for code, tokens in read if len(tokens.ids) == 1 and tokens.ids[0] != unknown)
+
+
+def warn_of_differences(a: Architecture) -> None:
+    """Warn of what Hugging Face's tools will do differently with a model."""
+    if isinstance(a, Transformer) and a.memory and a.memory_start != "zeros":
+        _warn(
+            "Hugging Face's TransfoXL begins with a memory of zeros, this model with none: first segments will differ"
+        )
 
 
 def _label_tables(contents: Contents) -> Json:

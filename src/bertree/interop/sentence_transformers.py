@@ -14,7 +14,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import write_text
 from bertree.files.formats import Json, parse_json, read_json, read_text
 from bertree.interop import weights
-from bertree.interop.weights import Weights
+from bertree.interop.weights import Stored, Weights
 from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 
 MODULES, SETTINGS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
@@ -138,7 +138,7 @@ def load_dense(vector: SentencePooling, folders: list[Path], dtype: torch.dtype)
         raise UserError(f"{MODULES} names {len(folders)} dense layers, but bertree.toml {len(vector.dense)}")
     for layer, folder in zip(vector.dense, folders, strict=True):
         tensors = Weights(folder)
-        weights.load_into(layer, tensors, {name: (name,) for name in layer.state_dict()}, dtype)
+        weights.load_into(layer, tensors, {name: Stored((name,)) for name in layer.state_dict()}, dtype)
 
 
 def write_pooling(
@@ -165,7 +165,8 @@ def write_pooling(
                 "activation_function": ACTIVATIONS[dense.activation],
             },
         )
-        weights.save(layer, {name: (name,) for name in layer.state_dict()}, folder / name / weights.SINGLE, dtype)
+        table = {name: Stored((name,)) for name in layer.state_dict()}
+        weights.save(layer, table, folder / name / weights.SINGLE, dtype)
         before = dense.width
     if settings.normalise:
         name = NORMALISE.format(len(stages))

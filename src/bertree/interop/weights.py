@@ -9,7 +9,7 @@ import hashlib
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,26 @@ from bertree.interop.int8_storage import dequantize, quantize
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALE = ".scale"  # suffix of the name of a matrix's scales
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "pytorch_model.pt")
+
+
+class Stored(NamedTuple):
+    """How a tensor is stored: as one or more parts along its rows.
+
+    `transposed`: matrices lie with rows and columns swapped. `rows`: of each part, if they are not equal.
+    """
+
+    names: tuple[str, ...]
+    transposed: bool = False
+    rows: tuple[int, ...] = ()
+
+    def parts(self, tensor: Tensor) -> list[Tensor]:
+        """Return the stored parts of a tensor, in the order of their names."""
+        rows = list(self.rows) or [len(tensor) // len(self.names)] * len(self.names)
+        return [self.turn(part) for part in tensor.split(rows)]
+
+    def turn(self, tensor: Tensor) -> Tensor:
+        """Return a part as it is stored, or a stored one as it is used."""
+        return tensor.T if self.transposed and tensor.ndim == 2 else tensor
 
 
 class Weights:
@@ -136,26 +156,22 @@ def _open(path: Path) -> Any:
         raise UserError(f"{path}: is not a complete safetensors file ({reason}); copy or download it again") from None
 
 
-def load_into(
-    network: torch.nn.Module, weights: Weights, table: Mapping[str, tuple[str, ...]], dtype: torch.dtype
-) -> None:
-    """Load tensors into a network built on the meta device; `table` gives the stored names of each of its tensors."""
+def load_into(network: torch.nn.Module, weights: Weights, table: Mapping[str, Stored], dtype: torch.dtype) -> None:
+    """Load tensors into a network built on the meta device; `table` says how each of its tensors is stored."""
     state = {}
     for ours, wanted in network.state_dict().items():
-        parts = []
-        rows = wanted.shape[0] // len(table[ours])
-        shape = (rows, *wanted.shape[1:])
-        for name in table[ours]:
+        parts, stored = [], table[ours]
+        for name, part in zip(stored.names, stored.parts(wanted), strict=True):
             if name not in weights.names:
                 raise UserError(f"{weights.path(name)}: tensor '{name}' is missing")
-            if weights.shape(name) != shape:
+            if weights.shape(name) != tuple(part.shape):
                 raise UserError(
                     f"{weights.path(name)}: tensor '{name}' has shape {_shape_text(weights.shape(name))}, "
-                    f"but the configuration needs {_shape_text(shape)}"
+                    f"but the configuration needs {_shape_text(tuple(part.shape))}"
                 )
-            parts.append(weights.tensor(name).to(dtype))
-        # A clone does not refer to the mapped file, which may be replaced later.
-        state[ours] = torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+            parts.append(stored.turn(weights.tensor(name).to(dtype)))
+        # A copy does not refer to the mapped file, which may be replaced later.
+        state[ours] = torch.cat(parts) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
     network.load_state_dict(state, assign=True)
 
 
@@ -163,14 +179,12 @@ def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 
-def save(
-    network: torch.nn.Module, table: Mapping[str, tuple[str, ...]], path: Path, dtype: torch.dtype | None = None
-) -> None:
-    """Write a network's tensors under the names that `table` gives them; `dtype`: their precision in the file."""
+def save(network: torch.nn.Module, table: Mapping[str, Stored], path: Path, dtype: torch.dtype | None = None) -> None:
+    """Write a network's tensors as `table` says; `dtype`: their precision in the file."""
     out: dict[str, Tensor] = {}
     state = network.state_dict()
-    for ours, names in table.items():
-        for name, part in zip(names, state[ours].detach().cpu().chunk(len(names)), strict=True):
+    for ours, stored in table.items():
+        for name, part in zip(stored.names, stored.parts(state[ours].detach().cpu()), strict=True):
             made = (
                 _int8_tensors(name, part) if dtype == torch.int8 else {name: part.to(dtype or part.dtype).contiguous()}
             )

@@ -166,7 +166,7 @@ class Tokenizer:
         """Id of the token that ends a document, if there is one."""
         named = self.config.get("eos_token")
         named = named.get("content") if isinstance(named, dict) else named
-        candidates = (named, "<|endoftext|>", "<eos>", self.special.get("sep"))
+        candidates = (named, self.special.get("sep"), "<|endoftext|>", "<eos>")
         ids = (self.backend.token_to_id(token) for token in candidates if isinstance(token, str))
         return next((token_id for token_id in ids if token_id is not None), None)
 
