@@ -85,11 +85,13 @@ def main() -> None:
     parser.add_argument("sources", nargs="+", metavar="NAME=FILES")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--size", type=int, default=4_000_000, help="characters of a source to train on, at most")
+    parser.add_argument("--unequal", action="store_true", help="a smaller source does not make the others smaller")
     parser.add_argument("--held-out", type=float, default=0.05, help="share of the documents")
     parser.add_argument("--paragraphs", type=int, default=250, help="of each source in held-out.tsv")
     given = parser.parse_args()
     read = {name: read_source(files, given.held_out) for name, _, files in (s.partition("=") for s in given.sources)}
-    size = min(given.size, *(sum(map(len, train)) for train, _ in read.values()))
+    sizes = [sum(map(len, train)) for train, _ in read.values()]
+    size = given.size if given.unequal else min(given.size, *sizes)
     rows = ["code\ttext"]
     for name, (train, held_out) in read.items():
         chosen = take(train, size), take(held_out, int(size * given.held_out))

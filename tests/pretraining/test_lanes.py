@@ -90,6 +90,13 @@ def test_a_store_too_small_for_its_lanes_is_refused(token_store: Path, tmp_path:
         pretrain("transformer-xl-tiny", store=token_store, out=tmp_path / "out", overrides=changes)
 
 
+def test_too_little_held_out_text_is_refused(token_store: Path, tmp_path: Path) -> None:
+    changes = small("transformer-xl-tiny", "data.held_out_share=0.0001", "phases.0.max_length=4000")
+    changes += ["phases.0.batch_tokens=4000"]
+    with pytest.raises(UserError, match="that are held out are too few for segments of 4000; set a larger"):
+        pretrain("transformer-xl-tiny", store=token_store, out=tmp_path / "out", overrides=changes)
+
+
 def test_a_memory_without_lanes_is_said(token_store: Path, tmp_path: Path) -> None:
     changes = small("transformer-xl-tiny", "data.format=stream")
     with pytest.warns(BertreeWarning, match=r"model.memory: nothing is remembered with data.format=stream"):

@@ -245,6 +245,9 @@ FEELINGS = [str(row["text"]) for row in learnable.feelings(30)]
 MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "corpus": _corpus,
     "sources": _sources,
+    "sources-store": lambda library, path: bertree.prepare(
+        library.path("sources"), library.path("my-tokenizer"), path, workers=1, control="folder"
+    ),
     "pages.jsonl": lambda library, path: write(
         path, [{"text": "The captain saw the sea.", "url": "https://www.bbc.co.uk/a"}, {"text": "A film.", "url": ""}]
     ),

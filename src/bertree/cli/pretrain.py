@@ -39,7 +39,7 @@ def pretrain(
     precision: TrainPrecisionOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pretrain a model from a recipe: masked tokens, and next sentence or sentence order where the recipe says so.
+    """Pretrain a model from a recipe: masked or next tokens, and next sentence or sentence order where it says so.
 
     OUT receives model/, checkpoints/, metrics.jsonl and report.html. Ctrl-C saves and stops; --resume goes on, and
     the result is the same to the byte as without the stop.
@@ -47,7 +47,8 @@ def pretrain(
     [dim]bertree pretrain bert-base-tiny --store my-store --out my-run
     bertree pretrain roberta-base --store my-store --out my-run lr=4e-4 steps=20000 warmup=1000
     bertree pretrain my-recipe.toml --out my-run --resume
-    bertree pretrain bert-base-tiny --store new-text --out adapted model.start=my-run/model[/dim]
+    bertree pretrain bert-base-tiny --store new-text --out adapted model.start=my-run/model
+    bertree pretrain transformer-xl-tiny --store my-store --out my-xl[/dim]
     """
     from bertree.pretraining.run import pretrain as run_pretraining
     from bertree.run_folder import CHECKPOINTS, METRICS, MODEL, REPORT

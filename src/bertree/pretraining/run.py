@@ -18,7 +18,7 @@ from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import overrides_of
 from bertree.config.sections import Phase
 from bertree.config.settings import as_toml, differences
-from bertree.console import showing
+from bertree.console import note, showing
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, remove_leftovers
@@ -96,7 +96,8 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
         set_deterministic(recipe.run.deterministic)
         machine = Placement.from_settings(recipe.run)
         train, held = build.open_stores(recipe.data)
-        if not build.can_be_compiled(recipe.data, train):
+        if machine.compiled and not build.can_be_compiled(recipe.data, train):
+            note("data.format: lanes that start at documents vary in shape, so steps are not compiled")
             machine = replace(machine, compiled=False)
         contents = build.build_model(recipe, train)
         contents.network.to(machine.device)
