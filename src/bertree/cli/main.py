@@ -7,7 +7,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from bertree.cli import aliases, data, distill, embeddings, finetune, model, predict, pretrain, search, similar
+from bertree.cli import (
+    aliases,
+    data,
+    distill,
+    embeddings,
+    finetune,
+    left_to_right,
+    model,
+    predict,
+    pretrain,
+    search,
+    similar,
+)
 from bertree.console import showing
 from bertree.errors import BertreeWarning, UserError
 from bertree.train.signals import interrupt_once
@@ -32,7 +44,7 @@ def _root(
         raise typer.Exit
 
 
-for room in (model, data, pretrain, distill, finetune, predict, search, embeddings, similar):
+for room in (model, data, pretrain, left_to_right, distill, finetune, predict, search, embeddings, similar):
     room.register(app)
 
 

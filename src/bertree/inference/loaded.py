@@ -15,6 +15,7 @@ from bertree.config.precision import has_native_bfloat16, parse_precision
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.formats import Json
+from bertree.inference.causal.decoder import DecoderChoice
 from bertree.inference.cpu.encoder import CpuRuntime, weight_versions
 from bertree.inference.cpu.linear import linear_class
 from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs
@@ -39,6 +40,7 @@ class LoadedModel:
         self._source = source
         self.trained = trained
         self._runtime = CpuRuntime()
+        self._decoders = DecoderChoice()
         self._digest: tuple[object, str] = (None, "")  # with the versions it was computed from
         self.network.eval()
 
@@ -110,6 +112,11 @@ class LoadedModel:
     def task(self) -> Json:
         """Name and settings of the task it was fine-tuned for, as its folder says."""
         return self._contents.task
+
+    @property
+    def controls(self) -> tuple[str, ...]:
+        """The control codes it was trained with; empty: none."""
+        return tuple(getattr(self._contents, "controls", ()))
 
     @property
     def limit(self) -> int | None:

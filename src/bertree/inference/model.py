@@ -13,6 +13,7 @@ from bertree.batch import Batch
 from bertree.errors import BertreeWarning, TextsCut, Unable, UserError
 from bertree.files.formats import Json
 from bertree.inference.batching import batch_by_length, map_jobs
+from bertree.inference.causal.methods import CausalMethods
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
 from bertree.inference.inputs import Input, check_finite, check_inputs, list_inputs
 from bertree.inference.loaded import LoadedModel
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from bertree.tasks.task import Task
 
 
-class Model(LoadedModel, SentenceTransformersMethods):
-    """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `fill_mask`, `save`.
+class Model(LoadedModel, SentenceTransformersMethods, CausalMethods):
+    """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `fill_mask`, `generate`, `save`.
 
     `bertree.load` gives a model with the head of a task as a `TaskModel`, which also has `predict`.
     """

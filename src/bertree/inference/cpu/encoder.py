@@ -13,7 +13,7 @@ Shape letters: t tokens, u tokens rounded up, h width, n heads, d head width, b 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +107,13 @@ class CpuNorm:
         return torch.native_layer_norm(x_uh, self.weight.shape, self.weight, self.bias, self.eps)[0]
 
 
+class Mixing(Protocol):
+    """What mixes the tokens of a layer: attention within a batch, or with a cache."""
+
+    def attend(self, qkv_uh: Tensor, heads: int) -> Tensor:
+        """Queries, keys and values, side by side -> mixed values."""
+
+
 @dataclass(frozen=True)
 class CpuBlock:
     """One layer."""
@@ -121,12 +128,12 @@ class CpuBlock:
     attention_norm: CpuNorm
     ffn_norm: CpuNorm
 
-    def __call__(self, x_uh: Tensor, bins: AttentionBins) -> Tensor:
+    def __call__(self, x_uh: Tensor, mixing: Mixing) -> Tensor:
         """Return the residual stream after this layer."""
         if self.pre_norm:
-            x_uh = self.out.add_residual(bins.attend(self.qkv(self.attention_norm(x_uh)), self.heads), x_uh)
+            x_uh = self.out.add_residual(mixing.attend(self.qkv(self.attention_norm(x_uh)), self.heads), x_uh)
             return self.down.add_residual(self.up.with_activation(self.ffn_norm(x_uh), self.activation), x_uh)
-        x_uh = self.attention_norm(self.out.add_residual(bins.attend(self.qkv(x_uh), self.heads), x_uh))
+        x_uh = self.attention_norm(self.out.add_residual(mixing.attend(self.qkv(x_uh), self.heads), x_uh))
         return self.ffn_norm(self.down.add_residual(self.up.with_activation(x_uh, self.activation), x_uh))
 
 
@@ -172,6 +179,13 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
     if kind is None or _flash is None or weight.device.type != "cpu" or (int8 and weight.dtype != torch.float32):
         return None
     assert isinstance(encoder, TransformerEncoder)
+    if not all(isinstance(cast(Attention, cast(Block, block).part).mask, Full) for block in encoder.stack.attention):
+        return None
+    return CpuEncoder(encoder, build_blocks(encoder, kind))
+
+
+def build_blocks(encoder: TransformerEncoder, kind: type[PackedLinear]) -> list[CpuBlock]:
+    """Build the layers of an encoder that has no unknown part, with linear layers of a kind."""
     packed: dict[nn.Linear, PackedLinear] = {}  # a shared layer is packed once
 
     def pack(linear: nn.Linear) -> PackedLinear:
@@ -184,8 +198,6 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
         attention_block = cast(Block, encoder.stack.attention[attention_index])
         ffn_block = cast(Block, encoder.stack.ffn[ffn_index])
         attention, ffn = cast(Attention, attention_block.part), cast(FeedForward, ffn_block.part)
-        if not isinstance(attention.mask, Full):
-            return None
         blocks.append(
             CpuBlock(
                 heads=attention.heads,
@@ -199,7 +211,7 @@ def build_cpu_encoder(encoder: Encoder, int8: bool = False) -> CpuEncoder | None
                 ffn_norm=CpuNorm.from_module(cast(nn.LayerNorm, ffn_block.norm)),
             )
         )
-    return CpuEncoder(encoder, blocks)
+    return blocks
 
 
 def weight_versions(module: nn.Module) -> tuple[object, ...] | None:

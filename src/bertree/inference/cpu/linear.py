@@ -38,11 +38,15 @@ class PackedLinear(Protocol):
         """Apply the layer and add the residual. May overwrite its input."""
 
 
+def _bias(linear: nn.Linear) -> Tensor | None:
+    return None if linear.bias is None else linear.bias.detach()
+
+
 class EagerLinear:
     """The layer by PyTorch's own operators."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        self.weight_oi, self.bias_o = linear.weight.detach(), linear.bias.detach()
+        self.weight_oi, self.bias_o = linear.weight.detach(), _bias(linear)
 
     def __call__(self, x_ti: Tensor) -> Tensor:
         """Apply the layer."""
@@ -62,7 +66,7 @@ class OneDnnLinear:
 
     def __init__(self, linear: nn.Linear) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous())
-        self.bias_o = linear.bias.detach()
+        self.bias_o = _bias(linear)
 
     def __call__(self, x_ti: Tensor) -> Tensor:
         """Apply the layer."""

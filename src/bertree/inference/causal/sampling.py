@@ -39,7 +39,7 @@ class Sampling:
 
     def probabilities(self, logits_sv: Tensor, seen_sv: Tensor | None = None) -> Tensor:
         """Return the probability with which each token is chosen (s x v). `seen_sv`: tokens that occurred before."""
-        logits_sv = self._penalize(logits_sv.float(), seen_sv)
+        logits_sv = self.penalize(logits_sv.float(), seen_sv)
         if self.temperature == 0:
             return torch.zeros_like(logits_sv).scatter_(1, logits_sv.argmax(1, keepdim=True), 1.0)
         logits_sv = logits_sv / self.temperature
@@ -50,16 +50,17 @@ class Sampling:
             logits_sv = self._keep_likeliest(logits_sv)
         return logits_sv.softmax(1)
 
-    def choose(self, logits_sv: Tensor, draws_s: Sequence[float], seen_sv: Tensor | None = None) -> Tensor:
+    def choose(self, logits_sv: Tensor, draws_s: Sequence[float] | Tensor, seen_sv: Tensor | None = None) -> Tensor:
         """Choose the next token of each sequence (s), given a number in [0, 1) for each."""
         if self.temperature == 0:
-            return self._penalize(logits_sv.float(), seen_sv).argmax(1)
+            return self.penalize(logits_sv.float(), seen_sv).argmax(1)
         below_sv = self.probabilities(logits_sv, seen_sv).double().cumsum(1)
         # The last sum may be a little less than 1, and a token of probability 0 must not be chosen.
-        drawn_s1 = torch.tensor(draws_s, dtype=torch.float64, device=logits_sv.device)[:, None] * below_sv[:, -1:]
+        draws_s = torch.as_tensor(draws_s, dtype=torch.float64, device=logits_sv.device)
+        drawn_s1 = draws_s[:, None] * below_sv[:, -1:]
         return torch.searchsorted(below_sv, drawn_s1, right=True)[:, 0]
 
-    def _penalize(self, logits_sv: Tensor, seen_sv: Tensor | None) -> Tensor:
+    def penalize(self, logits_sv: Tensor, seen_sv: Tensor | None) -> Tensor:
         """Divide the logits of tokens that occurred before by the penalty; negative ones are multiplied instead."""
         if self.penalty == 1 or seen_sv is None:
             return logits_sv

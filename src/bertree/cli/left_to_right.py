@@ -1,0 +1,231 @@
+"""The verbs for models that read from left to right: `generate`, `perplexity`, `attribute`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bertree.cli.command import print_json, verb
+from bertree.cli.options import (
+    DeviceOption,
+    FormatOption,
+    JsonOption,
+    ModelArgument,
+    PrecisionOption,
+    TextOption,
+    TokenizerOption,
+)
+from bertree.errors import UserError
+
+if TYPE_CHECKING:
+    from bertree.inference.causal.generation import Generation
+    from bertree.inference.model import Model
+
+ControlOption = Annotated[
+    str | None, typer.Option("--control", help="One of the control codes that the model was trained with.")
+]
+PromptsOption = Annotated[
+    str | None,
+    typer.Option("--file", help="A file instead: a text per line (.txt), .jsonl, .csv, .tsv, .parquet; - is stdin."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    for function in (generate, perplexity, attribute):
+        verb(app)(function)
+
+
+def generate(
+    model: ModelArgument,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT ...]", help="Texts to continue; - is standard input.")
+    ] = None,
+    file: PromptsOption = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of each text at most. [default: 100, or as many as fit]")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Below 1: likelier tokens; 0: always the likeliest.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0: from all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Draw from the likeliest tokens that together have this probability.")
+    ] = 1.0,
+    penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens that occurred before are less likely; CTRL has 1.2.")
+    ] = 1.0,
+    beams: Annotated[
+        int, typer.Option(min=1, help="Find the likeliest text by beam search of this width; 1: no search.")
+    ] = 1,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Continuations of each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same texts.")] = 0,
+    control: ControlOption = None,
+    endless: Annotated[bool, typer.Option("--endless", help="Go on after the token that ends a text.")] = False,
+    precision: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue prompts with a left-to-right model.
+
+    Tokens are drawn by their probability; a text depends on model, prompt, seed and settings, not on the other prompts.
+    A single text is printed as it comes. With --json, one object is printed per text.
+
+    [dim]bertree generate my-gpt "The ship" --tokens 40
+    bertree generate my-gpt "The ship" --temperature 0.7 --top-p 0.9 --count 3 --seed 1
+    bertree generate my-ctrl "The ship" --control Books --temperature 0.3 --penalty 1.2
+    bertree generate my-gpt --file prompts.txt --temperature 0 --json[/dim]
+    """
+    from bertree.files.formats import json_text
+
+    loaded = _load(model, device, precision, tokenizer)
+    given = _inputs(prompts, file, "prompt")
+    streams = len(given) * count == 1 and not as_json and beams == 1
+    if streams:
+        print(given[0], end="", flush=True)
+    found = loaded.generate(
+        given,
+        tokens=tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        penalty=penalty,
+        beams=beams,
+        count=count,
+        seed=seed,
+        control=control,
+        stop=not endless,
+        on_text=(lambda row, piece: print(piece, end="", flush=True)) if streams else None,
+    )
+    if as_json:
+        for text in found:
+            print(json_text(vars(text)))
+    elif streams:
+        print()
+    else:
+        _print_texts(found)
+
+
+def perplexity(
+    model: ModelArgument,
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="Plain text is one text; .jsonl, .csv, .tsv, .parquet: a text per record; - is stdin.",
+        ),
+    ],
+    lines: Annotated[bool, typer.Option("--lines", help="Every line of a text file is a text of its own.")] = False,
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of a window, or with a memory of a segment. [default: what the model reads]"),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens that a window predicts anew; 1: a window for every token. [default: half a window]"
+        ),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(help="Tokens remembered from the segments before. [default: the model's memory if it has one]"),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="lambada: predict the last word of each line or record.")] = None,
+    control: ControlOption = None,
+    text: TextOption = None,
+    format: FormatOption = None,
+    precision: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how well a left-to-right model predicts a text.
+
+    Every token is predicted once, from the tokens before it in its window or memory. Perplexity per token is for models
+    with the same tokenizer; per word, and bits per character and byte, are for any.
+
+    [dim]bertree perplexity my-gpt book.txt
+    bertree perplexity my-gpt book.txt --context 256 --stride 32
+    bertree perplexity my-xl book.txt --memory 1600 --json
+    bertree perplexity my-gpt lambada.jsonl --task lambada[/dim]
+    """
+    from bertree.cli.render.language import print_last_words, print_perplexity
+    from bertree.inference.causal.files import read_texts
+
+    if task not in (None, "lambada"):
+        raise UserError(f"--task {task}: unknown; known: lambada")
+    loaded = _load(model, device, precision, tokenizer)
+    texts = read_texts(file, lines=lines or task == "lambada", column=text, format=format)
+    if task == "lambada":
+        for name, value in (("context", context), ("stride", stride), ("memory", memory), ("control", control)):
+            if value is not None:
+                raise UserError(f"--{name}: has no meaning with --task lambada, which reads each passage as a whole")
+        words = loaded.last_words(texts)
+        print_json(vars(words)) if as_json else print_last_words(words)
+        return
+    found = loaded.perplexity(texts, context=context, stride=stride, memory=memory, control=control)
+    print_json(found.as_mapping()) if as_json else print_perplexity(found)
+
+
+def attribute(
+    model: ModelArgument,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts; - is standard input.")] = None,
+    file: PromptsOption = None,
+    codes: Annotated[
+        list[str] | None, typer.Option("--code", help="A control code to compare; again for more. [default: all]")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", "--top", min=1, help="Codes to show.")] = 10,
+    precision: PrecisionOption = "float32",
+    device: DeviceOption = "auto",
+    tokenizer: TokenizerOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Rank the control codes of a model by the likelihood they give a text: where could it come from?
+
+    The probabilities of the codes hold if all codes are equally likely beforehand.
+
+    [dim]bertree attribute my-ctrl "The ship went down in the storm."
+    bertree attribute my-ctrl --file mail.txt --json
+    bertree attribute my-ctrl "The ship went down." --code Books --code News[/dim]
+    """
+    from bertree.cli.render.language import print_attributions
+    from bertree.files.formats import json_text
+
+    loaded = _load(model, device, precision, tokenizer)
+    found = loaded.attribute(_inputs(texts, file, "text"), codes=codes or None)
+    if as_json:
+        for one in found:
+            ranked = [vars(score) for score in one.codes[:k]]
+            print(json_text({"text": one.text, "tokens": one.tokens, "codes": ranked}))
+    else:
+        print_attributions(found, k)
+
+
+def _load(model: str, device: str, precision: str, tokenizer: Path | None) -> "Model":
+    from bertree.console import note
+    from bertree.inference.load import choose_device, load
+
+    loaded = load(model, device=choose_device(device), dtype=precision, tokenizer=tokenizer)
+    if not loaded.trained:
+        note("a preset has random weights: what it says means nothing")
+    return loaded
+
+
+def _inputs(texts: list[str] | None, file: str | None, what: str) -> list[str]:
+    from bertree.inference.causal.files import read_texts
+
+    if file is not None and texts:
+        raise UserError(f"give a {what} or --file, not both")
+    if file is not None:
+        return read_texts(file, lines=True)
+    if not texts:
+        raise UserError(f'no {what} given; give one ("" for none), --file FILE, or - for standard input')
+    if texts == ["-"]:
+        return [sys.stdin.read().rstrip("\n")]
+    return texts
+
+
+def _print_texts(found: "Generation") -> None:
+    for number, text in enumerate(found, 1):
+        print(f"--- {number}" if number == 1 else f"\n--- {number}")
+        print(text)

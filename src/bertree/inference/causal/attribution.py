@@ -1,0 +1,107 @@
+"""Which control code a text belongs to (CTRL's source attribution): codes by the likelihood they give the text."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bertree.console import bar, note
+from bertree.errors import UserError
+from bertree.inference.causal.checks import check_left_to_right, position_limit
+from bertree.inference.causal.prompts import check_control
+from bertree.inference.causal.scoring import score
+from bertree.text.control import control_prefix
+
+if TYPE_CHECKING:
+    from bertree.inference.model import Model
+
+
+@dataclass(frozen=True)
+class CodeScore:
+    """A control code and what speaks for it."""
+
+    code: str
+    probability: float  # of the code, given the text
+    log_likelihood: float  # of the text, given the code, in nats
+    loss: float  # the same, negative and per token
+
+
+@dataclass(frozen=True)
+class Attribution(Sequence[CodeScore]):
+    """The control codes for a text, the likeliest first."""
+
+    text: str
+    codes: list[CodeScore]
+    tokens: int  # of the text that were predicted
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, index: int) -> CodeScore:  # type: ignore[override]
+        return self.codes[index]
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{one.code} {one.probability:.3f}" for one in self.codes[:5])
+        return f"<attribution of {self.tokens} tokens: {shown}{', ...' if len(self.codes) > 5 else ''}>"
+
+
+def attribute(
+    model: "Model",
+    texts: Sequence[str],
+    codes: Iterable[str] | None = None,
+    prior: Mapping[str, float] | str = "uniform",
+) -> list[Attribution]:
+    """Rank the control codes of each text; all codes and texts share packed batches."""
+    check_left_to_right(model, "attribute")
+    if not model.controls:
+        raise UserError(f"{model.name}: was not trained with control codes, so it cannot attribute a text to one")
+    chosen = list(dict.fromkeys(model.controls if codes is None else [codes] if isinstance(codes, str) else codes))
+    for code in chosen:
+        check_control(code, model.controls, model.name)
+    weights = prior_weights(chosen, prior)
+    tokenizer = model.required_tokenizer
+    prefixes = [control_prefix(tokenizer, code) for code in chosen]
+    read = _read(model, texts, max(map(len, prefixes)))
+    rows = [(prefix, ids) for ids in read for prefix in prefixes]
+    with bar("tokens", sum(len(ids) for _, ids in rows), speed="tokens") as progress:
+        scored = score(model, [prefix + ids for prefix, ids in rows], [len(p) for p, _ in rows], progress.advance)
+    totals = [-float(one.losses.sum()) for one in scored]
+    found = []
+    for number, (text, ids) in enumerate(zip(texts, read, strict=True)):
+        own = totals[number * len(chosen) : (number + 1) * len(chosen)]
+        joint = [likelihood + weight for likelihood, weight in zip(own, weights, strict=True)]
+        whole = max(joint) + math.log(sum(math.exp(one - max(joint)) for one in joint))
+        scores = [
+            CodeScore(code, math.exp(both - whole), likelihood, -likelihood / len(ids))
+            for code, likelihood, both in zip(chosen, own, joint, strict=True)
+        ]
+        found.append(Attribution(text, sorted(scores, key=lambda one: -one.probability), len(ids)))
+    return found
+
+
+def prior_weights(codes: Sequence[str], prior: Mapping[str, float] | str) -> list[float]:
+    """Return the logarithms of the codes' prior probabilities."""
+    if prior == "uniform":
+        return [0.0 for _ in codes]
+    if not isinstance(prior, Mapping):
+        raise UserError(f"prior: must be 'uniform', or a weight for each code, not {prior!r}")
+    for code in codes:
+        weight = prior.get(code)
+        if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise UserError(f"prior: the code '{code}' needs a weight above 0, not {weight!r}")
+    return [math.log(prior[code]) for code in codes]
+
+
+def _read(model: "Model", texts: Sequence[str], before: int) -> list[list[int]]:
+    """Return the tokens of texts, cut to what fits after a code."""
+    limit, cut, found = position_limit(model.architecture), 0, []
+    for text, encoding in zip(texts, model.required_tokenizer.encode_plain(texts), strict=True):
+        ids = list(encoding.ids)
+        if not ids:
+            raise UserError(f"attribute: a text has no tokens: {text[:40]!r}")
+        if limit is not None and len(ids) > limit - before:
+            cut, ids = cut + 1, ids[: limit - before]
+        found.append(ids)
+    if cut:
+        note(f"{cut} of {len(texts)} texts cut to {limit} tokens, the positions of {model.name}")
+    return found

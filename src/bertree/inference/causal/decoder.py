@@ -1,0 +1,283 @@
+"""Next-token logits, one token per lane and step, over a cache of keys and values.
+
+`FastDecoder` computes an encoder of known parts from its weights (`unknown_part`): linear layers are packed once, the
+cache is written in place, and nothing else happens in a step. `ModuleDecoder` calls the modules themselves, for any
+other encoder. On a GPU the launches of a step take longer than its work, so they are recorded once as a CUDA graph and
+replayed.
+
+Shape letters: s sequences, one in each lane; t tokens, l layers, n heads, d head width, m places in a lane, h width,
+v vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.inference.cpu.encoder import CpuBlock, CpuNorm, build_blocks, round_up, weight_versions
+from bertree.inference.cpu.linear import EagerLinear, PackedLinear, linear_class
+from bertree.model.heads import MaskHead
+from bertree.model.kernels.layout import Layout
+from bertree.model.kernels.table import attend_fused
+from bertree.model.layers.attention import Attention
+from bertree.model.masks import Causal
+from bertree.model.network import Network
+from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
+
+FIRST_PLACES = 256  # places that a step on a GPU attends to; twice as many whenever they are full
+
+
+class Decoder(Protocol):
+    """Continues sequences, one in each lane."""
+
+    def start(self, prompts: Sequence[Sequence[int]], capacity: int) -> Tensor:
+        """Read prompts, one for each lane, and return the logits of their next tokens (s x v).
+
+        `capacity`: how many tokens the longest sequence will have."""
+
+    def step(self, ids_s: Tensor) -> Tensor:
+        """Read the next token of every lane and return the logits of the token after it (s x v)."""
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        """Go on with these lanes, in this order; one may be given several times."""
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """The weights of an encoder and its LM head, as `FastDecoder` computes with them."""
+
+    encoder: TransformerEncoder
+    head: MaskHead
+    blocks: list[CpuBlock]
+    norm: CpuNorm | None
+    output: PackedLinear  # hidden state, transformed -> logits
+
+    @classmethod
+    def of(cls, network: Network) -> "DecoderWeights | None":
+        """Prepare a network's weights; None if it has an unknown part, or attention that is not causal."""
+        encoder, head = network.encoder, network.heads["mask"]
+        unknown = part_difference(network, (Network,)) or unknown_part(encoder) or part_difference(head, (MaskHead,))
+        if unknown or network.features is not None:
+            return None
+        assert isinstance(encoder, TransformerEncoder)
+        assert isinstance(head, MaskHead)
+        if not all(isinstance(cast(Attention, block.part).mask, Causal) for block in encoder.stack.attention):
+            return None
+        weight_ve = encoder.embeddings.tokens.weight
+        kind = (linear_class(weight_ve.dtype) if weight_ve.device.type == "cpu" else None) or EagerLinear
+        matrix = nn.utils.skip_init(nn.Linear, 1, 1, device="meta")
+        matrix.weight, matrix.bias = weight_ve, head.bias
+        norm = None if encoder.norm is None else CpuNorm.from_module(cast(nn.LayerNorm, encoder.norm))
+        return cls(encoder, head, build_blocks(encoder, kind), norm, kind(matrix))  # type: ignore[call-arg]
+
+    def logits(self, x_sh: Tensor) -> Tensor:
+        """Return the logits of states after the last layer (s x v)."""
+        x_sh = x_sh if self.norm is None else self.norm(x_sh)
+        return self.output(_transform(self.head, x_sh))
+
+
+def _transform(head: MaskHead, x_sh: Tensor) -> Tensor:
+    """Return what the output matrix of a head is multiplied with."""
+    if getattr(head, "dense", None) is None:
+        return x_sh
+    transformed_sh: Tensor = head.norm(head.activation(head.dense(x_sh)))
+    return transformed_sh
+
+
+@dataclass
+class LaneCache:
+    """Keys and values of each lane's tokens, from place 0 on, and how many there are."""
+
+    keys_lsnmd: Tensor
+    values_lsnmd: Tensor
+    lengths: list[int]
+    lengths_s: Tensor = field(init=False)  # the same on the device
+
+    def __post_init__(self) -> None:
+        self.lengths_s = torch.tensor(self.lengths, device=self.keys_lsnmd.device)
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        """Go on with these lanes, in this order."""
+        rows_s = torch.tensor(lanes, device=self.keys_lsnmd.device)
+        self.keys_lsnmd, self.values_lsnmd = self.keys_lsnmd[:, rows_s], self.values_lsnmd[:, rows_s]
+        self.lengths, self.lengths_s = [self.lengths[lane] for lane in lanes], self.lengths_s[rows_s]
+
+
+class PromptMixing:
+    """Attention of prompts, packed; their keys and values are written into the cache."""
+
+    def __init__(self, cache: LaneCache, batch: Batch) -> None:
+        self.cache, self.layer = cache, -1
+        self.layout, self.tokens = Layout.of(batch, Causal()), len(batch.ids)
+        self.lane_t, self.place_t = batch.sequence_ids, batch.positions
+
+    def attend(self, qkv_uh: Tensor, heads: int) -> Tensor:
+        """Queries, keys and values of the next layer, side by side -> mixed values."""
+        self.layer += 1
+        qkv_t3nd = qkv_uh[: self.tokens].unflatten(1, (3, heads, -1))
+        self.cache.keys_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 1]
+        self.cache.values_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 2]
+        mixed_th = attend_fused(qkv_t3nd, self.layout).flatten(1)
+        return F.pad(mixed_th, (0, 0, 0, len(qkv_uh) - self.tokens))
+
+
+class StepMixing:
+    """Attention of one token in each lane to all tokens of its lane. `places`: those that are looked at."""
+
+    def __init__(self, cache: LaneCache, places: int, even: bool) -> None:
+        """`even`: all lanes have `places` tokens with the new one, so that every place is seen."""
+        self.cache, self.places, self.even, self.layer = cache, places, even, -1
+        lengths_s = cache.lengths_s
+        self.lanes_s = torch.arange(len(lengths_s), device=lengths_s.device)
+        self.mask = None
+        if not even:
+            seen_sm = torch.arange(places, device=lengths_s.device) <= lengths_s[:, None]
+            self.mask = seen_sm[:, None, None]
+
+    def attend(self, qkv_sh: Tensor, heads: int) -> Tensor:
+        """Queries, keys and values of the next layer, side by side -> mixed values."""
+        self.layer += 1
+        q_snd, k_snd, v_snd = qkv_sh.unflatten(1, (3, heads, -1)).unbind(1)
+        keys_snmd, values_snmd = self.cache.keys_lsnmd[self.layer], self.cache.values_lsnmd[self.layer]
+        if self.even:
+            keys_snmd[:, :, self.places - 1], values_snmd[:, :, self.places - 1] = k_snd, v_snd
+        else:
+            keys_snmd[self.lanes_s, :, self.cache.lengths_s] = k_snd
+            values_snmd[self.lanes_s, :, self.cache.lengths_s] = v_snd
+        seen = slice(self.places)
+        mixed_sn1d = F.scaled_dot_product_attention(
+            q_snd[:, :, None], keys_snmd[:, :, seen], values_snmd[:, :, seen], attn_mask=self.mask
+        )
+        return mixed_sn1d.flatten(1)
+
+
+class FastDecoder:
+    """Computes from weights that were prepared once."""
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        self.weights = weights
+        self.cache: LaneCache | None = None
+
+    def start(self, prompts: Sequence[Sequence[int]], capacity: int) -> Tensor:
+        """Read prompts and return the logits of their next tokens."""
+        weights = self.weights
+        weight = weights.encoder.embeddings.tokens.weight
+        batch = Batch.pack(prompts).to(weight.device)
+        attention = cast(Attention, weights.encoder.stack.attention[0].part)
+        size = (len(weights.blocks), len(prompts), attention.heads, capacity, attention.head_width)
+        self.cache = LaneCache(weight.new_zeros(size), weight.new_zeros(size), list(map(len, prompts)))
+        x_th: Tensor = weights.encoder.embeddings(batch)
+        if weight.device.type == "cpu":
+            x_th = F.pad(x_th, (0, 0, 0, round_up(len(x_th)) - len(x_th)))
+        mixing = PromptMixing(self.cache, batch)
+        for block in weights.blocks:
+            x_th = block(x_th, mixing)
+        return weights.logits(x_th[batch.last])
+
+    def step(self, ids_s: Tensor) -> Tensor:
+        """Read the next token of every lane and return the logits of the token after it."""
+        cache = self._cache
+        longest = max(cache.lengths)
+        logits_sv = self.compute(ids_s, longest + 1, min(cache.lengths) == longest)
+        self.advance()
+        return logits_sv
+
+    def compute(self, ids_s: Tensor, places: int, even: bool) -> Tensor:
+        """Compute a step that attends to so many places of each lane; `even`: see `StepMixing`."""
+        cache, weights = self._cache, self.weights
+        x_sh: Tensor = weights.encoder.embeddings(one_token_batch(ids_s, cache.lengths_s))
+        mixing = StepMixing(cache, places, even)
+        for block in weights.blocks:
+            x_sh = block(x_sh, mixing)
+        cache.lengths_s += 1
+        return weights.logits(x_sh)
+
+    def advance(self) -> None:
+        """Count the tokens of a step."""
+        self._cache.lengths = [length + 1 for length in self._cache.lengths]
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        """Go on with these lanes, in this order."""
+        self._cache.keep(lanes)
+
+    @property
+    def _cache(self) -> LaneCache:
+        assert self.cache is not None, "start first"
+        return self.cache
+
+
+def one_token_batch(ids_s: Tensor, places_s: Tensor) -> Batch:
+    """Return a batch of sequences of one token each, at these places."""
+    bounds = torch.arange(len(ids_s) + 1, dtype=torch.int32, device=ids_s.device)
+    return Batch(ids_s, places_s, torch.zeros_like(ids_s), bounds, 1)
+
+
+class GraphDecoder(FastDecoder):
+    """Records the operations of a step as a CUDA graph and replays them."""
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        super().__init__(weights)
+        self._places, self._replay = 0, None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._ids_s = self._logits_sv = torch.empty(0)
+
+    def step(self, ids_s: Tensor) -> Tensor:
+        """Read the next token of every lane and return the logits of the token after it."""
+        longest = max(self._cache.lengths)
+        if self._graph is None or longest >= self._places:
+            self._record(ids_s, longest)
+        assert self._graph is not None
+        self._ids_s.copy_(ids_s)
+        self._graph.replay()
+        self.advance()
+        return self._logits_sv
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        """Go on with these lanes, in this order."""
+        super().keep(lanes)
+        self._graph = None
+
+    def _record(self, ids_s: Tensor, longest: int) -> None:
+        """Record a step that attends to more places than the longest lane has tokens."""
+        cache = self._cache
+        places = FIRST_PLACES
+        while places <= longest:
+            places *= 2
+        self._places = min(places, cache.keys_lsnmd.shape[3])
+        self._ids_s, lengths_s = ids_s.clone(), cache.lengths_s.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what libraries set up on their first call must not be recorded
+            for _ in range(2):
+                self.compute(self._ids_s, self._places, False)
+                cache.lengths_s.copy_(lengths_s)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._logits_sv = self.compute(self._ids_s, self._places, False)
+
+
+class DecoderChoice:
+    """Chooses what computes a network's next tokens, and keeps the weights prepared for it until they change."""
+
+    def __init__(self) -> None:
+        self._built: tuple[object, DecoderWeights | None] = (None, None)
+
+    def __deepcopy__(self, memo: object) -> "DecoderChoice":
+        """Copy nothing: packed weights are those of the original."""
+        return DecoderChoice()
+
+    def choose(self, network: Network) -> Callable[[], Decoder]:
+        """Return what makes decoders of a network."""
+        key = weight_versions(network)
+        if key is None or self._built[0] != key:
+            self._built = key, DecoderWeights.of(network)
+        weights = self._built[1]
+        assert weights is not None, "no decoder"
+        if next(network.parameters()).is_cuda:
+            return lambda: GraphDecoder(weights)
+        return lambda: FastDecoder(weights)

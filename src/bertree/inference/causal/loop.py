@@ -1,0 +1,151 @@
+"""The loop of generation: logits -> the next token of every sequence -> logits.
+
+Which token is chosen depends on the logits, the seed, the prompt and the number of the continuation alone, so a
+sequence is continued in the same way whatever is generated beside it (to within rounding: a batch of another size may
+add numbers in another order).
+
+Shape letters: s sequences, v vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bertree.inference.causal.decoder import Decoder
+from bertree.inference.causal.sampling import Sampling, draw_numbers
+
+LANES = {"cpu": 32, "cuda": 256}  # sequences at once
+LEAVE = {"cpu": 0.75, "cuda": 0.5}  # complete sequences leave the batch when no more than this share goes on
+LOOK = {"cpu": 1, "cuda": 16}  # steps between looks at what was chosen: on a GPU a look waits for it
+
+
+@dataclass
+class Continued:
+    """A prompt and the tokens that follow it."""
+
+    prompt: Sequence[int]
+    number: int  # which continuation of this prompt
+    most: int  # tokens at most
+    ids: list[int] = field(default_factory=list)
+    ended: bool = False  # by the end token, which is not among the ids
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing follows."""
+        return self.ended or len(self.ids) >= self.most
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    end: int | None = None  # the token after which a sequence is complete
+    never: tuple[int, ...] = ()  # tokens that are not chosen
+    vocabulary: int | None = None  # nor are ids from here on
+
+    def allow(self, logits_sv: Tensor) -> Tensor:
+        """Return the logits of the tokens that may be chosen; those of the others are changed in place."""
+        logits_sv = logits_sv[:, : self.vocabulary]
+        if self.never:
+            logits_sv[:, list(self.never)] = -torch.inf
+        return logits_sv
+
+
+Seen = Callable[[int, int], None]  # called with the number of a sequence and each of its tokens
+
+
+@torch.inference_mode()
+def continue_all(
+    make: Callable[[], Decoder], sequences: Sequence[Continued], choice: Choice, device: str, seen: Seen | None = None
+) -> None:
+    """Continue sequences until each is complete, so many at once as suit the device."""
+    for start in range(0, len(sequences), LANES[device]):
+        group = sequences[start : start + LANES[device]]
+        shown = None if seen is None else lambda row, token, start=start: seen(start + row, token)
+        _Group(make(), group, choice, device, shown).run()
+
+
+class _Group:
+    """Sequences that are continued together. Lane i continues `group[lanes[i]]`."""
+
+    def __init__(
+        self, decoder: Decoder, group: Sequence[Continued], choice: Choice, device: str, seen: Seen | None
+    ) -> None:
+        self.decoder, self.group, self.choice, self.device, self.seen = decoder, group, choice, device, seen
+        self.lanes = list(range(len(group)))
+        self.steps = max(one.most for one in group)
+        self.look = LOOK[device] if seen is None else 1
+
+    def run(self) -> None:
+        """Continue them to their ends."""
+        logits_sv = self._read_prompts()
+        draws_sk, used_sv = self._draws(), self._used(logits_sv)
+        waiting: list[Tensor] = []
+        for step in range(self.steps):
+            ids_s = self._choose(logits_sv, None if draws_sk is None else draws_sk[:, step], used_sv)
+            waiting.append(ids_s)
+            most = {self.group[row].most for row in self.lanes}
+            if len(waiting) >= self.look or step + 1 in most:
+                self._take(waiting)
+                left = [lane for lane, row in enumerate(self.lanes) if not self.group[row].complete]
+                if not left:
+                    return
+                if len(left) <= LEAVE[self.device] * len(self.lanes) or (
+                    step + 1 in most and len(left) < len(self.lanes)
+                ):
+                    self.lanes = [self.lanes[lane] for lane in left]
+                    self.decoder.keep(left)
+                    ids_s = ids_s[left]
+                    draws_sk, used_sv = (x if x is None else x[left] for x in (draws_sk, used_sv))
+            logits_sv = self.decoder.step(ids_s)
+
+    def _read_prompts(self) -> Tensor:
+        """Read every prompt once and return the logits of each sequence's first token."""
+        prompts = list(dict.fromkeys(tuple(one.prompt) for one in self.group))
+        capacity = max(len(one.prompt) + one.most for one in self.group)
+        logits_sv = self.decoder.start(prompts, capacity)
+        if len(prompts) == len(self.group):
+            return logits_sv
+        rows = [prompts.index(tuple(one.prompt)) for one in self.group]
+        self.decoder.keep(rows)
+        return logits_sv[rows]
+
+    def _choose(self, logits_sv: Tensor, draws_s: Tensor | None, used_sv: Tensor | None) -> Tensor:
+        ids_s = self.choice.sampling.choose(self.choice.allow(logits_sv), () if draws_s is None else draws_s, used_sv)
+        if used_sv is not None:
+            used_sv.scatter_(1, ids_s[:, None], True)
+        return ids_s
+
+    def _take(self, waiting: list[Tensor]) -> None:
+        """Give the sequences the tokens that were chosen since the last look."""
+        for ids in torch.stack(waiting).tolist():
+            for row, token in zip(self.lanes, ids, strict=True):
+                one = self.group[row]
+                if one.complete:
+                    continue
+                one.ended = token == self.choice.end
+                if not one.ended:
+                    one.ids.append(token)
+                    if self.seen is not None:
+                        self.seen(row, token)
+        waiting.clear()
+
+    def _draws(self) -> Tensor | None:
+        """Return the random numbers of each sequence (s x steps); None if none are needed."""
+        if self.choice.sampling.temperature == 0:
+            return None
+        drawn = [draw_numbers(self.choice.seed, one.prompt, one.number, self.steps) for one in self.group]
+        return torch.tensor(drawn, dtype=torch.float64, device=self.device)
+
+    def _used(self, logits_sv: Tensor) -> Tensor | None:
+        """Return which tokens occur in each prompt (s x v); None if nobody asks."""
+        if self.choice.sampling.penalty == 1:
+            return None
+        used_sv = torch.zeros_like(logits_sv[:, : self.choice.vocabulary], dtype=torch.bool)
+        for row, one in enumerate(self.group):
+            used_sv[row, list(one.prompt)] = True
+        return used_sv

@@ -1,0 +1,96 @@
+"""The methods of a model that reads from left to right."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from bertree.inference.causal.attribution import Attribution, attribute
+from bertree.inference.causal.decoder import DecoderChoice
+from bertree.inference.causal.files import read_texts
+from bertree.inference.causal.generation import Generation, GenerationOptions, generate
+from bertree.inference.causal.lambada import LastWords, predict_last_words
+from bertree.inference.causal.perplexity import Perplexity, Reading, measure_perplexity
+from bertree.inference.causal.sampling import Sampling
+from bertree.inference.inputs import Input
+
+if TYPE_CHECKING:
+    from bertree.inference.model import Model
+
+
+class CausalMethods:
+    """`generate`, `perplexity`, `attribute`: for models with causal attention and an LM head."""
+
+    _decoders: DecoderChoice
+
+    def generate(
+        self,
+        prompts: Iterable[Input] | str,
+        *,
+        tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        penalty: float = 1.0,
+        beams: int = 1,
+        count: int = 1,
+        seed: int = 0,
+        control: str | None = None,
+        stop: bool = True,
+        on_text: Callable[[int, str], None] | None = None,
+    ) -> Generation:
+        """Continue prompts: texts, or lists of token ids. The same seed gives the same texts, alone or in a list.
+
+        `tokens`: how many at most; by default 100, or as many as fit. `temperature`: 0 takes the likeliest token.
+        `top_k`, `top_p`: draw only from the k likeliest tokens, or from the likeliest ones that together have
+        probability p. `penalty`: above 1, tokens that occurred before are less likely (CTRL: 1.2). `beams`:
+        above 1, a beam search of this width for the likeliest texts. `count`: continuations of each prompt. `control`:
+        one of `model.controls`. `stop`: False goes on after the token that ends a text. `on_text` is
+        called with the number of a text and each piece of it as it comes.
+        """
+        sampling = Sampling(temperature, top_k, top_p, penalty)
+        options = GenerationOptions(tokens, count, seed, control, stop, beams, sampling)
+        return generate(cast("Model", self), prompts, options, on_text)
+
+    def perplexity(
+        self,
+        texts: Iterable[str] | str | Path,
+        *,
+        context: int | None = None,
+        stride: int | None = None,
+        memory: int | None = None,
+        control: str | None = None,
+        lines: bool = False,
+    ) -> Perplexity:
+        """Predict every token of texts (or of a file, as a `Path`) exactly once, from those before it.
+
+        `context`: tokens of a window; by default as many as the model reads. `stride`: tokens that a window predicts
+        anew, the others are their context; by default half a window, 1 computes the window for every token. `memory`:
+        read segments of `context` tokens with so many remembered ones instead, which a model with relative positions
+        can; the default of a model that was trained with a memory. `control`: the code of all texts. `lines`: every
+        line of a text file is a text of its own.
+        """
+        given = read_texts(texts, lines=lines) if isinstance(texts, Path) else texts
+        return measure_perplexity(cast("Model", self), given, Reading(context, stride, memory, control))
+
+    def last_words(self, passages: Iterable[str] | Path) -> LastWords:
+        """Predict the last word of each passage, as LAMBADA asks: accuracy, and perplexity of the word.
+
+        A word is right if all of its tokens are the likeliest, one after the other.
+        """
+        given = read_texts(passages, lines=True) if isinstance(passages, Path) else passages
+        return predict_last_words(cast("Model", self), list(given))
+
+    def attribute(
+        self,
+        texts: Iterable[str] | str,
+        *,
+        codes: Iterable[str] | None = None,
+        prior: Mapping[str, float] | str = "uniform",
+    ) -> list[Attribution]:
+        """Rank the control codes of each text by the likelihood they give it.
+
+        `codes`: which of `model.controls`; by default all. `prior`: "uniform", or a weight for each code, for example
+        its share of the documents.
+        """
+        given = [texts] if isinstance(texts, str) else list(texts)
+        return attribute(cast("Model", self), given, codes, prior)

@@ -1,0 +1,214 @@
+"""How well a left-to-right model predicts texts: per token, per word, and bits per character and byte.
+
+Tokens of different tokenizers cannot be compared; words, characters and bytes of the same text can.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertree.console import bar
+from bertree.errors import UserError
+from bertree.inference.causal.checks import check_left_to_right, position_limit
+from bertree.inference.causal.prompts import TextMarks, check_control
+from bertree.inference.causal.scoring import Losses, score
+from bertree.inference.causal.segments import SEGMENT, Ints, check_memory, score_segments
+from bertree.inference.causal.windows import cut_windows
+from bertree.inference.inputs import check_finite
+from bertree.text.control import control_prefix
+
+if TYPE_CHECKING:
+    from bertree.inference.model import Model
+
+LONGEST = 1024  # window of a model whose positions have no end
+
+
+@dataclass(frozen=True)
+class TextCounts:
+    """What a text consists of, whatever the tokenizer."""
+
+    documents: int
+    words: int  # divided by white space
+    lines: int  # line ends
+    characters: int
+    bytes: int  # in UTF-8
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "TextCounts":
+        """Count."""
+        return cls(
+            len(texts),
+            sum(len(text.split()) for text in texts),
+            sum(text.count("\n") for text in texts),
+            sum(map(len, texts)),
+            sum(len(text.encode("utf-8", "replace")) for text in texts),
+        )
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well a model predicts texts. Losses are in nats."""
+
+    total: float  # loss of all predicted tokens
+    tokens: int  # predicted
+    unpredicted: int  # first tokens of documents, where the tokenizer has no start token
+    unknown: int  # predicted tokens that stand for text the tokenizer does not know
+    counts: TextCounts
+    context_least: int  # tokens that a predicted token was predicted from: the fewest
+    context_mean: float
+    seconds: float
+
+    @property
+    def loss(self) -> float:
+        """Loss per token."""
+        return self.total / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Perplexity per token, for models with the same tokenizer."""
+        return _exp(self.loss)
+
+    @property
+    def word_perplexity(self) -> float:
+        """Perplexity per word, words divided by white space."""
+        return _exp(self.total / max(self.counts.words, 1))
+
+    @property
+    def word_and_line_perplexity(self) -> float:
+        """Perplexity per word where the end of a line counts as a word, as published for WikiText."""
+        return _exp(self.total / max(self.counts.words + self.counts.lines, 1))
+
+    @property
+    def bits_per_character(self) -> float:
+        """Bits per character."""
+        return self.total / math.log(2) / self.counts.characters
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of UTF-8."""
+        return self.total / math.log(2) / self.counts.bytes
+
+    @property
+    def speed(self) -> float:
+        """Predicted tokens per second."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def as_mapping(self) -> dict[str, float]:
+        """Return every figure by name."""
+        figures = ("loss", "perplexity", "word_perplexity", "word_and_line_perplexity", "bits_per_character")
+        found = {name: getattr(self, name) for name in (*figures, "bits_per_byte", "speed")}
+        return found | {k: v for k, v in vars(self).items() if k != "counts"} | vars(self.counts)
+
+    def __repr__(self) -> str:
+        return (
+            f"<perplexity {self.perplexity:.2f} per token, {self.word_perplexity:.2f} per word, "
+            f"{self.bits_per_byte:.3f} bits per byte; {self.tokens:,} tokens, {self.speed:,.0f} tokens/s>"
+        )
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How documents are read; see `Model.perplexity`."""
+
+    context: int | None = None
+    stride: int | None = None
+    memory: int | None = None
+    control: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("context", self.context, 2),
+            ("stride", self.stride, 1),
+            ("memory", self.memory, 1),
+        ):
+            if value is not None and value < least:
+                hint = "; leave it out to read windows without memory" if name == "memory" else ""
+                raise UserError(f"{name}: must be {least} or more, not {value}{hint}")
+        if self.memory is not None and self.stride is not None:
+            raise UserError("stride: is for windows; with a memory every segment is read once")
+
+
+def measure_perplexity(model: "Model", texts: Iterable[str] | str, reading: Reading) -> Perplexity:
+    """Predict every token of texts once."""
+    check_left_to_right(model, "perplexity")
+    given = _texts(texts)
+    tokenizer = model.required_tokenizer
+    with_memory = reading.memory is not None or (_has_memory(model) and reading.stride is None)
+    marks = TextMarks.of(tokenizer)
+    prefix = [] if with_memory else marks.before
+    if reading.control is not None:
+        check_control(reading.control, model.controls, model.name)
+        prefix = control_prefix(tokenizer, reading.control)
+    start = prefix or marks.start
+    documents = [encoding.ids for encoding in tokenizer.encode_plain(given)]
+    predicted = sum(max(0, len(ids) - (not start)) for ids in documents)
+    if not predicted:
+        raise UserError(
+            "perplexity: the text has one token, and the tokenizer has no start token to predict it from; give more"
+        )
+    begun = time.perf_counter()
+    with bar("tokens", predicted, speed="tokens") as progress:
+        if with_memory:
+            memory, segment = check_memory(model, reading.memory), reading.context or SEGMENT
+            losses, context = score_segments(model, documents, start, memory, segment, progress.advance)
+        else:
+            losses, context = _score_windows(model, documents, prefix, start, reading, progress.advance)
+    seconds = time.perf_counter() - begun
+    assert len(losses) == predicted, "every token is predicted once"
+    check_finite(losses, model.name)
+    unknown = tokenizer.id_of("unk")
+    return Perplexity(
+        total=float(losses.sum()),
+        tokens=len(losses),
+        unpredicted=0 if start else len(documents),
+        unknown=0 if unknown is None else sum(ids.count(unknown) for ids in documents),
+        counts=TextCounts.of(given),
+        context_least=int(context.min()),
+        context_mean=float(context.mean()),
+        seconds=seconds,
+    )
+
+
+def _score_windows(
+    model: "Model",
+    documents: Sequence[Sequence[int]],
+    prefix: Sequence[int],
+    start: Sequence[int],
+    reading: Reading,
+    advance: Callable[[int], None],
+) -> tuple[Losses, Ints]:
+    """Return the loss of every token of documents, and the number of tokens each was predicted from."""
+    limit = position_limit(model.architecture)
+    context = reading.context or min(limit or LONGEST, model.max_length)
+    if limit is not None and context > limit:
+        raise UserError(f"context: {model.name} has {limit:,} positions, so windows cannot have {context:,} tokens")
+    stride = reading.stride or max(1, context // 2)
+    if stride > context - len(prefix):
+        raise UserError(f"stride: a window of {context:,} tokens cannot predict {stride:,} new ones")
+    windows = [window for ids in documents for window in cut_windows(ids, prefix, start, context, stride)]
+    scored = score(model, [window.ids for window in windows], [window.first for window in windows], advance)
+    seen = [np.arange(window.first, len(window.ids)) for window in windows]
+    return np.concatenate([one.losses for one in scored]), np.concatenate(seen)
+
+
+def _texts(texts: Iterable[str] | str) -> list[str]:
+    given = [texts] if isinstance(texts, str) else list(texts)
+    for text in given:
+        if not isinstance(text, str):
+            raise UserError(f"perplexity: takes texts, not {type(text).__name__}")
+    given = [text for text in given if text.strip()]
+    if not given:
+        raise UserError("perplexity: the text is empty")
+    return given
+
+
+def _has_memory(model: "Model") -> bool:
+    return bool(getattr(model.architecture, "memory", 0))

@@ -1,0 +1,104 @@
+"""Which tokens a text begins and ends with, and how tokens become text again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bertree.errors import UserError, suggest
+from bertree.text.control import control_prefix
+from bertree.text.tokenizer import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, between texts
+NEVER = ("pad", "mask", "cls", "unk")  # special tokens that are no text
+REPLACEMENT = "�"  # what an incomplete character is decoded to
+
+
+@dataclass(frozen=True)
+class TextMarks:
+    """The special tokens around a text, as the tokenizer has them."""
+
+    before: list[int]  # put before every text
+    start: list[int]  # what a model may start from without a text; empty: there is none
+    end: int | None  # the token that ends a text
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> "TextMarks":
+        """Find them."""
+        first, last = tokenizer.id_of("cls"), tokenizer.id_of("sep")
+        ids = tokenizer.encode([""])[0].ids
+        before = [first] if first is not None and ids[:1] == [first] else []
+        if last is None:
+            last = named_token(tokenizer, "eos")
+        start = named_token(tokenizer, "bos") if first is None else first
+        start = last if start is None else start
+        return cls(before, before or ([] if start is None else [start]), last)
+
+
+def named_token(tokenizer: Tokenizer, kind: str) -> int | None:
+    """Return the id of the token that the tokenizer's configuration calls bos or eos; GPT-2's if it says nothing."""
+    named = tokenizer.config.get(f"{kind}_token")
+    named = named.get("content") if isinstance(named, dict) else named
+    found = tokenizer.backend.token_to_id(named) if isinstance(named, str) else None
+    return tokenizer.backend.token_to_id(END_OF_TEXT) if found is None else found
+
+
+def check_control(control: str, known: Sequence[str], name: str) -> None:
+    """Refuse a control code that a model does not know."""
+    if not known:
+        raise UserError(f"{name}: was not trained with control codes; leave out the code '{control}'")
+    if control not in known:
+        raise UserError(f"control code '{control}': {name} does not know it, {suggest(control, known)}")
+
+
+def text_prefix(tokenizer: Tokenizer, control: str | None) -> list[int]:
+    """Return the tokens before a text: those of its control code, or what the tokenizer puts there."""
+    return TextMarks.of(tokenizer).before if control is None else control_prefix(tokenizer, control)
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: str, control: str | None, name: str) -> list[int]:
+    """Return the tokens that a model reads before it continues a prompt."""
+    ids = text_prefix(tokenizer, control) + tokenizer.encode_plain([prompt])[0].ids
+    ids = ids or TextMarks.of(tokenizer).start
+    if not ids:
+        raise UserError(f"{name}: its tokenizer has no start token, so the prompt must not be empty")
+    return ids
+
+
+class PieceDecoder:
+    """Turns the tokens that follow a prompt into text, piece by piece and only whole characters.
+
+    Decoders join pieces by what follows (WordPiece puts a space before a word but not before a full stop), so a word is
+    given once the next one has begun. `finish` gives the rest.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self.tokenizer, self.prompt = tokenizer, list(prompt)
+        self.ids: list[int] = []
+        self.before = self._decode(self.prompt)
+        self.given = ""
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        whole = self._decode(self.prompt + self.ids)
+        return whole[len(self.before) :] if whole.startswith(self.before) else self._decode(self.ids)
+
+    def add(self, token: int) -> str:
+        """Add a token and return what can be shown now."""
+        self.ids.append(token)
+        text = self.text.rstrip(REPLACEMENT)
+        end = max(text.rfind(" "), text.rfind("\n"))
+        return self._give(text[: max(end, 0)])
+
+    def finish(self) -> str:
+        """Return the rest."""
+        return self._give(self.text)
+
+    def _give(self, text: str) -> str:
+        if not text.startswith(self.given):  # the decoder joined what was given before in another way
+            return ""
+        piece = text[len(self.given) :]
+        self.given = text
+        return piece
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.backend.decode(list(ids), skip_special_tokens=True))

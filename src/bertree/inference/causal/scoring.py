@@ -1,0 +1,84 @@
+"""The loss of every token of some sequences, given the tokens before it.
+
+Shape letters: t tokens, h width, m predicted tokens, v vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.inference.batching import batch_by_length, map_jobs
+from bertree.model.network import Network
+
+if TYPE_CHECKING:
+    from bertree.inference.model import Model
+
+Losses = NDArray[np.float64]
+# Tokens whose logits are computed at once: those of 50,000 entries take 50 MB, and 3 GB on a GPU.
+TOKENS = {"cpu": 256, "cuda": 16384}
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """The predicted tokens of a sequence."""
+
+    losses: Losses  # in nats
+    right: NDArray[np.bool_]  # whether each is the likeliest token
+
+
+def score(
+    model: "Model",
+    sequences: Sequence[Sequence[int]],
+    first: Sequence[int],
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[ScoredTokens]:
+    """Return the losses of each sequence's tokens from `first` on, which must be 1 or more.
+
+    Sequences share packed batches. `advance` is called with the number of tokens that are done."""
+    device = model.device
+
+    @torch.inference_mode()
+    def work(rows: list[int]) -> tuple[list[int], list[ScoredTokens]]:
+        batch = Batch.pack([sequences[row] for row in rows])
+        inside_t, of_t = batch.positions, batch.sequence_ids
+        first_s = torch.tensor([first[row] for row in rows])
+        target_m = (inside_t >= first_s[of_t]).nonzero()[:, 0]
+        counts = torch.bincount(of_t[target_m], minlength=len(rows)).tolist()
+        batch, target_m = batch.to(device), target_m.to(device)
+        losses_m, right_m = token_losses(model.network, model.network(batch), target_m - 1, batch.ids[target_m])
+        return rows, split_scores(losses_m, right_m, counts)
+
+    found: dict[int, ScoredTokens] = {}
+    with model._evaluating():
+        for rows, scored in map_jobs(work, batch_by_length(list(map(len, sequences)), device), device):
+            found.update(zip(rows, scored, strict=True))
+            advance(sum(len(one.losses) for one in scored))
+    return [found[row] for row in range(len(sequences))]
+
+
+def token_losses(network: Network, hidden_th: Tensor, chosen_m: Tensor, targets_m: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each target, predicted from a chosen token, and whether it is the likeliest (both m)."""
+    size = TOKENS["cuda" if hidden_th.is_cuda else "cpu"]
+    losses, right = [], []
+    for some_m, wanted_m in zip(chosen_m.split(size), targets_m.split(size), strict=True):
+        logits_mv = network.mask_logits(hidden_th, some_m).float()
+        losses.append(F.cross_entropy(logits_mv, wanted_m, reduction="none"))
+        right.append(logits_mv.argmax(1) == wanted_m)
+    if not losses:
+        return hidden_th.new_zeros(0), targets_m.new_zeros(0, dtype=torch.bool)
+    return torch.cat(losses), torch.cat(right)
+
+
+def split_scores(losses_m: Tensor, right_m: Tensor, counts: Sequence[int]) -> list[ScoredTokens]:
+    """Split the scores of a batch by sequence."""
+    ends = np.cumsum(counts)[:-1]
+    losses = np.split(losses_m.double().cpu().numpy(), ends)
+    right = np.split(right_m.cpu().numpy(), ends)
+    return [ScoredTokens(*one) for one in zip(losses, right, strict=True)]

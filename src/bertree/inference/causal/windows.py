@@ -1,0 +1,39 @@
+"""Windows over documents: every token is predicted exactly once.
+
+[prefix] a b c d e f        the first window predicts all of its tokens
+[prefix]     c d e f g h    the next ones predict `stride` tokens each; the rest is context
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from bertree.errors import UserError
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens that a model reads at once, of which those from `first` on are predicted."""
+
+    ids: list[int]
+    first: int
+
+
+def cut_windows(
+    document: Sequence[int], prefix: Sequence[int], start: Sequence[int], context: int, stride: int
+) -> Iterator[Window]:
+    """Cut a document into windows of at most `context` tokens.
+
+    `prefix` is put before every window. `start` stands before the first one instead if there is no prefix; without
+    both, the first token of the document cannot be predicted.
+    """
+    first = list(prefix or start)
+    room = context - max(len(prefix), len(first))
+    if room < 1 or not 1 <= stride <= context - len(prefix):
+        raise UserError(f"context {context}: leaves no room for text beside {len(first)} tokens that stand before it")
+    end = min(len(document), context - len(first))
+    if first or end > 1:
+        yield Window([*first, *document[:end]], max(1, len(first)))
+    while end < len(document):
+        done, end = end, min(len(document), end + stride)
+        begin = max(0, end - (context - len(prefix)))
+        yield Window([*prefix, *document[begin:end]], len(prefix) + done - begin)
