@@ -235,22 +235,23 @@ TRANSFORMER = KnownPart(
 )
 
 
-def unknown_part(encoder: nn.Module) -> str:
+def unknown_part(encoder: nn.Module, embeddings: bool = True) -> str:
     """Name the first part of an encoder that is not built as `TRANSFORMER` says; empty if there is none.
 
     Code that computes from an encoder's weights without calling its modules must ask this first: a subclass, another
-    activation or a forward hook would be left out of the result without an error.
+    activation or a forward hook would be left out of the result without an error. `embeddings`: False leaves them
+    out, for code that calls their module.
     """
-    found = _find_unknown(encoder, TRANSFORMER)
+    found = _find_unknown(encoder, TRANSFORMER, () if embeddings else ("embeddings",))
     return f"encoder{found}" if found else ""
 
 
-def _find_unknown(part: nn.Module, known: KnownPart) -> str:
+def _find_unknown(part: nn.Module, known: KnownPart, left_out: tuple[str, ...] = ()) -> str:
     if reason := part_difference(part, known.types):
         return f" {reason}"
     for name, inner in part._modules.items():
         known_inner = known.parts.get(name) or known.parts.get("*") or KnownPart(())
-        if inner is not None and (found := _find_unknown(inner, known_inner)):
+        if inner is not None and name not in left_out and (found := _find_unknown(inner, known_inner)):
             return f".{name}{found}"
     return ""
 

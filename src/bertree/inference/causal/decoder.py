@@ -1,34 +1,26 @@
 """Next-token logits, one token per lane and step, over a cache of keys and values.
 
-`FastDecoder` computes an encoder of known parts from its weights (`unknown_part`): linear layers are packed once, the
-cache is written in place, and nothing else happens in a step. `ModuleDecoder` calls the modules themselves, for any
-other encoder. On a GPU the launches of a step take longer than its work, so they are recorded once as a CUDA graph and
-replayed.
+`FastDecoder` computes an encoder of known parts from its weights; `ModuleDecoder` calls the modules of any encoder
+with a cache. On a GPU, `GraphDecoder` records the step of either as a CUDA graph.
 
-Shape letters: s sequences, one in each lane; t tokens, l layers, n heads, d head width, m places in a lane, h width,
-v vocabulary.
+Shape letters: s sequences, one in each lane; t tokens, h width, v vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from dataclasses import replace
+from typing import Protocol
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from bertree.batch import Batch
-from bertree.inference.cpu.encoder import CpuBlock, CpuNorm, build_blocks, round_up, weight_versions
-from bertree.inference.cpu.linear import EagerLinear, PackedLinear, linear_class
-from bertree.model.heads import MaskHead
-from bertree.model.kernels.layout import Layout
-from bertree.model.kernels.table import attend_fused
-from bertree.model.layers.attention import Attention
-from bertree.model.masks import Causal
+from bertree.batch import Batch, Continuation
+from bertree.inference.causal.fast_decoder import DecoderWeights, FastDecoder, one_token_batch
+from bertree.inference.causal.graph_decoder import GraphDecoder
+from bertree.inference.cpu.encoder import weight_versions
 from bertree.model.network import Network
-from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
-
-FIRST_PLACES = 256  # places that a step on a GPU attends to; twice as many whenever they are full
+from bertree.model.past import KEYS, LENGTHS
+from bertree.model.state import State
+from bertree.model.transformer import TransformerEncoder
 
 
 class Decoder(Protocol):
@@ -46,219 +38,73 @@ class Decoder(Protocol):
         """Go on with these lanes, in this order; one may be given several times."""
 
 
-@dataclass(frozen=True)
-class DecoderWeights:
-    """The weights of an encoder and its LM head, as `FastDecoder` computes with them."""
+class ModuleDecoder:
+    """Calls the network's modules with a cache, or with a memory where texts start with one of zeros."""
 
-    encoder: TransformerEncoder
-    head: MaskHead
-    blocks: list[CpuBlock]
-    norm: CpuNorm | None
-    output: PackedLinear  # hidden state, transformed -> logits
-
-    @classmethod
-    def of(cls, network: Network) -> "DecoderWeights | None":
-        """Prepare a network's weights; None if it has an unknown part, or attention that is not causal."""
-        encoder, head = network.encoder, network.heads["mask"]
-        unknown = part_difference(network, (Network,)) or unknown_part(encoder) or part_difference(head, (MaskHead,))
-        if unknown or network.features is not None:
-            return None
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        encoder = network.encoder
         assert isinstance(encoder, TransformerEncoder)
-        assert isinstance(head, MaskHead)
-        if not all(isinstance(cast(Attention, block.part).mask, Causal) for block in encoder.stack.attention):
-            return None
-        weight_ve = encoder.embeddings.tokens.weight
-        kind = (linear_class(weight_ve.dtype) if weight_ve.device.type == "cpu" else None) or EagerLinear
-        matrix = nn.utils.skip_init(nn.Linear, 1, 1, device="meta")
-        matrix.weight, matrix.bias = weight_ve, head.bias
-        norm = None if encoder.norm is None else CpuNorm.from_module(cast(nn.LayerNorm, encoder.norm))
-        return cls(encoder, head, build_blocks(encoder, kind), norm, kind(matrix))  # type: ignore[call-arg]
+        self.encoder = encoder
+        self.with_memory = encoder.memory is not None and encoder.memory.starts_with_zeros
+        self.state: State = {}
+        self.lengths: Sequence[int] = []
+        self.places_s = torch.empty(0)
 
-    def logits(self, x_sh: Tensor) -> Tensor:
-        """Return the logits of states after the last layer (s x v)."""
-        x_sh = x_sh if self.norm is None else self.norm(x_sh)
-        return self.output(_transform(self.head, x_sh))
+    @property
+    def in_place(self) -> bool:
+        """Whether a step changes nothing but tensors that stay where they are."""
+        return not self.with_memory
 
-
-def _transform(head: MaskHead, x_sh: Tensor) -> Tensor:
-    """Return what the output matrix of a head is multiplied with."""
-    if getattr(head, "dense", None) is None:
-        return x_sh
-    transformed_sh: Tensor = head.norm(head.activation(head.dense(x_sh)))
-    return transformed_sh
-
-
-@dataclass
-class LaneCache:
-    """Keys and values of each lane's tokens, from place 0 on, and how many there are."""
-
-    keys_lsnmd: Tensor
-    values_lsnmd: Tensor
-    lengths: list[int]
-    lengths_s: Tensor = field(init=False)  # the same on the device
-
-    def __post_init__(self) -> None:
-        self.lengths_s = torch.tensor(self.lengths, device=self.keys_lsnmd.device)
-
-    def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes, in this order."""
-        rows_s = torch.tensor(lanes, device=self.keys_lsnmd.device)
-        self.keys_lsnmd, self.values_lsnmd = self.keys_lsnmd[:, rows_s], self.values_lsnmd[:, rows_s]
-        self.lengths, self.lengths_s = [self.lengths[lane] for lane in lanes], self.lengths_s[rows_s]
-
-
-class PromptMixing:
-    """Attention of prompts, packed; their keys and values are written into the cache."""
-
-    def __init__(self, cache: LaneCache, batch: Batch) -> None:
-        self.cache, self.layer = cache, -1
-        self.layout, self.tokens = Layout.of(batch, Causal()), len(batch.ids)
-        self.lane_t, self.place_t = batch.sequence_ids, batch.positions
-
-    def attend(self, qkv_uh: Tensor, heads: int) -> Tensor:
-        """Queries, keys and values of the next layer, side by side -> mixed values."""
-        self.layer += 1
-        qkv_t3nd = qkv_uh[: self.tokens].unflatten(1, (3, heads, -1))
-        self.cache.keys_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 1]
-        self.cache.values_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 2]
-        mixed_th = attend_fused(qkv_t3nd, self.layout).flatten(1)
-        return F.pad(mixed_th, (0, 0, 0, len(qkv_uh) - self.tokens))
-
-
-class StepMixing:
-    """Attention of one token in each lane to all tokens of its lane. `places`: those that are looked at."""
-
-    def __init__(self, cache: LaneCache, places: int, even: bool) -> None:
-        """`even`: all lanes have `places` tokens with the new one, so that every place is seen."""
-        self.cache, self.places, self.even, self.layer = cache, places, even, -1
-        lengths_s = cache.lengths_s
-        self.lanes_s = torch.arange(len(lengths_s), device=lengths_s.device)
-        self.mask = None
-        if not even:
-            seen_sm = torch.arange(places, device=lengths_s.device) <= lengths_s[:, None]
-            self.mask = seen_sm[:, None, None]
-
-    def attend(self, qkv_sh: Tensor, heads: int) -> Tensor:
-        """Queries, keys and values of the next layer, side by side -> mixed values."""
-        self.layer += 1
-        q_snd, k_snd, v_snd = qkv_sh.unflatten(1, (3, heads, -1)).unbind(1)
-        keys_snmd, values_snmd = self.cache.keys_lsnmd[self.layer], self.cache.values_lsnmd[self.layer]
-        if self.even:
-            keys_snmd[:, :, self.places - 1], values_snmd[:, :, self.places - 1] = k_snd, v_snd
-        else:
-            keys_snmd[self.lanes_s, :, self.cache.lengths_s] = k_snd
-            values_snmd[self.lanes_s, :, self.cache.lengths_s] = v_snd
-        seen = slice(self.places)
-        mixed_sn1d = F.scaled_dot_product_attention(
-            q_snd[:, :, None], keys_snmd[:, :, seen], values_snmd[:, :, seen], attn_mask=self.mask
-        )
-        return mixed_sn1d.flatten(1)
-
-
-class FastDecoder:
-    """Computes from weights that were prepared once."""
-
-    def __init__(self, weights: DecoderWeights) -> None:
-        self.weights = weights
-        self.cache: LaneCache | None = None
+    @property
+    def capacity(self) -> int:
+        """Tokens that a lane can hold."""
+        return self.state[KEYS].shape[3]
 
     def start(self, prompts: Sequence[Sequence[int]], capacity: int) -> Tensor:
         """Read prompts and return the logits of their next tokens."""
-        weights = self.weights
-        weight = weights.encoder.embeddings.tokens.weight
-        batch = Batch.pack(prompts).to(weight.device)
-        attention = cast(Attention, weights.encoder.stack.attention[0].part)
-        size = (len(weights.blocks), len(prompts), attention.heads, capacity, attention.head_width)
-        self.cache = LaneCache(weight.new_zeros(size), weight.new_zeros(size), list(map(len, prompts)))
-        x_th: Tensor = weights.encoder.embeddings(batch)
-        if weight.device.type == "cpu":
-            x_th = F.pad(x_th, (0, 0, 0, round_up(len(x_th)) - len(x_th)))
-        mixing = PromptMixing(self.cache, batch)
-        for block in weights.blocks:
-            x_th = block(x_th, mixing)
-        return weights.logits(x_th[batch.last])
+        batch = Batch.pack(prompts).to(next(self.network.parameters()).device)
+        count = len(prompts)
+        state = self.encoder.start_memory(count) if self.with_memory else self.encoder.start_cache(count, capacity)
+        hidden_th = self._encode(batch, state)
+        self.lengths, self.places_s = list(map(len, prompts)), batch.lengths.long()
+        return self.network.mask_logits(hidden_th, batch.last)
 
     def step(self, ids_s: Tensor) -> Tensor:
         """Read the next token of every lane and return the logits of the token after it."""
-        cache = self._cache
-        longest = max(cache.lengths)
-        logits_sv = self.compute(ids_s, longest + 1, min(cache.lengths) == longest)
-        self.advance()
+        logits_sv = self.compute(ids_s)
+        self.count(1)
         return logits_sv
 
-    def compute(self, ids_s: Tensor, places: int, even: bool) -> Tensor:
-        """Compute a step that attends to so many places of each lane; `even`: see `StepMixing`."""
-        cache, weights = self._cache, self.weights
-        x_sh: Tensor = weights.encoder.embeddings(one_token_batch(ids_s, cache.lengths_s))
-        mixing = StepMixing(cache, places, even)
-        for block in weights.blocks:
-            x_sh = block(x_sh, mixing)
-        cache.lengths_s += 1
-        return weights.logits(x_sh)
+    def compute(self, ids_s: Tensor, places: int = 0, even: bool = False) -> Tensor:
+        """Compute a step that attends to all places."""
+        lanes_s = torch.arange(len(ids_s), device=ids_s.device)
+        continuation = Continuation(lanes_s, torch.zeros_like(lanes_s, dtype=torch.bool), len(ids_s))
+        batch = replace(one_token_batch(ids_s, self.places_s), continuation=continuation)
+        logits_sv = self.network.mask_logits(self._encode(batch, self.state), lanes_s)
+        self.places_s += 1
+        return logits_sv
 
-    def advance(self) -> None:
-        """Count the tokens of a step."""
-        self._cache.lengths = [length + 1 for length in self._cache.lengths]
+    def _encode(self, batch: Batch, state: State) -> Tensor:
+        hidden_th, after = self.network.encode(batch, state)
+        assert after is not None
+        self.state = after
+        return hidden_th
 
-    def keep(self, lanes: Sequence[int]) -> None:
-        """Go on with these lanes, in this order."""
-        self._cache.keep(lanes)
+    def count(self, tokens: int) -> None:
+        """Count tokens of every lane, on the host."""
+        self.lengths = [length + tokens for length in self.lengths]
 
-    @property
-    def _cache(self) -> LaneCache:
-        assert self.cache is not None, "start first"
-        return self.cache
-
-
-def one_token_batch(ids_s: Tensor, places_s: Tensor) -> Batch:
-    """Return a batch of sequences of one token each, at these places."""
-    bounds = torch.arange(len(ids_s) + 1, dtype=torch.int32, device=ids_s.device)
-    return Batch(ids_s, places_s, torch.zeros_like(ids_s), bounds, 1)
-
-
-class GraphDecoder(FastDecoder):
-    """Records the operations of a step as a CUDA graph and replays them."""
-
-    def __init__(self, weights: DecoderWeights) -> None:
-        super().__init__(weights)
-        self._places, self._replay = 0, None
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._ids_s = self._logits_sv = torch.empty(0)
-
-    def step(self, ids_s: Tensor) -> Tensor:
-        """Read the next token of every lane and return the logits of the token after it."""
-        longest = max(self._cache.lengths)
-        if self._graph is None or longest >= self._places:
-            self._record(ids_s, longest)
-        assert self._graph is not None
-        self._ids_s.copy_(ids_s)
-        self._graph.replay()
-        self.advance()
-        return self._logits_sv
+    def rewind(self) -> None:
+        """Take back the count on the device of a step that was computed."""
+        self.places_s -= 1
+        self.state[LENGTHS].sub_(1)
 
     def keep(self, lanes: Sequence[int]) -> None:
         """Go on with these lanes, in this order."""
-        super().keep(lanes)
-        self._graph = None
-
-    def _record(self, ids_s: Tensor, longest: int) -> None:
-        """Record a step that attends to more places than the longest lane has tokens."""
-        cache = self._cache
-        places = FIRST_PLACES
-        while places <= longest:
-            places *= 2
-        self._places = min(places, cache.keys_lsnmd.shape[3])
-        self._ids_s, lengths_s = ids_s.clone(), cache.lengths_s.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # what libraries set up on their first call must not be recorded
-            for _ in range(2):
-                self.compute(self._ids_s, self._places, False)
-                cache.lengths_s.copy_(lengths_s)
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._logits_sv = self.compute(self._ids_s, self._places, False)
+        rows_s = torch.tensor(lanes, device=self.places_s.device)
+        self.state = {name: x[rows_s] if name == LENGTHS else x[:, rows_s] for name, x in self.state.items()}
+        self.lengths, self.places_s = [self.lengths[lane] for lane in lanes], self.places_s[rows_s]
 
 
 class DecoderChoice:
@@ -271,13 +117,21 @@ class DecoderChoice:
         """Copy nothing: packed weights are those of the original."""
         return DecoderChoice()
 
-    def choose(self, network: Network) -> Callable[[], Decoder]:
-        """Return what makes decoders of a network."""
-        key = weight_versions(network)
-        if key is None or self._built[0] != key:
-            self._built = key, DecoderWeights.of(network)
-        weights = self._built[1]
-        assert weights is not None, "no decoder"
-        if next(network.parameters()).is_cuda:
-            return lambda: GraphDecoder(weights)
-        return lambda: FastDecoder(weights)
+    def choose(self, network: Network, lanes: int) -> Callable[[], Decoder]:
+        """Return what makes decoders of a network, for so many lanes at most."""
+        weights = self._weights(network, lanes == 1)
+        on_gpu = next(network.parameters()).is_cuda
+
+        def make() -> Decoder:
+            decoder = ModuleDecoder(network) if weights is None else FastDecoder(weights)
+            return GraphDecoder(decoder) if on_gpu and decoder.in_place else decoder
+
+        return make
+
+    def _weights(self, network: Network, one_lane: bool) -> DecoderWeights | None:
+        versions = weight_versions(network)
+        key = (versions, one_lane)
+        if versions is None or self._built[0] != key:
+            self._built = (None, None)  # frees the memory of the former ones first
+            self._built = key, DecoderWeights.of(network, one_lane)
+        return self._built[1]

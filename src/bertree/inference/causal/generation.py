@@ -102,7 +102,8 @@ def generate(
     most = [_room(model, prompt, options.tokens) for prompt in read]
     choice = _choice(model, options)
     with model._evaluating():
-        make = model._decoders.choose(model.network)
+        lanes = options.beams if options.beams > 1 else len(read) * options.count
+        make = model._decoders.choose(model.network, lanes)
         if options.beams > 1:
             found = [
                 search(make(), prompt.ids, limit, options.beams, options.count, choice)
@@ -142,7 +143,7 @@ def _choice(model: "Model", options: GenerationOptions) -> Choice:
     tokenizer = model.tokenizer
     if tokenizer is None:
         return Choice(options.sampling, options.seed)
-    end = TextMarks.of(tokenizer).end
+    end = TextMarks.of(tokenizer, model.architecture).end
     found = {tokenizer.id_of(kind) for kind in NEVER} - {None, end}
     never = tuple(sorted(token for token in found if token is not None))
     vocabulary = min(tokenizer.size, model.architecture.vocab_size)
@@ -158,7 +159,9 @@ def _read_prompt(model: "Model", prompt: Input, control: str | None) -> Prompt:
     if isinstance(prompt, str):
         if control is not None:
             check_control(control, model.controls, model.name)
-        return Prompt(prompt, prompt_ids(model.required_tokenizer, prompt, control, model.name))
+        tokenizer = model.required_tokenizer
+        marks = TextMarks.of(tokenizer, model.architecture)
+        return Prompt(prompt, prompt_ids(tokenizer, prompt, control, marks))
     if isinstance(prompt, tuple) and any(isinstance(part, str) for part in prompt):
         raise UserError("generate: a prompt is one text, not a pair of texts")
     (encoded,) = model.tokenize([prompt])

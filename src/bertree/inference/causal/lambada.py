@@ -34,7 +34,7 @@ def predict_last_words(model: "Model", passages: Sequence[str]) -> LastWords:
     """Predict the last word of each passage from all that stands before it."""
     check_left_to_right(model, "lambada")
     tokenizer = model.required_tokenizer
-    start = TextMarks.of(tokenizer).start
+    start = TextMarks.of(tokenizer, model.architecture).start
     limit = position_limit(model.architecture)
     begun, sequences, first = time.perf_counter(), [], []
     texts = [passage.strip() for passage in passages]

@@ -142,8 +142,8 @@ def measure_perplexity(model: "Model", texts: Iterable[str] | str, reading: Read
     given = _texts(texts)
     tokenizer = model.required_tokenizer
     with_memory = reading.memory is not None or (_has_memory(model) and reading.stride is None)
-    marks = TextMarks.of(tokenizer)
-    prefix = [] if with_memory else marks.before
+    marks = TextMarks.of(tokenizer, model.architecture)
+    prefix = marks.before
     if reading.control is not None:
         check_control(reading.control, model.controls, model.name)
         prefix = control_prefix(tokenizer, reading.control)
@@ -191,7 +191,7 @@ def _score_windows(
     if limit is not None and context > limit:
         raise UserError(f"context: {model.name} has {limit:,} positions, so windows cannot have {context:,} tokens")
     stride = reading.stride or max(1, context // 2)
-    if stride > context - len(prefix):
+    if stride > context - max(1, len(prefix)):
         raise UserError(f"stride: a window of {context:,} tokens cannot predict {stride:,} new ones")
     windows = [window for ids in documents for window in cut_windows(ids, prefix, start, context, stride)]
     scored = score(model, [window.ids for window in windows], [window.first for window in windows], advance)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bertree.errors import UserError, suggest
+from bertree.model.architecture import Architecture
+from bertree.text.cleaning import replace_surrogates
 from bertree.text.control import control_prefix
 from bertree.text.tokenizer import Tokenizer
 
@@ -14,23 +16,25 @@ REPLACEMENT = "�"  # what an incomplete character is decoded to
 
 @dataclass(frozen=True)
 class TextMarks:
-    """The special tokens around a text, as the tokenizer has them."""
+    """The special tokens around a text.
+
+    Models whose classifier reads a token of its own ([CLS], as in BERT) have it before every text that they read.
+    Others (GPT) are trained on streams of texts with a token between them, and read cuts of it that start anywhere.
+    """
 
     before: list[int]  # put before every text
     start: list[int]  # what a model may start from without a text; empty: there is none
     end: int | None  # the token that ends a text
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "TextMarks":
-        """Find them."""
+    def of(cls, tokenizer: Tokenizer, a: Architecture) -> "TextMarks":
+        """Find those of a model's texts."""
         first, last = tokenizer.id_of("cls"), tokenizer.id_of("sep")
-        ids = tokenizer.encode([""])[0].ids
-        before = [first] if first is not None and ids[:1] == [first] else []
-        if last is None:
-            last = named_token(tokenizer, "eos")
-        start = named_token(tokenizer, "bos") if first is None else first
-        start = last if start is None else start
-        return cls(before, before or ([] if start is None else [start]), last)
+        last = named_token(tokenizer, "eos") if last is None else last
+        if first is not None and a.sequence_head != "linear":
+            return cls([first], [first], last)
+        start = named_token(tokenizer, "bos") if last is None else last
+        return cls([], [] if start is None else [start], last)
 
 
 def named_token(tokenizer: Tokenizer, kind: str) -> int | None:
@@ -49,17 +53,13 @@ def check_control(control: str, known: Sequence[str], name: str) -> None:
         raise UserError(f"control code '{control}': {name} does not know it, {suggest(control, known)}")
 
 
-def text_prefix(tokenizer: Tokenizer, control: str | None) -> list[int]:
-    """Return the tokens before a text: those of its control code, or what the tokenizer puts there."""
-    return TextMarks.of(tokenizer).before if control is None else control_prefix(tokenizer, control)
-
-
-def prompt_ids(tokenizer: Tokenizer, prompt: str, control: str | None, name: str) -> list[int]:
+def prompt_ids(tokenizer: Tokenizer, prompt: str, control: str | None, marks: TextMarks) -> list[int]:
     """Return the tokens that a model reads before it continues a prompt."""
-    ids = text_prefix(tokenizer, control) + tokenizer.encode_plain([prompt])[0].ids
-    ids = ids or TextMarks.of(tokenizer).start
+    before = marks.before if control is None else control_prefix(tokenizer, control)
+    ids = before + tokenizer.encode_plain([replace_surrogates(prompt)])[0].ids
+    ids = ids or marks.start
     if not ids:
-        raise UserError(f"{name}: its tokenizer has no start token, so the prompt must not be empty")
+        raise UserError("the tokenizer has no start token, so the prompt must not be empty")
     return ids
 
 

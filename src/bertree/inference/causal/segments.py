@@ -6,7 +6,7 @@ Shape letters: m predicted tokens.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from bertree.batch import Batch, Continuation
 from bertree.errors import UserError
 from bertree.inference.causal.scoring import Losses, token_losses
+from bertree.model.state import State
+from bertree.model.transformer import TransformerEncoder
 
 if TYPE_CHECKING:
     from bertree.inference.model import Model
@@ -69,7 +71,8 @@ def _read(
 ) -> Iterator[tuple[Losses, Ints]]:
     """Yield losses and numbers of tokens seen of each segment; nothing predicts one of the first `skip` tokens."""
     network = model.network
-    state = cast(Any, network.encoder).start_memory(len(lines), memory)
+    assert isinstance(network.encoder, TransformerEncoder)
+    state: State | None = network.encoder.start_memory(len(lines), memory)
     lanes = torch.arange(len(lines))
     for begin in range(0, max(map(len, lines)) - 1, segment):
         read = [line[begin : min(begin + segment, len(line) - 1)] for line in lines]

@@ -27,9 +27,9 @@ def cut_windows(
     both, the first token of the document cannot be predicted.
     """
     first = list(prefix or start)
-    room = context - max(len(prefix), len(first))
-    if room < 1 or not 1 <= stride <= context - len(prefix):
+    if context <= len(first):
         raise UserError(f"context {context}: leaves no room for text beside {len(first)} tokens that stand before it")
+    assert 1 <= stride <= context - max(1, len(prefix)), "a token is predicted from one before it"
     end = min(len(document), context - len(first))
     if first or end > 1:
         yield Window([*first, *document[:end]], max(1, len(first)))

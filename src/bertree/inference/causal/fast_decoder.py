@@ -1,0 +1,211 @@
+"""Next-token logits, computed from an encoder's weights without its modules.
+
+Linear layers are packed once, the cache is written in place, and nothing else happens in a step. It recomputes layers
+from their weights, so it knows the parts it imitates by their exact type (`unknown_part`).
+
+Shape letters: s sequences, one in each lane; t tokens, u tokens rounded up, l layers, n heads, d head width, m places
+in a lane, h width, v vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.inference.cpu.encoder import CpuBlock, CpuNorm, build_blocks, round_up
+from bertree.inference.cpu.linear import EagerLinear, PackedLinear, TransposedLinear, linear_class
+from bertree.model.embeddings import TokenEmbeddings
+from bertree.model.heads import MaskHead
+from bertree.model.kernels.layout import Layout
+from bertree.model.kernels.table import attend_fused
+from bertree.model.layers.attention import Attention
+from bertree.model.masks import Causal
+from bertree.model.network import Network
+from bertree.model.past import KEYS, VALUES
+from bertree.model.transformer import TransformerEncoder, part_difference, unknown_part
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """The weights of an encoder and its LM head, as `FastDecoder` computes with them."""
+
+    encoder: TransformerEncoder
+    head: MaskHead
+    blocks: list[CpuBlock]
+    norm: CpuNorm | None
+    output: PackedLinear  # hidden state, transformed -> logits
+
+    @classmethod
+    def of(cls, network: Network, one_lane: bool = False) -> "DecoderWeights | None":
+        """Prepare a network's weights; None if it has an unknown part, or attention that is not causal.
+
+        `one_lane`: for one token at a time, on a CPU."""
+        encoder, head = network.encoder, network.heads["mask"]
+        unknown = unknown_part(encoder, embeddings=False) or part_difference(head, (MaskHead,))
+        if unknown or part_difference(network, (Network,)) or type(encoder.embeddings.tokens) is not TokenEmbeddings:
+            return None
+        assert isinstance(encoder, TransformerEncoder)
+        assert isinstance(head, MaskHead)
+        if not all(isinstance(cast(Attention, block.part).mask, Causal) for block in encoder.stack.attention):
+            return None
+        weight_ve = encoder.embeddings.tokens.weight
+        on_cpu = weight_ve.device.type == "cpu"
+        packed = linear_class(weight_ve.dtype) if on_cpu and not one_lane else None
+        kind = packed or (TransposedLinear if on_cpu and weight_ve.dtype == torch.float32 else EagerLinear)
+        matrix = nn.utils.skip_init(nn.Linear, 1, 1, device="meta")
+        matrix.weight, matrix.bias = weight_ve, head.bias
+        norm = None if encoder.norm is None else CpuNorm.from_module(cast(nn.LayerNorm, encoder.norm))
+        return cls(encoder, head, build_blocks(encoder, kind), norm, kind(matrix))  # type: ignore[call-arg]
+
+    def logits(self, x_sh: Tensor) -> Tensor:
+        """Return the logits of states after the last layer (s x v)."""
+        x_sh = x_sh if self.norm is None else self.norm(x_sh)
+        return self.output(_transform(self.head, x_sh))
+
+
+def _transform(head: MaskHead, x_sh: Tensor) -> Tensor:
+    """Return what the output matrix of a head is multiplied with."""
+    if head.dense is None or head.norm is None:
+        return x_sh
+    transformed_sh: Tensor = head.norm(head.activation(head.dense(x_sh)))
+    return transformed_sh
+
+
+@dataclass
+class LaneCache:
+    """Keys and values of each lane's tokens, from place 0 on, and how many there are."""
+
+    keys_lsnmd: Tensor
+    values_lsnmd: Tensor
+    lengths: list[int]
+    lengths_s: Tensor = field(init=False)  # the same on the device
+
+    def __post_init__(self) -> None:
+        self.lengths_s = torch.tensor(self.lengths, device=self.keys_lsnmd.device)
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        """Go on with these lanes, in this order."""
+        rows_s = torch.tensor(lanes, device=self.keys_lsnmd.device)
+        self.keys_lsnmd, self.values_lsnmd = self.keys_lsnmd[:, rows_s], self.values_lsnmd[:, rows_s]
+        self.lengths, self.lengths_s = [self.lengths[lane] for lane in lanes], self.lengths_s[rows_s]
+
+
+class PromptMixing:
+    """Attention of prompts, packed; their keys and values are written into the cache."""
+
+    def __init__(self, cache: LaneCache, batch: Batch) -> None:
+        self.cache, self.layer = cache, -1
+        self.layout, self.tokens = Layout.of(batch, Causal()), len(batch.ids)
+        self.lane_t, self.place_t = batch.sequence_ids, batch.positions
+
+    def attend(self, qkv_uh: Tensor, heads: int) -> Tensor:
+        """Queries, keys and values of the next layer, side by side -> mixed values."""
+        self.layer += 1
+        qkv_t3nd = qkv_uh[: self.tokens].unflatten(1, (3, heads, -1))
+        self.cache.keys_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 1]
+        self.cache.values_lsnmd[self.layer, self.lane_t, :, self.place_t] = qkv_t3nd[:, 2]
+        mixed_th = attend_fused(qkv_t3nd, self.layout).flatten(1)
+        return F.pad(mixed_th, (0, 0, 0, len(qkv_uh) - self.tokens))
+
+
+class StepMixing:
+    """Attention of one token in each lane to all tokens of its lane. `places`: those that are looked at."""
+
+    def __init__(self, cache: LaneCache, places: int, even: bool) -> None:
+        """`even`: all lanes have `places` tokens with the new one, so that every place is seen."""
+        self.cache, self.places, self.even, self.layer = cache, places, even, -1
+        lengths_s = cache.lengths_s
+        self.lanes_s = torch.arange(len(lengths_s), device=lengths_s.device)
+        self.mask = None
+        if not even:
+            seen_sm = torch.arange(places, device=lengths_s.device) <= lengths_s[:, None]
+            self.mask = seen_sm[:, None, None]
+
+    def attend(self, qkv_sh: Tensor, heads: int) -> Tensor:
+        """Queries, keys and values of the next layer, side by side -> mixed values."""
+        self.layer += 1
+        q_snd, k_snd, v_snd = qkv_sh.unflatten(1, (3, heads, -1)).unbind(1)
+        keys_snmd, values_snmd = self.cache.keys_lsnmd[self.layer], self.cache.values_lsnmd[self.layer]
+        if self.even:
+            keys_snmd[:, :, self.places - 1], values_snmd[:, :, self.places - 1] = k_snd, v_snd
+        else:
+            keys_snmd[self.lanes_s, :, self.cache.lengths_s] = k_snd
+            values_snmd[self.lanes_s, :, self.cache.lengths_s] = v_snd
+        seen = slice(self.places)
+        mixed_sn1d = F.scaled_dot_product_attention(
+            q_snd[:, :, None], keys_snmd[:, :, seen], values_snmd[:, :, seen], attn_mask=self.mask
+        )
+        return mixed_sn1d.flatten(1)
+
+
+class FastDecoder:
+    """Computes from weights that were prepared once."""
+
+    in_place = True
+
+    def __init__(self, weights: DecoderWeights) -> None:
+        self.weights = weights
+        self.cache = LaneCache(torch.empty(0), torch.empty(0), [])
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each lane."""
+        return self.cache.lengths
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a lane can hold."""
+        return self.cache.keys_lsnmd.shape[3]
+
+    def start(self, prompts: Sequence[Sequence[int]], capacity: int) -> Tensor:
+        """Read prompts and return the logits of their next tokens."""
+        encoder, weights = self.weights.encoder, self.weights
+        batch = Batch.pack(prompts).to(next(encoder.parameters()).device)
+        state = encoder.start_cache(len(prompts), capacity)
+        self.cache = LaneCache(state[KEYS], state[VALUES], list(map(len, prompts)))
+        x_th: Tensor = encoder.embeddings(batch)
+        if x_th.device.type == "cpu":
+            x_th = F.pad(x_th, (0, 0, 0, round_up(len(x_th)) - len(x_th)))
+        mixing = PromptMixing(self.cache, batch)
+        for block in weights.blocks:
+            x_th = block(x_th, mixing)
+        return weights.logits(x_th[batch.last])
+
+    def step(self, ids_s: Tensor) -> Tensor:
+        """Read the next token of every lane and return the logits of the token after it."""
+        longest = max(self.lengths)
+        logits_sv = self.compute(ids_s, longest + 1, min(self.lengths) == longest)
+        self.count(1)
+        return logits_sv
+
+    def compute(self, ids_s: Tensor, places: int, even: bool) -> Tensor:
+        """Compute a step; see `graph_decoder.StepDecoder`."""
+        cache, weights = self.cache, self.weights
+        x_sh: Tensor = weights.encoder.embeddings(one_token_batch(ids_s, cache.lengths_s))
+        mixing = StepMixing(cache, places, even)
+        for block in weights.blocks:
+            x_sh = block(x_sh, mixing)
+        cache.lengths_s += 1
+        return weights.logits(x_sh)
+
+    def count(self, tokens: int) -> None:
+        """Count tokens of every lane, on the host."""
+        self.cache.lengths = [length + tokens for length in self.cache.lengths]
+
+    def rewind(self) -> None:
+        """Take back the count on the device of a step that was computed."""
+        self.cache.lengths_s -= 1
+
+    def keep(self, lanes: Sequence[int]) -> None:
+        """Go on with these lanes, in this order."""
+        self.cache.keep(lanes)
+
+
+def one_token_batch(ids_s: Tensor, places_s: Tensor) -> Batch:
+    """Return a batch of sequences of one token each, at these places."""
+    bounds = torch.arange(len(ids_s) + 1, dtype=torch.int32, device=ids_s.device)
+    return Batch(ids_s, places_s, torch.zeros_like(ids_s), bounds, 1)

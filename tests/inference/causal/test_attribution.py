@@ -1,0 +1,75 @@
+"""Control codes by the likelihood they give a text."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bertree.batch import Batch
+from bertree.errors import BertreeWarning, UserError
+from bertree.inference.model import Model
+from bertree.text.control import control_prefix
+from tests.support.language_models import CODES, language_model
+
+TEXTS = ["the lamp of a stone", "red", "to the garden by the window in the river"]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return language_model("ctrl", CODES)
+
+
+def log_likelihood(model: Model, code: str, text: str) -> float:
+    tokenizer = model.required_tokenizer
+    before, ids = control_prefix(tokenizer, code), tokenizer.encode_plain([text])[0].ids
+    batch = Batch.pack([[*before, *ids]])
+    with torch.no_grad():
+        logs = model.network.mask_logits(model.network(batch), torch.arange(len(batch.ids) - 1)).log_softmax(1)
+    places = range(len(before) - 1, len(batch.ids) - 1)
+    return float(sum(logs[place, int(batch.ids[place + 1])] for place in places))
+
+
+def test_codes_are_ranked_by_the_likelihood_of_the_text(model: Model) -> None:
+    for found, text in zip(model.attribute(TEXTS), TEXTS, strict=True):
+        wanted = {code: log_likelihood(model, code, text) for code in CODES}
+        assert {one.code: one.log_likelihood for one in found} == pytest.approx(wanted, abs=1e-4)
+        assert [one.code for one in found] == sorted(CODES, key=lambda code: -wanted[code])
+        assert sum(one.probability for one in found) == pytest.approx(1)
+        odds = found[0].probability / found[1].probability
+        assert math.log(odds) == pytest.approx(found[0].log_likelihood - found[1].log_likelihood, abs=1e-6)
+        assert found[0].loss == pytest.approx(-found[0].log_likelihood / found.tokens)
+        assert found[0].code in repr(found)
+        assert len(found) == 3
+
+
+def test_a_prior_weighs_the_codes(model: Model) -> None:
+    (flat,) = model.attribute(TEXTS[0])
+    (found,) = model.attribute(TEXTS[0], prior={"boat": 2, "tree": 1, "river": 1})
+    before = {one.code: one.probability for one in flat}
+    whole = 1 + before["boat"]
+    wanted = {code: p * (2 if code == "boat" else 1) / whole for code, p in before.items()}
+    assert {one.code: one.probability for one in found} == pytest.approx(wanted)
+    (some,) = model.attribute(TEXTS[0], codes=["tree", "river"])
+    assert np.isclose(sum(one.probability for one in some), 1)
+    assert {one.code for one in some} == {"tree", "river"}
+
+
+def test_mistakes(model: Model) -> None:
+    with pytest.raises(UserError, match="did you mean 'river'"):
+        model.attribute("the", codes=["rivr"])
+    with pytest.raises(UserError, match="prior: the code 'tree' needs a weight above 0"):
+        model.attribute("the", prior={"boat": 1})
+    with pytest.raises(UserError, match="prior: must be 'uniform'"):
+        model.attribute("the", prior="data")
+    with pytest.raises(UserError, match="a text has no tokens"):
+        model.attribute("")
+    with pytest.raises(UserError, match="was not trained with control codes"):
+        language_model("gpt2").attribute("the")
+
+
+def test_a_long_text_is_cut_with_a_note() -> None:
+    model = language_model("gpt2", CODES)
+    with pytest.warns(BertreeWarning, match="1 of 2 texts cut"):
+        found = model.attribute(["the", " ".join(["the"] * 60)])
+    assert [one.tokens for one in found] == [1, 48 - 3]

@@ -1,0 +1,77 @@
+"""Tiny left-to-right models with random weights, as they are loaded."""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from bertree.inference.load import make_model
+from bertree.inference.model import Model
+from bertree.interop.contents import Contents
+from bertree.model.network import Network, build
+from bertree.model.presets import PRESETS
+from bertree.text.tokenizer import Tokenizer
+from tests.support import learnable
+
+SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 2, "ffn_width": 64, "max_positions": 48, "init_std": 0.3}
+KINDS: dict[str, dict[str, Any]] = {
+    "gpt1": {},
+    "gpt2": {},
+    "ctrl": {},
+    "transformer-xl-base": {"memory": 12, "cutoffs": "20,60"},
+    "bert-base": {"attention": "causal"},
+    "rotary": {"positions": "rotary", "attention": "causal", "residual": "pre-norm"},
+    "zeros": {"memory": 12, "memory_start": "zeros", "same_length": True},
+}
+PARENTS = {"rotary": "bert-base", "zeros": "transformer-xl-enwik8-12"}
+CODES = ("boat", "tree", "river")
+
+
+@cache
+def words() -> Tokenizer:
+    """The tokenizer of all of them."""
+    return learnable.tokenizer()
+
+
+def network(kind: str, vocab_size: int, **axes: Any) -> Network:
+    """A network with random weights, biases included."""
+    values = SMALL | KINDS[kind] | {"vocab_size": vocab_size} | axes
+    a = PRESETS[PARENTS.get(kind, kind)].architecture.with_values(values)
+    torch.manual_seed(1)
+    made = build(a, {"mask": 0}).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return made
+
+
+def language_model(kind: str = "gpt2", controls: tuple[str, ...] = (), **axes: Any) -> Model:
+    """A model of a kind with a tokenizer of whole words."""
+    made = network(kind, words().size, **axes)
+    values = SMALL | KINDS[kind] | {"vocab_size": words().size} | axes
+    a = PRESETS[PARENTS.get(kind, kind)].architecture.with_values(values)
+    return make_model(Contents(a, made, words(), controls=controls))
+
+
+@torch.no_grad()
+def copy_gpt2(theirs: Any, ours: Network) -> None:
+    """Give a network the weights of transformers' GPT2LMHeadModel."""
+    from bertree.model.transformer import TransformerEncoder
+
+    encoder, body = ours.encoder, theirs.transformer
+    assert isinstance(encoder, TransformerEncoder)
+    encoder.embeddings.tokens.weight.copy_(body.wte.weight)  # type: ignore[union-attr]
+    encoder.embeddings.positions.weight.copy_(body.wpe.weight)  # type: ignore[union-attr]
+    for layer, attention, ffn in zip(body.h, encoder.stack.attention, encoder.stack.ffn, strict=True):
+        pairs: list[tuple[Any, Any]] = [
+            (layer.attn.c_attn, attention.part.qkv),
+            (layer.attn.c_proj, attention.part.out),
+            (layer.mlp.c_fc, ffn.part.up),
+            (layer.mlp.c_proj, ffn.part.down),
+        ]
+        for theirs_one, ours_one in pairs:
+            ours_one.weight.copy_(theirs_one.weight.t())
+            ours_one.bias.copy_(theirs_one.bias)
+        for theirs_one, ours_one in ((layer.ln_1, attention.norm), (layer.ln_2, ffn.norm), (body.ln_f, encoder.norm)):
+            ours_one.weight.copy_(theirs_one.weight)
+            ours_one.bias.copy_(theirs_one.bias)
