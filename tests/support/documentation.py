@@ -171,6 +171,17 @@ def _bert(layers: int) -> Callable[[Library, Path], None]:
     return make
 
 
+def _left_to_right(kind: str, controls: tuple[str, ...] = ()) -> Callable[[Library, Path], None]:
+    def make(library: Library, path: Path) -> None:
+        from bertree.text.tokenizer import Tokenizer
+        from tests.support.language_models import language_model
+
+        tokenizer = Tokenizer.load(library.path("my-tokenizer"))
+        language_model(kind, controls, tokenizer, max_positions=128).save(path)
+
+    return make
+
+
 def _run_folder(library: Library, path: Path) -> None:
     shutil.copytree(library.path("my-bert"), path / "model")
 
@@ -257,6 +268,12 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-bert": _bert(4),
     "my-small-bert": _bert(2),
     "my-model": _bert(1),  # exported as ONNX, which takes seconds for every layer
+    "my-gpt": _left_to_right("gpt2"),
+    "my-ctrl": _left_to_right("ctrl", ("Books", "Stories")),
+    "my-xl": _left_to_right("transformer-xl-base"),
+    "book.txt": lambda library, path: shutil.copy(library.path("corpus") / "books.txt", path),
+    "prompts.txt": lambda library, path: _lines(["The ship", "At night"], path),
+    "lambada.jsonl": lambda library, path: write(path, [{"text": text} for text in FEELINGS]),
     "my-sbert": _run_folder,
     "small": _run_folder,
     "my-student.toml": lambda library, path: path.write_text('extends = "distilbert-tiny"\n'),

@@ -8,6 +8,7 @@ import torch
 from bertree.inference.load import make_model
 from bertree.inference.model import Model
 from bertree.interop.contents import Contents
+from bertree.model.architecture import Architecture
 from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS
 from bertree.text.tokenizer import Tokenizer
@@ -33,24 +34,29 @@ def words() -> Tokenizer:
     return learnable.tokenizer()
 
 
+def architecture(kind: str, vocab_size: int, **axes: Any) -> Architecture:
+    """A small architecture of a kind."""
+    values = SMALL | KINDS[kind] | {"vocab_size": vocab_size} | axes
+    return PRESETS[PARENTS.get(kind, kind)].architecture.with_values(values)
+
+
 def network(kind: str, vocab_size: int, **axes: Any) -> Network:
     """A network with random weights, biases included."""
-    values = SMALL | KINDS[kind] | {"vocab_size": vocab_size} | axes
-    a = PRESETS[PARENTS.get(kind, kind)].architecture.with_values(values)
     torch.manual_seed(1)
-    made = build(a, {"mask": 0}).eval()
+    made = build(architecture(kind, vocab_size, **axes), {"mask": 0}).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return made
 
 
-def language_model(kind: str = "gpt2", controls: tuple[str, ...] = (), **axes: Any) -> Model:
-    """A model of a kind with a tokenizer of whole words."""
-    made = network(kind, words().size, **axes)
-    values = SMALL | KINDS[kind] | {"vocab_size": words().size} | axes
-    a = PRESETS[PARENTS.get(kind, kind)].architecture.with_values(values)
-    return make_model(Contents(a, made, words(), controls=controls))
+def language_model(
+    kind: str = "gpt2", controls: tuple[str, ...] = (), tokenizer: Tokenizer | None = None, **axes: Any
+) -> Model:
+    """A model of a kind with a tokenizer, by default one of whole words."""
+    tokenizer = tokenizer or words()
+    a = architecture(kind, tokenizer.size, **axes)
+    return make_model(Contents(a, network(kind, tokenizer.size, **axes), tokenizer, controls=controls))
 
 
 @torch.no_grad()

@@ -116,7 +116,7 @@ class LoadedModel:
     @property
     def controls(self) -> tuple[str, ...]:
         """The control codes it was trained with; empty: none."""
-        return tuple(getattr(self._contents, "controls", ()))
+        return tuple(self._contents.controls)
 
     @property
     def limit(self) -> int | None:
