@@ -16,7 +16,6 @@ from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.causal.methods import CausalMethods
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
 from bertree.inference.inputs import Input, check_finite, check_inputs, list_inputs
-from bertree.inference.loaded import LoadedModel
 from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, top_candidates
 from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
 from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from bertree.tasks.task import Task
 
 
-class Model(LoadedModel, SentenceTransformersMethods, CausalMethods):
+class Model(CausalMethods, SentenceTransformersMethods):
     """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `fill_mask`, `generate`, `save`.
 
     `bertree.load` gives a model with the head of a task as a `TaskModel`, which also has `predict`.

@@ -3,17 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bertree.console import bar, note
 from bertree.errors import UserError
 from bertree.inference.causal.checks import check_left_to_right, position_limit
 from bertree.inference.causal.prompts import check_control
 from bertree.inference.causal.scoring import score
+from bertree.inference.loaded import LoadedModel
 from bertree.text.control import control_prefix
-
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Attribution(Sequence[CodeScore]):
 
 
 def attribute(
-    model: "Model",
+    model: LoadedModel,
     texts: Sequence[str],
     codes: Iterable[str] | None = None,
     prior: Mapping[str, float] | str = "uniform",
@@ -92,7 +89,7 @@ def prior_weights(codes: Sequence[str], prior: Mapping[str, float] | str) -> lis
     return [math.log(prior[code]) for code in codes]
 
 
-def _read(model: "Model", texts: Sequence[str], before: int) -> list[list[int]]:
+def _read(model: LoadedModel, texts: Sequence[str], before: int) -> list[list[int]]:
     """Return the tokens of texts, cut to what fits after a code."""
     limit, cut, found = position_limit(model.architecture), 0, []
     for text, encoding in zip(texts, model.required_tokenizer.encode_plain(texts), strict=True):

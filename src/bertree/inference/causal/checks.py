@@ -1,16 +1,12 @@
 """Which models can generate and judge text."""
 
-from typing import TYPE_CHECKING
-
 from bertree.errors import UserError, listed
+from bertree.inference.loaded import LoadedModel
 from bertree.model.architecture import Architecture
 from bertree.model.presets import PRESETS
 
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
 
-
-def check_left_to_right(model: "Model", what: str) -> None:
+def check_left_to_right(model: LoadedModel, what: str) -> None:
     """Refuse a model that does not predict the next token."""
     if not model.architecture.causal:
         known = [name for name, preset in PRESETS.items() if preset.architecture.causal and not preset.study]

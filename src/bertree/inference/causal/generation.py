@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bertree.errors import UserError
 from bertree.inference.causal.beams import search
@@ -12,9 +11,7 @@ from bertree.inference.causal.loop import Choice, Continued, continue_all
 from bertree.inference.causal.prompts import NEVER, PieceDecoder, TextMarks, check_control, prompt_ids
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.inputs import Input, list_inputs
-
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
+from bertree.inference.loaded import LoadedModel
 
 TOKENS = 100  # generated if nothing else is asked for
 
@@ -90,7 +87,7 @@ class Prompt:
 
 
 def generate(
-    model: "Model",
+    model: LoadedModel,
     prompts: Iterable[Input] | str,
     options: GenerationOptions,
     on_text: Callable[[int, str], None] | None = None,
@@ -138,7 +135,7 @@ def generate(
     return Generation(texts, time.perf_counter() - begun)
 
 
-def _choice(model: "Model", options: GenerationOptions) -> Choice:
+def _choice(model: LoadedModel, options: GenerationOptions) -> Choice:
     """Return how tokens are chosen: special tokens that are no text never are."""
     tokenizer = model.tokenizer
     if tokenizer is None:
@@ -150,12 +147,12 @@ def _choice(model: "Model", options: GenerationOptions) -> Choice:
     return Choice(options.sampling, options.seed, end if options.stop else None, never, vocabulary)
 
 
-def _pieces(model: "Model", sequences: Sequence[Continued]) -> list[PieceDecoder]:
+def _pieces(model: LoadedModel, sequences: Sequence[Continued]) -> list[PieceDecoder]:
     tokenizer = model.tokenizer
     return [PieceDecoder(tokenizer, one.prompt) for one in sequences] if tokenizer else []
 
 
-def _read_prompt(model: "Model", prompt: Input, control: str | None) -> Prompt:
+def _read_prompt(model: LoadedModel, prompt: Input, control: str | None) -> Prompt:
     if isinstance(prompt, str):
         if control is not None:
             check_control(control, model.controls, model.name)
@@ -171,7 +168,7 @@ def _read_prompt(model: "Model", prompt: Input, control: str | None) -> Prompt:
     return Prompt("", list(encoded.ids))
 
 
-def _room(model: "Model", prompt: Prompt, tokens: int | None) -> int:
+def _room(model: LoadedModel, prompt: Prompt, tokens: int | None) -> int:
     """Return how many tokens may follow a prompt."""
     positions = position_limit(model.architecture)
     if positions is None:

@@ -4,16 +4,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from bertree.console import bar
 from bertree.errors import UserError
 from bertree.inference.causal.checks import check_left_to_right, position_limit
 from bertree.inference.causal.prompts import TextMarks
 from bertree.inference.causal.scoring import score
-
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
+from bertree.inference.loaded import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class LastWords:
         return f"<{share}; {self.passages:,} passages in {self.seconds:.1f} s>"
 
 
-def predict_last_words(model: "Model", passages: Sequence[str]) -> LastWords:
+def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords:
     """Predict the last word of each passage from all that stands before it."""
     check_left_to_right(model, "lambada")
     tokenizer = model.required_tokenizer

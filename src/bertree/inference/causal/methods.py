@@ -2,25 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 from bertree.inference.causal.attribution import Attribution, attribute
-from bertree.inference.causal.decoder import DecoderChoice
 from bertree.inference.causal.files import read_texts
 from bertree.inference.causal.generation import Generation, GenerationOptions, generate
 from bertree.inference.causal.lambada import LastWords, predict_last_words
 from bertree.inference.causal.perplexity import Perplexity, Reading, measure_perplexity
 from bertree.inference.causal.sampling import Sampling
 from bertree.inference.inputs import Input
-
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
+from bertree.inference.loaded import LoadedModel
 
 
-class CausalMethods:
+class CausalMethods(LoadedModel):
     """`generate`, `perplexity`, `attribute`: for models with causal attention and an LM head."""
-
-    _decoders: DecoderChoice
 
     def generate(
         self,
@@ -49,7 +43,7 @@ class CausalMethods:
         """
         sampling = Sampling(temperature, top_k, top_p, penalty)
         options = GenerationOptions(tokens, count, seed, control, stop, beams, sampling)
-        return generate(cast("Model", self), prompts, options, on_text)
+        return generate(self, prompts, options, on_text)
 
     def perplexity(
         self,
@@ -70,7 +64,7 @@ class CausalMethods:
         line of a text file is a text of its own.
         """
         given = read_texts(texts, lines=lines) if isinstance(texts, Path) else texts
-        return measure_perplexity(cast("Model", self), given, Reading(context, stride, memory, control))
+        return measure_perplexity(self, given, Reading(context, stride, memory, control))
 
     def last_words(self, passages: Iterable[str] | Path) -> LastWords:
         """Predict the last word of each passage, as LAMBADA asks: accuracy, and perplexity of the word.
@@ -78,7 +72,7 @@ class CausalMethods:
         A word is right if all of its tokens are the likeliest, one after the other.
         """
         given = read_texts(passages, lines=True) if isinstance(passages, Path) else passages
-        return predict_last_words(cast("Model", self), list(given))
+        return predict_last_words(self, list(given))
 
     def attribute(
         self,
@@ -93,4 +87,4 @@ class CausalMethods:
         its share of the documents.
         """
         given = [texts] if isinstance(texts, str) else list(texts)
-        return attribute(cast("Model", self), given, codes, prior)
+        return attribute(self, given, codes, prior)

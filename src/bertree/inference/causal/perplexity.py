@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,10 +18,8 @@ from bertree.inference.causal.scoring import Losses, score
 from bertree.inference.causal.segments import SEGMENT, Ints, check_memory, score_segments
 from bertree.inference.causal.windows import cut_windows
 from bertree.inference.inputs import check_finite
+from bertree.inference.loaded import LoadedModel
 from bertree.text.control import control_prefix
-
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
 
 LONGEST = 1024  # window of a model whose positions have no end
 
@@ -136,7 +133,7 @@ class Reading:
             raise UserError("stride: is for windows; with a memory every segment is read once")
 
 
-def measure_perplexity(model: "Model", texts: Iterable[str] | str, reading: Reading) -> Perplexity:
+def measure_perplexity(model: LoadedModel, texts: Iterable[str] | str, reading: Reading) -> Perplexity:
     """Predict every token of texts once."""
     check_left_to_right(model, "perplexity")
     given = _texts(texts)
@@ -178,7 +175,7 @@ def measure_perplexity(model: "Model", texts: Iterable[str] | str, reading: Read
 
 
 def _score_windows(
-    model: "Model",
+    model: LoadedModel,
     documents: Sequence[Sequence[int]],
     prefix: Sequence[int],
     start: Sequence[int],
@@ -210,5 +207,5 @@ def _texts(texts: Iterable[str] | str) -> list[str]:
     return given
 
 
-def _has_memory(model: "Model") -> bool:
+def _has_memory(model: LoadedModel) -> bool:
     return bool(getattr(model.architecture, "memory", 0))

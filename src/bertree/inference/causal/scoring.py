@@ -5,7 +5,6 @@ Shape letters: t tokens, h width, m predicted tokens, v vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +14,8 @@ from torch import Tensor
 
 from bertree.batch import Batch
 from bertree.inference.batching import batch_by_length, map_jobs
+from bertree.inference.loaded import LoadedModel
 from bertree.model.network import Network
-
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
 
 Losses = NDArray[np.float64]
 # Tokens whose logits are computed at once: those of 50,000 entries take 50 MB, and 3 GB on a GPU.
@@ -34,7 +31,7 @@ class ScoredTokens:
 
 
 def score(
-    model: "Model",
+    model: LoadedModel,
     sequences: Sequence[Sequence[int]],
     first: Sequence[int],
     advance: Callable[[int], None] = lambda count: None,

@@ -6,7 +6,6 @@ Shape letters: m predicted tokens.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,18 +14,16 @@ from numpy.typing import NDArray
 from bertree.batch import Batch, Continuation
 from bertree.errors import UserError
 from bertree.inference.causal.scoring import Losses, token_losses
+from bertree.inference.loaded import LoadedModel
 from bertree.model.state import State
 from bertree.model.transformer import TransformerEncoder
-
-if TYPE_CHECKING:
-    from bertree.inference.model import Model
 
 SEGMENT = 128  # tokens
 LANES = 32  # documents at once
 Ints = NDArray[np.int64]
 
 
-def check_memory(model: "Model", memory: int | None) -> int:
+def check_memory(model: LoadedModel, memory: int | None) -> int:
     """Return the length of the memory, in tokens; UserError if the model cannot have one."""
     if getattr(model.architecture, "positions", "") != "relative":
         raise UserError(
@@ -40,7 +37,7 @@ def check_memory(model: "Model", memory: int | None) -> int:
 
 
 def score_segments(
-    model: "Model",
+    model: LoadedModel,
     documents: Sequence[Sequence[int]],
     start: Sequence[int],
     memory: int,
@@ -67,7 +64,7 @@ def score_segments(
 
 @torch.inference_mode()
 def _read(
-    model: "Model", lines: Sequence[Sequence[int]], skip: int, memory: int, segment: int
+    model: LoadedModel, lines: Sequence[Sequence[int]], skip: int, memory: int, segment: int
 ) -> Iterator[tuple[Losses, Ints]]:
     """Yield losses and numbers of tokens seen of each segment; nothing predicts one of the first `skip` tokens."""
     network = model.network
