@@ -127,76 +127,76 @@ class _Distances(NamedTuple):
 
 
 def _forward(
-    qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, r_xnd: Tensor, lowest: int, left: int, right: int
-) -> tuple[Tensor, Tensor]:
-    """Mix the values of a group (all n x c x l x d); return also log-sum-exp of the scores (n x c x l)."""
+    out: Tensor, sums: Tensor, qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, r_xnd: Tensor, lowest: int, *band: int
+) -> None:
+    """Mix the values of a group into `out` (all n x c x l x d), log-sum-exp of the scores into `sums` (n x c x l)."""
     heads, count, queries, width = qu.shape
-    out, sums = torch.zeros_like(qu), qu.new_zeros(qu.shape[:-1])
-    blocks = _blocks(queries, k.shape[2], left, right)
+    blocks = _blocks(queries, k.shape[2], *band)
+    blind = blocks[0].queries.start if blocks else queries
+    out[:, :, :blind], sums[:, :, :blind] = 0, 0
     if not blocks:
-        return out, sums
-    distances, qv = _Distances.of(r_xnd, lowest, blocks), qv * width**-0.5
+        return
+    distances = _Distances.of(r_xnd, lowest, blocks)
     for block in blocks:
         r_nxd = distances.rows_nxd[:, distances.rows_of(block)]
         for chunk in _chunks(heads, count, block.rows * block.pitch):
             own, seen = (*chunk, block.queries), (*chunk, block.keys)
-            scores = block.shifted(torch.bmm(qv[own].flatten(1, 2), r_nxd[chunk[0]].mT))
-            block.hide(scores)
-            bias = scores.unflatten(0, qu[own].shape[:2])
+            bias = block.shifted(torch.bmm((qv[own] * width**-0.5).flatten(1, 2), r_nxd[chunk[0]].mT))
+            block.hide(bias)
+            bias = bias.unflatten(0, qu[own].shape[:2])
             out[own], sums[own] = _flash(qu[own], k[seen], v[seen], attn_mask=bias)
-    return out, sums
 
 
 def _backward(
+    grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     grad: Tensor,
     qu: Tensor,
     qv: Tensor,
+    out: Tensor,
+    sums: Tensor,
     k: Tensor,
     v: Tensor,
     r_xnd: Tensor,
-    out: Tensor,
-    sums: Tensor,
     lowest: int,
-    left: int,
-    right: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of queries plus u and plus v, keys and values of a group (n x c x l x d), and of r."""
+    *band: int,
+) -> None:
+    """Write the gradients of queries plus u and plus v, keys and values of a group (n x c x l x d); add that of r."""
     heads, count, queries, width = qu.shape
-    scale = width**-0.5
-    dqu, dqv, dk, dv = (x.new_zeros(x.shape) for x in (qu, qv, k, v))
-    dr_xnd = torch.zeros_like(r_xnd)
-    blocks = _blocks(queries, k.shape[2], left, right)
-    if not blocks:
-        return dqu, dqv, dk, dv, dr_xnd
-    distances, qv = _Distances.of(r_xnd, lowest, blocks), qv * scale
-    dr_nxd = torch.zeros_like(distances.rows_nxd)
-    # One more component: products with keys and values then subtract what a row has in common.
-    qu, k = _wider(qu * scale, -sums), _wider(k, 1.0)
-    grad, v = _wider(grad, -(grad * out).sum(-1)), _wider(v, 1.0)
+    to_qu, to_qv, to_k, to_v, to_r = grads
+    blocks = _blocks(queries, k.shape[2], *band)
+    blind = blocks[0].queries.start if blocks else queries
+    to_qu[:, :, :blind], to_qv[:, :, :blind] = 0, 0
+    dk, dv = (x.new_zeros(x.shape) for x in (k, v))
+    if blocks:
+        distances, scale = _Distances.of(r_xnd, lowest, blocks), width**-0.5
+        dr_nxd = torch.zeros_like(distances.rows_nxd)
+        # One more component: products with keys and values then subtract what a row has in common.
+        qu, k = _wider(qu, sums / -scale), _wider(k, 1.0)
+        grad, v = _wider(grad, -(grad * out).sum(-1)), _wider(v, 1.0)
     for block in blocks:
         near = distances.rows_of(block)
         for chunk in _chunks(heads, count, block.rows * block.pitch):
             own, seen = (*chunk, block.queries), (*chunk, block.keys)
             q_block, k_block, grad_block, v_block = (
-                x[at].flatten(0, 1) for x, at in ((qu, own), (k, seen), (grad, own), (v, seen))
+                _together(x[at]) for x, at in ((qu, own), (k, seen), (grad, own), (v, seen))
             )
             qv_block, r_nxd = qv[own].flatten(1, 2), distances.rows_nxd[chunk[0], near]
             cells = torch.bmm(qv_block, r_nxd.mT)
-            weights = block.shifted(cells).baddbmm_(q_block, k_block.mT).exp_()
+            weights = block.shifted(cells).baddbmm_(q_block, k_block.mT, beta=scale, alpha=scale).exp_()
             block.clear(weights)
-            _rows_of(dv, seen).baddbmm_(weights.mT, grad_block[..., :width])
+            _together(dv[seen]).baddbmm_(weights.mT, grad_block[..., :width])
             changes = torch.empty_like(cells)
             changes[..., : block.rows - 1] = 0  # these are no keys
             changes[..., block.columns :] = 0
-            by_key = block.shifted(changes)
-            torch.bmm(grad_block, v_block.mT, out=by_key)
-            by_key.mul_(weights)
-            dqu[own] = torch.bmm(by_key, k_block[..., :width]).view(dqu[own].shape)
-            dqv[own] = torch.bmm(changes, r_nxd).view(dqv[own].shape)
-            _rows_of(dk, seen).baddbmm_(by_key.mT, q_block[..., :width])
+            by_key = block.shifted(changes).baddbmm_(grad_block, v_block.mT, beta=0, alpha=scale).mul_(weights)
+            to_qu[own] = torch.bmm(by_key, k_block[..., :width]).view(to_qu[own].shape)
+            to_qv[own] = torch.bmm(changes, r_nxd).view(to_qv[own].shape)
+            _together(dk[seen]).baddbmm_(by_key.mT, q_block[..., :width])
             dr_nxd[chunk[0], near].baddbmm_(changes.mT, qv_block)
-    dr_xnd[distances.given] = dr_nxd[:, distances.own].transpose(0, 1).flip(0)
-    return dqu.mul_(scale), dqv.mul_(scale), dk, dv, dr_xnd
+    to_k.copy_(dk)
+    to_v.copy_(dv)
+    if blocks:
+        to_r[distances.given] += dr_nxd[:, distances.own].transpose(0, 1).flip(0)
 
 
 def _wider(x: Tensor, last: Tensor | float) -> Tensor:
@@ -207,10 +207,9 @@ def _wider(x: Tensor, last: Tensor | float) -> Tensor:
     return wider
 
 
-def _rows_of(x: Tensor, at: tuple[slice, ...]) -> Tensor:
-    """View a part of heads, sequences and rows with one dimension for heads and sequences."""
-    part = x[at]
-    return part.view(-1, *part.shape[2:])
+def _together(x: Tensor) -> Tensor:
+    """View heads and sequences as one dimension."""
+    return x.view(-1, *x.shape[2:])
 
 
 @custom_op("bertree::grouped_relative_attention", mutates_args=())
@@ -228,14 +227,14 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     queries, keys = cut_streams(cu_q, cu_k)
     exact = _precision(qu_tnd)
-    groups = zip(*(queries.cut(x) for x in (qu_tnd, qv_tnd)), *(keys.cut(x) for x in (k_tnd, v_tnd)), strict=True)
-    made = []
-    for group in groups:
-        qu, qv, k, v = (x.transpose(0, 1).to(exact) for x in group)
-        made.append(_forward(qu, qv, k, v, r_xnd.to(exact), lowest, left, right))
-    out_tnd = queries.join([out.transpose(0, 1) for out, _ in made], qu_tnd.to(exact))
+    made = [queries.new(x, exact) for x in (qu_tnd, qu_tnd[..., 0])]
+    parts = [queries.split(x) for x in made]
+    parts += [stream.cut(x) for stream, x in ((queries, qu_tnd), (queries, qv_tnd), (keys, k_tnd), (keys, v_tnd))]
+    for group in zip(*parts, strict=True):
+        out, sums, qu, qv, k, v = (x.transpose(0, 1).to(exact) for x in group)
+        _forward(out, sums, qu, qv, k, v, r_xnd.to(exact), lowest, left, right)
     # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
-    sums_tn = queries.join([sums.transpose(0, 1) for _, sums in made], qu_tnd[..., 0].to(exact))
+    out_tnd, sums_tn = (queries.restore(x, len(qu_tnd)) for x in made)
     return out_tnd.to(qu_tnd.dtype), sums_tn
 
 
@@ -257,17 +256,19 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     queries, keys = cut_streams(cu_q, cu_k)
     exact = _precision(qu_tnd)
-    dr_xnd, grads = torch.zeros_like(r_xnd, dtype=exact), []
-    by_query = (queries.cut(x) for x in (grad_tnd, qu_tnd, qv_tnd, out_tnd, sums_tn))
-    for *group, k, v in zip(*by_query, *(keys.cut(x) for x in (k_tnd, v_tnd)), strict=True):
-        grad, qu, qv, out, sums, k, v = (x.transpose(0, 1).to(exact) for x in (*group, k, v))
-        *found, dr = _backward(grad, qu, qv, k, v, r_xnd.to(exact), out, sums, lowest, left, right)
-        grads.append([x.transpose(0, 1) for x in found])
-        dr_xnd += dr
     streams = ((queries, qu_tnd), (queries, qv_tnd), (keys, k_tnd), (keys, v_tnd))
+    made = [stream.new(x, exact) for stream, x in streams]
+    dr_xnd = torch.zeros_like(r_xnd, dtype=exact)
+    grads = zip(*(stream.split(x) for (stream, _), x in zip(streams, made, strict=True)), strict=True)
+    by_query = (queries.cut(x) for x in (grad_tnd, qu_tnd, qv_tnd, out_tnd, sums_tn))
+    groups = zip(*by_query, *(keys.cut(x) for x in (k_tnd, v_tnd)), strict=True)
+    for to, group in zip(grads, groups, strict=True):
+        to_qu, to_qv, to_k, to_v = (x.transpose(0, 1) for x in to)
+        grad, qu, qv, out, sums, k, v = (x.transpose(0, 1).to(exact) for x in group)
+        towards = (to_qu, to_qv, to_k, to_v, dr_xnd)
+        _backward(towards, grad, qu, qv, out, sums, k, v, r_xnd.to(exact), lowest, left, right)
     dqu, dqv, dk, dv = (
-        stream.join([found[i] for found in grads], like.to(exact)).to(like.dtype)
-        for i, (stream, like) in enumerate(streams)
+        stream.restore(x, len(like)).to(like.dtype) for x, (stream, like) in zip(made, streams, strict=True)
     )
     return dqu, dqv, dk, dv, dr_xnd.to(r_xnd.dtype)
 

@@ -4,7 +4,7 @@ Shape letters: t tokens, n heads.
 """
 
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -19,28 +19,40 @@ class Stream(NamedTuple):
 
     def cut(self, x_tn: Tensor) -> list[Tensor]:
         """Return one block per group: count x heads x length (x head width)."""
-        if self.order_t is not None:
-            x_tn = x_tn[self.order_t]
-        parts = x_tn.split([length * count for length, count in self.sizes])
-        shaped = zip(parts, self.sizes, strict=True)
-        return [x.unflatten(0, (count, length)).transpose(1, 2) for x, (length, count) in shaped]
+        return self.split(x_tn if self.order_t is None else x_tn[self.order_t])
 
     def join(self, parts: Sequence[Tensor], like_tn: Tensor) -> Tensor:
-        """Join blocks to the stream."""
+        """Join blocks to a stream like another."""
         if not parts:
             return torch.zeros_like(like_tn, memory_format=torch.contiguous_format)
-        x_tn = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
-        return x_tn if self.order_t is None else torch.zeros_like(like_tn).index_copy_(0, self.order_t, x_tn)
+        return self.restore(torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts]), len(like_tn))
+
+    def new(self, like_tn: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return an empty stream of the groups' tokens."""
+        tokens = sum(length * count for length, count in self.sizes)
+        return like_tn.new_empty(tokens, *like_tn.shape[1:], dtype=dtype)
+
+    def split(self, x_tn: Tensor) -> list[Tensor]:
+        """Return one view per group: count x heads x length (x head width); groups are together."""
+        tokens = [length * count for length, count in self.sizes]
+        shaped = zip(x_tn[: sum(tokens)].split(tokens), self.sizes, strict=True)
+        return [x.unflatten(0, (count, length)).transpose(1, 2) for x, (length, count) in shaped]
+
+    def restore(self, x_tn: Tensor, rows: int) -> Tensor:
+        """Return tokens, now group by group, in the order of the stream; zeros where it has no sequence."""
+        if self.order_t is None and len(x_tn) == rows:
+            return x_tn
+        whole_tn = x_tn.new_zeros(rows, *x_tn.shape[1:])
+        whole_tn[slice(len(x_tn)) if self.order_t is None else self.order_t] = x_tn
+        return whole_tn
 
 
 def cut_streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[Stream, Stream]:
     """Group the sequences by length, or by the lengths of queries and keys; return how to cut queries and keys."""
     lengths = cu_q.diff().tolist()
     if cu_k is None:
-        order_t = None
-        if any(a > b for a, b in pairwise(lengths)):
-            order_t = _order(lengths, sorted(range(len(lengths)), key=lengths.__getitem__))
-            lengths.sort()
+        order_t = _order(lengths, sorted(range(len(lengths)), key=lengths.__getitem__))
+        lengths.sort()
         stream = Stream([(length, len(list(run))) for length, run in groupby(lengths) if length], order_t)
         return stream, stream
     pairs = list(zip(lengths, cu_k.diff().tolist(), strict=True))
@@ -53,7 +65,9 @@ def cut_streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[Stream, Stream]:
     return queries, keys
 
 
-def _order(lengths: list[int], rows: list[int]) -> Tensor:
-    """Return the tokens of sequences in another order of the sequences."""
+def _order(lengths: list[int], rows: list[int]) -> Tensor | None:
+    """Return the tokens of sequences in another order of the sequences; None if it is the same."""
+    if rows == sorted(rows):
+        return None
     tokens = torch.arange(sum(lengths)).split(lengths)
-    return torch.cat([tokens[row] for row in rows]) if rows else torch.arange(0)
+    return torch.cat([tokens[row] for row in rows])
