@@ -8,7 +8,8 @@ import pytest
 
 from bertree.data import build
 from bertree.data import prepare as module
-from bertree.data.store import HEADER, Store, verify
+from bertree.data.store import Store, verify
+from bertree.data.store_header import HEADER
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.control import control_prefix

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertree.data import varint
-from bertree.data.store import HEADER, Store, shard_file_name, verify
+from bertree.data.store import Store, verify
+from bertree.data.store_header import HEADER, shard_file_name
 from bertree.data.stream import Stream
 from bertree.data.writer import ShardWriter, write_header
 from bertree.errors import UserError

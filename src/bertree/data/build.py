@@ -15,7 +15,8 @@ from bertree.config.default_model import resolve_model_path
 from bertree.console import Bar, bar, showing
 from bertree.data import prepare as preparing
 from bertree.data import store as stores
-from bertree.data.store import TOKENIZER, Store
+from bertree.data.store import Store
+from bertree.data.store_header import TOKENIZER, read_header
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions, describe_counts
@@ -143,7 +144,7 @@ def prepare(
 def verify_store(folder: str | Path, *, progress: bool | None = None) -> Store:
     """Compare every byte of a store with its checksums."""
     folder = Path(folder)
-    header = stores.read_header(folder)
+    header = read_header(folder)
     size = sum(part.size for parts in header["shards"] for part in parts.values())
     with showing(progress), bar("verifying", size, in_bytes=True) as shown:
         return stores.verify(folder, shown.advance)

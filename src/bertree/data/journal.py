@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bertree.data.controls import ControlCode, code_entries, read_codes
-from bertree.data.store import JOURNAL, ShardFile, dtype_for, read_shard_files, shard_file_name
+from bertree.data.store_header import JOURNAL, ShardFile, dtype_for, read_shard_files, shard_file_name
 from bertree.data.writer import shard_entry, write_json
 from bertree.errors import UserError
 from bertree.files.atomic import sync

@@ -18,7 +18,8 @@ from bertree.data import journal
 from bertree.data.controls import CodeTable
 from bertree.data.counter_random import Ints
 from bertree.data.journal import PrepareProgress
-from bertree.data.store import HEADER, JOURNAL, SPECIAL, TOKENIZER, Store
+from bertree.data.store import Store
+from bertree.data.store_header import HEADER, JOURNAL, SPECIAL, TOKENIZER
 from bertree.data.tokenizing import TokenizedDocuments, tokenize
 from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
 from bertree.errors import UserError

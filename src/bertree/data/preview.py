@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from bertree.batch import Batch, PretrainingLabels
 from bertree.data.formats import Format
 from bertree.data.masking import Masking
-from bertree.data.store import TOKENIZER, Store
+from bertree.data.store import Store
+from bertree.data.store_header import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.text.tokenizer import Tokenizer
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
-from bertree.data.store import dtype_for
+from bertree.data.store_header import dtype_for
 from bertree.errors import UserError
 from bertree.text.identity import is_byte_level
 from bertree.text.sentence_splitter import split_sentences

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertree.data import varint
 from bertree.data.controls import ControlCode, code_entries
-from bertree.data.store import (
+from bertree.data.store_header import (
     CONTROLS,
     FORMAT,
     HEADER,

@@ -10,7 +10,8 @@ from bertree.console import note
 from bertree.data.lanes import LaneStream
 from bertree.data.masking import Masking
 from bertree.data.split import split_held_out
-from bertree.data.store import TOKENIZER, Store
+from bertree.data.store import Store
+from bertree.data.store_header import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from bertree.files.formats import Json
