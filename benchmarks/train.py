@@ -130,7 +130,7 @@ class Ours:
     ) -> None:
         stream: AnyStream = stream_of(a, length, full, tokens, machine.compiled)
         if lanes:
-            stream = LaneStream(corpus(a.vocab_size, length, full), lanes=tokens // length, length=length)
+            stream = LaneStream(corpus(a.vocab_size, length, full), lanes=tokens // length, length=length, fixed=True)
         plan = TrainingPlan([Phase(steps, length, tokens)], ScheduleSettings("constant"), 1e-4)
         self.feed = StreamFeed(plan, [[stream]], fixed=machine.compiled)
         torch.manual_seed(0)

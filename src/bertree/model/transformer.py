@@ -22,7 +22,7 @@ from bertree.model.layers.norms import build_norm
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.masks import Window
-from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past, lanes_of
+from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past
 from bertree.model.stack import Stack
 from bertree.model.state import EncoderOutput, State, StateSpec
 
@@ -87,19 +87,17 @@ class TransformerEncoder(Encoder):
         return self._memory_past(self.start_memory(len(batch.cu_seqlens) - 1), alone)
 
     def _memory_past(self, state: State, batch: Batch) -> MemoryPast:
-        assert self.memory is not None
-        mask = Window(state[MEMORY].shape[2] - 1, 0) if self.memory.same_length else None
-        return MemoryPast(state, batch, mask, self.memory.starts_with_zeros)
+        same_length, starts_with_zeros = self.memory[1:] if self.memory else (False, False)
+        mask = Window(state[MEMORY].shape[2] - 1, 0) if same_length else None
+        return MemoryPast(state, batch, mask, starts_with_zeros)
 
     def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
         """Return the last hidden states, and the memory or cache for the batch that continues this one."""
-        past: Past
-        if state is not None and KEYS in state:
-            past = CachePast(state, batch)
-        elif self.memory is None or (state is None and batch.continuation is None):
+        if state is None and batch.continuation is not None:
+            state = self.start_state(batch.continuation.count)
+        if state is None or not self.causal:
             return EncoderOutput(self(batch))
-        else:
-            past = self._memory_past(state or self.start_memory(lanes_of(batch).count), batch)
+        past: Past = CachePast(state, batch) if KEYS in state else self._memory_past(state, batch)
         return EncoderOutput(self(batch, past), past.state())
 
     def start_state(self, lanes: int) -> State | None:
@@ -107,13 +105,14 @@ class TransformerEncoder(Encoder):
         return None if self.memory is None else self.start_memory(lanes)
 
     def start_memory(self, lanes: int, length: int | None = None) -> State:
-        """Return an empty memory for so many lanes; `length`: how many tokens it holds, if not as in training."""
-        assert self.memory is not None, "this architecture has no memory"
-        size = self.memory.length if length is None else length
+        """Return an empty memory for so many lanes; `length`: how many tokens it holds, if not as in training. It needs
+        relative or rotary positions, which know no absolute place."""
+        size = length if length is not None else self.memory.length if self.memory else 0
+        assert size, "this architecture has no memory"
         device = next(self.parameters()).device
         kind = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         rows = torch.zeros(self.depth, lanes, size, self.width, device=device, dtype=kind or self._precision)
-        filled = size if self.memory.starts_with_zeros else 0
+        filled = size if self.memory and self.memory.starts_with_zeros else 0
         return {MEMORY: rows, LENGTHS: torch.full((lanes,), filled, device=device)}
 
     def start_cache(self, lanes: int, capacity: int) -> State:
