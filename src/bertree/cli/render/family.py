@@ -93,7 +93,7 @@ def _line(point: Preset, depth: int = 0) -> Text:
     a = point.architecture
     millions = cost.parameters(a).total / 1e6
     line = Text.assemble(
-        (point.name.ljust(28 - 4 * depth), "bold"),  # each level of the tree indents by four
+        (point.name.ljust(36 - 4 * depth), "bold"),  # each level of the tree indents by four
         (f"{millions:7.1f}M  ", "green"),
         (a.short, "cyan"),
         (f"  {point.note}", "dim"),
