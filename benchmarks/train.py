@@ -218,6 +218,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", help="which rows (default: all)")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warm", type=int, default=6, help="steps that are not counted")
+    parser.add_argument("--vocab-size", type=int, help="another vocabulary than the presets'")
     parser.add_argument("--only-ours", action="store_true")
     parser.add_argument("--not-deterministic", action="store_true")
     parser.add_argument("--profile", type=Path, help="write where the time of ours goes")
@@ -257,6 +258,7 @@ def measure(
     """One row of the table."""
     set_deterministic(not given.not_deterministic)
     a = architecture(member, length)
+    a = a.with_values({"vocab_size": given.vocab_size}) if given.vocab_size else a
     ours = Ours(a, length, full, tokens, machine, given.steps, name.startswith(LANES))
     found, memory = timed(ours, given, machine)
     if given.profile:
