@@ -16,10 +16,10 @@ from statistics import median
 
 import numpy as np
 import torch
-from bertree.inference.causal.scoring import score
-from bertree.inference.causal.segments import score_segments
 
 from benchmarks.common import environment, synchronise, table
+from bertree.inference.causal.scoring import score
+from bertree.inference.causal.segments import score_segments
 from bertree.inference.load import random_model
 from bertree.inference.model import Model
 from bertree.model.architecture import Architecture

@@ -18,12 +18,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from bertree.inference.causal.scoring import score
-from bertree.inference.causal.segments import score_segments
 from numpy.typing import NDArray
 
 from benchmarks.common import environment, table
 from bertree import Model, load
+from bertree.inference.causal.scoring import score
+from bertree.inference.causal.segments import score_segments
 
 CONTEXTS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 BLOCK = 16  # tokens predicted after each context
