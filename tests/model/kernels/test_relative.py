@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bertree.model.kernels import grouped_relative, triton_relative
+from bertree.model.kernels import grouped_relative, relative_blocks, triton_relative
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores
 from bertree.model.kernels.table import KERNELS
 from bertree.model.masks import Causal, Full, Mask, Window
@@ -35,8 +35,8 @@ def test_kernels_follow_the_definition(
     seed: int,
 ) -> None:
     # Small blocks, so that there are many, of several heads, of several sequences and of one.
-    monkeypatch.setattr(grouped_relative, "ROWS", data.draw(st.sampled_from([1, 3, 64])))
-    monkeypatch.setattr(grouped_relative, "CELLS", data.draw(st.sampled_from([1, 100, 10**6])))
+    monkeypatch.setattr(relative_blocks, "ROWS", data.draw(st.sampled_from([1, 3, 64])))
+    monkeypatch.setattr(relative_blocks, "CELLS", data.draw(st.sampled_from([1, 100, 10**6])))
     memory = data.draw(st.lists(st.integers(0, 7), min_size=len(sizes), max_size=len(sizes))) if memorize else None
     layout = layout_of(sizes, memory, mask)
     scores, lowest = random_relative(layout, seed)
@@ -58,7 +58,7 @@ def test_kernels_follow_the_definition(
 def test_the_grouped_kernel_passes_gradcheck(
     mask: Mask, memory: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grouped_relative, "ROWS", 2)
+    monkeypatch.setattr(relative_blocks, "ROWS", 2)
     layout = layout_of([4, 3, 4], memory, mask)
     tables, lowest = random_relative(layout, 1, 3)
     given = [x.double().requires_grad_() for x in (*random_qkv(layout, 0, 3), *tables)]

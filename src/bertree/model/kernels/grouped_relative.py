@@ -1,29 +1,23 @@
 """Relative attention (Transformer-XL, XLNet) on the CPU: sequences of equal lengths share a call, without padding.
 
-Work goes in blocks of a few queries of each sequence and the keys that they see, so memory does not grow with the
-square of the length; the backward pass computes the scores again. A block's scores by distance are one product of
-queries and distances. In that product the rows are shifted against each other, so it is read as keys through strides:
-row i begins i cells earlier. Gradients go the other way through the same strides. Nothing is gathered or copied.
+Work goes in blocks of a few queries of each sequence and the keys that they see (`relative_blocks`), so memory does
+not grow with the square of the length; the backward pass computes the scores again.
 
 Shape letters: t tokens, n heads, c sequences of a group, l tokens of a sequence, d head width, x distances.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
+from bertree.model.kernels.relative_blocks import Distances, cut_blocks, share_out
 from bertree.model.kernels.streams import cut_streams
 from bertree.model.masks import Causal, Full, Window
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-ROWS = 64  # queries of a block
-CELLS = 2**20  # scores that are in memory at a time, at most, if they are not one block of one head
-ALIGNED = 16  # rows of scores are a multiple of it
 
 
 def attend(
@@ -38,108 +32,20 @@ def attend(
     return mixed_tnd
 
 
-class _Block(NamedTuple):
-    """Some queries of a sequence and the keys that one of them sees."""
-
-    queries: slice
-    keys: slice
-    rows: int
-    columns: int
-    farthest: int  # distance of the last query and the first key
-    reach: int  # the last column that the first row sees; each row sees one more
-    hidden: int  # columns that the first row does not see, less than or equal to 0; each row sees one less
-
-    @property
-    def pitch(self) -> int:
-        """Cells of a row of distances."""
-        return -(-(self.rows + self.columns - 1) // ALIGNED) * ALIGNED
-
-    def shifted(self, cells: Tensor) -> Tensor:
-        """View a product with distances (n x c rows x pitch) as one with keys (n c x rows x columns)."""
-        count = cells.shape[0] * cells.shape[1] // self.rows
-        strides = (self.rows * self.pitch, self.pitch - 1, 1)
-        return cells.as_strided((count, self.rows, self.columns), strides, self.rows - 1)
-
-    def hide(self, scores: Tensor) -> None:
-        """Set the scores of keys that are not seen to -inf (... x rows x columns)."""
-        after = scores[..., self.reach + 1 :]
-        after.add_(after.new_full(after.shape[-2:], -torch.inf).triu_())
-        before = scores[..., : max(0, self.rows - 1 + self.hidden)]
-        before.add_(before.new_full(before.shape[-2:], -torch.inf).tril_(self.hidden - 1))
-
-    def clear(self, weights: Tensor) -> None:
-        """Set the weights of keys that are not seen to 0 (... x rows x columns)."""
-        weights[..., self.reach + 1 :].tril_(-1)
-        weights[..., : max(0, self.rows - 1 + self.hidden)].triu_(self.hidden)
-
-
-def _blocks(queries: int, keys: int, left: int, right: int) -> list[_Block]:
-    """Cut a sequence into blocks, without queries that see no key."""
-    shift, blocks = keys - queries, []
-    blind = max(0, -shift - right) if right >= 0 else 0
-    for first in range(blind, queries if keys else 0, ROWS):
-        last = min(first + ROWS, queries)
-        place = first + shift
-        low = max(0, place - left) if left >= 0 else 0
-        high = min(keys, last + shift + right) if right >= 0 else keys
-        reach = place + right - low if right >= 0 else high
-        hidden = place - left - low if left >= 0 else first - last
-        blocks.append(
-            _Block(
-                slice(first, last), slice(low, high), last - first, high - low, last - 1 + shift - low, reach, hidden
-            )
-        )
-    return blocks
-
-
-def _chunks(heads: int, count: int, cells: int) -> Iterator[tuple[slice, slice]]:
-    """Share out heads and sequences so that a chunk has at most CELLS cells: whole heads, or a part of one."""
-    fit = max(1, CELLS // cells)
-    some_heads, some = (fit // count, count) if fit >= count else (1, fit)
-    for head in range(0, heads, some_heads):
-        for first in range(0, count, some):
-            yield slice(head, min(head + some_heads, heads)), slice(first, min(first + some, count))
-
-
-class _Distances(NamedTuple):
-    """Rows of r from the farthest distance to the lowest, with zeros where r has none, for the blocks of a group."""
-
-    rows_nxd: Tensor
-    farthest: int
-    given: slice  # of r, in its own order
-    own: slice  # the same distances here
-
-    @classmethod
-    def of(cls, r_xnd: Tensor, lowest: int, blocks: list[_Block]) -> "_Distances":
-        """Lay out r for these blocks."""
-        top = max(block.farthest for block in blocks)
-        bottom = min(block.farthest - block.pitch + 1 for block in blocks)
-        low, high = max(bottom, lowest), min(top, lowest + len(r_xnd) - 1)
-        given, own = slice(low - lowest, high - lowest + 1), slice(top - high, top - low + 1)
-        rows_nxd = r_xnd.new_zeros(r_xnd.shape[1], top - bottom + 1, r_xnd.shape[2])
-        rows_nxd[:, own] = r_xnd[given].flip(0).transpose(0, 1)
-        return cls(rows_nxd, top, given, own)
-
-    def rows_of(self, block: _Block) -> slice:
-        """Return the rows for the distances of a block."""
-        first = self.farthest - block.farthest
-        return slice(first, first + block.pitch)
-
-
 def _forward(
     out: Tensor, sums: Tensor, qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, r_xnd: Tensor, lowest: int, *band: int
 ) -> None:
     """Mix the values of a group into `out` (all n x c x l x d), log-sum-exp of the scores into `sums` (n x c x l)."""
     heads, count, queries, width = qu.shape
-    blocks = _blocks(queries, k.shape[2], *band)
+    blocks = cut_blocks(queries, k.shape[2], *band)
     blind = blocks[0].queries.start if blocks else queries
     out[:, :, :blind], sums[:, :, :blind] = 0, 0
     if not blocks:
         return
-    distances = _Distances.of(r_xnd, lowest, blocks)
+    distances = Distances.of(r_xnd, lowest, blocks)
     for block in blocks:
         r_nxd = distances.rows_nxd[:, distances.rows_of(block)]
-        for chunk in _chunks(heads, count, block.rows * block.pitch):
+        for chunk in share_out(heads, count, block.rows * block.pitch):
             own, seen = (*chunk, block.queries), (*chunk, block.keys)
             bias = block.shifted(torch.bmm((qv[own] * width**-0.5).flatten(1, 2), r_nxd[chunk[0]].mT))
             block.hide(bias)
@@ -163,19 +69,19 @@ def _backward(
     """Write the gradients of queries plus u and plus v, keys and values of a group (n x c x l x d); add that of r."""
     heads, count, queries, width = qu.shape
     to_qu, to_qv, to_k, to_v, to_r = grads
-    blocks = _blocks(queries, k.shape[2], *band)
+    blocks = cut_blocks(queries, k.shape[2], *band)
     blind = blocks[0].queries.start if blocks else queries
     to_qu[:, :, :blind], to_qv[:, :, :blind] = 0, 0
     dk, dv = (x.new_zeros(x.shape) for x in (k, v))
     if blocks:
-        distances, scale = _Distances.of(r_xnd, lowest, blocks), width**-0.5
+        distances, scale = Distances.of(r_xnd, lowest, blocks), width**-0.5
         dr_nxd = torch.zeros_like(distances.rows_nxd)
         # One more component: products with keys and values then subtract what a row has in common.
         qu, k = _wider(qu, sums / -scale), _wider(k, 1.0)
         grad, v = _wider(grad, -(grad * out).sum(-1)), _wider(v, 1.0)
     for block in blocks:
         near = distances.rows_of(block)
-        for chunk in _chunks(heads, count, block.rows * block.pitch):
+        for chunk in share_out(heads, count, block.rows * block.pitch):
             own, seen = (*chunk, block.queries), (*chunk, block.keys)
             q_block, k_block, grad_block, v_block = (
                 _together(x[at]) for x, at in ((qu, own), (k, seen), (grad, own), (v, seen))
