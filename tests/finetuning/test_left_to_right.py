@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 import bertree
 from bertree.batch import Batch
@@ -16,6 +18,7 @@ from bertree.finetuning.feed import ShapeBuckets
 from bertree.finetuning.left_to_right import with_task_tokens
 from bertree.model.architecture import Transformer
 from bertree.model.network import Network, build
+from bertree.objectives.objective import WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
 from bertree.tasks.collate import collate
 from bertree.tasks.glue import TEXT_TASKS
@@ -27,7 +30,7 @@ from bertree.text.tokenizer import Encoded, Tokenizer
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import KINDS, SETTINGS
-from tests.support.left_to_right import gpt_tokenizer
+from tests.support.left_to_right import MEMBERS, gpt_tokenizer, member, save_member
 from tests.support.shared import make_once
 from tests.support.units import CLASSES, VOCAB, units
 
@@ -42,11 +45,11 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_once(where, lambda path: learnable.model(path, gpt_tokenizer(), attention="causal", segments=0))
 
 
-def language_model(vocab_size: int = VOCAB) -> Network:
+def language_model(vocab_size: int = VOCAB, a: Transformer | None = None) -> Network:
     """A small causal network with every head and a language model."""
     small = {"width": 16, "heads": 2, "layers": 2, "max_positions": 64, "init_std": 0.2, "vocab_size": vocab_size}
     torch.manual_seed(1)
-    return build(Transformer(attention="causal").with_values(small), CLASSES | {"mask": 0}).eval()
+    return build(a or Transformer(attention="causal").with_values(small), CLASSES | {"mask": 0}).eval()
 
 
 def in_two_orders(count: int, seed: int) -> list[Unit]:
@@ -115,29 +118,29 @@ def test_the_next_tokens_are_those_of_the_texts() -> None:
 
 
 @pytest.mark.parametrize("head", CLASSES)
-@pytest.mark.parametrize("weight", [0.5, 2.0])
-def test_the_loss_is_the_tasks_and_so_many_times_the_language_models(head: str, weight: float) -> None:
-    made, some = language_model(), units(head, 6, 3)
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_loss_is_the_tasks_and_half_the_language_models(head: str, name: str) -> None:
+    made, some = language_model(a=member(name, 150)), units(head, 6, 3)
     batch = collate(some, head, special=SPECIAL)
     plain = supervised_objective(head)
-    both = with_language_model(plain, weight)
-    assert both.weights == {head: 1.0, "lm": weight}
+    both = with_language_model(plain, 0.5)
+    assert both.weights == {head: 1.0, "lm": 0.5}
 
-    def mean(objective: object, name: str) -> torch.Tensor:
+    def mean(objective: WeightedTerms, name: str) -> torch.Tensor:
         return objective(made, batch).losses[name].sum / objective.counts(batch)[name]
 
-    own = torch.autograd.grad(mean(plain, head), made.encoder.parameters(), allow_unused=True)
+    def gradients(loss: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.autograd.grad(loss, made.parameters(), allow_unused=True)
+        return [torch.zeros(()) if one is None else one for one in found]
+
     text = batch.labels.texts
-    hidden = made(batch)
-    reference = F.cross_entropy(made.mask_logits(hidden, text.masked), text.targets)
-    of_text = torch.autograd.grad(reference, made.encoder.parameters(), allow_unused=True)
-    total = sum(w * mean(both, name) for name, w in both.weights.items())
-    assert total.item() == pytest.approx(mean(plain, head).item() + weight * reference.item(), rel=1e-6)
-    found = torch.autograd.grad(total, made.encoder.parameters(), allow_unused=True)
-    for one, two, sum_of_both in zip(own, of_text, found, strict=True):
-        if sum_of_both is not None:
-            wanted = sum((g * w for g, w in ((one, 1.0), (two, weight)) if g is not None), torch.zeros(()))
-            assert (sum_of_both - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
+    reference = F.cross_entropy(made.mask_logits(made(batch), text.masked), text.targets)
+    total = sum((weight * mean(both, name) for name, weight in both.weights.items()), torch.zeros(()))
+    assert total.item() == pytest.approx(mean(plain, head).item() + 0.5 * reference.item(), rel=1e-6)
+    parts = zip(*map(gradients, (mean(plain, head), reference, total)), strict=True)
+    for own, of_text, found in parts:
+        wanted = own + 0.5 * of_text
+        assert (found - wanted).abs().max() <= 1e-5 * max(1.0, float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("count", [1, 3, 7])
@@ -248,6 +251,42 @@ def test_a_language_model_needs_its_head_and_its_states(gpt: Path, command: Comm
     assert "the head does not read the states" in command("finetune", gpt, *given, "lm=0.5", "lstm=8").err
     assert "train.lm: must not be negative" in command("finetune", gpt, *given, "lm=-1").err
     command.well("finetune", gpt, *given, "epochs=0.2", "lstm=8")
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_member_gets_new_tokens(name: str, tmp_path: Path) -> None:
+    model = bertree.load(save_member(name, tmp_path / "m", gpt_tokenizer()))
+    grown = with_task_tokens(model)
+    ids = model.tokenizer.encode(["a lamp on the road"])[0].ids
+    assert torch.equal(model.hidden([ids])[0], grown.hidden([ids])[0])
+    with torch.no_grad():
+        one, other = (m.network.mask_logits(m.network(b := m.batch([ids])), b.last) for m in (model, grown))
+    size = len(one[0])
+    assert len(other[0]) == size + 3
+    for start, end in pairwise(model.architecture.cluster_starts):  # new tokens take their share of the last cluster
+        before, after = (logits[:, start:end].softmax(-1) for logits in (one, other))
+        assert torch.allclose(before, after, atol=1e-6), "what was known is as likely, compared with each other"
+    grown.save(tmp_path / "grown")
+    again = bertree.load(tmp_path / "grown")
+    text = "a lamp on the road"
+    assert torch.equal(again.hidden([text])[0], grown.hidden([text])[0])
+
+
+@pytest.mark.parametrize("name", ["gpt2", "ctrl"])
+def test_transformers_computes_the_same(name: str, command: Command, tmp_path: Path) -> None:
+    start = save_member(name, tmp_path / "m", gpt_tokenizer())
+    data = learnable.prepared(KINDS["classification"], tmp_path / "data")
+    given = (*KINDS["classification"].options, "--data", data, "--out", tmp_path / "o")
+    command.well("finetune", start, *given, *SETTINGS, "epochs=0.2")
+    folder = tmp_path / "o" / "model"
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    ours = bertree.load(folder)
+    assert theirs.config.vocab_size == len(words) == ours.architecture.vocab_size
+    for text in ("a fine lamp", "the gloomy road"):
+        with torch.no_grad():
+            said = theirs(words(text, return_tensors="pt")["input_ids"]).logits[0].softmax(-1).tolist()
+        assert list(ours.predict([text])[0]["probabilities"].values()) == pytest.approx(said, abs=1e-5)
 
 
 def test_a_vocabulary_with_spare_rows_grows_no_more_than_it_must(tmp_path: Path) -> None:

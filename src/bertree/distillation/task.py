@@ -188,7 +188,7 @@ def _reorder_classes(start: Model, guide: Teacher, task: Task[Any]) -> None:
     head = start.network.heads[task.head]
     assert isinstance(head, ClassHead)
     with torch.no_grad():
-        for tensor in (head.out.weight, head.out.bias):
+        for tensor in head.out.parameters():
             tensor.copy_(tensor[order].clone())
     start.labels[:] = task.labels
 

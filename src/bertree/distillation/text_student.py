@@ -127,10 +127,16 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
         raise UserError(
             f"{recipe.source}: model.start: a student starts from its teacher (distil.start, distil.layers)"
         )
-    if (build.masking_of(recipe.data).unit == "next") != teacher.architecture.causal:
+    if teacher.network.state_specs(1):
         raise UserError(
-            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {_attention(teacher.architecture)} "
-            "attention was not trained for that; full attention goes with masks, causal attention with next"
+            f"{name}: has a memory of the text before, but distillation on text reads every sequence alone; "
+            "teach a task (--task TASK --data DIR)"
+        )
+    if (build.masking_of(recipe.data).unit == "next") != teacher.architecture.causal:
+        kind = "causal" if teacher.architecture.causal else "full"
+        raise UserError(
+            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {kind} attention was not trained for "
+            "that; full attention goes with masks, causal attention with next"
         )
     if recipe.distil.start == "random" and recipe.distil.layers:
         raise UserError("distil.layers: has no meaning with distil.start=random; leave one of them out")
@@ -163,20 +169,18 @@ def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
     name = str(recipe.model.get("preset") or "half")
     base = halve(teacher) if name == "half" else preset(name).architecture
     a = base.with_values({"vocab_size": teacher.vocab_size} | recipe.axes)
-    mine, its = _attention(a), _attention(teacher)
-    if mine != its:
+    if a.causal != teacher.causal:
+        mine, its = a.axes()["attention"], teacher.axes()["attention"]
         raise UserError(f"{recipe.source}: model.attention: {mine}: must be the teacher's, {its}")
     return a
-
-
-def _attention(a: Architecture) -> str:
-    return str(a.axes()["attention"])
 
 
 def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[Contents, str]:
     """Return the student with its initial weights, and a line about them."""
     a = _architecture(recipe, teacher.architecture)
     contents = build.build_untrained(a, {"mask": 0}, recipe.run.seed)
+    if contents.network.state_specs(1):
+        raise UserError(f"{recipe.source}: model.memory: a student reads every sequence alone; set model.memory=0")
     contents.tokenizer = teacher.required_tokenizer
     line = "random"
     if recipe.distil.start == "teacher":
@@ -198,18 +202,20 @@ def build_objective(
 ) -> tuple[StudentWithProjections, PretrainingDistillation]:
     """Build the student module and its objective."""
     a, its = contents.architecture, teacher.architecture
+    assert isinstance(a, Transformer), "no other kind has an MLM head"
     assert isinstance(its, Transformer), "no other kind has an MLM head"
     given = wanted.match
     last = parse_layers(given, its.layers, a.layers, "distil.match") if given else last_layers(its.layers, a.layers)
     pairs = list(enumerate(last, 1)) if weights["hidden"] else []
-    both = math.gcd(a.width, its.width)
+    widths = a.heads * a.head_size, its.heads * its.head_size  # of queries and keys
+    both = math.gcd(*widths)
     fitting = max(number for number in range(1, its.heads + 1) if both % number == 0)
     heads, layer = wanted.relation_heads or fitting, wanted.relation_layer or its.layers
     if weights["relation"]:
         if both % heads:
             raise UserError(
-                f"distil.relation_heads: {heads} must divide the widths of student and teacher ({a.width} and "
-                f"{its.width}); {fitting} does"
+                f"distil.relation_heads: {heads} must divide the widths of student and teacher ({widths[0]} and "
+                f"{widths[1]}); {fitting} does"
             )
         if layer > its.layers:
             raise UserError(f"distil.relation_layer: {layer} is more than the teacher's {its.layers} layers")

@@ -18,6 +18,7 @@ from bertree.embeddings.config import EmbeddingConfig
 from bertree.embeddings.tuner import EmbeddingFineTuning
 from bertree.errors import UserError
 from bertree.finetuning import config as configs
+from bertree.finetuning.left_to_right import with_layout, with_task_tokens
 from bertree.finetuning.prepare import FineTuningJob, TaskExamples, prepare_run
 from bertree.finetuning.seeds import check_run_folder, run_seeds
 from bertree.finetuning.tuner import hold_out
@@ -242,7 +243,8 @@ def prepare_cross_encoder(
     given = [example for some in rows.train for example in some]
     task, train = cross_encoder_examples(given)
     config = configs.load(overrides, task)
-    with_options = configure_task(task, config.task)
+    start = with_task_tokens(start)
+    with_options = with_layout(configure_task(task, config.task), start, config.task)
     assert isinstance(with_options, TextTask)
     task = with_options
     set_deterministic(config.run.deterministic)

@@ -43,7 +43,7 @@ def with_task_tokens(model: Model) -> Model:
     for name, tensor in network.state_dict().items():  # new rows come after the others
         state[name][tuple(slice(size) for size in tensor.shape)] = tensor.to(state[name])
     grown.load_state_dict(state)
-    contents = Contents(a, grown.to(model.device), tokenizer, model.labels, model.limit, model.task)
+    contents = Contents(a, grown.to(model.device), tokenizer, model.labels, model.limit, model.task, model.controls)
     return make_model(contents, model.trained)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.errors import BertreeWarning, TextsCut, Unable, UserError
+from bertree.errors import TextsCut, Unable, UserError
 from bertree.files.formats import Json
 from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.causal.methods import CausalMethods
@@ -167,6 +167,11 @@ class Model(CausalMethods, SentenceTransformersMethods):
 
     def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
         """Return the k most likely tokens at the mask, or one such list per mask if there are several."""
+        if self.architecture.causal:
+            raise UserError(
+                f"{self.name}: reads left to right and predicts the next token, so it cannot fill a mask; "
+                "continue a text with it (bertree generate)"
+            )
         if "mask" not in self.network.heads:
             raise UserError(f"{self.name}: has no MLM head, so it cannot fill a mask")
         if self.tokenizer is None or self.tokenizer.id_of("mask") is None:
@@ -187,9 +192,6 @@ class Model(CausalMethods, SentenceTransformersMethods):
             raise UserError(
                 f"{self.name}: a mask is beyond the first {self.max_length} tokens and was cut off; shorten the text"
             )
-        if self.architecture.causal:
-            line = "this model is causal: at a mask it sees only the text before it, and predicts what follows the mask"
-            warnings.warn(line, BertreeWarning, stacklevel=2)
         batch = self._pack([encoded]).to(self.device)
         with self._evaluating(), torch.no_grad():
             logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))

@@ -78,6 +78,7 @@ class Costs(Protocol):
     """The costs of one architecture; each kind has its own formulas."""
 
     assumptions: str  # of the memory model
+    rate: float  # share of the tokens that the head predicts
 
     def parameters(self) -> Parameters:
         """Count the parameters."""
@@ -101,10 +102,11 @@ class Costs(Protocol):
 class TransformerCosts:
     """The costs of a transformer."""
 
-    assumptions = "bf16 autocast, AdamW, packed, MLM on 15 %, attention_dropout = 0; see docs/memory.md"
-
     def __init__(self, a: Transformer) -> None:
         self.a = a
+        self.rate = 1.0 if a.causal else MASK_RATE
+        predicted = "every next token predicted" if a.causal else "MLM on 15 %"
+        self.assumptions = f"bf16 autocast, AdamW, packed, {predicted}, attention_dropout = 0; see docs/memory.md"
 
     def parameters(self) -> Parameters:
         """Count the parameters."""
@@ -201,6 +203,7 @@ class BiLstmCosts:
     """The costs of a BiLSTM. It has no MLM head."""
 
     assumptions = "fp32, AdamW, packed, without a head; an estimate"
+    rate = 0.0
 
     def __init__(self, a: BiLstm) -> None:
         self.a = a
@@ -261,14 +264,18 @@ def forward_flops(a: Architecture, length: int) -> int:
     return costs(a).forward_flops(length)
 
 
-def training_flops(a: Architecture, length: int, rate: float = MASK_RATE) -> int:
-    """Operations per token of forward and backward (twice the forward), MLM head on the masked tokens."""
-    return round(3 * (costs(a).forward_flops(length) + rate * costs(a).mask_head_flops()))
+def training_flops(a: Architecture, length: int, rate: float | None = None) -> int:
+    """Operations per token of forward and backward (twice the forward), the head on the predicted tokens.
+
+    `rate` is their share; None: the usual one."""
+    found = costs(a)
+    return round(3 * (found.forward_flops(length) + (found.rate if rate is None else rate) * found.mask_head_flops()))
 
 
-def training_bytes(a: Architecture, batch: int, length: int, rate: float = MASK_RATE) -> int:
-    """Peak bytes of one training step on `batch` sequences of `length` tokens."""
+def training_bytes(a: Architecture, batch: int, length: int, rate: float | None = None) -> int:
+    """Peak bytes of one training step on `batch` sequences of `length` tokens; `rate`: see `training_flops`."""
     found, counts = costs(a), parameters(a)
+    rate = found.rate if rate is None else rate
     everything = counts.total + counts.mlm_head
     tokens = batch * length
     kept = tokens * found.activation_bytes() + round(rate * tokens) * found.mask_head_bytes()

@@ -272,6 +272,8 @@ def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
         return "has a memory"
     if type(part) is Attention and part.positions is not None:
         return f"has {type(part.positions).__name__}"
+    if type(part) is Attention and part.out.in_features != part.out.out_features:
+        return "has heads of another width than the layer's"
     if type(part) is FeedForward and part.activation_name not in ACTIVATIONS:
         return f"has the activation {part.activation_name or part.activation}"
     return ""

@@ -124,8 +124,12 @@ class Architecture(ABC):
     has_attention: ClassVar[bool]
     pretrainable: ClassVar[bool]
     layers_readable: ClassVar[bool]  # states below the last layer, and an LSTM on top of them
-    replayable: ClassVar[bool]  # a step reads no value on the host, so a CUDA graph can hold it
     head_names: ClassVar[tuple[str, ...]]
+
+    @property
+    @abstractmethod
+    def replayable(self) -> bool:
+        """True if a step reads no value on the host, so that a CUDA graph can hold it."""
 
     @property
     def default_heads(self) -> dict[str, int]:

@@ -43,7 +43,6 @@ class BiLstm(Architecture):
     has_attention: ClassVar[bool] = False
     pretrainable: ClassVar[bool] = False
     layers_readable: ClassVar[bool] = False
-    replayable: ClassVar[bool] = False
     head_names: ClassVar[tuple[str, ...]] = TASK_HEADS
 
     embedding_norm: bool = False
@@ -77,6 +76,11 @@ class BiLstm(Architecture):
     def sequence_width(self) -> int:
         """Width of a sequence's state; if pairs are compared, of u, v, u * v and |u - v| together."""
         return 4 * self.width if self.sequence_head == "compare" else self.width
+
+    @property
+    def replayable(self) -> bool:
+        """False: a recurrent step reads lengths on the host."""
+        return False
 
     @property
     def learning_rate(self) -> float:

@@ -41,7 +41,6 @@ class Transformer(Architecture):
     has_attention: ClassVar[bool] = True
     pretrainable: ClassVar[bool] = True
     layers_readable: ClassVar[bool] = True
-    replayable: ClassVar[bool] = True
     head_names: ClassVar[tuple[str, ...]] = ("mask", "pair", *TASK_HEADS)
 
     heads: int = axis(12, "attention heads", positive, at_most(MAX_WIDTH))
@@ -253,6 +252,11 @@ class Transformer(Architecture):
     def reads_segments(self) -> bool:
         """True if the two texts of a pair have different segment embeddings."""
         return self.segments > 1
+
+    @property
+    def replayable(self) -> bool:
+        """True unless the vocabulary is cut: how many tokens of a batch are in each cluster is read on the host."""
+        return not self.cutoffs
 
     @property
     def learning_rate(self) -> float:

@@ -1,0 +1,153 @@
+"""Every verb on left-to-right models: it works, or one line says why it has no meaning."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bertree
+from bertree.inference.cpu.linear import linear_class
+from bertree.model.transformer import TransformerEncoder
+from bertree.text.tokenizer import Tokenizer
+from tests.support import learnable
+from tests.support.command import Command
+from tests.support.left_to_right import MEMBERS, gpt_tokenizer, save_member
+from tests.support.shared import common_folder, make_once
+
+TEXTS = ["a lamp on the road", "the river and the stone by the window", "happy", "a lamp on the table"]
+STEP = ("device=cpu", "batch=8", "epochs=0.1", "lr=1e-3")
+FULL = "is for transformers with full attention"
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, token_store: Path) -> Path:
+    """Small models, texts and the files of a task, made once."""
+
+    def make(where: Path) -> None:
+        where.mkdir()
+        words = Tokenizer.load(token_store.parent / "tokenizer")
+        assert words is not None
+        for name in MEMBERS:
+            save_member(name, where / name, gpt_tokenizer() if name.startswith("gpt") else words)
+        (where / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+        learnable.write(where / "pairs.csv", [{"one": f"a lamp {i}", "two": f"the road {i}"} for i in range(40)])
+        learnable.prepared(learnable.KINDS["choice"], where / "data")
+
+    return make_once(common_folder(tmp_path_factory) / "left-to-right-verbs", make)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_verbs_that_read_texts(name: str, made: Path, command: Command, tmp_path: Path) -> None:
+    model, texts = made / name, made / "texts.txt"
+    assert "every next token predicted" in command.well("info", model, "--length", 32).out
+    assert "undamaged" in command.well("verify", model).out
+    command.well("embed", model, texts, "--out", tmp_path / "v.npy")
+    loaded = bertree.load(model)
+    states = loaded.hidden(TEXTS)
+    mean = np.stack([state.mean(0).numpy() for state in states])
+    assert np.allclose(np.load(tmp_path / "v.npy"), mean, atol=1e-5), "every part of the model is in its vectors"
+    command.well("similar", model, TEXTS[0], TEXTS[1])
+    command.well("pairs", model, texts)
+    command.well("cluster", model, texts, "--clusters", 2)
+    command.well("index", "build", model, texts, "--out", tmp_path / "index")
+    command.well("index", "query", tmp_path / "index", "lamp")
+    command.well("features", model, texts, "--out", tmp_path / "features", "--layers", "sum-all")
+    command.well("compare", model, made / "ctrl", "--seconds", "0.1", "--device", "cpu")
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_what_has_no_meaning_is_refused_in_one_line(name: str, made: Path, command: Command, tmp_path: Path) -> None:
+    model = made / name
+    refused = {
+        "cannot fill a mask; continue a text": ("fill", model, "a [MASK] lamp"),
+        f"ONNX: {FULL}": ("convert", model, tmp_path / "onnx", "--to", "onnx"),
+    }
+    if linear_class(torch.int8) is not None:
+        refused[f"int8: {FULL}"] = (
+            "embed", model, made / "texts.txt", "--out", tmp_path / "v.npy", "--precision", "int8",
+        )  # fmt: skip
+    for line, arguments in refused.items():
+        said = command(*arguments)
+        assert said.code == 2
+        assert len(said.lines) == 1
+        assert line in said.lines[0]
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_every_form_of_a_folder_computes_the_same(name: str, made: Path, command: Command, tmp_path: Path) -> None:
+    command.well("convert", made / name, tmp_path / "copy", "--to", "bertree")
+    assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (made / name / "model.safetensors").read_bytes()
+    command.well("convert", made / name, tmp_path / "int8", "--to", "bertree", "--dtype", "int8")
+    command.well("verify", tmp_path / "int8")
+    plain, small = (bertree.load(path).embed(TEXTS) for path in (made / name, tmp_path / "int8"))
+    assert 0 < np.abs(plain - small).max() < 0.1 * np.abs(plain).max()
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_attentions_are_those_of_the_network_or_refused(name: str, made: Path) -> None:
+    model = bertree.load(made / name)
+    if name.startswith("transformer-xl") or name == "ctrl":
+        with pytest.raises(bertree.UserError, match="cannot be computed"):
+            model.attentions(TEXTS[0])
+        return
+    found = model.attentions(TEXTS[0])
+    assert torch.allclose(found.sum(-1), torch.ones(()))
+    assert torch.equal(found, found.tril()), "no token sees those after it"
+    encoder = model.network.encoder
+    assert isinstance(encoder, TransformerEncoder)
+    block = encoder.stack.attention[0]
+    with torch.no_grad():
+        batch = model.batch([TEXTS[0]])
+        x_th = encoder.stack.residual.read(encoder.embeddings(batch), block)
+        v_tnd = block.part.project(x_th)[2]
+        mixed = torch.einsum("nqk,knd->qnd", found[0], v_tnd)
+        assert torch.allclose(block.part.out(mixed.flatten(1)), block.part(x_th, batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_tasks_are_learned_judged_and_distilled(name: str, made: Path, command: Command, tmp_path: Path) -> None:
+    data = made / "data"
+    task = ("--task", "choice", "--data", data)
+    command.well("finetune", made / name, *task, "--out", tmp_path / "run", *STEP)
+    model = tmp_path / "run" / "model"
+    assert list(bertree.load(model).classes) == ["choice"]
+    found = json.loads((tmp_path / "run" / "metrics.json").read_text())["accuracy"]
+    assert command.well("evaluate", model, *task, "--json").json["accuracy"] == pytest.approx(found)
+    command.well("predict", model, "--file", data / "dev.jsonl", "--json")
+    command.well("distill", model, *task, "--out", tmp_path / "half", "--seconds", 0, *STEP)
+    frozen = ("--frozen", "sum-all", "lstm=4")
+    command.well("finetune", made / name, *task, "--out", tmp_path / "frozen", *STEP, *frozen)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_sentence_vectors_are_trained(name: str, made: Path, command: Command, tmp_path: Path) -> None:
+    given = ("--data", made / "pairs.csv", "--loss", "ranking", "--text", "one", "--pair", "two")
+    command.well("embeddings", "train", made / name, *given, "--out", tmp_path / "run", *STEP, "pooling=last")
+    model = bertree.load(tmp_path / "run" / "model")
+    assert model.vector.pooling == "last"
+    states = model.hidden(TEXTS)
+    assert np.allclose(model.embed(TEXTS), np.stack([s[-1].numpy() for s in states]), atol=1e-5)
+
+
+TEXT = ("phases.0.steps=2", "phases.0.max_length=32", "phases.0.batch_tokens=256", "schedule.warmup=1", "device=cpu")
+
+
+def test_distillation_on_text(made: Path, token_store: Path, command: Command, tmp_path: Path) -> None:
+    given = ("--store", token_store, "--out", tmp_path / "half", *TEXT, "run.eval_tokens=512", "--seconds", 0)
+    refused = {
+        "a teacher with causal attention was not trained for that": ("ctrl",),
+        "has a memory of the text before": ("transformer-xl", "data.masking=next"),
+        "must be the teacher's, causal": ("ctrl", "data.masking=next", "model.attention=full"),
+        "model.memory: a student reads every sequence alone": (
+            "ctrl", "data.masking=next", "model.positions=relative", "model.memory=8",
+        ),
+    }  # fmt: skip
+    for line, (name, *more) in refused.items():
+        said = command("distill", made / name, *given, *more)
+        assert (said.code, len(said.lines)) == (2, 1), said.err
+        assert line in said.lines[0]
+    terms = ("distil.relation=1", "distil.hidden=1", "distil.cos=1")
+    command.well("distill", made / "ctrl", *given, "data.masking=next", *terms)
+    assert bertree.load(tmp_path / "half" / "model").architecture.layers == 1
