@@ -71,6 +71,20 @@ PUBLISHED = {
         "phases": [(125_000, 512, 4096 * 512)], "data.mask_rate": 0.15,
         "objective": (1.0, 0.0, 1.0), "data.format": "segment-pair+sop", "data.masking": "ngram",
     },
+    "gpt1": {
+        "optim.name": "adamw", "optim.lr": 2.5e-4, "optim.weight_decay": 0.01, "optim.clip": 1.0,
+        "schedule.shape": "cosine", "schedule.warmup": 2000, "phases": [(3_000_000, 512, 64 * 512)],
+        "objective": (1.0, 0.0, 0.0), "data.format": "stream", "data.masking": "next",
+    },
+    "transformer-xl-base": {
+        "optim.name": "adamw", "optim.lr": 2.5e-4, "optim.weight_decay": 0.0, "optim.clip": 0.25,
+        "schedule.shape": "cosine", "schedule.warmup": 0, "phases": [(200_000, 150, 60 * 150)],
+        "objective": (1.0, 0.0, 0.0), "data.format": "lanes", "data.masking": "next",
+    },
+    "ctrl": {
+        "optim.clip": 0.25, "schedule.warmup": 25_000, "phases": [(800_000, 256, 1024 * 256)],
+        "objective": (1.0, 0.0, 0.0), "data.format": "stream", "data.masking": "next",
+    },
 }  # fmt: skip
 
 
