@@ -16,6 +16,7 @@ from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.interop.hf_config import family_of_architecture, require_transformer
 from bertree.interop.hf_family import hf_tensor_names
+from bertree.model.cost import parameters
 from bertree.model.network import build
 from bertree.model.past import MEMORY
 from bertree.model.presets import PRESETS
@@ -172,3 +173,21 @@ def test_a_memory_that_begins_empty_is_written_with_a_warning(tmp_path: Path) ->
         folder.write(Contents(a, build(a, {"mask": 0})), tmp_path / "hf", to="huggingface")
     folder.write(Contents(a, build(a, {"mask": 0})), tmp_path / "both")
     assert folder.read(tmp_path / "both").architecture == a
+
+
+# Parameters of transformers 4.37.2's TransfoXLLMHeadModel with the same settings.
+@pytest.mark.parametrize(
+    ("preset", "count"),
+    [
+        ("transformer-xl-enwik8-12", 41_066_700),
+        ("transformer-xl-enwik8-24", 277_278_924),
+        ("transformer-xl-base", 151_119_838),
+        ("transformer-xl-large", 285_205_322),
+    ],
+)
+def test_presets_have_as_many_parameters_as_transformers_models(preset: str, count: int) -> None:
+    with torch.device("meta"):
+        network = build(PRESETS[preset].architecture, {"mask": 0})
+    assert sum(parameter.numel() for parameter in network.parameters()) == count
+    counted = parameters(PRESETS[preset].architecture)
+    assert counted.total + counted.mlm_head == count

@@ -21,6 +21,7 @@ OTHER_KEYS = {
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
     "d_model": "hidden_size",
+    "vocab_size": "n_token",
 }
 # transformers knows these texts as CTRL's control codes.
 CONTROL_CODES = (
