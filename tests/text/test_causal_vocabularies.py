@@ -108,6 +108,7 @@ def test_a_saved_tokenizer_gives_the_same_ids_here_and_in_transformers(
     assert (tmp_path / "merges.txt").read_bytes() == (folders[name] / "merges.txt").read_bytes()
     again = loaded(tmp_path)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert theirs.eos_token_id == ours.end_id
     for text in TEXTS:
         (wanted,) = ours.encode([text])
         assert again.encode([text])[0].ids == wanted.ids == theirs(text)["input_ids"]

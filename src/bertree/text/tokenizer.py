@@ -142,7 +142,9 @@ class Tokenizer:
         if JSON not in files:
             files[JSON] = self.backend.to_str(pretty=True).encode()
         if CONFIG not in files:
-            tokens = {f"{kind}_token": token for kind, token in self.special.items()}
+            tokens: Json = {f"{kind}_token": token for kind, token in self.special.items()}
+            if "sep" not in self.special and self.end_id is not None:
+                tokens["eos_token"] = self.backend.id_to_token(self.end_id)
             marked = segments and any(self.backend.encode("a", "a").type_ids)
             inputs = ["input_ids", *(["token_type_ids"] if marked else []), "attention_mask"]
             known = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
