@@ -21,7 +21,9 @@ def info(
     ] = None,
     axes: Annotated[list[str] | None, typer.Argument(help="Axes to change: layers=6 sharing=none ...")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per step, for the training memory.")] = 32,
-    length: Annotated[int, typer.Option(min=1, help="Tokens per sequence, for the training memory.")] = 128,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per sequence, for the training memory; 128 or fewer if not given.")
+    ] = None,
     card: Annotated[float, typer.Option(min=0.1, max=1e6, help="GPU memory in GB, for the largest batch.")] = 12,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Show the kernels of attention and which is used when, on a device.")
@@ -59,7 +61,7 @@ def info(
     if as_json:
         print_json(family.as_json(point))
     else:
-        family.print_point(Console(), point, batch, length, card)
+        family.print_point(Console(), point, batch, length or min(128, point.architecture.max_positions), card)
 
 
 def fill(

@@ -9,7 +9,6 @@ from bertree.text.cleaning import replace_surrogates
 from bertree.text.control import control_prefix
 from bertree.text.tokenizer import Tokenizer
 
-END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, between texts
 NEVER = ("pad", "mask", "cls", "unk")  # special tokens that are no text
 REPLACEMENT = "�"  # what an incomplete character is decoded to
 
@@ -29,20 +28,18 @@ class TextMarks:
     @classmethod
     def of(cls, tokenizer: Tokenizer, a: Architecture) -> "TextMarks":
         """Find those of a model's texts."""
-        first, last = tokenizer.id_of("cls"), tokenizer.id_of("sep")
-        last = named_token(tokenizer, "eos") if last is None else last
+        first, last = tokenizer.id_of("cls"), tokenizer.end_id
         if first is not None and a.sequence_head != "linear":
             return cls([first], [first], last)
-        start = named_token(tokenizer, "bos") if last is None else last
+        start = _named_start(tokenizer) if last is None else last
         return cls([], [] if start is None else [start], last)
 
 
-def named_token(tokenizer: Tokenizer, kind: str) -> int | None:
-    """Return the id of the token that the tokenizer's configuration calls bos or eos; GPT-2's if it says nothing."""
-    named = tokenizer.config.get(f"{kind}_token")
+def _named_start(tokenizer: Tokenizer) -> int | None:
+    """Return the id of the token that the tokenizer's configuration calls bos."""
+    named = tokenizer.config.get("bos_token")
     named = named.get("content") if isinstance(named, dict) else named
-    found = tokenizer.backend.token_to_id(named) if isinstance(named, str) else None
-    return tokenizer.backend.token_to_id(END_OF_TEXT) if found is None else found
+    return tokenizer.backend.token_to_id(named) if isinstance(named, str) else None
 
 
 def check_control(control: str, known: Sequence[str], name: str) -> None:
