@@ -52,17 +52,13 @@ def language_model_weight(
 ) -> float | None:
     """Return the weight of the language-model loss, as set or the default; None if there is none."""
     asked = config.train.lm
-    missing = (
-        "sentence vectors are trained without it"
-        if HEAD_KINDS[task.head].term is None
-        else f"{model.name} does not read left to right"
-        if not model.architecture.causal
-        else f"{model.name} has no language-model head"
-        if "mask" not in model.network.heads
-        else "the head does not read the states that a language model reads (top)"
-        if config.top.reads_states
-        else ""
-    )
+    reasons = {
+        "sentence vectors are trained without it": HEAD_KINDS[task.head].term is None,
+        "the model does not read left to right": not model.architecture.causal,
+        "the model has no language-model head": "mask" not in model.network.heads,
+        "the head does not read the states that a language model reads (top)": config.top.reads_states,
+    }
+    missing = next((reason for reason, applies in reasons.items() if applies), "")
     if missing and asked:
         raise UserError(f"lm: {missing}, so there is no language-model loss; leave it out")
     return None if missing else default if asked is None else asked

@@ -14,7 +14,7 @@ from bertree.errors import UserError
 from bertree.model.encoder import Encoder
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.residual import Block
-from bertree.model.transformer import TransformerEncoder, unknown_part
+from bertree.model.transformer import TransformerEncoder, unknown_attention
 
 Layers = int | Sequence[int] | str
 
@@ -57,7 +57,7 @@ def attention_probabilities(encoder: Encoder, batch: Batch) -> Tensor:
 
     The fast kernels never hold them, so they are computed again from each layer's input and weights.
     """
-    if unknown := unknown_part(encoder):
+    if unknown := unknown_attention(encoder):
         raise UserError(f"attentions: {unknown}, whose attention cannot be computed")
     assert isinstance(encoder, TransformerEncoder)
     found = []

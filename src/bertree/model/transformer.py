@@ -245,6 +245,18 @@ def unknown_part(encoder: nn.Module, embeddings: bool = True) -> str:
     return f"encoder{found}" if found else ""
 
 
+def unknown_attention(encoder: nn.Module) -> str:
+    """The same for the parts that mix tokens, for code that calls all others."""
+    if reason := part_difference(encoder, TRANSFORMER.types):
+        return f"encoder {reason}"
+    assert isinstance(encoder, TransformerEncoder)
+    stack = TRANSFORMER.parts["stack"]
+    if reason := part_difference(encoder.stack, stack.types):
+        return f"encoder.stack {reason}"
+    found = _find_unknown(encoder.stack.attention, stack.parts["attention"])
+    return f"encoder.stack.attention{found}" if found else ""
+
+
 def _find_unknown(part: nn.Module, known: KnownPart, left_out: tuple[str, ...] = ()) -> str:
     if reason := part_difference(part, known.types):
         return f" {reason}"
