@@ -42,10 +42,10 @@ def blocks(model: Model, texts: list[str], count: int) -> list[list[int]]:
     return found[::step][:count]
 
 
-def losses_by_context(model: Model, pieces: list[list[int]]) -> dict[int, Losses]:
-    """Return the losses of the blocks' tokens for each length of the context."""
+def losses_by_context(model: Model, pieces: list[list[int]], limit: int) -> dict[int, Losses]:
+    """Return the losses of the blocks' tokens for each length of the context; `limit`: tokens of a segment."""
     found = {}
-    memory, limit = int(model.architecture.axes().get("memory", 0)), model.max_length
+    memory = int(model.architecture.axes().get("memory", 0))
     for context in CONTEXTS:
         if memory:
             cut = [piece[-context - BLOCK :] for piece in pieces]
@@ -97,7 +97,7 @@ def main() -> None:
     given = parser.parse_args()
     texts = [text for text in given.text.read_text(encoding="utf-8").split("\n\n") if text.strip()]
     models = {name: load(path, device=given.device) for name, path in (("xl", given.xl), ("vanilla", given.vanilla))}
-    segment = models["xl"].max_length
+    segment = models["vanilla"].max_length
     memory = int(models["xl"].architecture.axes()["memory"])
     readings = [
         ("xl", f"segments of {segment}, memory {memory}", {"context": segment, "memory": memory}),
@@ -112,7 +112,7 @@ def main() -> None:
         rows.append([name, label, f"{found.perplexity:.2f}", bits, f"{found.context_mean:.0f}", speed])
     head = ["model", "read in", "perplexity per token", "bits per character", "mean context", "tokens/s"]
     pieces = blocks(models["xl"], texts, given.blocks)
-    curves = [losses_by_context(model, pieces) for model in models.values()]
+    curves = [losses_by_context(model, pieces, segment) for model in models.values()]
     by_context = [[context, *(f"{curve[context].mean():.4f}" for curve in curves)] for context in CONTEXTS]
     lengths = [
         [f"hardest {share:.0%}" if share < 1 else "all", *effective_context(curves, share)] for share in (0.1, 1)

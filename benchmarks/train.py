@@ -167,10 +167,13 @@ class Theirs:
         family = family_of_architecture(a)
         settings = config_from_architecture(a, family, 0)
         config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-        config._attn_implementation = "sdpa"
         torch.manual_seed(0)
         kind = transformers.AutoModelForCausalLM if a.causal else transformers.AutoModelForMaskedLM
-        self.model = kind.from_config(config).to(machine.device).train()
+        try:
+            made = kind.from_config(config, attn_implementation="sdpa")
+        except ValueError:  # its GPT-1 has plain attention alone
+            made = kind.from_config(config, attn_implementation="eager")
+        self.model = made.to(machine.device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.compute: Callable[..., Any] = torch.compile(self.model) if machine.compiled else self.model
         self.machine = machine

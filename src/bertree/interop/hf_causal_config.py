@@ -233,6 +233,8 @@ def different_axis(model_type: str, a: Transformer, base: Transformer) -> tuple[
         wanted["embedding_width"] = a.width
     if "ffn_width" not in family.keys:
         wanted["ffn_width"] = 4 * a.width
+    if model_type == "transfo-xl" and a.residual == "pre-norm":
+        wanted["final_norm"] = False
     if "activation" in family.keys and a.activation not in family.activations.values():
         wanted["activation"] = " or ".join(family.activations.values())
     return next(((axis, value) for axis, value in wanted.items() if getattr(a, axis) != value), None)

@@ -17,7 +17,7 @@ from tests.support.attention import MASKS, definition, layout_of, random_qkv, ra
 NAMES = ("mixed", "q", "k", "v", "r", "bias u", "bias v")
 INTERPRETED = not triton_relative.KERNEL.supports.missing and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda" if torch.cuda.is_available() else None
-DTYPE, TOLERANCE = (torch.float32, 1e-5) if INTERPRETED else (torch.bfloat16, 2e-2)
+DTYPE, TOLERANCE = (torch.float32, 1e-5) if INTERPRETED else (torch.bfloat16, 5e-2)
 ON_CPU = [kernel for kernel in KERNELS if kernel.supports.relative and kernel.supports.device in (None, "cpu")]
 
 
