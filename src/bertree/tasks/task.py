@@ -35,7 +35,8 @@ def check_label_count(labels: Sequence[str], source: object) -> None:
 
 
 class Unit(NamedTuple):
-    """The input of a head: one sequence, the options of one question, or texts whose vectors are compared.
+    """The input of a head: one sequence, a pair in both orders, the options of one question, or texts whose vectors are
+    compared.
 
     `answer` is a class (sequence, choice), a number (regression), a class for each chosen token, -100 if it has none
     (token), or the first and last token as indices into `chosen` (span). For vectors: a class, a number from 0 to 1,
