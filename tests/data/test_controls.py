@@ -1,5 +1,6 @@
 """Control codes: every sequence begins with its document's, also after a cut, and none of their tokens is predicted."""
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -175,3 +176,23 @@ def test_a_mask_never_hides_a_code() -> None:
     for step in range(10):
         for ids in sequences(one[step]):
             assert MASK not in ids[: len(SHORT)]
+
+
+@pytest.mark.parametrize("prefixes", [(), ([FIRST + 1], [FIRST + 2, FIRST])])
+def test_a_vocabulary_without_separator_has_streams_too(prefixes: tuple[list[int], ...]) -> None:
+    made = corpus([[3, 2], [4], [9, 30]], prefixes=prefixes)
+    store = replace(made.store, special={"unk": 1})
+    batches = list(Stream(store, format="stream", masking="next", batch_tokens=64, max_length=8).one_epoch())
+    read = [ids for batch in batches for ids in sequences(batch)]
+    if prefixes:
+        lengths = [next(len(p) for p in prefixes if ids[: len(p)] == p) for ids in read]
+        read = [ids[length:] for ids, length in zip(read, lengths, strict=True)]
+    text = [token for ids in read for token in ids]
+    assert sorted(text) == list(range(FIRST, FIRST + store.tokens))
+    assert all(ids == list(range(ids[0], ids[0] + len(ids))) for ids in read)
+    if prefixes:
+        with pytest.raises(UserError, match="no token that ends a text, so lanes cannot start at documents"):
+            LaneStream(store, lanes=1, length=8)
+    else:
+        lanes = LaneStream(store, lanes=1, length=8).one_epoch()
+        assert [token for batch in lanes for token in batch.ids.tolist()] == list(range(FIRST, FIRST + store.tokens))

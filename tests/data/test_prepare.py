@@ -15,10 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
 
+from bertree.batch import PretrainingLabels
 from bertree.data import prepare as module
 from bertree.data.prepare import prepare
 from bertree.data.store import Store, verify
+from bertree.data.stream import Stream
 from bertree.data.writer import ShardWriter
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
@@ -376,3 +380,16 @@ def test_a_vocabulary_above_65536_takes_four_bytes(tmp_path: Path) -> None:
     assert store.shards[0].tokens.dtype == np.uint32
     reopened = load(tmp_path / "store" / "tokenizer")
     store.require_tokenizer(tokenizer_hash(reopened), "its own")
+
+
+def test_a_token_that_ends_a_text_separates_documents(tmp_path: Path) -> None:
+    """GPT-2 has no other special token."""
+    vocabulary = {"<|endoftext|>": 0, "a": 1, "ship": 2, "film": 3}
+    backend = Backend(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    (tmp_path / "x.txt").write_text("a ship\n\na film\n\na ship a film")
+    made = prepare(Corpus([str(tmp_path / "x.txt")]), Tokenizer(backend), tmp_path / "store")
+    assert made.special["sep"] == 0
+    (batch,) = Stream(made, format="stream", masking="next", batch_tokens=64, max_length=64).one_epoch()
+    assert batch.ids.tolist() == [1, 2, 0, 1, 3, 0, 1, 2, 1, 3, 0]
+    assert PretrainingLabels.of(batch).predicted[1].tolist() == batch.ids[1:].tolist()

@@ -100,10 +100,11 @@ def _build(store: Store, format: Format, max_length: int, seed: int) -> Examples
     pieces: list[Examples] = []
     documents: list[int] = []
     tokens = 0
+    longest, separated = store.prefixes.longest, "sep" in store.special
     with bar("indexing examples", len(store.shards)) as progress:
         for shard in store.shards:
             held = "sentence_starts" in vars(shard)
-            pieces.append(cut_shard(format, max_length, seed, shard, tokens, store.prefixes.longest))
+            pieces.append(cut_shard(format, max_length, seed, shard, tokens, longest, separated))
             tokens += shard.tokens.size
             documents.append(len(shard.document_starts) - 1)
             if not held:  # decoded only for this; released, so that memory does not grow with the corpus

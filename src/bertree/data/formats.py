@@ -5,7 +5,8 @@
     sentence-pair   two single sentences of one document
     full-sentences  whole sentences filled to the limit, across documents with a separator between (RoBERTa)
     doc-sentences   the same, never across documents
-    stream          contiguous tokens with a separator after each document, for language models
+    stream          contiguous tokens with a separator after each document, if the vocabulary has one, for language
+                    models
 
 A pair format may have a sentence objective: "nsp" (is B the true next segment or one of another document?) or "sop"
 (are A and B in order or swapped?). Written as one word: "segment-pair+nsp".
@@ -132,16 +133,27 @@ class Examples:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
-def cut_shard(format: Format, max_length: int, seed: int, shard: Shard, first_token: int, prefix: int = 0) -> Examples:
+def cut_shard(
+    format: Format,
+    max_length: int,
+    seed: int,
+    shard: Shard,
+    first_token: int,
+    prefix: int = 0,
+    separated: bool = True,
+) -> Examples:
     """Return the examples of one shard; tokens and documents are counted from the shard's own first.
 
-    `prefix`: tokens of the longest control code; 0: documents have no codes.
+    `prefix`: tokens of the longest control code; 0: documents have no codes. `separated`: the vocabulary has a
+    separator, which a stream has after each document.
     """
     sentences = np.asarray(shard.sentence_starts)
     documents = sentences[np.asarray(shard.document_starts)]
     room = format.room(max_length, prefix)
     if format.kind == "stream":
-        return _cut_documents(documents, room) if prefix else _cut_stream(documents, room)
+        if prefix:
+            return _cut_documents(documents, room, separated)
+        return _cut_stream(documents, room) if separated else _cut_evenly(int(documents[-1]), room)
     if format.paired:
         units = _cut_long_sentences(sentences, room, room // 2, even=True)
         return _cut_pairs(format, room, units, documents, counter_random.key(seed, "short"), first_token)
@@ -159,12 +171,17 @@ def _cut_stream(documents: Ints, room: int) -> Examples:
     return Examples(ends - begins, np.diff(offsets), marks, before[:0])
 
 
-def _cut_documents(documents: Ints, room: int) -> Examples:
+def _cut_evenly(tokens: int, room: int) -> Examples:
+    bounds = np.append(np.arange(0, tokens, room), tokens)
+    return Examples(np.diff(bounds), np.zeros(bounds.size - 1, np.int64), bounds[:0], bounds[:0])
+
+
+def _cut_documents(documents: Ints, room: int, separated: bool) -> Examples:
     """Cut each document, with the separator after it, into equal pieces."""
-    line = documents + np.arange(documents.size)
+    line = documents + np.arange(documents.size) * separated
     units = _cut_long_sentences(line, room, room, even=True)
     document = np.searchsorted(line, units[:-1], "right") - 1
-    contents, counts = np.diff(units), (units[1:] == line[document + 1]).astype(np.int64)
+    contents, counts = np.diff(units), (separated & (units[1:] == line[document + 1])).astype(np.int64)
     return Examples(contents, counts, contents[counts > 0] - 1, document)
 
 

@@ -65,8 +65,10 @@ class LaneStream:
             raise UserError(f"rank {rank} of {world}: ranks go from 0 to {world - 1}")
         if lanes < world or length < 1:
             raise UserError(f"lanes {lanes}, length {length}: give {world} lanes or more, and 1 token or more")
-        if "sep" not in self.store.special:
-            raise UserError(f"{where}: the vocabulary has no sep token, which must stand between documents")
+        if self.documents and "sep" not in self.store.special:
+            raise UserError(
+                f"{where}: the vocabulary has no token that ends a text, so lanes cannot start at documents"
+            )
         longest = self.store.prefixes.longest
         if length <= 2 * longest:
             raise UserError(f"{where}: its longest control code has {longest} tokens; give a length over {2 * longest}")
@@ -168,7 +170,7 @@ class LaneStream:
             begins[at - low] |= at == start
             at = stop
         ids = np.concatenate([piece.ids for piece in pieces])
-        predicted, ends = self._predicted.take(ids), ids == self.store.special["sep"]
+        predicted, ends = self._predicted.take(ids), ids == self.store.special.get("sep", -1)
         if self.store.controls:
             text = ~np.concatenate([piece.given for piece in pieces if piece.given is not None])
             predicted, ends = predicted & text, ends & text

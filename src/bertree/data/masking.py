@@ -106,7 +106,8 @@ class NextTokenTargets:
     def __init__(self, store: Store) -> None:
         self.predicted = np.ones(store.vocab_size, np.bool_)
         self.predicted[list(store.special.values())] = False
-        self.predicted[store.special["sep"]] = True  # every format has one
+        if "sep" in store.special:
+            self.predicted[store.special["sep"]] = True
 
     def apply(
         self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None

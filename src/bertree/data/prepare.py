@@ -88,6 +88,8 @@ def prepare(
     if not 1 <= workers <= MOST_WORKERS:
         raise UserError(f"workers {workers}: must lie between 1 and {MOST_WORKERS}")
     special = {kind: token for kind in SPECIAL if (token := tokenizer.id_of(kind)) is not None}
+    if "sep" not in special and tokenizer.end_id is not None:
+        special["sep"] = tokenizer.end_id  # GPT-2 has no separator, but a token that ends a text
     job: Json = {
         "tokenizer": tokenizer_hash(tokenizer),
         "vocab_size": tokenizer.size,

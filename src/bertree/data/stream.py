@@ -102,8 +102,7 @@ class Stream:
             raise UserError(
                 f"{where}: has control codes, and {self.format.name} is not for them; use format {' or '.join(CODED)}"
             )
-        needed = ("sep",) if self.format.kind == "stream" else ("cls", "sep")
-        for kind in needed:
+        for kind in () if self.format.kind == "stream" else ("cls", "sep"):
             if kind not in self.store.special:
                 raise UserError(f"{where}: the vocabulary has no {kind} token, which {self.format.name} needs")
         if self.format.objective == "nsp" and self.store.documents < 2:

@@ -81,7 +81,7 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
         )
     if contents.network.state_specs(1) and not recipe.data.in_lanes:
         note(f"model.memory: nothing is remembered with data.format={recipe.data.format}; set data.format=lanes")
-    contents.controls = tuple(known.code for known in store.controls)
+    contents.controls = tuple(dict.fromkeys([*contents.controls, *(known.code for known in store.controls)]))
     return contents
 
 
@@ -107,7 +107,7 @@ def _load_start(path: Path, axes: dict[str, Any], heads: dict[str, int], seed: i
     contents.network.load_state_dict(before.network.state_dict(), strict=False)
     for head in set(heads) - set(before.network.heads):
         note(f"{path}: has no head '{head}'; a new one is trained")
-    contents.tokenizer, contents.max_length = before.tokenizer, before.max_length
+    contents.tokenizer, contents.max_length, contents.controls = before.tokenizer, before.max_length, before.controls
     return contents
 
 

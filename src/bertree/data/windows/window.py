@@ -187,7 +187,7 @@ def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> tuple[NDArr
         shard = int(index.shard_of[chunk])
         first, last = index.tokens[chunk : chunk + 2] - index.shard_tokens[shard]
         runs.append(store.shards[shard].read(first, last, store.vocab_size))
-    special = [store.special.get("cls", 0), store.special["sep"], store.special["sep"]]
+    special = [store.special.get(kind, 0) for kind in ("cls", "sep", "sep")]
     ends = np.array([*special, *store.prefixes.ids], dtype=runs[0].dtype)
     return np.concatenate((*runs, ends)), sum(run.size for run in runs) + len(special)
 
