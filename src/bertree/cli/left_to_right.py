@@ -174,6 +174,10 @@ def attribute(
     codes: Annotated[
         list[str] | None, typer.Option("--code", help="A control code to compare; again for more. [default: all]")
     ] = None,
+    prior: Annotated[
+        Path | None,
+        typer.Option("--prior", help="A token store: a code is as likely beforehand as it is frequent there."),
+    ] = None,
     k: Annotated[int, typer.Option("-k", "--top", min=1, help="Codes to show.")] = 10,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
@@ -182,7 +186,7 @@ def attribute(
 ) -> None:
     """Rank the control codes of a model by the likelihood they give a text: where could it come from?
 
-    The probabilities of the codes hold if all codes are equally likely beforehand.
+    Without --prior all codes are equally likely before the text is read.
 
     [dim]bertree attribute my-ctrl "The ship went down in the storm."
     bertree attribute my-ctrl --file mail.txt --json
@@ -192,7 +196,7 @@ def attribute(
     from bertree.files.formats import json_text
 
     loaded = _load(model, device, precision, tokenizer)
-    found = loaded.attribute(_inputs(texts, file, "text"), codes=codes or None)
+    found = loaded.attribute(_inputs(texts, file, "text"), codes=codes or None, prior=prior or "uniform")
     if as_json:
         for one in found:
             ranked = [vars(score) for score in one.codes[:k]]

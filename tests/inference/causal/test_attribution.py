@@ -1,11 +1,13 @@
 """Control codes by the likelihood they give a text."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import bertree
 from bertree.batch import Batch
 from bertree.errors import BertreeWarning, UserError
 from bertree.inference.model import Model
@@ -55,13 +57,24 @@ def test_a_prior_weighs_the_codes(model: Model) -> None:
     assert {one.code for one in some} == {"tree", "river"}
 
 
+def test_the_prior_of_a_token_store_is_the_share_of_documents(model: Model, tmp_path: Path) -> None:
+    model.save(tmp_path / "model")
+    for code, count in (("boat", 3), ("tree", 1), ("river", 1)):
+        (tmp_path / "texts" / code).mkdir(parents=True)
+        (tmp_path / "texts" / code / "a.txt").write_text("\n\n".join(f"the {code} of {n}" for n in range(count)))
+    bertree.prepare(tmp_path / "texts", tmp_path / "model", tmp_path / "store", control="folder", workers=1)
+    (found,) = model.attribute(TEXTS[0], prior=tmp_path / "store")
+    (wanted,) = model.attribute(TEXTS[0], prior={"boat": 3, "tree": 1, "river": 1})
+    assert found == wanted
+
+
 def test_mistakes(model: Model) -> None:
     with pytest.raises(UserError, match="did you mean 'river'"):
         model.attribute("the", codes=["rivr"])
     with pytest.raises(UserError, match="prior: the code 'tree' needs a weight above 0"):
         model.attribute("the", prior={"boat": 1})
-    with pytest.raises(UserError, match="prior: must be 'uniform'"):
-        model.attribute("the", prior="data")
+    with pytest.raises(UserError, match="nowhere"):
+        model.attribute("the", prior="nowhere")
     with pytest.raises(UserError, match="a text has no tokens"):
         model.attribute("")
     with pytest.raises(UserError, match="was not trained with control codes"):

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertree
 from bertree.errors import UserError
-from bertree.inference.causal import loop
+from bertree.inference.causal.decoding import loop
 from bertree.inference.load import make_model
 from bertree.inference.model import Model
 from bertree.interop.contents import Contents

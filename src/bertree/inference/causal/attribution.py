@@ -3,14 +3,19 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bertree.console import bar, note
+from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.inference.causal.checks import check_left_to_right, position_limit
 from bertree.inference.causal.prompts import check_control
 from bertree.inference.causal.scoring import score
 from bertree.inference.loaded import LoadedModel
 from bertree.text.control import control_prefix
+
+# How likely codes are before a text is read: the same for all, a weight for each, or the documents of a token store.
+Prior = Mapping[str, float] | str | Path
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ def attribute(
     model: LoadedModel,
     texts: Sequence[str],
     codes: Iterable[str] | None = None,
-    prior: Mapping[str, float] | str = "uniform",
+    prior: Prior = "uniform",
 ) -> list[Attribution]:
     """Rank the control codes of each text; all codes and texts share packed batches."""
     check_left_to_right(model, "attribute")
@@ -76,12 +81,15 @@ def attribute(
     return found
 
 
-def prior_weights(codes: Sequence[str], prior: Mapping[str, float] | str) -> list[float]:
-    """Return the logarithms of the codes' prior probabilities."""
+def prior_weights(codes: Sequence[str], prior: Prior) -> list[float]:
+    """Return the logarithms of the codes' prior probabilities, but for a constant."""
     if prior == "uniform":
         return [0.0 for _ in codes]
     if not isinstance(prior, Mapping):
-        raise UserError(f"prior: must be 'uniform', or a weight for each code, not {prior!r}")
+        found = Store.open(prior).controls
+        if not found:
+            raise UserError(f"{prior}: the store has no control codes, so it says nothing about how frequent they are")
+        prior = {one.code: one.documents for one in found}
     for code in codes:
         weight = prior.get(code)
         if not isinstance(weight, int | float) or not 0 < weight < math.inf:

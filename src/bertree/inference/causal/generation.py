@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bertree.errors import UserError
-from bertree.inference.causal.beams import search
 from bertree.inference.causal.checks import check_left_to_right, position_limit
-from bertree.inference.causal.loop import Choice, Continued, continue_all
+from bertree.inference.causal.decoding.beams import search
+from bertree.inference.causal.decoding.loop import Choice, Continued, continue_all
+from bertree.inference.causal.decoding.sampling import Sampling
 from bertree.inference.causal.prompts import NEVER, PieceDecoder, TextMarks, check_control, prompt_ids
-from bertree.inference.causal.sampling import Sampling
 from bertree.inference.inputs import Input, list_inputs
 from bertree.inference.loaded import LoadedModel
 
@@ -100,7 +100,8 @@ def generate(
     choice = _choice(model, options)
     with model._evaluating():
         lanes = options.beams if options.beams > 1 else len(read) * options.count
-        make = model._decoders.choose(model.network, lanes)
+        greedy = choice.banned(model.architecture.vocab_size) if options.beams == 1 else None
+        make = model._decoders.choose(model.network, lanes, greedy)
         if options.beams > 1:
             found = [
                 search(make(), prompt.ids, limit, options.beams, options.count, choice)

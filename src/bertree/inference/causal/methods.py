@@ -1,14 +1,14 @@
 """The methods of a model that reads from left to right."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bertree.inference.causal.attribution import Attribution, attribute
+from bertree.inference.causal.attribution import Attribution, Prior, attribute
+from bertree.inference.causal.decoding.sampling import Sampling
 from bertree.inference.causal.files import read_texts
 from bertree.inference.causal.generation import Generation, GenerationOptions, generate
 from bertree.inference.causal.lambada import LastWords, predict_last_words
 from bertree.inference.causal.perplexity import Perplexity, Reading, measure_perplexity
-from bertree.inference.causal.sampling import Sampling
 from bertree.inference.inputs import Input
 from bertree.inference.loaded import LoadedModel
 
@@ -79,12 +79,12 @@ class CausalMethods(LoadedModel):
         texts: Iterable[str] | str,
         *,
         codes: Iterable[str] | None = None,
-        prior: Mapping[str, float] | str = "uniform",
+        prior: Prior = "uniform",
     ) -> list[Attribution]:
         """Rank the control codes of each text by the likelihood they give it.
 
-        `codes`: which of `model.controls`; by default all. `prior`: "uniform", or a weight for each code, for example
-        its share of the documents.
+        `codes`: which of `model.controls`; by default all. `prior`: "uniform", a weight for each code, or the folder
+        of a token store, in which a code is as likely as it is frequent among the documents.
         """
         given = [texts] if isinstance(texts, str) else list(texts)
         return attribute(self, given, codes, prior)

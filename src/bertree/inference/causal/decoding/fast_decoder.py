@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.inference.causal.decoding.screening import ScreenedOutput, can_screen
 from bertree.inference.cpu.encoder import CpuBlock, CpuNorm, build_blocks, round_up
 from bertree.inference.cpu.linear import EagerLinear, PackedLinear, TransposedLinear, linear_class
 from bertree.model.embeddings import TokenEmbeddings
@@ -37,13 +38,13 @@ class DecoderWeights:
     head: MaskHead
     blocks: list[CpuBlock]
     norm: CpuNorm | None
-    output: PackedLinear  # hidden state, transformed -> logits
+    output: PackedLinear | ScreenedOutput  # hidden state, transformed -> logits
 
     @classmethod
-    def of(cls, network: Network, one_lane: bool = False) -> "DecoderWeights | None":
+    def of(cls, network: Network, one_lane: bool = False, greedy: bool = False) -> "DecoderWeights | None":
         """Prepare a network's weights; None if it has an unknown part, or attention that is not causal.
 
-        `one_lane`: for one token at a time, on a CPU."""
+        `one_lane`: for one token at a time. `greedy`: only the likeliest one is asked for, with `one_lane`."""
         encoder, head = network.encoder, network.heads["mask"]
         unknown = unknown_part(encoder, embeddings=False) or part_difference(head, (MaskHead,))
         if unknown or part_difference(network, (Network,)) or type(encoder.embeddings.tokens) is not TokenEmbeddings:
@@ -59,12 +60,16 @@ class DecoderWeights:
         matrix = nn.utils.skip_init(nn.Linear, 1, 1, device="meta")
         matrix.weight, matrix.bias = weight_ve, head.bias
         norm = None if encoder.norm is None else CpuNorm.from_module(cast(nn.LayerNorm, encoder.norm))
-        return cls(encoder, head, build_blocks(encoder, kind), norm, kind(matrix))  # type: ignore[call-arg]
+        screened = greedy and one_lane and kind is TransposedLinear and can_screen()
+        output = ScreenedOutput(matrix) if screened else kind(matrix)  # type: ignore[call-arg]
+        return cls(encoder, head, build_blocks(encoder, kind), norm, output)
 
-    def logits(self, x_sh: Tensor) -> Tensor:
-        """Return the logits of states after the last layer (s x v)."""
-        x_sh = x_sh if self.norm is None else self.norm(x_sh)
-        return self.output(_transform(self.head, x_sh))
+    def logits(self, x_sh: Tensor, banned_v: Tensor | None = None) -> Tensor:
+        """Return the logits of states after the last layer (s x v).
+
+        `banned_v`: -inf for tokens that are not to be chosen; needed only where outputs are screened."""
+        x_sh = _transform(self.head, x_sh if self.norm is None else self.norm(x_sh))
+        return self.output(x_sh, banned_v) if isinstance(self.output, ScreenedOutput) else self.output(x_sh)
 
 
 def _transform(head: MaskHead, x_sh: Tensor) -> Tensor:
@@ -147,8 +152,9 @@ class FastDecoder:
 
     in_place = True
 
-    def __init__(self, weights: DecoderWeights) -> None:
-        self.weights = weights
+    def __init__(self, weights: DecoderWeights, banned_v: Tensor | None = None) -> None:
+        """`banned_v`: -inf for tokens that are never chosen, else 0; needed only where outputs are screened."""
+        self.weights, self.banned_v = weights, banned_v
         self.cache = LaneCache(torch.empty(0), torch.empty(0), [])
 
     @property
@@ -173,7 +179,7 @@ class FastDecoder:
         mixing = PromptMixing(self.cache, batch)
         for block in weights.blocks:
             x_th = block(x_th, mixing)
-        return weights.logits(x_th[batch.last])
+        return weights.logits(x_th[batch.last], self.banned_v)
 
     def step(self, ids_s: Tensor) -> Tensor:
         """Read the next token of every lane and return the logits of the token after it."""
@@ -190,7 +196,7 @@ class FastDecoder:
         for block in weights.blocks:
             x_sh = block(x_sh, mixing)
         cache.lengths_s += 1
-        return weights.logits(x_sh)
+        return weights.logits(x_sh, self.banned_v)
 
     def count(self, tokens: int) -> None:
         """Count tokens of every lane, on the host."""

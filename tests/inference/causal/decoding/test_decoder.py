@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.inference.causal.decoder import Decoder, DecoderChoice, ModuleDecoder
-from bertree.inference.causal.fast_decoder import DecoderWeights, FastDecoder
+from bertree.inference.causal.decoding.decoder import Decoder, DecoderChoice, ModuleDecoder
+from bertree.inference.causal.decoding.fast_decoder import DecoderWeights, FastDecoder
 from bertree.model.network import Network
 from tests.support.language_models import KINDS, network
 
@@ -76,7 +76,7 @@ def test_prepared_weights_follow_the_network() -> None:
         return choice.choose(made, 2)().start(draw(3, 4), 8)
 
     first = logits()
-    assert choice._weights(made, False) is choice._weights(made, False)
+    assert choice._weights(made, False, False) is choice._weights(made, False, False)
     with torch.no_grad():
         made.encoder.stack.ffn[0].part.up.weight.mul_(2)  # type: ignore[union-attr, operator]
     second = logits()

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bertree.inference.causal.decoder import Decoder
-from bertree.inference.causal.loop import Choice, Continued
+from bertree.inference.causal.decoding.decoder import Decoder
+from bertree.inference.causal.decoding.loop import Choice, Continued
 
 
 @dataclass(frozen=True)

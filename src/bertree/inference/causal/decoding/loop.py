@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bertree.inference.causal.decoder import Decoder
-from bertree.inference.causal.sampling import Sampling, draw_numbers
+from bertree.errors import UserError
+from bertree.inference.causal.decoding.decoder import Decoder
+from bertree.inference.causal.decoding.sampling import Sampling, draw_numbers
 
 LANES = {"cpu": 32, "cuda": 256}  # sequences at once
 LEAVE = {"cpu": 0.75, "cuda": 0.5}  # complete sequences leave the batch when no more than this share goes on
@@ -46,6 +47,16 @@ class Choice:
     end: int | None = None  # the token after which a sequence is complete
     never: tuple[int, ...] = ()  # tokens that are not chosen
     vocabulary: int | None = None  # nor are ids from here on
+
+    def banned(self, size: int) -> Tensor | None:
+        """Return -inf for tokens that are not chosen, else 0 (v), if only the likeliest one is ever asked for."""
+        if self.sampling.temperature > 0 or self.sampling.penalty != 1:
+            return None
+        banned_v = torch.zeros(size)
+        banned_v[list(self.never)] = -torch.inf
+        if self.vocabulary is not None:
+            banned_v[self.vocabulary :] = -torch.inf
+        return banned_v
 
     def allow(self, logits_sv: Tensor) -> Tensor:
         """Return the logits of the tokens that may be chosen; those of the others are changed in place."""
@@ -83,6 +94,8 @@ class _Group:
     def run(self) -> None:
         """Continue them to their ends."""
         logits_sv = self._read_prompts()
+        if not bool(logits_sv.amax(1).isfinite().all()):
+            raise UserError("the model computes numbers that are not finite; are its weights damaged?")
         draws_sk, used_sv = self._draws(), self._used(logits_sv)
         waiting: list[Tensor] = []
         for step in range(self.steps):

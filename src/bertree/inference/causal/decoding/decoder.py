@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch, Continuation
-from bertree.inference.causal.fast_decoder import DecoderWeights, FastDecoder, one_token_batch
-from bertree.inference.causal.graph_decoder import GraphDecoder
+from bertree.inference.causal.decoding.fast_decoder import DecoderWeights, FastDecoder, one_token_batch
+from bertree.inference.causal.decoding.graph_decoder import GraphDecoder
 from bertree.inference.cpu.encoder import weight_versions
 from bertree.model.network import Network
 from bertree.model.past import KEYS, LENGTHS
@@ -117,21 +117,23 @@ class DecoderChoice:
         """Copy nothing: packed weights are those of the original."""
         return DecoderChoice()
 
-    def choose(self, network: Network, lanes: int) -> Callable[[], Decoder]:
-        """Return what makes decoders of a network, for so many lanes at most."""
-        weights = self._weights(network, lanes == 1)
+    def choose(self, network: Network, lanes: int, greedy: Tensor | None = None) -> Callable[[], Decoder]:
+        """Return what makes decoders of a network, for so many lanes at most.
+
+        `greedy`: only the likeliest token is asked for, among those that are 0 here, not -inf (v)."""
+        weights = self._weights(network, lanes == 1, greedy is not None)
         on_gpu = next(network.parameters()).is_cuda
 
         def make() -> Decoder:
-            decoder = ModuleDecoder(network) if weights is None else FastDecoder(weights)
+            decoder = ModuleDecoder(network) if weights is None else FastDecoder(weights, greedy)
             return GraphDecoder(decoder) if on_gpu and decoder.in_place else decoder
 
         return make
 
-    def _weights(self, network: Network, one_lane: bool) -> DecoderWeights | None:
+    def _weights(self, network: Network, one_lane: bool, greedy: bool) -> DecoderWeights | None:
         versions = weight_versions(network)
-        key = (versions, one_lane)
+        key = (versions, one_lane, one_lane and greedy)
         if versions is None or self._built[0] != key:
             self._built = (None, None)  # frees the memory of the former ones first
-            self._built = key, DecoderWeights.of(network, one_lane)
+            self._built = key, DecoderWeights.of(network, one_lane, greedy)
         return self._built[1]

@@ -1,0 +1,1 @@
+"""Tokens one after the other: what computes their logits, and how they are chosen."""
