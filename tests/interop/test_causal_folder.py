@@ -100,6 +100,7 @@ def test_the_second_head_of_a_double_heads_model_is_left(tmp_path: Path) -> None
         ("ctrl", "layer_norm_epsilon", 1e-5, "1e-05 has no equal here, only 1e-06"),
         ("gpt2", "n_embd", "wide", "'wide' is not a valid value"),
         ("ctrl", "dff", "wide", "'wide' is not a valid value"),
+        ("gpt2", "activation_function", ["relu"], r"\['relu'\] is not supported"),
     ],
 )
 def test_settings_without_an_equal_are_refused(

@@ -151,6 +151,7 @@ def test_shared_biases_are_found_under_a_layers_name(tmp_path: Path) -> None:
         ("tie_projs", [False], "tie_projs: must say for each cluster"),
         ("mem_len", "many", "mem_len: 'many' is not a valid value"),
         ("d_model", 16.5, "d_model: must be a whole number"),
+        ("div_val", "two", "div_val: must be a whole number"),
     ],
 )
 def test_settings_without_an_equal_are_refused(tmp_path: Path, key: str, value: object, reason: str) -> None:
@@ -160,9 +161,10 @@ def test_settings_without_an_equal_are_refused(tmp_path: Path, key: str, value: 
     assert "\n" not in str(caught.value)
 
 
-def test_narrow_embeddings_without_cutoffs_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "m", "plain", {"d_embed": 12})
-    with pytest.raises(UserError, match="d_embed: must equal d_model"):
+@pytest.mark.parametrize(("key", "reason"), [("d_embed", "must equal d_model, 16"), ("div_val", "must be 1, not 12")])
+def test_projected_embeddings_without_cutoffs_are_refused(tmp_path: Path, key: str, reason: str) -> None:
+    write(tmp_path / "m", "plain", {key: 12})
+    with pytest.raises(UserError, match=f"{key}: {reason}"):
         folder.read(tmp_path / "m")
 
 
@@ -173,6 +175,23 @@ def test_a_memory_that_begins_empty_is_written_with_a_warning(tmp_path: Path) ->
         folder.write(Contents(a, build(a, {"mask": 0})), tmp_path / "hf", to="huggingface")
     folder.write(Contents(a, build(a, {"mask": 0})), tmp_path / "both")
     assert folder.read(tmp_path / "both").architecture == a
+
+
+@pytest.mark.parametrize(("heads", "prefix"), [({"sequence": 3}, "transformer."), ({}, "")])
+def test_a_classifier_and_a_bare_encoder_are_read_and_written(
+    tmp_path: Path, heads: dict[str, int], prefix: str
+) -> None:
+    small = {"layers": 1, "width": 16, "heads": 2, "ffn_width": 32, "vocab_size": 60, "memory": 8}
+    changes = small | {"cutoffs": "10,30", "embedding_divisor": 2, "memory_start": "zeros"}
+    a = PRESETS["transformer-xl-base"].architecture.with_values(changes)
+    contents = Contents(a, build(a, heads))
+    folder.write(contents, tmp_path / "m", to="huggingface")
+    names = load_file(tmp_path / "m" / "model.safetensors").keys()
+    assert {name for name in names if not name.startswith(prefix)} == ({"score.weight"} if heads else set())
+    assert f"{prefix}word_emb.emb_projs.2" in names
+    read, state = folder.read(tmp_path / "m"), contents.network.state_dict()
+    assert read.architecture == a.with_values({"head_width": 8})
+    assert all(torch.equal(tensor, state[name]) for name, tensor in read.network.state_dict().items())
 
 
 # Parameters of transformers 4.37.2's TransfoXLLMHeadModel with the same settings.

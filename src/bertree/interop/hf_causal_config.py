@@ -82,15 +82,17 @@ def _xl_read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
     if not isinstance(tied, list) or len(tied) < len(cutoffs) + 1:
         raise UserError(f"{where}: tie_projs: must say for each cluster whether its projection is tied")
     width = _number(config, "d_model", 1024, where)
-    divisor, narrow = config.get("div_val", 4), config.get("d_embed", 1024) != width
-    if narrow and not cutoffs:
+    divisor, narrow = _number(config, "div_val", 4, where), config.get("d_embed", 1024) != width
+    if not cutoffs and narrow:
         raise UserError(f"{where}: d_embed: must equal d_model, {width}, if the vocabulary is not cut (cutoffs)")
+    if not cutoffs and divisor != 1:
+        raise UserError(f"{where}: div_val: must be 1, not {divisor}, if the vocabulary is not cut (cutoffs)")
     own = [str(i) for i, value in enumerate(tied[: len(cutoffs) + 1]) if not value]
     pre_norm = bool(config.get("pre_lnorm", False))
     return {
         "cutoffs": ",".join(map(str, cutoffs)),
         "output_projections": ",".join(own) if cutoffs and (narrow or divisor != 1) else base.output_projections,
-        "embedding_divisor": divisor if cutoffs else 1,
+        "embedding_divisor": divisor,
         "clamp": max(0, _number(config, "clamp_len", 1000, where)),
         "shared_position_bias": not config.get("untie_r", True),
         "residual": "pre-norm" if pre_norm else "post-norm",
@@ -203,7 +205,7 @@ def read_causal(model_type: str, config: Json, base: Transformer, where: str) ->
             raise UserError(f"{where}: {key}: {config[key]!r} has no equal here, only {allowed[0]!r}")
     values = {axis: known[key] for axis, key in family.keys.items() if known.get(key) is not None}
     if "activation" in values:
-        if values["activation"] not in family.activations:
+        if not isinstance(values["activation"], str) or values["activation"] not in family.activations:
             given, names = values["activation"], ", ".join(family.activations)
             raise UserError(f"{where}: {family.keys['activation']}: {given!r} is not supported; known: {names}")
         values["activation"] = family.activations[values["activation"]]

@@ -25,7 +25,7 @@ class Family:
     heads: dict[str, tuple[Row, ...]]  # rows relative to `heads.NAME.`
     classes: dict[str, tuple[str, ...]]  # class name without the title -> heads
     special_rows: Callable[[Transformer], tuple[Row, ...]] = lambda a: ()  # further rows, which depend on the model
-    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)  # copy of a tensor -> the tensor, or if absent ...
+    tied: dict[str, tuple[str, ...]] = field(default_factory=dict)  # copy -> the tensor; else the next
     ignored: tuple[str, ...] = ()  # regular expressions: buffers that some releases stored
     other_names: dict[str, str] = field(default_factory=dict)  # name without the prefix -> another it may have
 
