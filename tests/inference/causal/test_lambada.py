@@ -1,5 +1,6 @@
 """The last word of a passage: all of its tokens must be right."""
 
+import json
 import math
 from pathlib import Path
 
@@ -10,25 +11,23 @@ from bertree.batch import Batch
 from bertree.errors import UserError
 from tests.support.language_models import language_model
 
-PASSAGES = ["the boat of a yellow", "Ada is in Turin", "to the lighthouses", "a lamp"]
+PASSAGES = ["the boat of a yellow", "Ada is in Turin", "to the lighthouses", "a\nlamp"]
 
 
 def test_accuracy_and_perplexity_are_those_of_greedy_decoding(tmp_path: Path) -> None:
     model = language_model("gpt2")
     tokenizer = model.required_tokenizer
-    start = tokenizer.id_of("sep")
-    assert start is not None
     losses, passages = [], list(PASSAGES)
     for passage in PASSAGES:  # another passage ends with the word that the model predicts
-        context = passage.rpartition(" ")[0]
-        ids = [start, *tokenizer.encode_plain([context])[0].ids]
+        context = " ".join(passage.split()[:-1])
+        ids = tokenizer.encode_plain([context])[0].ids
         likeliest = model.generate([ids], tokens=5, temperature=0, stop=False)[0].ids
         passages.append(context + " " + tokenizer.backend.decode(likeliest).partition(" ")[0])
     right = 0
     for passage in passages:
-        context = passage.rpartition(" ")[0]
-        before = [start, *tokenizer.encode_plain([context])[0].ids]
-        target = tokenizer.encode_plain([passage])[0].ids[len(before) - 1 :]
+        context = " ".join(passage.split()[:-1])
+        before = tokenizer.encode_plain([context])[0].ids
+        target = tokenizer.encode_plain([passage])[0].ids[len(before) :]
         batch = Batch.pack([[*before, *target]])
         with torch.no_grad():
             chosen = torch.arange(len(before) - 1, len(batch.ids) - 1)
@@ -40,7 +39,7 @@ def test_accuracy_and_perplexity_are_those_of_greedy_decoding(tmp_path: Path) ->
     assert found.accuracy == right / len(passages)
     assert found.perplexity == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-4)
     path = tmp_path / "lambada.jsonl"
-    path.write_text("".join(f'{{"text": "{passage}"}}\n' for passage in passages))
+    path.write_text("".join(json.dumps({"text": passage}) + "\n" for passage in passages))
     assert model.last_words(path).perplexity == pytest.approx(found.perplexity, rel=1e-6)
     assert "8 passages" in repr(found)
 

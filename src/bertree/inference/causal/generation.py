@@ -101,7 +101,7 @@ def generate(
     with model._evaluating():
         lanes = options.beams if options.beams > 1 else len(read) * options.count
         greedy = choice.banned(model.architecture.vocab_size) if options.beams == 1 else None
-        make = model._decoders.choose(model.network, lanes, greedy)
+        make = model._decoders.choose(model.network, lanes, greedy, record=options.beams == 1)
         if options.beams > 1:
             found = [
                 search(make(), prompt.ids, limit, options.beams, options.count, choice)
@@ -122,7 +122,7 @@ def generate(
                 if piece := pieces[row].add(token):
                     on_text(row, piece)
 
-            continue_all(make, sequences, choice, model.device.type, show if on_text and pieces else None)
+            continue_all(make, sequences, choice, model.device.type == "cuda", show if on_text and pieces else None)
     texts = []
     for row, one in enumerate(sequences):
         text = ""

@@ -31,13 +31,12 @@ def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords
     """Predict the last word of each passage from all that stands before it."""
     check_left_to_right(model, "lambada")
     tokenizer = model.required_tokenizer
-    start = TextMarks.of(tokenizer, model.architecture).start
+    start = TextMarks.of(tokenizer, model.architecture).before
     limit = position_limit(model.architecture)
     begun, sequences, first = time.perf_counter(), [], []
     texts = [passage.strip() for passage in passages]
     for number, (text, encoding) in enumerate(zip(texts, tokenizer.encode_plain(texts, offsets=True), strict=True), 1):
-        word = text.rpartition(" ")[2]
-        begin = len(text) - len(word)
+        begin = len(text) - len((text.split() or [""])[-1])
         if not begin:
             raise UserError(f"passage {number}: has fewer than two words: {text[:40]!r}")
         before = sum(end <= begin for _, end in encoding.offsets)

@@ -117,16 +117,19 @@ class DecoderChoice:
         """Copy nothing: packed weights are those of the original."""
         return DecoderChoice()
 
-    def choose(self, network: Network, lanes: int, greedy: Tensor | None = None) -> Callable[[], Decoder]:
+    def choose(
+        self, network: Network, lanes: int, greedy: Tensor | None = None, record: bool = True
+    ) -> Callable[[], Decoder]:
         """Return what makes decoders of a network, for so many lanes at most.
 
-        `greedy`: only the likeliest token is asked for, among those that are 0 here, not -inf (v)."""
+        `greedy`: only the likeliest token is asked for, among those that are 0 here, not -inf (v). `record`: False if
+        lanes change with every step, so that a recorded one would be of no use."""
         weights = self._weights(network, lanes == 1, greedy is not None)
-        on_gpu = next(network.parameters()).is_cuda
+        record = record and next(network.parameters()).is_cuda
 
         def make() -> Decoder:
             decoder = ModuleDecoder(network) if weights is None else FastDecoder(weights, greedy)
-            return GraphDecoder(decoder) if on_gpu and decoder.in_place else decoder
+            return GraphDecoder(decoder) if record and decoder.in_place else decoder
 
         return make
 

@@ -81,13 +81,14 @@ class GraphDecoder:
             places *= 2
         self._places = min(places, self.decoder.capacity)
         self._ids_s = ids_s.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self.decoder.compute(self._ids_s, self._places, False)
-                self.decoder.rewind()
-        torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._logits_sv = self.decoder.compute(self._ids_s, self._places, False)
+        with torch.cuda.device(ids_s.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self.decoder.compute(self._ids_s, self._places, False)
+                    self.decoder.rewind()
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._logits_sv = self.decoder.compute(self._ids_s, self._places, False)

@@ -9,6 +9,7 @@ Shape letters: s sequences, v vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -62,8 +63,13 @@ class Choice:
         """Return the logits of the tokens that may be chosen; those of the others are changed in place."""
         logits_sv = logits_sv[:, : self.vocabulary]
         if self.never:
-            logits_sv[:, list(self.never)] = -torch.inf
+            logits_sv.index_fill_(1, _on_device(self.never, logits_sv.device), -torch.inf)
         return logits_sv
+
+
+@lru_cache(maxsize=8)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, device=device)
 
 
 Seen = Callable[[int, int], None]  # called with the number of a sequence and each of its tokens
@@ -71,9 +77,10 @@ Seen = Callable[[int, int], None]  # called with the number of a sequence and ea
 
 @torch.inference_mode()
 def continue_all(
-    make: Callable[[], Decoder], sequences: Sequence[Continued], choice: Choice, device: str, seen: Seen | None = None
+    make: Callable[[], Decoder], sequences: Sequence[Continued], choice: Choice, on_gpu: bool, seen: Seen | None = None
 ) -> None:
     """Continue sequences until each is complete, so many at once as suit the device."""
+    device = "cuda" if on_gpu else "cpu"
     for start in range(0, len(sequences), LANES[device]):
         group = sequences[start : start + LANES[device]]
         shown = None if seen is None else lambda row, token, start=start: seen(start + row, token)
@@ -96,7 +103,7 @@ class _Group:
         logits_sv = self._read_prompts()
         if not bool(logits_sv.amax(1).isfinite().all()):
             raise UserError("the model computes numbers that are not finite; are its weights damaged?")
-        draws_sk, used_sv = self._draws(), self._used(logits_sv)
+        draws_sk, used_sv = self._draws(logits_sv.device), self._used(logits_sv)
         waiting: list[Tensor] = []
         for step in range(self.steps):
             ids_s = self._choose(logits_sv, None if draws_sk is None else draws_sk[:, step], used_sv)
@@ -147,12 +154,12 @@ class _Group:
                         self.seen(row, token)
         waiting.clear()
 
-    def _draws(self) -> Tensor | None:
+    def _draws(self, device: torch.device) -> Tensor | None:
         """Return the random numbers of each sequence (s x steps); None if none are needed."""
         if self.choice.sampling.temperature == 0:
             return None
         drawn = [draw_numbers(self.choice.seed, one.prompt, one.number, self.steps) for one in self.group]
-        return torch.tensor(drawn, dtype=torch.float64, device=self.device)
+        return torch.tensor(drawn, dtype=torch.float64, device=device)
 
     def _used(self, logits_sv: Tensor) -> Tensor | None:
         """Return which tokens occur in each prompt (s x v); None if nobody asks."""
