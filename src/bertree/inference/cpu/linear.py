@@ -109,7 +109,8 @@ class Int8Linear:
         int8_oi = (weight_oi / scale_o[:, None]).round_().to(torch.int8)
         self.packed = torch.ops.onednn.qlinear_prepack(int8_oi, None)
         self.scale_o, self.zero_o = scale_o, torch.zeros(len(scale_o), dtype=torch.int32)
-        self.bias_o = linear.bias.detach().float()
+        bias_o = _bias(linear)
+        self.bias_o = torch.zeros_like(scale_o) if bias_o is None else bias_o.float()
 
     def __call__(self, x_ti: Tensor) -> Tensor:
         """Apply the layer."""
