@@ -5,7 +5,7 @@
 
 For each attention length, the same network with random weights predicts tokens in two ways. Windows: every token from
 the tokens before it, as many as the length, all computed for it alone; many windows share a packed batch. Memory:
-segments of 128 tokens with a memory of that length. Medians of several runs in turn.
+segments of 128 tokens with a memory of that length, 32 texts at a time. Medians of several runs in turn.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from bertree.model.architecture import Architecture
 from bertree.model.presets import preset
 
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
-SEGMENT = 128
+SEGMENT, LANES = 128, 32
 
 
 def architecture(name: str, small: bool) -> Architecture:
@@ -43,8 +43,8 @@ def windows(model: Model, ids: list[int], length: int, count: int) -> int:
 
 
 def memory(model: Model, ids: list[int], length: int) -> int:
-    """Predict all tokens in segments with a memory; one lane reads the text."""
-    losses, _ = score_segments(model, [ids], (), length, SEGMENT, lambda count: None)
+    """Predict all tokens in segments with a memory; many lanes are read side by side, as windows share batches."""
+    losses, _ = score_segments(model, [ids] * LANES, (), length, SEGMENT, lambda count: None)
     return losses.size
 
 
