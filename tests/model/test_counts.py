@@ -40,6 +40,8 @@ def test_the_arithmetic_counts_what_is_built(name: str) -> None:
 
 
 def representable(name: str) -> bool:
+    if name.startswith("transformer-xl"):  # transformers 5 has none: see tests/interop/test_transformer_xl.py
+        return False
     try:
         family_of_architecture(preset(name).architecture)
     except UserError:
@@ -54,7 +56,8 @@ def test_counts_equal_transformers(name: str) -> None:
     config = transformers.AutoConfig.for_model(**config_from_architecture(a, family, None))
     with torch.device("meta"):
         bare = transformers.AutoModel.from_config(config)
-        with_head = transformers.AutoModelForMaskedLM.from_config(config)
+        kind = transformers.AutoModelForCausalLM if a.causal else transformers.AutoModelForMaskedLM
+        with_head = kind.from_config(config)
     counts = cost.parameters(a)
     assert sum(p.numel() for p in bare.parameters()) == counts.total
     # transformers' masked models have no pooler; their tied output matrix is one tensor
@@ -71,6 +74,7 @@ PUBLISHED = {
     "albert-base-e768-attention": 83, "albert-base-e768-ffn": 57,
     "albert-base-e128-attention": 64, "albert-base-e128-ffn": 38,
     "roberta-base": 125, "roberta-large": 355, "distilbert-base": 66, "distilroberta": 82,
+    "gpt1": 117, "gpt2": 124, "transformer-xl-enwik8-12": 41, "transformer-xl-enwik8-24": 277, "transformer-xl-base": 151,
 }  # fmt: skip
 
 
