@@ -41,7 +41,7 @@ def main() -> None:
     right = sum(named[code, code] for code in codes)
     parts = [
         f"{environment()}; {model.architecture.describe()}; {len(rows)} texts of up to {given.characters} characters",
-        f"Named rightly: {right / len(rows):.1%} (chance: {1 / len(codes):.0%}). Rows: sources; columns: what is named.",
+        f"Named rightly: {right / len(rows):.1%} (chance: {1 / len(codes):.0%}). Rows: sources; columns: names.",
         table(["source", *codes], lines),
         f'From the prompt "{given.prompt}", temperature 0.7, top-p 0.9, penalty 1.2, the same seed:',
     ]

@@ -74,7 +74,8 @@ PUBLISHED = {
     "albert-base-e768-attention": 83, "albert-base-e768-ffn": 57,
     "albert-base-e128-attention": 64, "albert-base-e128-ffn": 38,
     "roberta-base": 125, "roberta-large": 355, "distilbert-base": 66, "distilroberta": 82,
-    "gpt1": 117, "gpt2": 124, "transformer-xl-enwik8-12": 41, "transformer-xl-enwik8-24": 277, "transformer-xl-base": 151,
+    "gpt1": 117, "gpt2": 124, "transformer-xl-enwik8-12": 41, "transformer-xl-enwik8-24": 277,
+    "transformer-xl-base": 151,
 }  # fmt: skip
 
 
