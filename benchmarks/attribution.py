@@ -46,8 +46,9 @@ def main() -> None:
         f'From the prompt "{given.prompt}", temperature 0.7, top-p 0.9, penalty 1.2, the same seed:',
     ]
     for code in codes:
-        settings = {"temperature": 0.7, "top_p": 0.9, "penalty": 1.2, "seed": 1}
-        (made,) = model.generate(given.prompt, control=code, tokens=given.tokens, **settings)
+        (made,) = model.generate(
+            given.prompt, control=code, tokens=given.tokens, temperature=0.7, top_p=0.9, penalty=1.2, seed=1
+        )
         parts.append(f"- **{code}**: {' '.join(f'{made.prompt}{made.text}'.split())}")
     text = "\n\n".join(parts)
     print(text)
