@@ -81,8 +81,13 @@ def generate(
     loaded = _load(model, device, precision, tokenizer)
     given = _inputs(prompts, file, "prompt")
     streams = len(given) * count == 1 and not as_json and beams == 1
-    if streams:
-        print(given[0], end="", flush=True)
+    shown = 0
+
+    def show(row: int, piece: str) -> None:
+        nonlocal shown  # the prompt comes with the first piece: what is refused prints nothing but its line
+        print(piece if shown else given[0] + piece, end="", flush=True)
+        shown += 1
+
     found = loaded.generate(
         given,
         tokens=tokens,
@@ -95,13 +100,13 @@ def generate(
         seed=seed,
         control=control,
         stop=not endless,
-        on_text=(lambda row, piece: print(piece, end="", flush=True)) if streams else None,
+        on_text=show if streams else None,
     )
     if as_json:
         for text in found:
             print(json_text(vars(text)))
     elif streams:
-        print()
+        print() if shown else print(given[0])
     else:
         _print_texts(found)
 
