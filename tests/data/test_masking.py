@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertree.data import counter_random
+from bertree import keyed_random
 from bertree.data.masking import Masker, Masking
 from bertree.data.store import Store
 from bertree.data.stream import Stream
@@ -75,7 +75,7 @@ def test_words_and_ngrams_end_with_their_sequence() -> None:
         # A key under which the n-gram that starts at token 5 is longer than one word.
         key = next(
             key
-            for key in (counter_random.key(n) for n in range(100))
+            for key in (keyed_random.key(n) for n in range(100))
             if unit == "word" or len(masker.span_starts(ids, places, bounds, np.arange(7), key)) == 3
         )
         assert masker.span_starts(ids, places, bounds, np.arange(7), key).tolist() == wanted
@@ -202,7 +202,7 @@ def test_ngram_lengths(million: Store) -> None:
         batch.cu_seqlens.numpy().astype(np.int64),
         np.arange(1_000_000),
     )
-    key = counter_random.key("test")
+    key = keyed_random.key("test")
     places = np.flatnonzero(masker.maskable[ids])
     starts = masker.span_starts(ids, places, bounds, counters, key)
     text = ids[places]

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bertree.data import counter_random
+from bertree import keyed_random
 from bertree.distillation import augment as augment_module
 from bertree.distillation.augment import augment, word_class
 from bertree.errors import UserError
@@ -44,7 +44,7 @@ def test_replacements_are_drawn_by_frequency_within_their_class() -> None:
     vocabulary = augment_module._read(texts, M)[1]
     names = {word: number for number, word in enumerate(vocabulary.written[::2])}
     words = np.full(30_000, names["rovet"])
-    drawn = vocabulary.replace(words, counter_random.bits(counter_random.key(5), np.arange(30_000)))
+    drawn = vocabulary.replace(words, keyed_random.bits(keyed_random.key(5), np.arange(30_000)))
     shares = Counter(vocabulary.written[2 * drawn].tolist())
     # 30 rovet, 60 pimak, 60 lemop, 60 sang: alike in form and frequency. The rare ones are of another class.
     assert set(shares) == {"rovet", "pimak", "lemop", "sang"}

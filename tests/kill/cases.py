@@ -13,7 +13,7 @@ WATCH = "run.log_every=1 run.eval_every=3 run.save_every=1 run.eval_tokens=512"
 # Verbs that write nothing.
 READING = {
     *("info", "fill", "recipe list", "recipe show", "store verify", "predict", "glue", "similar", "index query"),
-    *("index info", "verify"),
+    *("index info", "verify", "generate", "perplexity", "attribute", "store info"),
 }
 WRITING_OPTIONS = {"--out", "--submission", "--cache", "--force"}
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data.counter_random import Ints, cumulative_offsets
 from bertree.errors import UserError
 from bertree.files.formats import Json
+from bertree.keyed_random import Ints, cumulative_offsets
 from bertree.text.control import control_prefix
 from bertree.text.tokenizer import Tokenizer
 

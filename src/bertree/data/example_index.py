@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from bertree.console import bar
-from bertree.data.counter_random import Ints, cumulative_offsets
 from bertree.data.formats import Examples, Format, cut_shard
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.files.atomic import AtomicFile
+from bertree.keyed_random import Ints, cumulative_offsets
 
 VERSION = 1
 CHUNK_TOKENS = 1 << 20

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import counter_random
-from bertree.data.counter_random import Ints
+from bertree import keyed_random
 from bertree.data.store import Shard
 from bertree.errors import UserError, suggest
+from bertree.keyed_random import Ints
 
 PAIRS = ("segment-pair", "sentence-pair")
 KINDS = (*PAIRS, "full-sentences", "doc-sentences", "stream")
@@ -119,13 +119,13 @@ class Examples:
     def join(cls, pieces: "list[Examples]", documents: list[int], max_length: int) -> "Examples":
         """Join the examples of consecutive shards (with `documents` each), in as few bytes as they need."""
         narrow = np.uint16 if max_length < 1 << 16 else np.uint32
-        bases = counter_random.cumulative_offsets(np.array(documents))
+        bases = keyed_random.cumulative_offsets(np.array(documents))
         return cls(
             np.concatenate([piece.contents.astype(narrow) for piece in pieces]),
             np.concatenate([piece.counts.astype(narrow) for piece in pieces]),
             np.concatenate([piece.marks.astype(narrow) for piece in pieces]),
             np.concatenate([(p.documents + b).astype(np.uint32) for p, b in zip(pieces, bases, strict=False)]),
-            counter_random.cumulative_offsets(np.array([piece.contents.size for piece in pieces])),
+            keyed_random.cumulative_offsets(np.array([piece.contents.size for piece in pieces])),
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -156,7 +156,7 @@ def cut_shard(
         return _cut_stream(documents, room) if separated else _cut_evenly(int(documents[-1]), room)
     if format.paired:
         units = _cut_long_sentences(sentences, room, room // 2, even=True)
-        return _cut_pairs(format, room, units, documents, counter_random.key(seed, "short"), first_token)
+        return _cut_pairs(format, room, units, documents, keyed_random.key(seed, "short"), first_token)
     units = _cut_long_sentences(sentences, room, room, even=False)
     return _cut_sentences(units, documents, room, format.kind == "full-sentences", owned=prefix > 0)
 
@@ -198,7 +198,7 @@ def _cut_sentences(units: Ints, documents: Ints, room: int, crossing: bool, owne
     chosen = _follow_chain(after)
     final = np.append(chosen[1:], units.size - 1) - 1
     counts = document[final] - document[chosen] if crossing else np.zeros(chosen.size, np.int64)
-    crossed = counter_random.concatenate_ranges(document[chosen], counts)
+    crossed = keyed_random.concatenate_ranges(document[chosen], counts)
     marks = documents[crossed + 1] + crossed - np.repeat(begins[chosen], counts)
     return Examples(ends[final] - begins[chosen], counts, marks, document[chosen] if owned else document[:0])
 
@@ -212,9 +212,9 @@ def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, key: np.
     fits = units[two] - begins <= room
     after = np.where(fits, two, number + 1)
     if format.kind == "segment-pair":
-        random = counter_random.bits(key, begins + first_token)
-        short = random < counter_random.threshold(format.short)
-        aims = SHORT + counter_random.uniform_below(counter_random.bits(key, random), room + 1 - SHORT)
+        random = keyed_random.bits(key, begins + first_token)
+        short = random < keyed_random.threshold(format.short)
+        aims = SHORT + keyed_random.uniform_below(keyed_random.bits(key, random), room + 1 - SHORT)
         target = np.where(short, aims, room)
         after = np.maximum(after, np.minimum(np.searchsorted(ends, begins + target, "right"), last))
         # Avoid a single sentence at the end of a document if the example before can spare one.
@@ -232,7 +232,7 @@ def _cut_pairs(format: Format, room: int, units: Ints, documents: Ints, key: np.
     stops = np.append(starts[1:], units[-1])
     first = np.searchsorted(units, starts, "right")
     counts = np.searchsorted(units, stops, "left") - first
-    marks = units[counter_random.concatenate_ranges(first, counts)] - np.repeat(starts, counts)
+    marks = units[keyed_random.concatenate_ranges(first, counts)] - np.repeat(starts, counts)
     owner = np.searchsorted(documents, starts, "right") - 1
     return Examples(stops - starts, counts, marks, owner)
 

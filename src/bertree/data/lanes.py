@@ -24,9 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertree import keyed_random
 from bertree.batch import Batch, Continuation, PretrainingLabels
-from bertree.data import counter_random
-from bertree.data.counter_random import Ints
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
 from bertree.data.masking import NextTokenTargets
@@ -34,6 +33,7 @@ from bertree.data.store import Store
 from bertree.data.windows.window import ShuffleWindow, build_window
 from bertree.errors import UserError
 from bertree.files.formats import Json
+from bertree.keyed_random import Ints
 
 EXAMPLE = 512  # length of the index's examples, which only say where chunks may end
 WHOLE = 1 << 30  # with control codes: examples are whole documents, so that each begins with its code
@@ -135,8 +135,8 @@ class LaneStream:
         with self._lock:
             if epoch not in self._orders:
                 chunks = np.arange(self.index.totals.size)
-                order = np.argsort(counter_random.bits(counter_random.key(self.seed, epoch, "lanes"), chunks))
-                self._orders[epoch] = order, counter_random.cumulative_offsets(self.index.totals[order])
+                order = np.argsort(keyed_random.bits(keyed_random.key(self.seed, epoch, "lanes"), chunks))
+                self._orders[epoch] = order, keyed_random.cumulative_offsets(self.index.totals[order])
                 if len(self._orders) > 2:
                     self._orders.popitem(last=False)
             return self._orders[epoch]
@@ -150,7 +150,7 @@ class LaneStream:
                     self._format,
                     self._examples,
                     np.array([chunk]),
-                    counter_random.key(self.seed, chunk, "content"),
+                    keyed_random.key(self.seed, chunk, "content"),
                 )
                 if len(self._windows) > self.lanes + SPARE:
                     self._windows.popitem(last=False)

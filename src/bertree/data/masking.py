@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import counter_random
-from bertree.data.counter_random import Bits, Ints
+from bertree import keyed_random
 from bertree.data.store import Store
 from bertree.errors import UserError, suggest
+from bertree.keyed_random import Bits, Ints
 
 UNITS = ("token", "word", "ngram", "next")
 DUPLICATES = 10  # BERT's
@@ -134,9 +134,9 @@ class Masker:
         self.maskable[list(store.special.values())] = False
         self.ordinary: Ints = np.flatnonzero(self.maskable)
         self.word_start: NDArray[np.bool_] = np.asarray(store.word_start, np.bool_)
-        self.limit = counter_random.threshold(masking.rate)
+        self.limit = keyed_random.threshold(masking.rate)
         chances = np.cumsum(masking.ngram_chances())[:-1]
-        self.ngram_limits: Bits = np.array([counter_random.threshold(chance) for chance in chances], dtype=np.uint64)
+        self.ngram_limits: Bits = np.array([keyed_random.threshold(chance) for chance in chances], dtype=np.uint64)
 
     def apply(
         self, ids: Ints, bounds: Ints, counters: Ints, key: np.uint64, given: NDArray[np.bool_] | None = None
@@ -155,7 +155,7 @@ class Masker:
             first = places[starts]
             chosen = self._choose(first, bounds, counters.take(first), key)
             lengths = np.diff(np.append(starts, places.size))[chosen]
-            masked = places[counter_random.concatenate_ranges(starts[chosen], lengths)]
+            masked = places[keyed_random.concatenate_ranges(starts[chosen], lengths)]
         targets = ids[masked]
         ids[masked] = self._replace(targets, counters[masked], key)
         return masked, targets
@@ -173,7 +173,7 @@ class Masker:
         if self.masking.unit == "word":
             return words
         texts = np.flatnonzero(breaks.take(words))  # first word of each text between special tokens
-        random = counter_random.bits(counter_random.key(int(key), "ngram"), counters.take(places.take(words)))
+        random = keyed_random.bits(keyed_random.key(int(key), "ngram"), counters.take(places.take(words)))
         drawn = np.ones(words.size, np.int64)
         for limit in self.ngram_limits:
             drawn += random >= limit
@@ -185,7 +185,7 @@ class Masker:
 
     def _choose(self, first: Ints, bounds: Ints, counters: Ints, key: np.uint64) -> Ints:
         """Return the spans (by the position of their first token) that are drawn, at least one per sequence."""
-        draws = counter_random.bits(key, counters)
+        draws = keyed_random.bits(key, counters)
         chosen = draws < self.limit
         starts = np.searchsorted(first, bounds)
         filled = np.flatnonzero(starts[1:] > starts[:-1])
@@ -193,17 +193,17 @@ class Masker:
             smallest = np.minimum.reduceat(draws, starts[filled])
             empty = filled[smallest >= self.limit]
             sizes = starts[empty + 1] - starts[empty]
-            spans = counter_random.concatenate_ranges(starts[empty], sizes)
+            spans = keyed_random.concatenate_ranges(starts[empty], sizes)
             chosen[spans[draws[spans] == np.repeat(smallest[smallest >= self.limit], sizes)]] = True
         return np.flatnonzero(chosen)
 
     def _replace(self, targets: Ints, counters: Ints, key: np.uint64) -> NDArray[Any]:
         """Return what the model sees: 80 % [MASK], 10 % a random ordinary token, 10 % unchanged (or as configured)."""
-        action = counter_random.bits(counter_random.key(int(key), "action"), counters)
+        action = keyed_random.bits(keyed_random.key(int(key), "action"), counters)
         seen = targets.copy()
-        others = np.flatnonzero(action >= counter_random.threshold(self.masking.mask))
-        to_random = others[action[others] < counter_random.threshold(self.masking.mask + self.masking.random)]
-        seen[action < counter_random.threshold(self.masking.mask)] = self.mask_id
-        random = counter_random.bits(counter_random.key(int(key), "random"), counters[to_random])
-        seen[to_random] = self.ordinary[counter_random.uniform_below(random, self.ordinary.size)]
+        others = np.flatnonzero(action >= keyed_random.threshold(self.masking.mask))
+        to_random = others[action[others] < keyed_random.threshold(self.masking.mask + self.masking.random)]
+        seen[action < keyed_random.threshold(self.masking.mask)] = self.mask_id
+        random = keyed_random.bits(keyed_random.key(int(key), "random"), counters[to_random])
+        seen[to_random] = self.ordinary[keyed_random.uniform_below(random, self.ordinary.size)]
         return seen

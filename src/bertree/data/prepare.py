@@ -16,7 +16,6 @@ import numpy as np
 
 from bertree.data import journal
 from bertree.data.controls import CodeTable
-from bertree.data.counter_random import Ints
 from bertree.data.journal import PrepareProgress
 from bertree.data.store import Store
 from bertree.data.store_header import HEADER, JOURNAL, SPECIAL, TOKENIZER
@@ -25,6 +24,7 @@ from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, sync
 from bertree.files.formats import Json
+from bertree.keyed_random import Ints
 from bertree.text.corpus import Corpus, Position, describe_counts
 from bertree.text.identity import tokenizer_hash, word_starts
 from bertree.text.tokenizer import Tokenizer

@@ -30,9 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertree import keyed_random
 from bertree.batch import Batch, PretrainingLabels
-from bertree.data import counter_random
-from bertree.data.counter_random import Ints
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import CODED, Format
 from bertree.data.masking import Masking, target_maker
@@ -40,6 +39,7 @@ from bertree.data.store import Store
 from bertree.data.windows.balanced_order import balanced_order
 from bertree.data.windows.window import PackedSlice, ShuffleWindow, build_window
 from bertree.errors import UserError
+from bertree.keyed_random import Ints
 
 WINDOW_CHUNKS = 16
 KEPT = 3  # windows in memory: a step reads one or two
@@ -182,11 +182,11 @@ class Stream:
             if epoch not in self._orders:
                 chunks = np.arange(self.index.totals.size)
                 mixed = np.argsort(
-                    counter_random.bits(counter_random.key(self.seed, self._content(epoch), "chunks"), chunks)
+                    keyed_random.bits(keyed_random.key(self.seed, self._content(epoch), "chunks"), chunks)
                 )
                 groups = np.array_split(mixed, ceil(mixed.size / self._window_chunks))
                 order = np.argsort(
-                    counter_random.bits(counter_random.key(self.seed, epoch, "windows"), np.arange(len(groups)))
+                    keyed_random.bits(keyed_random.key(self.seed, epoch, "windows"), np.arange(len(groups)))
                 )
                 sizes = np.array([int(self.index.totals[groups[group]].sum()) for group in order])
                 self._orders[epoch] = (groups, order, np.concatenate(([0], np.cumsum(sizes))))
@@ -208,8 +208,8 @@ class Stream:
                     self.format,
                     self._room,
                     groups[group],
-                    counter_random.key(self.seed, repeated, group, "content"),
-                    counter_random.key(self.seed, epoch, group, "order"),
+                    keyed_random.key(self.seed, repeated, group, "content"),
+                    keyed_random.key(self.seed, epoch, group, "order"),
                     lambda lengths: balanced_order(
                         lengths, epoch * self.epoch_tokens + int(starts[place]), self._stride, self._slack
                     ),

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertree.data import counter_random
-from bertree.data.counter_random import Ints
+from bertree import keyed_random
 from bertree.errors import UserError
+from bertree.keyed_random import Ints
 
 LONGEST = 5  # words of a piece that is kept in place of its text
 BAND = 4  # words whose frequencies differ by less than about 2 ** BAND are alike
@@ -84,9 +84,7 @@ class _Vocabulary:
         numbers: defaultdict[tuple[str, int], int] = defaultdict(lambda: len(numbers))
         kinds = np.array([numbers[self._kind(w, n)] for w, n in zip(words, counts.tolist(), strict=True)], np.int64)
         self._order = np.argsort(kinds, kind="stable")
-        ends = counter_random.cumulative_offsets(
-            counts[self._order]
-        )  # every occurrence of a word is a place to be drawn
+        ends = keyed_random.cumulative_offsets(counts[self._order])  # every occurrence of a word is a place to be drawn
         self._ends = ends[1:]
         bounds = ends[np.searchsorted(kinds[self._order], np.arange(len(numbers) + 1))]
         self._first, self._places = bounds[:-1][kinds], np.diff(bounds)[kinds]
@@ -97,9 +95,9 @@ class _Vocabulary:
         closed = kind.partition(" ")[0] in _CLOSED or kind == "mark"
         return kind, 0 if closed else count.bit_length() // BAND
 
-    def replace(self, words: Ints, random: counter_random.Bits) -> Ints:
+    def replace(self, words: Ints, random: keyed_random.Bits) -> Ints:
         """Draw another word of the same class for each, by frequency."""
-        drawn = self._first[words] + counter_random.uniform_below(random, self._places[words])
+        drawn = self._first[words] + keyed_random.uniform_below(random, self._places[words])
         return self._order[np.searchsorted(self._ends, drawn, "right")]
 
 
@@ -173,7 +171,7 @@ def _read(texts: Sequence[tuple[str, ...]], mask: str) -> tuple[list[_Side], _Vo
             words += [numbers[word] for _, word in pieces]
             spaced += [space != "" for space, _ in pieces]
             lengths.append(len(pieces))
-        starts = counter_random.cumulative_offsets(np.array(lengths, np.int64))
+        starts = keyed_random.cumulative_offsets(np.array(lengths, np.int64))
         sides.append(_Side(np.array(words, np.int64), np.array(spaced, np.int64), starts))
     found = np.concatenate([side.words for side in sides])
     counts = np.bincount(found, minlength=len(numbers)).astype(np.int64)
@@ -193,7 +191,7 @@ def _portions(sides: Sequence[_Side], copies: int) -> Iterator[tuple[int, int]]:
 def _join_words(words: Ints, spaced: Ints, lengths: Ints, vocabulary: _Vocabulary) -> list[str]:
     """Join words to texts of these lengths, with single spaces."""
     pieces = vocabulary.written[2 * words + spaced].tolist()
-    return ["".join(pieces[a:b]).lstrip() for a, b in pairwise(counter_random.cumulative_offsets(lengths).tolist())]
+    return ["".join(pieces[a:b]).lstrip() for a, b in pairwise(keyed_random.cumulative_offsets(lengths).tolist())]
 
 
 def _alter(
@@ -201,21 +199,21 @@ def _alter(
 ) -> list[str]:
     """Return every copy of the texts from `begin` to `end`, the copies of one text one after the other."""
 
-    def random(counters: Ints, what: str) -> counter_random.Bits:
-        return counter_random.bits(counter_random.key(seed, "augment", number, what), counters)
+    def random(counters: Ints, what: str) -> keyed_random.Bits:
+        return keyed_random.bits(keyed_random.key(seed, "augment", number, what), counters)
 
     rows = np.arange(begin, end).repeat(copies)
     names = (rows << 38) + (np.tile(np.arange(copies), end - begin) << 22)  # of the copies; below are their words
     starts, lengths = side.starts[rows], side.starts[rows + 1] - side.starts[rows]
     # The piece is chosen first, which changes nothing but spares the words that are not in it.
-    kept = np.minimum(1 + counter_random.uniform_below(random(names, "length"), LONGEST), lengths)
-    kept = np.where(random(names, "piece") < counter_random.threshold(rates.ngram), kept, lengths)
-    skipped = counter_random.uniform_below(random(names, "place"), lengths - kept + 1)
-    at = counter_random.concatenate_ranges(starts + skipped, kept)
-    words, counters = side.words[at], names.repeat(kept) + counter_random.concatenate_ranges(skipped, kept)
+    kept = np.minimum(1 + keyed_random.uniform_below(random(names, "length"), LONGEST), lengths)
+    kept = np.where(random(names, "piece") < keyed_random.threshold(rates.ngram), kept, lengths)
+    skipped = keyed_random.uniform_below(random(names, "place"), lengths - kept + 1)
+    at = keyed_random.concatenate_ranges(starts + skipped, kept)
+    words, counters = side.words[at], names.repeat(kept) + keyed_random.concatenate_ranges(skipped, kept)
     drawn = random(counters, "word")
-    masked = drawn < counter_random.threshold(rates.masking)
-    other = np.flatnonzero(~masked & (drawn < counter_random.threshold(rates.masking + rates.replacing)))
+    masked = drawn < keyed_random.threshold(rates.masking)
+    other = np.flatnonzero(~masked & (drawn < keyed_random.threshold(rates.masking + rates.replacing)))
     words[other] = vocabulary.replace(words[other], random(counters[other], "other"))
     words[masked] = vocabulary.mask
     return _join_words(words, side.spaced[at], kept, vocabulary)

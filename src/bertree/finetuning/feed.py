@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertree import keyed_random
 from bertree.batch import IGNORED, Batch
-from bertree.data import counter_random
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.objectives.task_labels import TaskLabels
 from bertree.tasks.collate import collate
@@ -141,6 +141,6 @@ def steps_per_epoch(units: int, size: int) -> int:
 
 def _shuffled(count: int, seed: int, epoch: int) -> NDArray[np.int64]:
     order: NDArray[np.int64] = np.argsort(
-        counter_random.bits(counter_random.key(seed, epoch, "units"), np.arange(count)), kind="stable"
+        keyed_random.bits(keyed_random.key(seed, epoch, "units"), np.arange(count)), kind="stable"
     )
     return order

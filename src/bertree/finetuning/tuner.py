@@ -11,9 +11,9 @@ from typing import Any, Generic
 import numpy as np
 import torch
 
+from bertree import keyed_random
 from bertree.config import settings
 from bertree.config.sections import Phase, ScheduleSettings
-from bertree.data import counter_random
 from bertree.errors import UserError
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning.config import FineTuneConfig
@@ -208,7 +208,7 @@ def hold_out(
     trained on. `source` is the file that messages name."""
     keys = [group(example) or number for number, example in enumerate(examples)]
     groups = list(dict.fromkeys(keys))
-    order = np.argsort(counter_random.bits(counter_random.key(0, "held out"), np.arange(len(groups))), kind="stable")
+    order = np.argsort(keyed_random.bits(keyed_random.key(0, "held out"), np.arange(len(groups))), kind="stable")
     held = {groups[place] for place in order[: max(1, round(share * len(groups)))].tolist()}
     if len(held) >= len(groups):
         few = f"has only {len(examples)} {'example' if len(examples) == 1 else 'examples'}"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bertree import keyed_random
 from bertree.batch import Batch
-from bertree.data import counter_random
 from bertree.model.state import State, Stateful
 from bertree.objectives.objective import Computed, Objective
 
@@ -47,7 +47,7 @@ class Learner:
 
     def seed_dropout(self, step: int, number: int) -> None:
         """Seed the dropout of a micro-batch of a step."""
-        seed = int(counter_random.key(self.seed, step, number, "dropout")) >> 1
+        seed = int(keyed_random.key(self.seed, step, number, "dropout")) >> 1
         # torch.manual_seed formats the call stack for every kind of device that is not in use yet.
         (torch.default_generator if self.device.type == "cpu" else torch).manual_seed(seed)
 

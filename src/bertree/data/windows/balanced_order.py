@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from bertree.data.counter_random import Ints
+from bertree.keyed_random import Ints
 
 ROUNDS = 8  # of exchanges; two or three are usual
 ATTEMPTS = 6  # to meet the first border

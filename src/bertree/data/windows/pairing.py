@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import counter_random
-from bertree.data.counter_random import Ints
+from bertree import keyed_random
+from bertree.keyed_random import Ints
 
 NO_LABEL = -100  # ignored by torch's losses
 TRIES, TURNS = 6, 4
@@ -35,10 +35,10 @@ class Borders:
         """Number of places in each example."""
         return np.diff(self.offsets)
 
-    def draw(self, chosen: Ints, random: counter_random.Bits) -> Ints:
+    def draw(self, chosen: Ints, random: keyed_random.Bits) -> Ints:
         """Draw a random place in each of the chosen examples; the end of an example without places."""
         counts = self.counts[chosen]
-        picks = self.offsets[chosen] + counter_random.uniform_below(random, counts)
+        picks = self.offsets[chosen] + keyed_random.uniform_below(random, counts)
         ends = self.starts[chosen] + self.contents[chosen]
         return np.where(counts > 0, self.places[np.minimum(picks, self.places.size - 1)], ends)
 
@@ -71,11 +71,11 @@ class Pairs:
 
 def make_pairs(borders: Borders, documents: Ints, objective: str | None, room: int, key: np.uint64) -> Pairs:
     """Return the pairs of a window in corpus order."""
-    at = draw_divisions(borders, counter_random.key(int(key), "division"))
+    at = draw_divisions(borders, keyed_random.key(int(key), "division"))
     if objective == "nsp":
         paired = np.flatnonzero(borders.counts > 0)
-        left, right = choose_partners(paired, documents[paired], counter_random.key(int(key), "partners"))
-        right = divide_partners(borders, left, right, documents, room, at, counter_random.key(int(key), "exchange"))
+        left, right = choose_partners(paired, documents[paired], keyed_random.key(int(key), "partners"))
+        right = divide_partners(borders, left, right, documents, room, at, keyed_random.key(int(key), "exchange"))
         pairs = Pairs.split_at(borders, at)
         for field in (pairs.second_starts, pairs.second_lengths):
             field[left], field[right] = field[right], field[left]
@@ -84,7 +84,7 @@ def make_pairs(borders: Borders, documents: Ints, objective: str | None, room: i
     pairs = Pairs.split_at(borders, at)
     if objective == "sop":
         paired = np.flatnonzero(pairs.labels == 0)
-        random = counter_random.bits(counter_random.key(int(key), "swap"), np.arange(paired.size + 1))
+        random = keyed_random.bits(keyed_random.key(int(key), "swap"), np.arange(paired.size + 1))
         half = int(paired.size / 2 + int(random[-1]) / 2**64)  # of an odd number, rounded at random
         swapped = paired[np.argsort(random[:-1])[:half]]
         for one, other in (
@@ -101,13 +101,13 @@ def draw_divisions(borders: Borders, key: np.uint64) -> Ints:
     chosen = np.arange(borders.starts.size)
     if borders.places.size == 0:
         return borders.starts + borders.contents
-    return borders.draw(chosen, counter_random.bits(key, chosen))
+    return borders.draw(chosen, keyed_random.bits(key, chosen))
 
 
 def choose_partners(paired: Ints, documents: Ints, key: np.uint64) -> tuple[Ints, Ints]:
     """Choose half of the pairs, two by two from different documents (fewer if one document has nearly all)."""
     count = paired.size
-    random = counter_random.bits(key, np.arange(count + 1))
+    random = keyed_random.bits(key, np.arange(count + 1))
     wanted = 2 * int(count / 4 + int(random[-1]) / 2**64)  # half on average, even of a few
     order = np.argsort(random[:-1], kind="stable")
     names, sizes = np.unique(documents, return_counts=True)
@@ -123,7 +123,7 @@ def choose_partners(paired: Ints, documents: Ints, key: np.uint64) -> tuple[Ints
     surplus = max(int(2 * sizes.max()) - chosen.size, chosen.size % 2)
     chosen, numbers = _drop_surplus(chosen, numbers, int(np.argmax(sizes)), surplus)
     # Sorted by document, and no document has more than half: the one half a list further is another document.
-    scattered = counter_random.bits(key, numbers + count + 1)
+    scattered = keyed_random.bits(key, numbers + count + 1)
     chosen = paired[chosen[np.lexsort((random[chosen], scattered))]]
     return chosen[: chosen.size // 2], chosen[chosen.size // 2 :]
 
@@ -144,7 +144,7 @@ def divide_partners(
     right = right.copy()
     open_ = np.arange(left.size)
     for turn in range(TURNS):
-        fits = _try_divisions(borders, left[open_], right[open_], room, at, counter_random.key(int(key), turn))
+        fits = _try_divisions(borders, left[open_], right[open_], room, at, keyed_random.key(int(key), turn))
         open_ = open_[~fits]
         passed = np.roll(right[open_], 1)
         if open_.size < 2 or (documents[left[open_]] == documents[passed]).any():
@@ -162,7 +162,7 @@ def _try_divisions(borders: Borders, left: Ints, right: Ints, room: int, at: Int
     fits = np.zeros(left.size, np.bool_)
     open_ = np.arange(left.size)
     for attempt in range(TRIES):
-        random = counter_random.bits(key, open_ * TRIES + attempt)
+        random = keyed_random.bits(key, open_ * TRIES + attempt)
         one = borders.draw(left[open_], random) - starts[open_]
         low = np.maximum(one - other_spare[open_], 1)
         high = np.minimum(one + spare[open_], borders.contents[right[open_]] - 1)

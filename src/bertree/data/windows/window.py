@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertree.data import counter_random
-from bertree.data.counter_random import Ints
+from bertree import keyed_random
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import Format
 from bertree.data.store import Store
 from bertree.data.windows import pairing
 from bertree.data.windows.pairing import NO_LABEL
+from bertree.keyed_random import Ints
 
 
 @dataclass
@@ -138,10 +138,10 @@ def build_window(
     """
     chunks = np.sort(chunks)
     firsts, lasts = index.chunks[chunks], index.chunks[chunks + 1]
-    numbers = counter_random.concatenate_ranges(firsts, lasts - firsts)
+    numbers = keyed_random.concatenate_ranges(firsts, lasts - firsts)
     runs = list(zip(firsts, lasts, strict=True))
     contents = _concatenate_ranges(index.examples.contents, runs)
-    offsets = counter_random.cumulative_offsets(_concatenate_ranges(index.examples.counts, runs))
+    offsets = keyed_random.cumulative_offsets(_concatenate_ranges(index.examples.counts, runs))
     marks = _concatenate_ranges(index.examples.marks, zip(index.marks[chunks], index.marks[chunks + 1], strict=True))
     read = contents if format.paired else contents - np.diff(offsets)
     starts = np.cumsum(read) - read
@@ -158,10 +158,10 @@ def build_window(
         pairs = pairing.make_pairs(borders, documents, format.objective, room, content)
         lengths = pairs.first_lengths + pairs.second_lengths
         lengths += np.where(pairs.labels == NO_LABEL, format.single_overhead, format.full_overhead)
-    shuffled = np.arange(numbers.size) if order is None else np.argsort(counter_random.bits(order, numbers))
+    shuffled = np.arange(numbers.size) if order is None else np.argsort(keyed_random.bits(order, numbers))
     if arrange is not None:
         shuffled = shuffled[arrange(lengths[shuffled])]
-    bounds = counter_random.cumulative_offsets(lengths[shuffled])
+    bounds = keyed_random.cumulative_offsets(lengths[shuffled])
     labels = seconds = None
     if pairs is not None:
         parts = _pair_runs(pairs, shuffled, format.separators, size)
@@ -171,7 +171,7 @@ def build_window(
         if controls is not None:
             controls = ControlRuns(controls.sources[shuffled], controls.lengths[shuffled], size)
         parts = _single_runs(starts, contents, offsets, marks, shuffled, format.closed > 0, size, controls)
-    mask_key = counter_random.key(int(content), "mask")
+    mask_key = keyed_random.key(int(content), "mask")
     return ShuffleWindow(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key, controls)
 
 
@@ -222,7 +222,7 @@ def _single_runs(
     takes the place of [CLS], and stands before a stream too."""
     opened = framed or controls is not None
     counts = np.diff(offsets)[shuffled]
-    marks = marks[counter_random.concatenate_ranges(offsets[shuffled], counts)]
+    marks = marks[keyed_random.concatenate_ranges(offsets[shuffled], counts)]
     pieces = counts + 1  # pieces of text between separators
     ends_of = np.cumsum(pieces)
     firsts = ends_of - pieces
@@ -253,4 +253,4 @@ def _token_runs(lengths: Ints, sources: Ints, segments: NDArray[np.uint8]) -> To
     there = lengths > 0
     if not there.all():
         lengths, sources, segments = lengths[there], sources[there], segments[there]
-    return TokenRuns(counter_random.cumulative_offsets(lengths), sources, segments)
+    return TokenRuns(keyed_random.cumulative_offsets(lengths), sources, segments)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertree.console import bar, note
-from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.inference.causal.checks import check_left_to_right, position_limit
 from bertree.inference.causal.prompts import check_control
@@ -86,6 +85,8 @@ def prior_weights(codes: Sequence[str], prior: Prior) -> list[float]:
     if prior == "uniform":
         return [0.0 for _ in codes]
     if not isinstance(prior, Mapping):
+        from bertree.data.store import Store  # a model is loaded without the room of data
+
         found = Store.open(prior).controls
         if not found:
             raise UserError(f"{prior}: the store has no control codes, so it says nothing about how frequent they are")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bertree.data import counter_random
+from bertree import keyed_random
 from bertree.errors import UserError
 from bertree.objectives.embedding_losses import ROWS, EmbeddingLoss, default_loss
 from bertree.tasks.columns import TextExample
@@ -92,7 +92,7 @@ def cross_encoder_examples(
     own: dict[str, set[str]] = {}
     for example in examples:
         own.setdefault(example.texts[0], {example.texts[0]}).add(example.texts[1])
-    drawn = counter_random.bits(counter_random.key(0, "negatives"), np.arange(len(examples) * SPARE)).reshape(
+    drawn = keyed_random.bits(keyed_random.key(0, "negatives"), np.arange(len(examples) * SPARE)).reshape(
         -1, SPARE
     ) % len(examples)
     found: list[TextExample] = []

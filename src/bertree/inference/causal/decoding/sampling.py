@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertree.data import counter_random
+from bertree import keyed_random
 from bertree.errors import UserError
 
 
@@ -83,6 +83,6 @@ def likeliest(logits_sv: Tensor) -> Tensor:
 
 def draw_numbers(seed: int, prompt_ids: Sequence[int], number: int, steps: int) -> list[float]:
     """Return a number in [0, 1) for each step of continuation `number` of a prompt."""
-    key = counter_random.key(seed, "generate", number, *prompt_ids)
-    drawn: list[float] = (counter_random.bits(key, np.arange(steps)) >> np.uint64(11)).astype(np.float64).tolist()
+    key = keyed_random.key(seed, "generate", number, *prompt_ids)
+    drawn: list[float] = (keyed_random.bits(key, np.arange(steps)) >> np.uint64(11)).astype(np.float64).tolist()
     return [value / 2**53 for value in drawn]
