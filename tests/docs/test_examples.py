@@ -27,7 +27,7 @@ from bertree.objectives import embedding_losses
 from bertree.tasks import registry
 from tests.support import documentation
 from tests.support.command import Command, make_tree
-from tests.support.documentation import PAGES, ROOT, Block, Library
+from tests.support.documentation import PAGES, ROOT, CodeBlock, Library
 
 # What is put at the end of a command or a call, to make it short: settings and options.
 PHASE = {"steps": 2, "max_length": 32, "batch_tokens": 256}
@@ -123,7 +123,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library(tmp_path_factory.mktemp("library"))
 
 
-def run_python(block: Block, page: Path, known: dict[str, object]) -> None:
+def run_python(block: CodeBlock, page: Path, known: dict[str, object]) -> None:
     names = set(re.findall(r"^(?:import|from) ([\w, ]+)", block.text, re.MULTILINE))
     needed = {word.strip() for line in names for word in line.split(",")} & OPTIONAL
     if any(importlib.util.find_spec(name) is None for name in needed):
@@ -132,7 +132,7 @@ def run_python(block: Block, page: Path, known: dict[str, object]) -> None:
     exec(compile(code, str(page), "exec"), known)
 
 
-def run_console(block: Block, command: Command, library: Library, folder: Path) -> str:
+def run_console(block: CodeBlock, command: Command, library: Library, folder: Path) -> str:
     """Run the commands of a block and return what the last one printed."""
     printed = ""
     for words in documentation.commands(block):

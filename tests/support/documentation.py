@@ -21,7 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), BUNDLED]
 WRITTEN = ("--out", "--submission", "--cache")  # options whose value is made by the command
 
 
-class Block(NamedTuple):
+class CodeBlock(NamedTuple):
     """A fenced block of a page."""
 
     language: str
@@ -29,10 +29,10 @@ class Block(NamedTuple):
     line: int  # its first line in the page
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page: Path) -> list[CodeBlock]:
     text = page.read_text()
     found = re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [Block(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in found]
+    return [CodeBlock(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in found]
 
 
 def headings(page: Path) -> set[str]:
@@ -41,7 +41,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in lines}
 
 
-def commands(block: Block) -> list[list[str]]:
+def commands(block: CodeBlock) -> list[list[str]]:
     """The command lines of a console block, as words; comments are left out."""
     joined = block.text.replace("\\\n", " ")
     lines = [line[2:] for line in joined.splitlines() if line.startswith("$ ")]

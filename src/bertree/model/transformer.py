@@ -109,26 +109,25 @@ class TransformerEncoder(Encoder):
         relative or rotary positions, which know no absolute place."""
         size = length if length is not None else self.memory.length if self.memory else 0
         assert size, "this architecture has no memory"
-        device = next(self.parameters()).device
-        kind = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-        rows = torch.zeros(self.depth, lanes, size, self.width, device=device, dtype=kind or self._precision)
         filled = size if self.memory and self.memory.starts_with_zeros else 0
-        return {MEMORY: rows, LENGTHS: torch.full((lanes,), filled, device=device)}
+        rows = self._zeros(self.depth, lanes, size, self.width)
+        return {MEMORY: rows, LENGTHS: torch.full((lanes,), filled, device=rows.device)}
 
     def start_cache(self, lanes: int, capacity: int) -> State:
         """Return an empty cache of keys and values for so many lanes, of so many tokens each."""
         assert self.causal, "tokens of a cache do not see those after them"
         part = self.stack.attention[0].part
         assert isinstance(part, Attention)
-        device = part.qkv.weight.device
-        kind = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self._precision
         shape = (self.depth, lanes, part.heads, capacity, part.head_width)
-        keys, values = (torch.zeros(shape, device=device, dtype=kind) for _ in range(2))
-        return {KEYS: keys, VALUES: values, LENGTHS: torch.zeros(lanes, dtype=torch.int64, device=device)}
+        keys, values = self._zeros(*shape), self._zeros(*shape)
+        return {KEYS: keys, VALUES: values, LENGTHS: torch.zeros(lanes, dtype=torch.int64, device=keys.device)}
 
-    @property
-    def _precision(self) -> torch.dtype:
-        return next(self.parameters()).dtype
+    def _zeros(self, *shape: int) -> Tensor:
+        """Return zeros in the precision of the residual stream."""
+        weight = next(self.parameters())
+        kind = weight.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        return torch.zeros(shape, device=weight.device, dtype=dtype)
 
     def state_specs(self, lanes: int) -> Mapping[str, StateSpec]:
         """Describe the memory of so many lanes."""

@@ -11,7 +11,7 @@ from bertree.errors import UserError
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """Tokens that a model reads at once, of which those from `first` on are predicted."""
 
     ids: list[int]
@@ -20,7 +20,7 @@ class Window:
 
 def cut_windows(
     document: Sequence[int], prefix: Sequence[int], start: Sequence[int], context: int, stride: int
-) -> Iterator[Window]:
+) -> Iterator[TextWindow]:
     """Cut a document into windows of at most `context` tokens.
 
     `prefix` is put before every window. `start` stands before the first one instead if there is no prefix; without
@@ -32,8 +32,8 @@ def cut_windows(
     assert 1 <= stride <= context - max(1, len(prefix)), "a token is predicted from one before it"
     end = min(len(document), context - len(first))
     if first or end > 1:
-        yield Window([*first, *document[:end]], max(1, len(first)))
+        yield TextWindow([*first, *document[:end]], max(1, len(first)))
     while end < len(document):
         done, end = end, min(len(document), end + stride)
         begin = max(0, end - (context - len(prefix)))
-        yield Window([*prefix, *document[begin:end]], len(prefix) + done - begin)
+        yield TextWindow([*prefix, *document[begin:end]], len(prefix) + done - begin)

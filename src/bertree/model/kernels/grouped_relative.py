@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
-from bertree.model.kernels.relative_blocks import Distances, cut_blocks, share_out
+from bertree.model.kernels.relative_blocks import DistanceRows, cut_blocks, share_out
 from bertree.model.kernels.streams import cut_streams
 from bertree.model.masks import Causal, Full, Window
 
@@ -42,7 +42,7 @@ def _forward(
     out[:, :, :blind], sums[:, :, :blind] = 0, 0
     if not blocks:
         return
-    distances = Distances.of(r_xnd, lowest, blocks)
+    distances = DistanceRows.of(r_xnd, lowest, blocks)
     for block in blocks:
         r_nxd = distances.rows_nxd[:, distances.rows_of(block)]
         for chunk in share_out(heads, count, block.rows * block.pitch):
@@ -74,7 +74,7 @@ def _backward(
     to_qu[:, :, :blind], to_qv[:, :, :blind] = 0, 0
     dk, dv = (x.new_zeros(x.shape) for x in (k, v))
     if blocks:
-        distances, scale = Distances.of(r_xnd, lowest, blocks), width**-0.5
+        distances, scale = DistanceRows.of(r_xnd, lowest, blocks), width**-0.5
         dr_nxd = torch.zeros_like(distances.rows_nxd)
         # One more component: products with keys and values then subtract what a row has in common.
         qu, k = _wider(qu, sums / -scale), _wider(k, 1.0)

@@ -18,7 +18,7 @@ CELLS = 2**20  # scores in memory at a time, unless one block of one head has mo
 ALIGNED = 16  # rows of scores are a multiple of it
 
 
-class Block(NamedTuple):
+class QueryBlock(NamedTuple):
     """Some queries of a sequence and the keys that one of them sees."""
 
     queries: slice
@@ -53,7 +53,7 @@ class Block(NamedTuple):
         weights[..., : max(0, self.rows - 1 + self.hidden)].triu_(self.hidden)
 
 
-def cut_blocks(queries: int, keys: int, left: int, right: int) -> list[Block]:
+def cut_blocks(queries: int, keys: int, left: int, right: int) -> list[QueryBlock]:
     """Cut a sequence into blocks, without queries that see no key."""
     shift, blocks = keys - queries, []
     blind = max(0, -shift - right) if right >= 0 else 0
@@ -65,7 +65,7 @@ def cut_blocks(queries: int, keys: int, left: int, right: int) -> list[Block]:
         reach = place + right - low if right >= 0 else high
         hidden = place - left - low if left >= 0 else first - last
         cut = (slice(first, last), slice(low, high), last - first, high - low)
-        blocks.append(Block(*cut, last - 1 + shift - low, reach, hidden))
+        blocks.append(QueryBlock(*cut, last - 1 + shift - low, reach, hidden))
     return blocks
 
 
@@ -78,7 +78,7 @@ def share_out(heads: int, count: int, cells: int) -> Iterator[tuple[slice, slice
             yield slice(head, min(head + some_heads, heads)), slice(first, min(first + some, count))
 
 
-class Distances(NamedTuple):
+class DistanceRows(NamedTuple):
     """Rows of r from the farthest distance to the lowest, with zeros where r has none, for the blocks of a group."""
 
     rows_nxd: Tensor
@@ -87,7 +87,7 @@ class Distances(NamedTuple):
     own: slice  # the same distances here
 
     @classmethod
-    def of(cls, r_xnd: Tensor, lowest: int, blocks: list[Block]) -> "Distances":
+    def of(cls, r_xnd: Tensor, lowest: int, blocks: list[QueryBlock]) -> "DistanceRows":
         """Lay out r for these blocks."""
         top = max(block.farthest for block in blocks)
         bottom = min(block.farthest - block.pitch + 1 for block in blocks)
@@ -97,7 +97,7 @@ class Distances(NamedTuple):
         rows_nxd[:, own] = r_xnd[given].flip(0).transpose(0, 1)
         return cls(rows_nxd, top, given, own)
 
-    def rows_of(self, block: Block) -> slice:
+    def rows_of(self, block: QueryBlock) -> slice:
         """Return the rows for the distances of a block."""
         first = self.farthest - block.farthest
         return slice(first, first + block.pitch)

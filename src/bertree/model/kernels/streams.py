@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Stream(NamedTuple):
+class LengthGroups(NamedTuple):
     """How to cut a stream of tokens into blocks of sequences of equal length, one per group."""
 
     sizes: list[tuple[int, int]]  # length and count of each group's sequences
@@ -47,19 +47,19 @@ class Stream(NamedTuple):
         return whole_tn
 
 
-def cut_streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[Stream, Stream]:
+def cut_streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[LengthGroups, LengthGroups]:
     """Group the sequences by length, or by the lengths of queries and keys; return how to cut queries and keys."""
     lengths = cu_q.diff().tolist()
     if cu_k is None:
         order_t = _order(lengths, sorted(range(len(lengths)), key=lengths.__getitem__))
         lengths.sort()
-        stream = Stream([(length, len(list(run))) for length, run in groupby(lengths) if length], order_t)
+        stream = LengthGroups([(length, len(list(run))) for length, run in groupby(lengths) if length], order_t)
         return stream, stream
     pairs = list(zip(lengths, cu_k.diff().tolist(), strict=True))
     rows = sorted((row for row, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
     groups = [(pair, len(list(run))) for pair, run in groupby(pairs[row] for row in rows)]
     queries, keys = (
-        Stream([(pair[side], count) for pair, count in groups], _order([pair[side] for pair in pairs], rows))
+        LengthGroups([(pair[side], count) for pair, count in groups], _order([pair[side] for pair in pairs], rows))
         for side in (0, 1)
     )
     return queries, keys

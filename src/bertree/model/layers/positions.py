@@ -127,7 +127,7 @@ def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x_tnd.dtype)
 
 
-class Distances(NamedTuple):
+class DistanceVectors(NamedTuple):
     """Vectors of the distances that occur (x x h), from `lowest` on."""
 
     vectors_xh: Tensor
@@ -156,15 +156,17 @@ class RelativePositions(Positions, nn.Module):
         """Width and largest distance."""
         return self.project.in_features, self.clamp
 
-    def prepare(self, places: Places) -> Distances:
+    def prepare(self, places: Places) -> DistanceVectors:
         """Return the vectors of all distances that may occur."""
         lowest = 1 - places.longest if places.looks_ahead else 0
         distances_x = torch.arange(lowest, places.longest, device=places.keys_t.device)
         if self.clamp:
             distances_x = distances_x.clamp(max=self.clamp)
-        return Distances(sinusoids(distances_x, self.project.in_features), lowest)
+        return DistanceVectors(sinusoids(distances_x, self.project.in_features), lowest)
 
-    def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: Distances) -> tuple[Tensor, Tensor, RelativeScores | None]:
+    def change(
+        self, q_tnd: Tensor, k_tnd: Tensor, prepared: DistanceVectors
+    ) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return queries and keys as they are, and the scores of distances."""
         r_xnd = self.project(prepared.vectors_xh.to(self.project.weight.dtype)).unflatten(-1, q_tnd.shape[1:])
         biases = self._biases_of[0] or self
