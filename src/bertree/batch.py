@@ -112,6 +112,25 @@ class Continuation(TensorTree):
     lanes: Tensor  # s, int64: the lane of each sequence, rising from 0
     fresh: Tensor  # s, bool: the sequence starts without a state
     count: int  # of lanes, on the host
+    # s, bool: the lane runs backwards through the text, segment by segment: its memory stands after the segment. The
+    # tokens of a segment are in the order of the text all the same. None: no lane does.
+    backward: Tensor | None = None
+    # s, int64: how many tokens of the sequence are remembered: its first ones, or its last ones if it runs backwards.
+    # None: all.
+    kept: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Permutation(TensorTree):
+    """The order in which tokens are predicted, and the tokens that are.
+
+    A token sees those of its own or a lower rank; it is predicted from those of a lower rank.
+    """
+
+    ranks: Tensor  # t, int32
+    queries: Tensor  # m, int64: tokens of the stream to predict, rising
+    cu_queries: Tensor  # s + 1, int32: those of sequence i are cu_queries[i] : cu_queries[i + 1]
+    max_queries: int  # most of one sequence, on the host
 
 
 @dataclass(frozen=True)
@@ -128,6 +147,9 @@ class Batch(TensorTree):
     second: Tensor | None = None
     orders: int = 1  # consecutive sequences that are one input in several orders: their summary states are added
     continuation: Continuation | None = None  # None: no sequence continues another
+    permutation: Permutation | None = None  # None: every token sees what the architecture's mask says
+    # s, int64: the token that represents each sequence, where the data knows it. None: the architecture's choice.
+    summary: Tensor | None = None
     labels: Labels | None = None
 
     @classmethod

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bertree.cli.render.kernels import NEEDS
 from bertree.model.kernels.layout import Case
 from bertree.model.kernels.table import KERNELS, choose
 from bertree.model.masks import NAMES
@@ -16,7 +17,7 @@ def test_the_table_is_the_choice(command: Command, device: str) -> None:
     assert [kernel["name"] for kernel in shown["kernels"]] == [kernel.name for kernel in KERNELS]
     masks = {name: mask for mask, name in NAMES.items()}
     for call in shown["calls"]:
-        needs = {name: call[name] for name in ("dropout", "separate_keys", "relative")}
+        needs = {name: call[name] for name in NEEDS}
         dtype = getattr(torch, call["dtype"])
         case = Case(device, dtype, 64, call["longest"], masks[call["mask"]], **needs)
         assert call["kernel"] == choose(case).name

@@ -33,7 +33,9 @@ def test_the_arithmetic_counts_what_is_built(name: str) -> None:
         return sum(p.numel() for p in module.parameters()) if module is not None else 0
 
     assert counts.embeddings == count(network.encoder.embeddings)
-    assert counts.encoder == count(network.encoder.stack) + count(getattr(network.encoder, "norm", None))
+    start = getattr(network.encoder, "query_start", None)
+    others = count(getattr(network.encoder, "norm", None)) + (0 if start is None else start.numel())
+    assert counts.encoder == count(network.encoder.stack) + others
     assert counts.pooler == count(getattr(network.encoder, "pooler", None))
     assert counts.mlm_head == count(network.heads)
     assert counts.total == count(network.encoder)

@@ -1,11 +1,12 @@
 """Attention by its definition, one query at a time, and random calls of it."""
 
+import random
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from bertree.model.kernels.layout import Layout, RelativeScores
+from bertree.model.kernels.layout import Layout, Ranks, RelativeScores
 from bertree.model.masks import Causal, Full, Mask, Window
 
 HEADS, WIDTH = 2, 8
@@ -19,6 +20,11 @@ def sees(mask: Mask, query: int, key: int) -> bool:
     return key <= query or isinstance(mask, Full)
 
 
+def is_ranked(layout: Layout, query: int, key: int) -> bool:
+    """The order, written out for one pair of rows."""
+    return layout.ranks is None or int(layout.ranks.ranks_k[key]) < int(layout.ranks.bounds_t[query])
+
+
 def definition(
     q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, relative: RelativeScores | None = None
 ) -> Tensor:
@@ -28,8 +34,8 @@ def definition(
     for s in range(len(layout.cu_q) - 1):
         (q0, q1), (k0, k1) = layout.cu_q[s : s + 2].tolist(), layout.cu_k[s : s + 2].tolist()
         for i in range(q1 - q0):
-            place = i + (k1 - k0) - (q1 - q0)
-            seen = [j for j in range(k1 - k0) if sees(layout.mask, place, j)]
+            place = i + (k1 - k0) - (q1 - q0) if layout.places is None else int(layout.places[q0 + i])
+            seen = [j for j in range(k1 - k0) if sees(layout.mask, place, j) and is_ranked(layout, q0 + i, k0 + j)]
             q_nd, k_knd = q_tnd[q0 + i], k_tnd[[k0 + j for j in seen]]
             if relative is None:
                 scores = torch.einsum("nd,knd->nk", q_nd, k_knd)
@@ -37,6 +43,9 @@ def definition(
                 r_knd = relative.r_xnd.double()[[place - j - relative.lowest for j in seen]]
                 scores = torch.einsum("nd,knd->nk", q_nd + relative.u_nd, k_knd)
                 scores = scores + torch.einsum("nd,knd->nk", q_nd + relative.v_nd, r_knd)
+                if relative.segments is not None:
+                    apart_tn, of_t, of_k = relative.segments
+                    scores = scores + apart_tn[q0 + i, :, None] * (of_k[[k0 + j for j in seen]] != of_t[q0 + i])
             scores = scores / q_tnd.shape[-1] ** 0.5
             rows.append(torch.einsum("nk,knd->nd", scores.softmax(-1), v_tnd[[k0 + j for j in seen]]))
     return torch.stack(rows) if rows else q_tnd
@@ -53,6 +62,35 @@ def layout_of(lengths: list[int], memory: list[int] | None, mask: Mask, device: 
         return Layout(cu_q, cu_q, max(lengths), max(lengths), mask)
     keys = [a + b for a, b in zip(lengths, memory, strict=True)]
     return Layout(cu_q, bounds(keys), max(lengths), max(keys), mask)
+
+
+def order(layout: Layout, seed: int, scattered: bool, ranked: bool = True) -> Layout:
+    """Some queries of a layout's sequences at random places of their keys, in random order, and a random order of the
+    keys; a few queries see no key. `scattered`: not at consecutive places."""
+    draw = random.Random(seed)
+    keys, queries, places = layout.cu_k.diff().tolist(), [], []
+    for wanted, there in zip(layout.cu_q.diff().tolist(), keys, strict=True):
+        first = draw.randint(0, max(0, there - wanted))
+        chosen = (
+            sorted(draw.sample(range(there), min(wanted, there)))
+            if scattered
+            else range(first, min(there, first + wanted))
+        )
+        queries.append(len(chosen))
+        places += chosen
+    cu_q = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
+    ranks = [draw.randint(-1, 6) for _ in range(sum(keys) + 3)]
+    bounds = [draw.randint(-1, 6) for _ in places]
+    ranks_ = Ranks(*(torch.tensor(x, dtype=torch.int32) for x in (bounds, ranks))) if ranked else None
+    return layout._replace(cu_q=cu_q, max_q=max(queries), ranks=ranks_, places=torch.tensor(places, dtype=torch.int32))
+
+
+def random_segments(layout: Layout, seed: int) -> list[Tensor]:
+    """Scores of queries by segment, and the segments of queries and keys."""
+    draw = torch.Generator().manual_seed(seed)
+    queries, keys = int(layout.cu_q[-1]), int(layout.cu_k[-1]) + 3
+    of = [torch.randint(0, 3, (size,), generator=draw).to(torch.int32) for size in (queries, keys)]
+    return [torch.randn(queries, HEADS, generator=draw), *of]
 
 
 def random_qkv(layout: Layout, seed: int, width: int = WIDTH, spare: int = 0) -> list[Tensor]:

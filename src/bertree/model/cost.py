@@ -51,7 +51,7 @@ class Parameters:
     """Exact counts; a tensor shared by several layers or tied to another counts once."""
 
     embeddings: int  # tables, their norm, and the projection from E to H
-    encoder: int  # the layers and, in pre-norm, the norm after the last
+    encoder: int  # the layers, the norm after the last in pre-norm, and the start of a query stream
     pooler: int
     mlm_head: int  # without its output matrix, which is the token embedding
 
@@ -116,10 +116,13 @@ class TransformerCosts:
         attention = _linear(a.width, 3 * inner, a.attention_bias) + _linear(inner, a.width, a.attention_bias)
         if a.positions == "relative":
             attention += a.width * inner + (0 if a.shared_position_bias else 2 * inner)
+        if a.segment_encoding == "relative":
+            attention += 3 * inner
         ffn = _linear(a.width, UP[a.ffn] * a.ffn_width, a.ffn_bias) + _linear(a.ffn_width, a.width, a.ffn_bias)
         copies = len(set(a.plan("attention"))), len(set(a.plan("ffn")))
         last = norm * a.width if a.residual == "pre-norm" and a.final_norm else 0
         last += 2 * inner if a.shared_position_bias else 0
+        last += a.width if a.query_stream else 0
         return Parameters(
             embeddings=self._embeddings(norm),
             encoder=(attention + norm * a.width) * copies[0] + (ffn + norm * a.width) * copies[1] + last,
@@ -143,7 +146,8 @@ class TransformerCosts:
     def _embeddings(self, norm: int) -> int:
         a = self.a
         places = a.max_positions + a.position_offset if a.positions == "learned" else 0
-        tables = sum(rows * width for rows, width in self._clusters()) + (places + a.segments) * a.embedding_width
+        segments = a.segments if a.segment_encoding == "absolute" else 0
+        tables = sum(rows * width for rows, width in self._clusters()) + (places + segments) * a.embedding_width
         projection = _linear(a.embedding_width, a.width) if a.embedding_projection else sum(self._projections())
         return tables + (norm * a.embedding_width if a.embedding_norm else 0) + projection
 

@@ -46,8 +46,8 @@ class Encoder(nn.Module, ABC):
         return {}
 
     def summary_index(self, batch: Batch) -> Tensor:
-        """Index of the token that represents each sequence (s, int64)."""
-        return batch.first
+        """Index of the token that represents each sequence (s, int64): the batch says which, or it is the first."""
+        return batch.first if batch.summary is None else batch.summary
 
     def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return one state per sequence: its summary token's (s x h)."""

@@ -101,7 +101,9 @@ class MemoryPast:
         self.bounds = (batch.cu_seqlens, cu_k.to(torch.int32), batch.max_seqlen, batch.max_seqlen + size)
         place_cm = (past_s[first_c][:, None] - before_m).clamp(min=0)
         key_places_r = torch.cat([place_cm.flatten(), spans.place_t])[self.order_r]
-        self.places = Places(spans.place_t, key_places_r, batch.max_seqlen + size, looks_ahead=False)
+        segments_r = torch.cat([torch.zeros_like(target_cm).flatten(), batch.segments])[self.order_r]
+        before = batch.max_seqlen + size - 1
+        self.places = Places(spans.place_t, key_places_r, before, 0, batch.segments, segments_r)
         self.kept: list[Tensor] = []
 
     def layer(self, x_th: Tensor, read: Callable[[Tensor], Tensor]) -> "MemoryLayer":
@@ -149,7 +151,7 @@ class CachePast:
         newest_s1 = end_s[:, None] - 1
         slots_m = torch.arange(size, device=end_s.device)
         self.key_places_sm = newest_s1 - (newest_s1 - slots_m) % size  # of the token in each place; below 0: none
-        self.places = Places(spans.place_t, spans.place_t, size, looks_ahead=False)
+        self.places = Places(spans.place_t, spans.place_t, size - 1, 0, batch.segments, batch.segments)
         self.lengths_c = state[LENGTHS].index_copy_(0, spans.lane_s, end_s)
 
     def layer(self, x_th: Tensor, read: Callable[[Tensor], Tensor]) -> "CachePast":

@@ -230,6 +230,36 @@ _add(
     attention_dropout=0.2,
 )
 
+_add(
+    "xlnet-base",
+    "transformer-xl-enwik8-12",
+    "Yang et al. 2019: predicts tokens in any order, by two streams; reads both ways",
+    "117M with the output bias",
+    vocab_size=32000,
+    width=768,
+    heads=12,
+    attention="full",
+    memory=0,
+    embedding_scale=False,
+    segments=3,
+    segment_encoding="relative",
+    query_stream=True,
+    summary="last",
+    activation="gelu",
+    norm_eps=1e-12,
+    sequence_head="summary",
+    attention_dropout=0.1,
+)
+_add(
+    "xlnet-large",
+    "xlnet-base",
+    "Yang et al. 2019",
+    "360M with the output bias",
+    layers=24,
+    width=1024,
+    heads=16,
+)
+
 # The two ablations of the ALBERT paper: embedding width against sharing, on the base model.
 _STUDY = {
     ("none", 64): "87M",

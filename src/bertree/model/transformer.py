@@ -39,7 +39,8 @@ class MemorySettings(NamedTuple):
 class TransformerEncoder(Encoder):
     """Embeddings and stack; optionally a norm after the last layer (pre-norm needs it) and a pooler.
 
-    `causal`: no token sees those after it, so a sequence is represented by its last token instead of its first.
+    `causal`: no token sees those after it. `query_stream`: a second stream predicts the tokens of a permutation.
+    `summarizes_last`: a sequence is represented by its last token instead of its first.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class TransformerEncoder(Encoder):
         pooler: nn.Linear | None,
         causal: bool = False,
         memory: MemorySettings | None = None,
+        query_stream: bool = False,
+        summarizes_last: bool = False,
     ) -> None:
         super().__init__(embeddings, width, len(stack.plan))
         self.causal = causal
@@ -58,6 +61,9 @@ class TransformerEncoder(Encoder):
         self.norm = norm
         self.pooler = pooler
         self.memory = memory
+        self.summarizes_last = summarizes_last
+        self.query_start = nn.Parameter(torch.zeros(width)) if query_stream else None
+        self.drawn = ("query_start",) if query_stream else ()
 
     def states(self, batch: Batch, past: Past | None = None) -> Iterator[Tensor]:
         """Yield the embeddings, then each layer's hidden states (t x h); the last are those of `forward`.
@@ -137,8 +143,11 @@ class TransformerEncoder(Encoder):
         return {MEMORY: rows, LENGTHS: StateSpec((lanes,), torch.int64)}
 
     def summary_index(self, batch: Batch) -> Tensor:
-        """Index of the token that represents each sequence: the first, or the last if causal (s, int64)."""
-        return batch.last if self.causal else batch.first
+        """Index of the token that represents each sequence: the batch says which, or it is the first or last (s,
+        int64)."""
+        if batch.summary is not None:
+            return batch.summary
+        return batch.last if self.summarizes_last else batch.first
 
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return the pooler's output for each sequence (s x h)."""
@@ -157,7 +166,9 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
     embeddings = Embeddings(
         tokens=build_token_embeddings(a),
         positions=build_embedded_positions(a),
-        segments=nn.Embedding(a.segments, a.embedding_width) if a.segments else None,
+        segments=nn.Embedding(a.segments, a.embedding_width)
+        if a.segments and a.segment_encoding == "absolute"
+        else None,
         norm=build_norm(a, a.embedding_width) if a.embedding_norm else None,
         dropout=a.dropout,
         projection=nn.Linear(a.embedding_width, a.width) if a.embedding_projection else None,
@@ -176,6 +187,8 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
         nn.Linear(a.width, a.width) if a.pooler else None,
         not any(part.mask.looks_ahead for part in attention),
         MemorySettings(a.memory, a.same_length, a.memory_start == "zeros") if a.memory else None,
+        a.query_stream,
+        a.summarizes_last,
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term
@@ -281,6 +294,8 @@ def part_difference(part: nn.Module, known: tuple[type[nn.Module], ...]) -> str:
         return "is scaled"
     if type(part) is TransformerEncoder and part.memory is not None:
         return "has a memory"
+    if type(part) is TransformerEncoder and part.query_start is not None:
+        return "has a query stream"
     if type(part) is Attention and part.positions is not None:
         return f"has {type(part.positions).__name__}"
     if type(part) is Attention and part.out.in_features != part.out.out_features:

@@ -161,12 +161,13 @@ def test_local_and_global_layers_differ() -> None:
 def test_scores_depend_on_distance_alone() -> None:
     rotary, draw = RotaryPositions(16, 100.0), torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 3, 16, generator=draw)
-    scores = [
-        torch.mul(*rotary.change(q, k, rotary.prepare(Places(*map(torch.tensor, ([one], [two])), 200, True)))[:2]).sum(
-            -1
-        )
-        for one, two in ((7, 3), (104, 100), (4, 0), (4, 1))
-    ]
+    none = torch.zeros(1, dtype=torch.int64)
+
+    def score(one: int, two: int) -> Tensor:
+        places = Places(torch.tensor([one]), torch.tensor([two]), 200, 200, none, none)
+        return torch.mul(*rotary.change(q, k, rotary.prepare(places))[:2]).sum(-1)
+
+    scores = [score(one, two) for one, two in ((7, 3), (104, 100), (4, 0), (4, 1))]
     assert (scores[0] - scores[1]).abs().max() < 1e-5
     assert (scores[0] - scores[2]).abs().max() < 1e-5
     assert (scores[0] - scores[3]).abs().max() > 1e-2

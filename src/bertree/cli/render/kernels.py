@@ -12,6 +12,7 @@ from bertree.model.kernels.table import KERNELS, choose, refusals
 from bertree.model.masks import NAMES, Causal, Full, Window
 
 DEVICES = ("cpu", "cuda")
+NEEDS = ("dropout", "separate_keys", "relative", "ranked", "segments")
 HEAD_WIDTH = 64
 _HALF, _SINGLE = torch.bfloat16, torch.float32
 # Calls that differ in what a kernel must support: precision, longest sequence, and what else.
@@ -22,12 +23,14 @@ CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_HALF, 512, {"mask": Window}),
     (_HALF, 512, {"separate_keys": True}),
     (_HALF, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
+    (_HALF, 512, {"separate_keys": True, "relative": True, "ranked": True, "segments": True}),
     (_HALF, 512, {"dropout": True}),
     (_SINGLE, 512, {}),
     (_SINGLE, 512, {"mask": Causal}),
     (_SINGLE, 512, {"mask": Window}),
     (_SINGLE, 512, {"separate_keys": True}),
     (_SINGLE, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
+    (_SINGLE, 512, {"separate_keys": True, "relative": True, "ranked": True, "segments": True}),
     (_SINGLE, 512, {"dropout": True}),
 )
 
@@ -43,9 +46,7 @@ def as_json(device: str) -> dict[str, Any]:
                 "dtype": _name(case.dtype),
                 "mask": NAMES[case.mask],
                 "longest": case.longest,
-                "dropout": case.dropout,
-                "separate_keys": case.separate_keys,
-                "relative": case.relative,
+                **{name: getattr(case, name) for name in NEEDS},
                 "kernel": choose(case).name,
                 "not": refusals(case),
             }
@@ -88,7 +89,7 @@ def print_kernels(console: Console, device: str) -> None:
 
 
 def _needs(of: Case | Supports) -> list[str]:
-    return [name.replace("_", " ") for name in ("dropout", "separate_keys", "relative") if getattr(of, name)]
+    return [name.replace("_", " ") for name in NEEDS if getattr(of, name)]
 
 
 def _why_not(case: Case) -> str:
@@ -124,9 +125,7 @@ def _supported(kernel: Kernel) -> dict[str, Any]:
         "widest_head": can.widest_head,
         "masks": [NAMES[mask] for mask in can.masks],
         "longest": can.longest,
-        "dropout": can.dropout,
-        "separate_keys": can.separate_keys,
-        "relative": can.relative,
+        **{name: getattr(can, name) for name in NEEDS},
         "plain": can.plain,
         "missing": can.missing or None,
     }

@@ -24,6 +24,8 @@ ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
 ATTENTION = ("full", "causal", "local")
 POSITIONS = ("learned", "sinusoidal", "relative", "rotary")
 MEMORY_STARTS = ("none", "zeros")
+SEGMENT_ENCODINGS = ("absolute", "relative")
+SUMMARIES = ("first", "last")
 FEED_FORWARD = ("plain", "gated")
 NORMS = ("layer", "rms")
 RESIDUALS = ("post-norm", "pre-norm")
@@ -92,7 +94,21 @@ class Transformer(Architecture):
     position_offset: int = axis(
         0, "rows of the position table that are never used, before position 0", not_negative, at_most(MAX_ROWS)
     )
-    segments: int = axis(2, "segment (token type) embeddings: 0, 1 or more", not_negative, at_most(MAX_ROWS))
+    segments: int = axis(2, "segments (token types) that are told apart: 0, 1 or more", not_negative, at_most(MAX_ROWS))
+    segment_encoding: str = axis(
+        "absolute",
+        "how segments are told apart: by embeddings added to the tokens (absolute), or by scores of whether two tokens "
+        "are of the same segment (relative)",
+        one_of(SEGMENT_ENCODINGS),
+    )
+    query_stream: bool = axis(
+        False, "a second stream predicts tokens from their places, in any order of the tokens (XLNet)"
+    )
+    summary: str = axis(
+        "first",
+        "token that represents a sequence: first or last; with causal attention always the last",
+        one_of(SUMMARIES),
+    )
     sharing: str = axis("none", "what the layers share: none, attention, ffn or all", one_of(SHARING))
     groups: int = axis(1, "distinct layers among the shared ones")
     ffn: str = axis(
@@ -121,7 +137,7 @@ class Transformer(Architecture):
         "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
         one_of(RESIDUAL_INITS),
     )
-    pooler: bool = axis(True, "dense + tanh on the first token (causal: the last), trained with the encoder")
+    pooler: bool = axis(True, "dense + tanh on the token that represents a sequence, trained with the encoder")
     attention_dropout: float = axis(
         0.1, "on attention probabilities (above 0, training takes the padded kernel)", probability
     )
@@ -146,7 +162,7 @@ class Transformer(Architecture):
             found.append(f"heads: rotary positions need heads of an even width, not {self.head_size}")
         if self.positions in ("sinusoidal", "relative") and self.width % 2:
             found.append(f"width: {self.positions} positions need an even width, not {self.width}")
-        found += self._memory_problems() + self._cluster_problems()
+        found += self._memory_problems() + self._stream_problems() + self._cluster_problems()
         if not 1 <= self.groups <= self.layers:
             found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
         if self.sharing == "none" and self.groups != 1:
@@ -162,10 +178,27 @@ class Transformer(Architecture):
             for name in ("memory", "clamp", "shared_position_bias"):
                 if getattr(self, name):
                     found.append(f"{name}: needs positions = relative, not {self.positions}")
-        if self.memory and not self.causal:
-            found.append(f"memory: needs attention = causal, not {self.attention}")
+        if self.memory and self.attention not in ("causal", "full"):
+            found.append(f"memory: needs attention = causal or full, not {self.attention}")
         if not self.memory and self.same_length:
             found.append("same_length: has no meaning without a memory")
+        if self.same_length and not self.causal:
+            found.append(f"same_length: needs attention = causal, not {self.attention}")
+        return found
+
+    def _stream_problems(self) -> list[str]:
+        """Problems of what XLNet has beside Transformer-XL."""
+        needs = []
+        if self.segment_encoding == "relative":
+            needs.append("segment_encoding: relative")
+            if self.segments < 2:
+                return [f"segments: there must be 2 or more to be told apart by scores, not {self.segments}"]
+        if self.query_stream:
+            needs.append("query_stream:")
+        found = [f"{what} needs positions = relative, not {self.positions}" for what in needs]
+        found = found if self.positions != "relative" else []
+        if self.attention != "full":
+            found += [f"{what} needs attention = full, not {self.attention}" for what in needs]
         return found
 
     def _cluster_problems(self) -> list[str]:
@@ -249,8 +282,13 @@ class Transformer(Architecture):
         return set(self.attention_kinds) == {"causal"}
 
     @property
+    def summarizes_last(self) -> bool:
+        """True if a sequence is represented by its last token."""
+        return self.causal or self.summary == "last"
+
+    @property
     def reads_segments(self) -> bool:
-        """True if the two texts of a pair have different segment embeddings."""
+        """True if the two texts of a pair are told apart by their segments."""
         return self.segments > 1
 
     @property

@@ -14,11 +14,19 @@ from bertree.batch import Batch
 from bertree.model.masks import NAMES, Mask
 
 
+class Ranks(NamedTuple):
+    """What a query sees by an order: the keys whose rank is below its bound, of those that the mask lets it see."""
+
+    bounds_t: Tensor  # int32
+    ranks_k: Tensor  # int32
+
+
 class Layout(NamedTuple):
     """Boundaries of the sequences in the streams of queries and keys, and what a query sees.
 
-    A sequence's last query and last key are at the same place. One tensor for both boundaries: queries, keys and values
-    come from the same tokens. Rows of keys and values behind cu_k[-1] belong to no sequence.
+    A sequence's last query and last key are at the same place, unless `places` says where queries are. One tensor for
+    both boundaries: queries, keys and values come from the same tokens. Rows of keys and values behind cu_k[-1] belong
+    to no sequence.
     """
 
     cu_q: Tensor  # s + 1, int32: the queries of sequence i are cu_q[i] : cu_q[i + 1]
@@ -26,6 +34,8 @@ class Layout(NamedTuple):
     max_q: int  # the longest sequence, on the host
     max_k: int
     mask: Mask
+    ranks: Ranks | None = None  # None: a query sees what the mask says
+    places: Tensor | None = None  # t, int32: of each query among the keys of its sequence, rising within a sequence
 
     @classmethod
     def of(cls, batch: Batch, mask: Mask) -> "Layout":
@@ -36,6 +46,20 @@ class Layout(NamedTuple):
     def separate_keys(self) -> bool:
         """True if keys and values come from other tokens than queries."""
         return self.cu_k is not self.cu_q
+
+    @property
+    def ranked(self) -> bool:
+        """True if an order says what queries see, or they are not the last keys."""
+        return self.ranks is not None or self.places is not None
+
+
+class SegmentScores(NamedTuple):
+    """Scores by segment, as XLNet has them: added, before the division by sqrt(d), where query and key are of different
+    segments. A score of those of the same one is not needed: what is added to all keys changes no softmax."""
+
+    apart_tn: Tensor
+    of_t: Tensor  # int32: the segment of each query
+    of_k: Tensor  # int32
 
 
 class RelativeScores(NamedTuple):
@@ -48,11 +72,19 @@ class RelativeScores(NamedTuple):
     u_nd: Tensor
     v_nd: Tensor
     lowest: int  # 0 where no token sees those after it; negative otherwise
+    segments: SegmentScores | None = None  # None: no scores by segment
 
     def add_to(self, q_tnd: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q + u, q + v and r, in the precision of the queries."""
         r_xnd, u_nd, v_nd = (x.to(q_tnd.dtype) for x in self[:3])
         return q_tnd + u_nd, q_tnd + v_nd, r_xnd
+
+    def of_queries(self, queries: slice) -> "RelativeScores":
+        """Return the scores of some of the queries."""
+        if self.segments is None:
+            return self
+        apart_tn, of_t, of_k = self.segments
+        return self._replace(segments=SegmentScores(apart_tn[queries], of_t[queries], of_k))
 
 
 class Attend(Protocol):
@@ -80,6 +112,8 @@ class Case(NamedTuple):
     dropout: bool = False
     separate_keys: bool = False
     relative: bool = False
+    ranked: bool = False
+    segments: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +129,8 @@ class Supports:
     dropout: bool = False
     separate_keys: bool = False
     relative: bool = False
+    ranked: bool = False  # an order of the keys, or queries at places of their own
+    segments: bool = False  # scores by segment
     plain: bool = True  # scores without distances
     missing: str = ""  # what this installation lacks for it
 
@@ -118,6 +154,10 @@ class Supports:
             return "needs keys from the same tokens"
         if case.relative and not self.relative:
             return "has no scores by distance"
+        if case.ranked and not self.ranked:
+            return "has no order of the keys"
+        if case.segments and not self.segments:
+            return "has no scores by segment"
         if not (case.relative or self.plain):
             return "only for scores by distance"
         if self.longest is not None and case.longest > self.longest:

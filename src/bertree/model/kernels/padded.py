@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
+from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, SegmentScores, Supports
 from bertree.model.masks import Causal, Full, Window
 
 
@@ -21,6 +21,9 @@ def attend(
     places_k, real_sk, token_sk = places_q, real_sq, token_sq
     if layout.separate_keys:
         places_k, real_sk, token_sk = _rectangle(layout.cu_k, layout.max_k)
+    if layout.places is not None:
+        places_q = layout.places.long()[token_sq]  # s x q
+    elif layout.separate_keys:
         places_q = places_q + (layout.cu_k.diff() - layout.cu_q.diff())[:, None]  # s x q
     if relative is not None:
         q_tnd, qv_tnd, r_xnd = relative.add_to(q_tnd)
@@ -30,14 +33,19 @@ def attend(
     if not isinstance(layout.mask, Full):
         seen = layout.mask.sees(places_q, places_k)  # q x k, or s x q x k
         mask = mask & (seen[:, None] if seen.dim() == 3 else seen)
+    if layout.ranks is not None:
+        bounds_t, ranks_k = layout.ranks
+        mask = mask & (ranks_k[token_sk][:, None, None, :] < bounds_t[token_sq][:, None, :, None])
     blind = None
-    if layout.separate_keys:
+    if layout.separate_keys or layout.ranks is not None:
         # A query that sees no key would be NaN in some of PyTorch's kernels. It sees all, and its result is cleared.
         blind = ~mask.any(-1, keepdim=True)
         mask = mask | blind
     if relative is not None:
         rows_qk = places_q[..., :, None] - places_k - relative.lowest  # q x k, or s x q x k
         bias_snqk = scores_by_distance(qv_tnd[token_sq], r_xnd, rows_qk)
+        if relative.segments is not None:
+            bias_snqk = bias_snqk + _scores_by_segment(relative.segments, token_sq, token_sk, q_tnd.shape[-1])
         mask = bias_snqk.masked_fill(~mask, float("-inf"))
     mixed_snqd = scaled_dot_product_attention(q_snqd, k_snkd, v_snkd, attn_mask=mask, dropout_p=dropout)
     if blind is not None:
@@ -56,6 +64,13 @@ def scores_by_distance(qv_sqnd: Tensor, r_xnd: Tensor, rows_qk: Tensor) -> Tenso
     return scores_snqx.gather(-1, rows_snqk)
 
 
+def _scores_by_segment(scores: SegmentScores, token_sq: Tensor, token_sk: Tensor, width: int) -> Tensor:
+    """Return what scores by segment add to those of keys (s x n x q x k)."""
+    differ_sqk = scores.of_t[token_sq][:, :, None] != scores.of_k[token_sk][:, None]
+    apart_snq = scores.apart_tn[token_sq].transpose(1, 2) * width**-0.5
+    return apart_snq[..., None] * differ_sqk[:, None]
+
+
 def _rectangle(bounds: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return places (l), where a token is in the rectangle (s x l), and which (s x l); token 0 where none is."""
     starts_s1 = bounds[:-1, None].long()
@@ -67,6 +82,6 @@ def _rectangle(bounds: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
 KERNEL = Kernel(
     "padded",
     "pads inside the kernel; supports everything",
-    Supports(None, (Full, Causal, Window), dropout=True, separate_keys=True, relative=True),
+    Supports(None, (Full, Causal, Window), dropout=True, separate_keys=True, relative=True, ranked=True, segments=True),
     attend,
 )

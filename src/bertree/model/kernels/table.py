@@ -38,7 +38,7 @@ def attend(
     relative: RelativeScores | None = None,
 ) -> Tensor:
     """Queries, keys and values -> mixed values (t x n x d), by the kernel that suits them."""
-    kernel = choose(case_of(q_tnd, layout, dropout, relative is not None))
+    kernel = choose(case_of(q_tnd, layout, dropout, relative))
     return kernel.attend(q_tnd, k_tnd, v_tnd, layout, dropout, relative)
 
 
@@ -51,7 +51,7 @@ def attend_fused(qkv_t3nd: Tensor, layout: Layout, dropout: float = 0.0) -> Tens
     return kernel.attend(q_tnd, k_tnd, v_tnd, layout, dropout, None)
 
 
-def case_of(x_nd: Tensor, layout: Layout, dropout: float, relative: bool = False) -> Case:
+def case_of(x_nd: Tensor, layout: Layout, dropout: float, relative: RelativeScores | None = None) -> Case:
     """Return what the choice depends on; `x_nd` are queries, alone or with keys and values."""
     return Case(
         x_nd.device.type,
@@ -61,7 +61,9 @@ def case_of(x_nd: Tensor, layout: Layout, dropout: float, relative: bool = False
         type(layout.mask),
         dropout > 0,
         layout.separate_keys,
-        relative,
+        relative is not None,
+        layout.ranked,
+        relative is not None and relative.segments is not None,
     )
 
 

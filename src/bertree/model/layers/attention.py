@@ -87,7 +87,9 @@ class Attention(nn.Module):
 
     def places(self, batch: Batch) -> Places:
         """Return the places of a batch's tokens, which see each other."""
-        return Places(batch.positions, batch.positions, batch.max_seqlen, self.mask.looks_ahead)
+        before = max(0, batch.max_seqlen - 1)
+        ahead = before if self.mask.looks_ahead else 0
+        return Places(batch.positions, batch.positions, before, ahead, batch.segments, batch.segments)
 
 
 # The mask for each value of the axis `attention` (architecture.ATTENTION); a new kind also has a row in cost.KEYS.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.custom_ops import look_up
-from bertree.model.kernels.layout import RelativeScores
+from bertree.model.kernels.layout import RelativeScores, SegmentScores
 
 
 class Places(NamedTuple):
@@ -25,8 +25,10 @@ class Places(NamedTuple):
 
     queries_t: Tensor
     keys_t: Tensor  # the same tensor, if they are the same tokens
-    longest: int  # more than any place of a key, on the host
-    looks_ahead: bool  # queries see keys after their place
+    before: int  # the largest distance of a query and a key before it, on the host
+    ahead: int  # the same for keys after it; 0: queries see none of them
+    query_segments_t: Tensor
+    key_segments_t: Tensor
 
 
 class Positions:
@@ -127,21 +129,30 @@ def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:
     return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x_tnd.dtype)
 
 
-class DistanceVectors(NamedTuple):
-    """Vectors of the distances that occur (x x h), from `lowest` on."""
+class RelativePlaces(NamedTuple):
+    """Vectors of the distances that occur (x x h), from `lowest` on, and the segments of queries and keys."""
 
     vectors_xh: Tensor
     lowest: int
+    query_segments_t: Tensor
+    key_segments_t: Tensor
 
 
 class RelativePositions(Positions, nn.Module):
     """Scores by content and by distance (Dai et al. 2019): (q + u) k + (q + v) W r, r a sinusoid of the distance.
 
     `clamp`: larger distances count as this one; 0: none does. `biases_of`: positions whose u and v these use.
+    `segments`: scores by segment too (Yang et al. 2019): (q + s) e[0] for keys of the query's segment, e[1] for others.
     """
 
     def __init__(
-        self, width: int, heads: int, head_width: int, clamp: int, biases_of: "RelativePositions | None" = None
+        self,
+        width: int,
+        heads: int,
+        head_width: int,
+        clamp: int,
+        biases_of: "RelativePositions | None" = None,
+        segments: bool = False,
     ) -> None:
         super().__init__()
         self.clamp = clamp
@@ -150,28 +161,36 @@ class RelativePositions(Positions, nn.Module):
         if biases_of is None:
             self.content_bias = nn.Parameter(torch.zeros(heads, head_width))
             self.distance_bias = nn.Parameter(torch.zeros(heads, head_width))
+        self.tells_segments = segments
+        self.drawn = ("segment_vectors", "segment_bias") if segments else ()
+        if segments:
+            self.segment_vectors = nn.Parameter(torch.zeros(2, heads, head_width))
+            self.segment_bias = nn.Parameter(torch.zeros(heads, head_width))
 
     @property
     def same(self) -> Hashable:
         """Width and largest distance."""
         return self.project.in_features, self.clamp
 
-    def prepare(self, places: Places) -> DistanceVectors:
+    def prepare(self, places: Places) -> RelativePlaces:
         """Return the vectors of all distances that may occur."""
-        lowest = 1 - places.longest if places.looks_ahead else 0
-        distances_x = torch.arange(lowest, places.longest, device=places.keys_t.device)
+        distances_x = torch.arange(-places.ahead, places.before + 1, device=places.keys_t.device)
         if self.clamp:
-            distances_x = distances_x.clamp(max=self.clamp)
-        return DistanceVectors(sinusoids(distances_x, self.project.in_features), lowest)
+            distances_x = distances_x.clamp(-self.clamp, self.clamp)
+        vectors_xh = sinusoids(distances_x, self.project.in_features)
+        return RelativePlaces(vectors_xh, -places.ahead, places.query_segments_t, places.key_segments_t)
 
-    def change(
-        self, q_tnd: Tensor, k_tnd: Tensor, prepared: DistanceVectors
-    ) -> tuple[Tensor, Tensor, RelativeScores | None]:
-        """Return queries and keys as they are, and the scores of distances."""
+    def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: RelativePlaces) -> tuple[Tensor, Tensor, RelativeScores]:
+        """Return queries and keys as they are, and the scores of distances and segments."""
         r_xnd = self.project(prepared.vectors_xh.to(self.project.weight.dtype)).unflatten(-1, q_tnd.shape[1:])
         biases = self._biases_of[0] or self
-        scores = RelativeScores(r_xnd, biases.content_bias, biases.distance_bias, prepared.lowest)
-        return q_tnd, k_tnd, scores
+        scores = (r_xnd, biases.content_bias, biases.distance_bias, prepared.lowest)
+        if not self.tells_segments:
+            return q_tnd, k_tnd, RelativeScores(*scores)
+        other_nd = (self.segment_vectors[1] - self.segment_vectors[0]).to(q_tnd.dtype)
+        apart_tn = torch.einsum("tnd,nd->tn", q_tnd + self.segment_bias.to(q_tnd.dtype), other_nd)
+        segments = (x.to(torch.int32) for x in (prepared.query_segments_t, prepared.key_segments_t))
+        return q_tnd, k_tnd, RelativeScores(*scores, SegmentScores(apart_tn, *segments))
 
 
 class PositionKind(NamedTuple):
@@ -196,7 +215,9 @@ def _relative(a: Transformer, kinds: list[str]) -> list[Positions | None]:
     found: list[RelativePositions] = []
     for _ in kinds:
         shared = found[0] if found and a.shared_position_bias else None
-        found.append(RelativePositions(a.width, a.heads, a.head_size, a.clamp, shared))
+        found.append(
+            RelativePositions(a.width, a.heads, a.head_size, a.clamp, shared, a.segment_encoding == "relative")
+        )
     return [*found]
 
 
