@@ -139,7 +139,7 @@ class Batch(TensorTree):
 
     ids: Tensor  # t, int64
     positions: Tensor  # t, int64: position of each token in its own sequence, from 0
-    segments: Tensor  # t, int64: 0 for the first text, 1 for the second
+    segments: Tensor  # t, int64: 0 for the first text, 1 for the second; XLNet's [CLS] is in 2
     cu_seqlens: Tensor  # s + 1, int32: sequence i is tokens cu_seqlens[i] : cu_seqlens[i + 1]
     max_seqlen: int  # length of the longest sequence, on the host, so that kernels need not wait for it
     # s, int64: where in the stream each sequence's second text begins, or its end if it has none. None: it follows
@@ -218,7 +218,7 @@ class Batch(TensorTree):
         second_s = self.second
         if second_s is None:
             of_t = self.sequence_ids
-            begins_t = torch.where(self.segments != 0, place_t, bounds[1:][of_t])
+            begins_t = torch.where(self.segments == 1, place_t, bounds[1:][of_t])
             second_s = bounds[1:].scatter_reduce(0, of_t, begins_t, "amin")
         text_bounds = torch.cat([torch.stack([bounds[:-1], second_s], 1).flatten(), bounds[-1:]])
         starts_t = text_bounds[:-1].repeat_interleave(text_bounds.diff(), output_size=len(self.ids))

@@ -67,17 +67,18 @@ class Frame:
         return sum(before) + sum(len(piece.ids) for piece in self._pieces[:own])
 
     def wrap(self, *texts: Ids, dropped: int = 0) -> Encoded:
-        """Return the sequence with its special tokens; segments are given for a pair only."""
+        """Return the sequence with its special tokens; segments are given for a pair, and where special tokens of a
+        single text have one of their own."""
         ids: list[int] = []
         for piece in self._pieces:
             ids += piece.ids if piece.text is None else texts[piece.text]
         if not self._pair:
-            return Encoded(ids, None, dropped)
+            return Encoded(ids, self._segments(*map(len, texts)) if self._has_segments else None, dropped)
         second = 0 if self._has_segments or not texts[1] else self.start(len(texts[0]))
         return Encoded(ids, self._segments(*map(len, texts)), dropped, second)
 
     def _segments(self, *lengths: int) -> list[int]:
-        """Return the segments of a pair. Pairs of equal lengths share them, which halves the memory of a large task."""
+        """Return the segments. Texts of equal lengths share them, which halves the memory of a large task."""
         if lengths not in self._shared:
             counts = [len(piece.ids) if piece.text is None else lengths[piece.text] for piece in self._pieces]
             pairs = zip(self._pieces, counts, strict=True)

@@ -7,6 +7,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -35,8 +36,8 @@ CANNOT_ENCODE = "a text cannot be encoded"
 KINDS = {
     "mask": ("[MASK]", "<mask>"),
     "pad": ("[PAD]", "<pad>"),
-    "cls": ("[CLS]", "<s>"),
-    "sep": ("[SEP]", "</s>"),
+    "cls": ("[CLS]", "<cls>", "<s>"),
+    "sep": ("[SEP]", "<sep>", "</s>"),
     "unk": ("[UNK]", "<unk>"),
 }
 
@@ -52,7 +53,7 @@ class Encoded(NamedTuple):
     @property
     def is_pair(self) -> bool:
         """Whether there are two texts."""
-        return self.second > 0 or (self.segments is not None and any(self.segments))
+        return self.second > 0 or (self.segments is not None and 1 in self.segments)
 
 
 class Tokenizer:
@@ -81,6 +82,12 @@ class Tokenizer:
         rows = (("kind", self.kind), ("vocabulary", f"{self.size:,} tokens"), ("special tokens", special))
         cells = "".join(f"<tr><th>{name}</th><td>{escape(value)}</td></tr>" for name, value in rows)
         return f"<table>{cells}</table>"
+
+    @cached_property
+    def marks_special(self) -> bool:
+        """Whether a single text with its special tokens is in more than one segment: XLNet's [CLS] is in segment 2."""
+        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+            return any(self.backend.encode("").type_ids)
 
     @property
     def kind(self) -> str:
@@ -147,7 +154,9 @@ class Tokenizer:
                 tokens["eos_token"] = self.backend.id_to_token(self.end_id)
             marked = segments and any(self.backend.encode("a", "a").type_ids)
             inputs = ["input_ids", *(["token_type_ids"] if marked else []), "attention_mask"]
-            known = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+            known: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+            if (framed := self.backend.encode("a").ids) and framed[-1] == self.id_of("cls"):
+                known["padding_side"] = "left"  # the last token of every row is the one that stands for the text
             files[CONFIG] = json.dumps(known | tokens, indent=2).encode()
         for name, data in files.items():
             (folder / name).write_bytes(data)
@@ -205,7 +214,7 @@ class Tokenizer:
         return [
             self._encode_truncated(given, max_length)
             if max_length is not None and len(e.ids) > max_length
-            else _to_encoded(e, isinstance(given, tuple), 0)
+            else self._to_encoded(e, isinstance(given, tuple), 0)
             for given, e in zip(cleaned, encodings, strict=True)
         ]
 
@@ -217,14 +226,13 @@ class Tokenizer:
         for part, kept in zip(parts, truncated_lengths([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept)
         joined = self.backend.post_process(parts[0], parts[1] if pair else None)
-        return _to_encoded(joined, pair, before - room)
+        return self._to_encoded(joined, pair, before - room)
 
-
-def _to_encoded(given: Encoding, pair: bool, dropped: int) -> Encoded:
-    if not pair:
-        return Encoded(given.ids, None, dropped)
-    segments = given.type_ids
-    return Encoded(given.ids, segments, dropped, 0 if any(segments) else second_text_start(given.sequence_ids))
+    def _to_encoded(self, given: Encoding, pair: bool, dropped: int) -> Encoded:
+        if not pair:
+            return Encoded(given.ids, given.type_ids if self.marks_special else None, dropped)
+        segments = given.type_ids
+        return Encoded(given.ids, segments, dropped, 0 if 1 in segments else second_text_start(given.sequence_ids))
 
 
 def second_text_start(texts: Sequence[int | None]) -> int:

@@ -125,7 +125,7 @@ def set_roberta_template(tokenizer: Tokenizer, prefix: bool = False) -> None:
 
 
 def build_unigram(data: bytes, config: Json) -> Tokenizer:
-    """Build ALBERT's tokenizer from the pieces and scores of a SentencePiece model."""
+    """Build ALBERT's or XLNet's tokenizer from the pieces and scores of a SentencePiece model."""
     try:
         pieces, charsmap, unknown = read_sentencepiece(data)
     except (struct.error, IndexError, UnicodeDecodeError, ValueError):
@@ -142,7 +142,8 @@ def build_unigram(data: bytes, config: Json) -> Tokenizer:
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not config.get("keep_accents", False):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if config.get("do_lower_case", True):
+    xlnet = {"<cls>", "<sep>"} <= {piece for piece, _ in pieces}
+    if config.get("do_lower_case", not xlnet):
         steps.append(normalizers.Lowercase())
     if charsmap:
         steps.append(normalizers.Precompiled(charsmap))
@@ -152,8 +153,26 @@ def build_unigram(data: bytes, config: Json) -> Tokenizer:
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")]
     )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    set_bert_template(tokenizer, mask_takes_space=True)
+    if xlnet:
+        set_xlnet_template(tokenizer)
+    else:
+        set_bert_template(tokenizer, mask_takes_space=True)
     return tokenizer
+
+
+def set_xlnet_template(tokenizer: Tokenizer) -> None:
+    """Set XLNet's template: A <sep> <cls> or A <sep> B <sep> <cls>, the second part in segment 1, <cls> in 2; <mask>
+    includes the space before it."""
+    names = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
+    special = [token for token in names if tokenizer.token_to_id(token) is not None]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in special]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A:0 <sep>:0 <cls>:2",
+        pair="$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<sep>", "<cls>")],
+    )
 
 
 def read_sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int]:
