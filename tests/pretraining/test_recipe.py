@@ -7,7 +7,7 @@ import pytest
 from bertree.config import settings
 from bertree.errors import UserError
 from bertree.pretraining import recipe
-from tests.support import runs
+from tests.support.command import Command
 
 BASE = """
 note = "ä \\"quoted\\" note"
@@ -200,11 +200,12 @@ def test_files_that_are_not_recipes(tmp_path: Path) -> None:
         recipe.load("bert-bse")
 
 
-def test_config_prints_what_will_be_run(tmp_path: Path) -> None:
-    shown, listed, wrong = (tmp_path / name for name in ("shown.toml", "listed", "wrong"))
-    assert runs.finish("config", "bert-base-tiny", "optim.lr=2e-4", said=shown) == 0
+def test_config_prints_what_will_be_run(tmp_path: Path, command: Command) -> None:
+    shown = tmp_path / "shown.toml"
+    shown.write_text(command.well("config", "bert-base-tiny", "optim.lr=2e-4").out)
     assert recipe.load(str(shown)) == recipe.load("bert-base-tiny", ["optim.lr=2e-4"])
-    assert runs.finish("config", said=listed) == 0
-    assert all(name in listed.read_text() for name in recipe.bundled_recipes())
-    assert runs.finish("config", "bert-base", "optim.lr=x", said=wrong) == 2
-    assert wrong.read_text() == "bertree: bert-base: optim.lr: must be a number, not 'x'\n"
+    listed = command.well("config").out
+    assert all(name in listed for name in recipe.bundled_recipes())
+    wrong = command("config", "bert-base", "optim.lr=x")
+    assert wrong.code == 2
+    assert wrong.err == "bertree: bert-base: optim.lr: must be a number, not 'x'\n"

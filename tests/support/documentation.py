@@ -145,6 +145,10 @@ def _corpus(library: Library, path: Path) -> None:
     (path / "books.txt").write_text("\n\n".join(document[:3000] for document in documents))
 
 
+def _book(library: Library, path: Path) -> None:
+    path.write_text((library.path("corpus") / "books.txt").read_text()[:4000])
+
+
 def _sources(library: Library, path: Path) -> None:
     documents = (library.path("corpus") / "books.txt").read_text().split("\n\n")
     for name, part in (("Books", documents[:20]), ("Stories", documents[20:])):
@@ -271,7 +275,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-gpt": _left_to_right("gpt2"),
     "my-ctrl": _left_to_right("ctrl", ("Books", "Stories")),
     "my-xl": _left_to_right("transformer-xl-base"),
-    "book.txt": lambda library, path: shutil.copy(library.path("corpus") / "books.txt", path),
+    "book.txt": _book,
     "prompts.txt": lambda library, path: _lines(["The ship", "At night"], path),
     "lambada.jsonl": lambda library, path: write(path, [{"text": text} for text in FEELINGS]),
     "my-sbert": _run_folder,
@@ -285,7 +289,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-index": _index,
     "docs": _documents,
     "notes": _documents,
-    "holmes.txt": lambda library, path: path.write_text((library.path("corpus") / "books.txt").read_text()[:4000]),
+    "holmes.txt": _book,
     "glue": _glue,
     "STS-B": lambda library, path: _stsb(path),
     "sts": _sts,
