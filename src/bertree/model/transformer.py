@@ -22,7 +22,7 @@ from bertree.model.layers.norms import build_norm
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.masks import Window
-from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past
+from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past, TwoStreams
 from bertree.model.stack import Stack
 from bertree.model.state import EncoderOutput, State, StateSpec
 
@@ -66,24 +66,33 @@ class TransformerEncoder(Encoder):
         self.drawn = ("query_start",) if query_stream else ()
 
     def states(self, batch: Batch, past: Past | None = None) -> Iterator[Tensor]:
-        """Yield the embeddings, then each layer's hidden states (t x h); the last are those of `forward`.
+        """Yield the embeddings, then each layer's hidden states (t x h); the last are those of `forward`. The rows that
+        predict the tokens of a permutation follow those of the tokens.
 
         Layers are computed as the states are taken, so a caller that stops early saves the layers above.
         """
-        past = past or self._first_past(batch)
-        x_th = self.embeddings(batch)
+        x_th, past = self._start(batch, past)
         yield x_th
         for depth, state in enumerate(self.stack(x_th, batch, past), 1):
             is_last = depth == self.depth
             yield self.norm(state) if is_last and self.norm is not None else state
 
     def forward(self, batch: Batch, past: Past | None = None) -> Tensor:
-        """Return the last hidden states (t x h)."""
-        past = past or self._first_past(batch)
-        x_th = self.embeddings(batch)
+        """Return the last hidden states (t x h), and behind them those that predict the tokens of a permutation."""
+        x_th, past = self._start(batch, past)
         for state in self.stack(x_th, batch, past):
             x_th = state
         return x_th if self.norm is None else self.norm(x_th)
+
+    def _start(self, batch: Batch, past: Past | None) -> tuple[Tensor, Past | None]:
+        """Return the input of the first layer, and what its tokens see beside each other."""
+        past, x_th = past or self._first_past(batch), self.embeddings(batch)
+        if batch.permutation is None:
+            return x_th, past
+        assert self.query_start is not None, "the tokens of a permutation are predicted by a query stream"
+        assert past is None or isinstance(past, MemoryPast), "a permutation is read whole"
+        starts_mh = self.query_start.to(x_th.dtype).expand(len(batch.permutation.queries), -1)
+        return torch.cat([x_th, self.embeddings.dropout(starts_mh)]), TwoStreams(batch, past)
 
     def _first_past(self, batch: Batch) -> MemoryPast | None:
         """Return the memory of zeros that every text starts with, if there is one."""
@@ -95,13 +104,13 @@ class TransformerEncoder(Encoder):
     def _memory_past(self, state: State, batch: Batch) -> MemoryPast:
         same_length, starts_with_zeros = self.memory[1:] if self.memory else (False, False)
         mask = Window(state[MEMORY].shape[2] - 1, 0) if same_length else None
-        return MemoryPast(state, batch, mask, starts_with_zeros)
+        return MemoryPast(state, batch, mask, starts_with_zeros, looks_ahead=not self.causal)
 
     def encode(self, batch: Batch, state: State | None = None) -> EncoderOutput:
         """Return the last hidden states, and the memory or cache for the batch that continues this one."""
         if state is None and batch.continuation is not None:
             state = self.start_state(batch.continuation.count)
-        if state is None or not self.causal:
+        if state is None or not {MEMORY, KEYS} & set(state):
             return EncoderOutput(self(batch))
         past: Past = CachePast(state, batch) if KEYS in state else self._memory_past(state, batch)
         return EncoderOutput(self(batch, past), past.state())

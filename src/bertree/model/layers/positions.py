@@ -178,7 +178,8 @@ class RelativePositions(Positions, nn.Module):
         if self.clamp:
             distances_x = distances_x.clamp(-self.clamp, self.clamp)
         vectors_xh = sinusoids(distances_x, self.project.in_features)
-        return RelativePlaces(vectors_xh, -places.ahead, places.query_segments_t, places.key_segments_t)
+        segments = (x.to(torch.int32) for x in (places.query_segments_t, places.key_segments_t))
+        return RelativePlaces(vectors_xh, -places.ahead, *segments)
 
     def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: RelativePlaces) -> tuple[Tensor, Tensor, RelativeScores]:
         """Return queries and keys as they are, and the scores of distances and segments."""
@@ -189,8 +190,8 @@ class RelativePositions(Positions, nn.Module):
             return q_tnd, k_tnd, RelativeScores(*scores)
         other_nd = (self.segment_vectors[1] - self.segment_vectors[0]).to(q_tnd.dtype)
         apart_tn = torch.einsum("tnd,nd->tn", q_tnd + self.segment_bias.to(q_tnd.dtype), other_nd)
-        segments = (x.to(torch.int32) for x in (prepared.query_segments_t, prepared.key_segments_t))
-        return q_tnd, k_tnd, RelativeScores(*scores, SegmentScores(apart_tn, *segments))
+        segments = SegmentScores(apart_tn, prepared.query_segments_t, prepared.key_segments_t)
+        return q_tnd, k_tnd, RelativeScores(*scores, segments)
 
 
 class PositionKind(NamedTuple):

@@ -1,0 +1,128 @@
+"""A memory: the inputs of the layers at the tokens next to each lane's segment (Transformer-XL).
+
+A lane reads its text segment by segment, and its memory stands before the segment; or backwards, and it stands after
+the segment. Rows of a memory lie by their distance from the segment, the nearest last.
+
+Shape letters: t tokens, s sequences, c lanes, m tokens in a memory, r rows of memory and batch together, h width.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.model.kernels.custom_ops import permute_rows
+from bertree.model.kernels.layout import Layout
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.positions import Places
+from bertree.model.masks import Mask
+from bertree.model.past.lanes import LENGTHS, MEMORY, Spans, lanes_of
+from bertree.model.state import State
+
+
+class MemoryPast:
+    """The memory of a batch: which rows each sequence sees, and which are kept for the next batch.
+
+    Shapes depend on the number of tokens and lanes alone, so that a compiled step is compiled once. Rows that nothing
+    sees are at the end of the stream of keys.
+    """
+
+    def __init__(
+        self, state: State, batch: Batch, mask: Mask | None, starts_with_zeros: bool, looks_ahead: bool
+    ) -> None:
+        """`mask`: what queries see; None: what each attention says. `starts_with_zeros`: a fresh lane has a memory,
+        of zeros. `looks_ahead`: queries see keys after them."""
+        memory_lcmh, lengths_c = state[MEMORY], state[LENGTHS]
+        continuation = lanes_of(batch)
+        assert looks_ahead or continuation.backward is None, "the memory of a backward lane is ahead of its tokens"
+        count, size = memory_lcmh.shape[1:3]
+        device = lengths_c.device
+        lanes_c = torch.arange(count, device=device)
+        first_c = torch.searchsorted(continuation.lanes, lanes_c)
+        last_c = torch.searchsorted(continuation.lanes, lanes_c, right=True) - 1
+        fresh_s, past_s = continuation.fresh, lengths_c[continuation.lanes]
+        if starts_with_zeros:
+            memory_lcmh = memory_lcmh * ~fresh_s[first_c][:, None, None]
+            is_first_s = first_c[continuation.lanes] == torch.arange(len(fresh_s), device=device)
+            past_s = torch.where(fresh_s, size * is_first_s, past_s)
+        else:
+            past_s = torch.where(fresh_s, 0, past_s)
+        backward_s = torch.zeros_like(fresh_s) if continuation.backward is None else continuation.backward
+        spans = Spans.of(batch, continuation, torch.where(backward_s, 0, past_s))
+        keys_s = past_s + spans.length_s
+        cu_k = torch.nn.functional.pad(keys_s.cumsum(0), (1, 0))
+
+        away_m = size - torch.arange(size, device=device)  # how far from the segment each row is
+        edge_s = torch.where(backward_s, spans.length_s, past_s)
+        place_cm = _beside(edge_s[first_c], backward_s[first_c], away_m)
+        seen_cm = away_m <= past_s[first_c][:, None]
+        unseen_cm = cu_k[-1] + (~seen_cm).flatten().cumsum(0).view_as(seen_cm) - 1
+        target_cm = torch.where(seen_cm, cu_k[first_c][:, None] + place_cm, unseen_cm)
+        self.target_r = target_r = torch.cat([target_cm.flatten(), cu_k[spans.of_t] + spans.place_t])
+        rows_r = torch.arange(len(target_r), device=device)
+        self.order_r = torch.empty_like(target_r).scatter(0, target_r, rows_r)
+
+        kept_s = spans.length_s if continuation.kept is None else continuation.kept
+        edge_s = torch.where(backward_s, spans.length_s - kept_s, past_s + kept_s)
+        self.lengths_c = (past_s + kept_s)[last_c].clamp(max=size)
+        there_cm = away_m <= self.lengths_c[:, None]
+        kept_place_cm = torch.where(there_cm, _beside(edge_s[last_c], backward_s[last_c], away_m), 0)
+        self.kept_cm = self.order_r[cu_k[last_c][:, None] + kept_place_cm]
+        self.memory_lcmh = memory_lcmh
+        self.mask = mask
+        self.bounds = (batch.cu_seqlens, cu_k.to(torch.int32), batch.max_seqlen, batch.max_seqlen + size)
+        self.query_places = None if continuation.backward is None else spans.place_t.to(torch.int32)
+        near = batch.max_seqlen - 1
+        self.places = Places(
+            queries_t=spans.place_t,
+            keys_t=self.with_memory(spans.place_t, place_cm.clamp(min=0)),
+            before=near + size,
+            ahead=0 if not looks_ahead else near if continuation.backward is None else near + size,
+            query_segments_t=batch.segments,
+            key_segments_t=self.with_memory(batch.segments, 0),
+        )
+        self.kept: list[Tensor] = []
+
+    def layout(self, mask: Mask) -> Layout:
+        """Return what the queries of a batch's tokens see, by the mask of an attention."""
+        return Layout(*self.bounds, self.mask or mask, None, self.query_places)
+
+    def with_memory(self, of_t: Tensor, of_cm: Tensor | int) -> Tensor:
+        """Put numbers of a batch's tokens and of the memory's rows, or one for all of those, in the order of keys."""
+        rows = self.memory_lcmh.shape[1] * self.memory_lcmh.shape[2]
+        memory_x = of_cm.flatten() if isinstance(of_cm, Tensor) else of_t.new_full((rows,), of_cm)
+        return torch.cat([memory_x, of_t])[self.order_r]
+
+    def layer(self, x_th: Tensor, read: Callable[[Tensor], Tensor]) -> "MemoryLayer":
+        """Keep the inputs of the next layer, and return what its attention sees; `read` turns inputs of the layer into
+        those of its attention."""
+        memory_xh = self.memory_lcmh[len(self.kept)].flatten(0, 1).to(x_th.dtype)
+        self.kept.append(torch.cat([memory_xh, x_th.detach()])[self.kept_cm])
+        return MemoryLayer(self, read(memory_xh))
+
+    def state(self) -> State:
+        """Return the memory for the next batch."""
+        return {MEMORY: torch.stack(self.kept), LENGTHS: self.lengths_c}
+
+
+class MemoryLayer(NamedTuple):
+    """The memory of one layer, as its attention reads it."""
+
+    past: MemoryPast
+    memory_xh: Tensor
+
+    def source(self, x_th: Tensor) -> Tensor:
+        """Return the tokens that keys and values come from: those of the memory and the batch."""
+        return permute_rows(torch.cat([self.memory_xh, x_th]), self.past.order_r, self.past.target_r)
+
+    def attend(self, part: Attention, x_th: Tensor, prepared: Any) -> Tensor:
+        """Attend from a batch's tokens to those of the memory and the batch."""
+        return part.mix(*part.project(x_th, self.source(x_th)), self.past.layout(part.mask), prepared)
+
+
+def _beside(edge_c: Tensor, backward_c: Tensor, away_m: Tensor) -> Tensor:
+    """Return the places of rows so far before an edge, or after it if the lane runs backwards (c x m)."""
+    edge_c1 = edge_c[:, None]
+    return torch.where(backward_c[:, None], edge_c1 - 1 + away_m, edge_c1 - away_m)

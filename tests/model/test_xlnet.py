@@ -1,0 +1,181 @@
+"""XLNet: both streams, memory, backward lanes, relative segments and gradients against transformers."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bertree.batch import Batch
+from bertree.model.network import build
+from bertree.model.past import LENGTHS, MEMORY
+from tests.support.xlnet import VOCAB, architecture, draw_orders, in_lanes, masks_of, peer, tensors, twin, with_order
+
+LENGTHS_OF_TEXTS = (13, 7, 20, 1)
+
+
+def draw(lengths: tuple[int, ...], seed: int = 5) -> tuple[list[Tensor], list[Tensor]]:
+    """Token ids and segments of some texts."""
+    made = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(0, VOCAB, (length,), generator=made) for length in lengths]
+    return ids, [torch.randint(0, 3, (length,), generator=made).sort().values for length in lengths]
+
+
+def packed(ids: list[Tensor], segments: list[Tensor]) -> Batch:
+    """Pack texts and their segments."""
+    return Batch.pack([x.tolist() for x in ids], [x.tolist() for x in segments])
+
+
+@pytest.mark.parametrize("clamp", [0, 4])
+@torch.no_grad()
+def test_full_attention_equals_transformers(clamp: int) -> None:
+    model = peer(clamp_len=clamp)
+    network = twin(model, clamp=clamp)
+    ids, segments = draw(LENGTHS_OF_TEXTS)
+    batch = packed(ids, segments)
+    for x, kinds, ours in zip(ids, segments, batch.split(network(batch)), strict=True):
+        theirs = model(x[None], token_type_ids=kinds[None], use_mems=False).last_hidden_state[0]
+        assert (ours - theirs).abs().max() < 1e-5
+
+
+def both_streams(model: Any, x: Tensor, kinds: Tensor, rank: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """The peer's last content and query states of one text."""
+    given = masks_of(rank, chosen)
+    found = model(x[None], token_type_ids=kinds[None], use_mems=False, output_hidden_states=True, **given)
+    return found.hidden_states[-2][0], found.last_hidden_state[0]
+
+
+def test_both_streams_and_their_gradients_equal_transformers() -> None:
+    model = peer()
+    network = twin(model)
+    ids, segments = draw(LENGTHS_OF_TEXTS)
+    ranks, chosen = draw_orders(LENGTHS_OF_TEXTS, seed=3)
+    batch = with_order(packed(ids, segments), ranks, chosen)
+    hidden = network(batch)
+    assert len(hidden) == 41 + len(torch.cat(chosen))
+    queries = hidden[41:].split([len(tokens) for tokens in chosen])
+    loss = torch.zeros(())
+    for i, given in enumerate(zip(ids, segments, ranks, chosen, strict=True)):
+        content, query = both_streams(model, *given)
+        assert (batch.split(hidden[:41])[i] - content).abs().max() < 1e-5
+        # A token alone in its text is predicted from nothing: transformers lets it see itself with the same weight.
+        if len(given[0]) > 1:
+            assert (queries[i] - query).abs().max() < 1e-5
+            loss = loss + weighted(query)
+    loss.backward()
+    sum(weighted(query) for query in queries[:-1]).backward()  # type: ignore[union-attr]
+    found = dict(network.named_parameters())
+    for name, expected in tensors(model, lambda parameter: parameter.grad).items():
+        grad = found[name].grad
+        assert grad is not None, name
+        assert (grad - expected).abs().max() < 1e-4 * max(1.0, float(expected.abs().max())), name
+        assert expected.abs().max() > 1e-4, name
+
+
+def weighted(states: Tensor) -> Tensor:
+    """A number that depends on every state."""
+    return (states * torch.linspace(-1, 1, states.numel()).view(states.shape)).sum()
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(("memory", "kept"), [(9, None), (5, None), (9, 4)])
+@torch.no_grad()
+def test_three_segments_with_memory_equal_transformers(memory: int, kept: int | None, ordered: bool) -> None:
+    model = peer(mem_len=memory, reuse_len=kept)
+    network = twin(model, memory=memory)
+    lanes, length, state, theirs_state = 3, 6, None, None
+    for step in range(3):
+        ids, segments = draw((length,) * lanes, seed=step)
+        ranks, chosen = draw_orders((length,) * lanes, seed=step, targets=2)
+        counts = None if kept is None else torch.full((lanes,), kept)
+        batch = in_lanes(packed(ids, segments), step == 0, kept=counts)
+        masks: dict[str, Tensor] = {}
+        if ordered:
+            batch = with_order(batch, ranks, chosen)
+            each = [masks_of(*pair) for pair in zip(ranks, chosen, strict=True)]
+            masks = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+        hidden, state = network.encode(batch, state)
+        found = model(torch.stack(ids), token_type_ids=torch.stack(segments), mems=theirs_state, use_mems=True, **masks)
+        theirs_state = found.mems
+        ours = hidden[lanes * length :] if ordered else hidden
+        assert (ours.view(lanes, -1, ours.shape[-1]) - found.last_hidden_state).abs().max() < 1e-5
+        assert state is not None
+        there = torch.stack(theirs_state).transpose(1, 2)  # layers x lanes x tokens x width
+        assert state[LENGTHS].tolist() == [there.shape[2]] * lanes
+        assert (state[MEMORY][:, :, memory - there.shape[2] :] - there).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("kept", [None, 4])
+@torch.no_grad()
+def test_backward_lanes_equal_reversed_texts_with_negated_positions(kept: int | None) -> None:
+    memory, lanes, length = 9, 4, 6
+    model = peer(mem_len=memory, bi_data=True, reuse_len=kept)
+    network = twin(model, memory=memory)
+    backward = torch.tensor([False, False, True, True])  # the peer's: the second half of a batch
+    state, theirs_state = None, None
+    for step in range(3):
+        ids, segments = draw((length,) * lanes, seed=step)
+        ranks, chosen = draw_orders((length,) * lanes, seed=step, targets=2)
+        counts = None if kept is None else torch.full((lanes,), kept)
+        batch = in_lanes(packed(ids, segments), step == 0, backward=backward, kept=counts)
+        hidden, state = network.encode(with_order(batch, ranks, chosen), state)
+
+        def turned(x: Tensor, lane: int) -> Tensor:
+            return x.flip(0) if backward[lane] else x
+
+        given = [
+            masks_of(turned(rank, i), length - 1 - tokens if backward[i] else tokens)
+            for i, (rank, tokens) in enumerate(zip(ranks, chosen, strict=True))
+        ]
+        found = model(
+            torch.stack([turned(x, i) for i, x in enumerate(ids)]),
+            token_type_ids=torch.stack([turned(x, i) for i, x in enumerate(segments)]),
+            mems=theirs_state,
+            use_mems=True,
+            output_hidden_states=True,
+            **{name: torch.cat([one[name] for one in given]) for name in given[0]},
+        )
+        theirs_state = found.mems
+        queries = hidden[lanes * length :].view(lanes, 2, -1)
+        assert (queries - found.last_hidden_state).abs().max() < 1e-5
+        for i, ours in enumerate(hidden[: lanes * length].view(lanes, length, -1)):
+            assert (turned(ours, i) - found.hidden_states[-2][i]).abs().max() < 1e-5
+        assert state is not None
+        there = torch.stack(theirs_state).transpose(1, 2)
+        assert (state[MEMORY][:, :, memory - there.shape[2] :] - there).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_sequence_does_not_depend_on_those_of_other_lanes() -> None:
+    network = twin(peer(), memory=5)
+    backward, lengths = torch.tensor([False, True, False]), (8, 5, 11)
+    others, states = [], [None, None]
+    for step in range(3):
+        ids, segments = draw(lengths, seed=step)
+        batch = in_lanes(packed(ids, segments), step == 0, backward=backward)
+        batch = with_order(batch, *draw_orders(lengths, seed=step, targets=2))
+        changed = ids[1].flip(0), torch.randperm(VOCAB)[: len(ids[2])]
+        other = replace(batch, ids=torch.cat([ids[0], *changed]))
+        found = []
+        for i, given in enumerate((batch, other)):
+            hidden, states[i] = network.encode(given, states[i])  # type: ignore[call-overload]
+            found.append(torch.cat([hidden[:8], hidden[24:26]]))
+            others.append(hidden[8:24])
+        assert torch.allclose(*found, atol=1e-6)
+        assert not torch.allclose(others[-1], others[-2], atol=1e-2)
+
+
+@torch.no_grad()
+def test_ranks_that_rise_with_the_place_are_causal_attention() -> None:
+    weights, plain = tensors(peer()), {"segment_encoding": "absolute", "segments": 0}
+    full = build(architecture(**plain)).eval()
+    causal = build(architecture(**plain, attention="causal", query_stream=False)).eval()
+    for network in (full, causal):
+        network.load_state_dict(weights, strict=False)
+    ids, segments = draw((9, 6))
+    batch = packed(ids, segments)
+    ordered = with_order(batch, [torch.arange(9), torch.arange(6)], [torch.tensor([3, 8]), torch.tensor([5])])
+    hidden = full(ordered)
+    assert (hidden[:15] - causal(batch)).abs().max() < 1e-5
+    assert (hidden[:15] - full(batch)).abs().max() > 1e-2
