@@ -21,6 +21,7 @@ CONFIGS = {
     "gpt2": transformers.GPT2Config,
     "openai-gpt": transformers.OpenAIGPTConfig,
     "ctrl": transformers.CTRLConfig,
+    "xlnet": transformers.XLNetConfig,
 }
 
 
@@ -79,12 +80,8 @@ def gradients(network: torch.nn.Module, contents: Contents, model: transformers.
         if parameter.grad is None:
             assert all(g is None or not g.any() for g in other), f"{ours} has a gradient there and none here"
             continue
-        joined = torch.cat(
-            [
-                stored.turn(torch.zeros_like(theirs[n]) if g is None else g)
-                for n, g in zip(stored.names, other, strict=True)
-            ]
-        )
+        known = [torch.zeros_like(theirs[n]) if g is None else g for n, g in zip(stored.names, other, strict=True)]
+        joined = stored.join(known, parameter.shape)
         worst = max(worst, float((parameter.grad - joined).abs().max() / joined.abs().max().clamp(min=1.0)))
     return worst
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
-from bertree.interop.hf_causal_config import CONFIGS, causal_family, different_axis, read_causal, write_causal
+from bertree.interop.hf_causal_config import CAUSAL_CONFIGS, causal_family
 from bertree.interop.hf_family import Family
+from bertree.interop.hf_family_config import different_axis, read_values, write_keys
 from bertree.interop.hf_names import FAMILIES
+from bertree.interop.hf_xlnet import XLNET_CONFIG
 from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
 from bertree.model.presets import PRESETS
 
@@ -54,6 +56,7 @@ KEYS: dict[str, dict[str, str]] = {
         "activation": "activation",
     },
 }
+CONFIGS = {**CAUSAL_CONFIGS, "xlnet": XLNET_CONFIG}
 _PRESET = {
     "bert": "bert-base",
     "megatron-bert": "megatron-bert",
@@ -81,8 +84,8 @@ def architecture_from_config(config: Json, where: str) -> Architecture:
     family = family_of_config(config, where)
     base = _base(family)
     if family.model_type in CONFIGS:
-        keys = CONFIGS[family.model_type].keys
-        values = _checked(read_causal(family.model_type, config, base, where), keys, where)
+        described = CONFIGS[family.model_type]
+        values = _checked(read_values(described, config, base, where), described.keys, where)
     else:
         values = _encoder_values(config, family, base, where)
     values.setdefault("embedding_width", values.get("width", base.width))
@@ -95,8 +98,8 @@ def architecture_from_config(config: Json, where: str) -> Architecture:
 
 def _base(family: Family) -> Transformer:
     """Return the architecture of the preset whose values a family's missing keys have."""
-    causal = CONFIGS.get(family.model_type)
-    return require_transformer(PRESETS[causal.preset if causal else _PRESET[family.model_type]].architecture)
+    described = CONFIGS.get(family.model_type)
+    return require_transformer(PRESETS[described.preset if described else _PRESET[family.model_type]].architecture)
 
 
 def _checked(values: dict[str, Any], keys: dict[str, str], where: str) -> dict[str, Any]:
@@ -167,8 +170,8 @@ def require_transformer(a: Architecture) -> Transformer:
 def family_of_architecture(architecture: Architecture) -> Family:
     """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
     a = require_transformer(architecture)
-    if a.causal:
-        return _causal_family(a)
+    if a.causal or a.positions == "relative":
+        return _described_family(a)
     if a.residual == "pre-norm":
         name = "megatron-bert"
     elif a.embedding_projection or a.sharing != "none":
@@ -211,9 +214,9 @@ def family_of_architecture(architecture: Architecture) -> Family:
     return FAMILIES[name]
 
 
-def _causal_family(a: Transformer) -> Family:
-    family = FAMILIES[causal_family(a)]
-    if (different := different_axis(family.model_type, a, _base(family))) is not None:
+def _described_family(a: Transformer) -> Family:
+    family = FAMILIES[causal_family(a) if a.causal else "xlnet"]
+    if (different := different_axis(CONFIGS[family.model_type], a, _base(family))) is not None:
         raise _cannot_hold(family, a, *different)
     return family
 
@@ -229,7 +232,7 @@ def config_from_architecture(architecture: Architecture, family: Family, pad_id:
     """Return the config.json of an architecture, without class name and labels."""
     a = require_transformer(architecture)
     if family.model_type in CONFIGS:
-        known = write_causal(family.model_type, a)
+        known = write_keys(CONFIGS[family.model_type], a)
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": pad_id}
         return {"model_type": family.model_type, **known, **ends, "tie_word_embeddings": True}
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}

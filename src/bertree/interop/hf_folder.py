@@ -163,6 +163,8 @@ def make_config(contents: Contents) -> Json:
     }
     if tokenizer:
         start, end = tokenizer.id_of("cls"), tokenizer.end_id
+        if family.model_type == "xlnet":  # [CLS] and [SEP] stand at the end of a text, and neither begins one
+            start, end = (tokenizer.backend.token_to_id(token) for token in ("<s>", "</s>"))
         ends = {"bos_token_id": end if start is None else start, "eos_token_id": end}
         config |= {key: value for key, value in ends.items() if key in config and value is not None}
     return config
@@ -184,7 +186,7 @@ def read_controls(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:
 
 def warn_of_differences(a: Architecture) -> None:
     """Warn of what Hugging Face's tools will do differently with a model."""
-    if isinstance(a, Transformer) and a.memory and a.memory_start != "zeros":
+    if isinstance(a, Transformer) and a.causal and a.memory and a.memory_start != "zeros":
         _warn(
             "Hugging Face's TransfoXL begins with a memory of zeros, this model with none: first segments will differ"
         )

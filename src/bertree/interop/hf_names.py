@@ -1,9 +1,11 @@
-"""Tensor names of Hugging Face's families: BERT and its relatives here, left-to-right models in `hf_causal_names`."""
+"""Tensor names of Hugging Face's families: BERT and its relatives here, others in modules of
+their own."""
 
 from dataclasses import replace
 
 from bertree.interop.hf_causal_names import CAUSAL
 from bertree.interop.hf_family import Family, Row
+from bertree.interop.hf_xlnet import XLNET
 
 _EMBEDDING_TABLES: tuple[Row, ...] = (
     ("encoder.embeddings.tokens", "embeddings.word_embeddings"),
@@ -158,5 +160,5 @@ _ENCODERS = (
 )
 FAMILIES = {
     family.model_type: family
-    for family in (*(replace(family, tied=_TIED, ignored=_IGNORED) for family in _ENCODERS), *CAUSAL)
+    for family in (*(replace(family, tied=_TIED, ignored=_IGNORED) for family in _ENCODERS), *CAUSAL, XLNET)
 }

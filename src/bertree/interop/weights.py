@@ -7,7 +7,7 @@ as float16. `Weights.tensor` returns floating-point numbers in any case.
 
 import hashlib
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,21 +29,26 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin", "py
 class Stored(NamedTuple):
     """How a tensor is stored: as one or more parts along its rows.
 
-    `transposed`: matrices lie with rows and columns swapped. `rows`: of each part, if they are not equal.
+    `transposed`: matrices lie with rows and columns swapped. `rows`: of each part, if they are not equal. `shape`: of
+    each stored part, if it has other dimensions.
     """
 
     names: tuple[str, ...]
     transposed: bool = False
     rows: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
 
     def parts(self, tensor: Tensor) -> list[Tensor]:
         """Return the stored parts of a tensor, in the order of their names."""
         rows = list(self.rows) or [len(tensor) // len(self.names)] * len(self.names)
-        return [self.turn(part) for part in tensor.split(rows)]
+        turned = (part.T if self.transposed and part.ndim == 2 else part for part in tensor.split(rows))
+        return [part.reshape(self.shape) if self.shape else part for part in turned]
 
-    def turn(self, tensor: Tensor) -> Tensor:
-        """Return a part as it is stored, or a stored one as it is used."""
-        return tensor.T if self.transposed and tensor.ndim == 2 else tensor
+    def join(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """Return the tensor of this shape that the stored parts make up."""
+        turned = self.transposed and len(shape) == 2
+        used = [part.reshape(shape[1], -1).T if turned else part.reshape(-1, *shape[1:]) for part in parts]
+        return torch.cat(used) if len(used) > 1 else used[0]
 
 
 class Weights:
@@ -169,9 +174,10 @@ def load_into(network: torch.nn.Module, weights: Weights, table: Mapping[str, St
                     f"{weights.path(name)}: tensor '{name}' has shape {_shape_text(weights.shape(name))}, "
                     f"but the configuration needs {_shape_text(tuple(part.shape))}"
                 )
-            parts.append(stored.turn(weights.tensor(name).to(dtype)))
+            parts.append(weights.tensor(name).to(dtype))
         # A copy does not refer to the mapped file, which may be replaced later.
-        state[ours] = torch.cat(parts) if len(parts) > 1 else parts[0].clone(memory_format=torch.contiguous_format)
+        joined = stored.join(parts, wanted.shape)
+        state[ours] = joined if len(parts) > 1 else joined.clone(memory_format=torch.contiguous_format)
     network.load_state_dict(state, assign=True)
 
 
