@@ -110,7 +110,7 @@ class TransformerEncoder(Encoder):
         """Return the last hidden states, and the memory or cache for the batch that continues this one."""
         if state is None and batch.continuation is not None:
             state = self.start_state(batch.continuation.count)
-        if state is None or not {MEMORY, KEYS} & set(state):
+        if state is None or LENGTHS not in state:
             return EncoderOutput(self(batch))
         past: Past = CachePast(state, batch) if KEYS in state else self._memory_past(state, batch)
         return EncoderOutput(self(batch, past), past.state())
