@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from bertree.objectives.supervised import scatter_to_grid
 from bertree.tasks.collate import batches_by_length, collate
 from tests.support.units import HEADS, units
 
@@ -33,7 +32,7 @@ def test_everything_stands_where_it_belongs(head: str, regression: bool, seed: i
         names = batch.ids[batch.labels.chosen].float()[:, None]
         assert names[:, 0].tolist() == [unit.sequences[0].ids[at] for unit in some for at in unit.chosen]
         rows = [[unit.sequences[0].ids[at] for at in unit.chosen] for unit in some]
-    laid = scatter_to_grid(names, batch.labels)[..., 0]
+    laid = batch.labels.grid.scatter(names)[..., 0]
     for number, (unit, row) in enumerate(zip(some, rows, strict=True)):
         first = sum(len(unit.sequences) for unit in some[:number]) if head == "choice" else 0
         assert laid[number, : len(row)].tolist() == [first + x for x in row]

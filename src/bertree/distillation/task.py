@@ -102,6 +102,8 @@ def distill_on_task(
 
 
 def _check_settings(config: TaskDistillConfig, task: Task[Any]) -> None:
+    if task.head == "beam-span":
+        raise UserError("head: beam finds the end of an answer given its start, so a teacher has no score for each end")
     if config.top.crf:
         raise UserError("crf: scores whole sequences of tags, for which a teacher has no scores; leave it out")
     if config.distil.copies and not isinstance(task, TextTask):

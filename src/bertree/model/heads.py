@@ -1,10 +1,11 @@
 """Heads: hidden states, or vectors of two texts -> logits. Each gets only the positions it needs.
 
-Shape letters: m chosen positions, h width, e embedding width, v vocabulary, c classes, q pairs of texts, d width of a
-vector.
+Shape letters: m chosen positions, h width, e embedding width, v vocabulary, c classes, q pairs of texts or questions,
+w width of a grid, d width of a vector.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from bertree.model.layers.feed_forward import ACTIVATION
 
 ROUND = 64
 NEVER = -30000.0  # a logit whose probability is 0; half precision can represent it
+NO_PROBABILITY = -1e9  # the same in fp32
+STARTS = 5  # first tokens of answers that a `BeamSpanHead` looks for the last tokens of
 
 
 class MaskHead(nn.Module):
@@ -93,6 +96,89 @@ class ClassHead(nn.Module):
             x_h = self.activation(self.dense(self.input_dropout(x_h)))
         logits: Tensor = self.out(self.dropout(x_h))
         return logits
+
+
+class Grid(NamedTuple):
+    """Cells of rows of scores in a grid of questions x `width`: the scores of a question share a softmax."""
+
+    cells: Tensor  # m, int64, counted row by row
+    questions: int
+    width: int
+
+    @property
+    def question(self) -> Tensor:
+        """Question of each row (m)."""
+        return self.cells // max(1, self.width)
+
+    @property
+    def rows(self) -> Tensor:
+        """Row in each cell (q x w); 0 in an empty one."""
+        rows_m = torch.arange(len(self.cells), device=self.cells.device)
+        return rows_m.new_zeros(self.questions * self.width).index_put((self.cells,), rows_m).view(-1, self.width)
+
+    def scatter(self, scores_m: Tensor) -> Tensor:
+        """Scatter rows of scores into their cells (q x w ...), in fp32; empty cells have probability 0."""
+        shape = (self.questions * self.width, *scores_m.shape[1:])
+        empty = scores_m.new_full(shape, NO_PROBABILITY, dtype=torch.float32)
+        return empty.index_put((self.cells,), scores_m.float()).unflatten(0, (self.questions, self.width))
+
+    def log_shares(self, scores_m: Tensor) -> Tensor:
+        """Return the log-probability of each row among those of its question (m)."""
+        return self.scatter(scores_m).log_softmax(1).flatten()[self.cells]
+
+
+class BeamSpanHead(nn.Module):
+    """XLNet's head for questions: the first token of an answer, its last token given the first, and whether there is an
+    answer at all, given what is likely to be first.
+
+    It reads the tokens that can be first or last; the first of them stands for "no answer".
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.start = nn.Linear(width, 1)
+        self.end_dense = nn.Linear(2 * width, width)
+        self.end_norm = nn.LayerNorm(width, eps=eps)
+        self.end_out = nn.Linear(width, 1)
+        self.answer_dense = nn.Linear(2 * width, width)
+        self.answer_out = nn.Linear(width, 1, bias=False)
+
+    def start_logits(self, states_mh: Tensor) -> Tensor:
+        """Return a logit for each token as the first of the answer (m)."""
+        return self.start(states_mh)[:, 0]
+
+    def end_logits(self, states_mh: Tensor, starts_qh: Tensor, question_m: Tensor) -> Tensor:
+        """Return a logit for each token as the last of the answer, given the state of its question's first (m)."""
+        own_hh, given_hh = self.end_dense.weight.chunk(2, 1)
+        # The product of the two states side by side, without writing them side by side for every token.
+        given_mh = F.linear(starts_qh, given_hh, self.end_dense.bias)[question_m]
+        x_mh = (F.linear(states_mh, own_hh) + given_mh).tanh()
+        return self.end_out(self.end_norm(x_mh))[:, 0]
+
+    def answer_logits(self, starts_qh: Tensor, none_qh: Tensor) -> Tensor:
+        """Return a logit for each question that it has no answer (q)."""
+        x_qh = self.answer_dense(torch.cat([starts_qh, none_qh], -1)).tanh()
+        return self.answer_out(x_qh)[:, 0]
+
+    def forward(self, states_mh: Tensor, grid: Grid) -> Tensor:
+        """Return what a search for answers needs of each token, in fp32 (m x (3 + `STARTS`)): its log-probability as the
+        first; its place among the best first tokens, from 1, or 0; the logit of "no answer", which a question's tokens
+        share; and its log-probability as the last for each of these first tokens."""
+        rows_qw, question_m = grid.rows, grid.question
+        first_m = grid.log_shares(self.start_logits(states_mh))
+        first_qw = grid.scatter(first_m)
+        best_qk = first_qw[:, 1:].topk(min(STARTS, grid.width - 1)).indices + 1  # "no answer" is not the first of one
+        place_qw = torch.zeros_like(first_qw)
+        lasts = []
+        for place, column_q in enumerate(best_qk.unbind(1), 1):
+            place_qw = place_qw.scatter(1, column_q[:, None], float(place))
+            starts_qh = states_mh[rows_qw.gather(1, column_q[:, None])[:, 0]]
+            lasts.append(grid.log_shares(self.end_logits(states_mh, starts_qh, question_m)))
+        lasts += [torch.zeros_like(first_m)] * (STARTS - len(lasts))
+        shared_mh = first_m.exp()[:, None] * states_mh.float()
+        starts_qh = shared_mh.new_zeros(grid.questions, states_mh.shape[1]).index_add(0, question_m, shared_mh)
+        none_q = self.answer_logits(starts_qh.to(states_mh.dtype), states_mh[rows_qw[:, 0]]).float()
+        return torch.stack([first_m, place_qw.flatten()[grid.cells], none_q[question_m], *lasts], -1)
 
 
 PAIR_FEATURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

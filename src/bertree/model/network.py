@@ -1,7 +1,7 @@
 """An encoder with its heads: what is trained, saved and loaded.
 
 Heads by name: `mask` (MLM), `pair` (NSP or SOP), `sequence` (classification, or regression with one class), `token`,
-`span` (start and end), `choice` (one logit per option). A `Readout` may put other states, an LSTM or a CRF between
+`span` (start and end), `beam-span` (the end given the start), `choice` (one logit per option). A `Readout` may put other states, an LSTM or a CRF between
 encoder and heads; a `SentencePooling` turns a text's states into one vector.
 
 Shape letters: t tokens, s sequences, m chosen positions, h width, w width of the heads' input, v vocabulary, c classes,
@@ -21,7 +21,7 @@ from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.bilstm import build_bilstm
 from bertree.model.crf import Crf
 from bertree.model.encoder import Encoder
-from bertree.model.heads import ClassHead, MaskHead
+from bertree.model.heads import BeamSpanHead, ClassHead, Grid, MaskHead
 from bertree.model.init import initialize
 from bertree.model.layers.adaptive import AdaptiveSoftmax
 from bertree.model.pooling import PoolingConfig, SentencePooling
@@ -29,8 +29,9 @@ from bertree.model.readout import LayerFeatures, Readout, build_crf, build_featu
 from bertree.model.state import EncoderOutput, State, StateSpec
 from bertree.model.transformer import build_transformer, vocabulary_clusters
 
-FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "choice": 1}  # mask: the vocabulary, not a count of its own
-HEADS = ("mask", "pair", "sequence", "token", "span", "choice")
+# mask: the vocabulary, not a count of its own; beam-span: three parts of one output
+FIXED_CLASSES = {"mask": 0, "pair": 2, "span": 2, "beam-span": 0, "choice": 1}
+HEADS = ("mask", "pair", "sequence", "token", "span", "beam-span", "choice")
 TOKEN_HEADS = ("token", "span")
 
 
@@ -129,6 +130,11 @@ class Network(nn.Module):
         logits: Tensor = head(states)
         return logits
 
+    def beam_scores(self, hidden_tw: Tensor, chosen_m: Tensor, grid: Grid) -> Tensor:
+        """Return what a search for answers needs of each chosen token: see `BeamSpanHead`."""
+        scores_mc: Tensor = self.heads["beam-span"](hidden_tw[chosen_m], grid)
+        return scores_mc
+
     def vectors(self, hidden_tw: Tensor, batch: Batch) -> Tensor:
         """Return one sentence vector per sequence (s x d), in float32."""
         assert self.vector is not None
@@ -180,6 +186,8 @@ def build_head(
     if name == "mask":
         assert isinstance(a, Transformer)
         head: nn.Module = build_mask_head(a)
+    elif name == "beam-span":
+        head = BeamSpanHead(width or a.width, a.norm_eps)
     elif classes < 1:
         raise UserError(f"head '{name}': needs at least one class")
     elif name in TOKEN_HEADS:
@@ -210,6 +218,8 @@ def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
     if a.sequence_head == "linear" and name != "pair":
         return ClassHead(nn.Linear(a.width, classes, bias=False), "sequence", 0.0)
     out = nn.Linear(a.width, classes)
+    if a.sequence_head == "summary":
+        return ClassHead(out, "sequence", a.classifier_dropout, dense=nn.Linear(a.width, a.width))
     # RoBERTa's and DistilBERT's classifiers have a dense layer of their own; a choice head reads the pooler if there
     # is one.
     if name == "pair" or a.sequence_head == "pooler" or (name == "choice" and a.pooler):

@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
+from bertree.model.heads import NO_PROBABILITY
 from bertree.model.network import Network
 from bertree.objectives.divergences import divergence
 from bertree.objectives.objective import Loss, Term, WeightedTerms
-from bertree.objectives.supervised import HEAD_KINDS, NO_PROBABILITY, head_term, scatter_to_grid
+from bertree.objectives.supervised import HEAD_KINDS, head_term
 from bertree.objectives.task_labels import TaskLabels
 
 KINDS = ("soft", "hard", "mse")
@@ -64,8 +65,8 @@ class GridDistillation:
         """Sum the divergence from the teacher over them."""
         labels, soft_mc = _soft_labels(batch)
         scores_mc = network.class_logits(self.head, hidden_th, batch, labels.chosen)
-        student_cqw = scatter_to_grid(scores_mc, labels).movedim(-1, 0)
-        teacher_cqw = scatter_to_grid(soft_mc.nan_to_num(nan=NO_PROBABILITY), labels).movedim(-1, 0)
+        student_cqw = labels.grid.scatter(scores_mc).movedim(-1, 0)
+        teacher_cqw = labels.grid.scatter(soft_mc.nan_to_num(nan=NO_PROBABILITY)).movedim(-1, 0)
         known_q = teacher_cqw[0].amax(-1) > NO_PROBABILITY / 2
         divergence_q = self.divergence(student_cqw, teacher_cqw).mean(0)
         return Loss(torch.where(known_q, divergence_q, 0.0).sum(), None)

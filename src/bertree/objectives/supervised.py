@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import IGNORED, Batch
+from bertree.model.heads import BeamSpanHead
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
 from bertree.objectives.pretraining import MaskedTokens
 from bertree.objectives.task_labels import TaskLabels
 
-NO_PROBABILITY = -1e9  # a logit in fp32 whose probability is 0
+ANSWERABLE = 0.5  # weight of the loss of `BeamSpanSelection` on whether there is an answer
 
 
 class SequenceClassification:
@@ -84,10 +85,31 @@ class SpanSelection:
     def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
         """Mean of the two cross-entropies."""
         labels = TaskLabels.of(batch)
-        both_qw2 = scatter_to_grid(network.class_logits("span", hidden_th, batch, labels.chosen), labels)
+        both_qw2 = labels.grid.scatter(network.class_logits("span", hidden_th, batch, labels.chosen))
         targets = labels.answers.T.flatten()
         scores = torch.cat([both_qw2[..., 0], both_qw2[..., 1]])
         return Loss(F.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="sum") / 2, None)
+
+
+class BeamSpanSelection(SpanSelection):
+    """Start and end of an answer, the end given the true start, and whether there is an answer among the tokens."""
+
+    def loss(self, network: Network, hidden_th: Tensor, batch: Batch) -> Loss:
+        """Mean of the two cross-entropies, and half the binary one."""
+        labels, head = TaskLabels.of(batch), network.heads["beam-span"]
+        assert isinstance(head, BeamSpanHead)
+        assert labels.chosen is not None
+        grid, states_mh, answers_q2 = labels.grid, hidden_th[labels.chosen], labels.answers
+        rows_qw, known_q = grid.rows, answers_q2[:, 0] != IGNORED
+        starts_qh = states_mh[rows_qw.gather(1, answers_q2[:, :1].clamp(min=0))[:, 0]]
+        starts_qw = grid.scatter(head.start_logits(states_mh))
+        ends_qw = grid.scatter(head.end_logits(states_mh, starts_qh, grid.question))
+        both = torch.cat([starts_qw, ends_qw])
+        spans = F.cross_entropy(both, answers_q2.T.flatten(), ignore_index=IGNORED, reduction="sum") / 2
+        none_q = head.answer_logits(starts_qh, states_mh[rows_qw[:, 0]]).float()
+        absent_q = (answers_q2[:, 0] == 0).float()
+        answerable_q = F.binary_cross_entropy_with_logits(none_q, absent_q, reduction="none")
+        return Loss(spans + ANSWERABLE * torch.where(known_q, answerable_q, 0.0).sum(), None)
 
 
 class MultipleChoice:
@@ -101,7 +123,7 @@ class MultipleChoice:
         """Cross-entropy over the options."""
         labels = TaskLabels.of(batch)
         logits_s1 = network.class_logits("choice", hidden_th, batch)
-        return cross_entropy(scatter_to_grid(logits_s1, labels)[..., 0], labels.answers)
+        return cross_entropy(labels.grid.scatter(logits_s1)[..., 0], labels.answers)
 
 
 class NextTokens:
@@ -120,14 +142,6 @@ def _texts(batch: Batch) -> Batch:
     labels = TaskLabels.of(batch).texts
     assert labels is not None, "the batch must have the next tokens"
     return replace(batch, labels=labels)
-
-
-def scatter_to_grid(scores_mc: Tensor, labels: TaskLabels) -> Tensor:
-    """Scatter scores into their cells (q x w x c), in fp32; empty cells have probability 0."""
-    assert labels.cells is not None
-    questions, width = len(labels.answers), labels.width
-    empty = scores_mc.new_full((questions * width, scores_mc.shape[1]), NO_PROBABILITY, dtype=torch.float32)
-    return empty.index_put((labels.cells,), scores_mc.float()).unflatten(0, (questions, width))
 
 
 def _count_labels(batch: Batch) -> int:
@@ -160,6 +174,16 @@ HEAD_KINDS = {
         HeadKind(
             "span",
             SpanSelection,
+            reads_tokens=True,
+            competing=True,
+            labels="span",
+            named_classes=False,
+            default_task="squad",
+            pair_names=("question", "context"),
+        ),
+        HeadKind(
+            "beam-span",
+            BeamSpanSelection,
             reads_tokens=True,
             competing=True,
             labels="span",

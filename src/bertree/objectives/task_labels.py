@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bertree.batch import Labels, PretrainingLabels
+from bertree.model.heads import Grid
 
 
 @dataclass(frozen=True)
 class TaskLabels(Labels):
     """The answers of a task, in the layout that its head's loss reads."""
 
-    # s for `sequence` (float: regression), m for `token`; for `span` questions x 2, the columns of start and end; for
+    # s for `sequence` (float: regression), m for `token`; for `span` and `beam-span` questions x 2, the columns of start and end; for
     # `choice`, each question's column. -100: ignored.
     answers: Tensor
     chosen: Tensor | None = None  # m, int64: tokens of the stream that a `token` or `span` head reads
@@ -24,3 +25,9 @@ class TaskLabels(Labels):
     width: int = 0
     soft: Tensor | None = None  # a teacher's logits, if it was run beforehand: a row for each row of the student's
     texts: PretrainingLabels | None = None  # the next tokens of the texts, where a language model is trained too
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the scores that share a softmax."""
+        assert self.cells is not None
+        return Grid(self.cells, len(self.answers), self.width)

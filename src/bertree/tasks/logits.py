@@ -50,6 +50,9 @@ def logits(
                 vectors_sd if head == "vector" else pair_logits(network, vector_table(vectors_sd, TaskLabels.of(batch)))
             )
         labels = TaskLabels.of(batch)
+        if head == "beam-span":
+            assert labels.chosen is not None
+            return network.beam_scores(hidden_tw, labels.chosen, labels.grid)
         scores_mc = network.class_logits(head, hidden_tw, batch, labels.chosen)
         if network.crf is None:
             return scores_mc

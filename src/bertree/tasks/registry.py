@@ -177,6 +177,7 @@ def with_model_labels(task: Task[Any], heads: Mapping[str, int], labels: Sequenc
     """Return the task with the classes in the order of the model's head; refuse a model that does not fit."""
     from bertree.objectives.supervised import HEAD_KINDS
 
+    task = task.for_heads(heads)
     if task.head not in heads:
         there = f"its heads: {', '.join(heads)}" if heads else "it has none"
         raise UserError(f"{task.name} needs a model with a '{task.head}' head, but {there}; fine-tune it first")

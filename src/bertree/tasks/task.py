@@ -5,7 +5,7 @@ names the head that reads them, and gets the head's logits back. So all tasks sh
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
@@ -44,7 +44,7 @@ class Unit(NamedTuple):
 
     example: int  # number of its example
     sequences: tuple[Encoded, ...]
-    chosen: Sequence[int] | None = None  # for `token` and `span`: the tokens of its sequence that the head reads
+    chosen: Sequence[int] | None = None  # for `token`, `span` and `beam-span`: the tokens of its sequence that the head reads
     answer: Any = None
     source: Any = None  # private data of the task for `predict`
     soft: Logits | None = None  # a teacher's logits, if there is one: a row for each row of the head
@@ -153,6 +153,10 @@ class Task(ABC, Generic[Example]):
     def with_labels(self, labels: Sequence[str]) -> Self:
         """Return the task with these labels."""
         return replace(self, labels=tuple(labels))
+
+    def for_heads(self, heads: Mapping[str, int]) -> Self:
+        """Return the task with the head that a model has, where it can be learned by several."""
+        return self
 
     def for_left_to_right(self) -> Self:
         """Return the task with the layout for models whose tokens see only those before them."""

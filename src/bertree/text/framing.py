@@ -52,6 +52,7 @@ class Frame:
         if [piece.text for piece in self._pieces if piece.text is not None] != [0, 1][: 1 + pair]:
             raise UserError(f"{tokenizer.name}: does not encode a pair as two texts in order; this task needs that")
         self._pair, self._has_segments = pair, any(framed.type_ids)
+        self._ends_in_summary = not self.start() and framed.ids[-1] == tokenizer.id_of("cls")
         self._shared: dict[tuple[int, ...], list[int]] = {}
         self._special = sum(len(piece.ids) for piece in self._pieces)
 
@@ -65,6 +66,13 @@ class Frame:
         """Return the position of the first text, or of the second one given the length of the first."""
         own = next(at for at, piece in enumerate(self._pieces) if piece.text == len(before))
         return sum(before) + sum(len(piece.ids) for piece in self._pieces[:own])
+
+    def summary(self, *lengths: int) -> int:
+        """Return the position of the token that stands for the whole sequence, given the lengths of its texts: the
+        special token in front; <cls> at the end, if it is there; or else the first token after the first text."""
+        if self.start():
+            return 0
+        return self._special + sum(lengths) - 1 if self._ends_in_summary else sum(lengths[:-1])
 
     def wrap(self, *texts: Ids, dropped: int = 0) -> Encoded:
         """Return the sequence with its special tokens; segments are given for a pair, and where special tokens of a

@@ -182,7 +182,7 @@ def _split(task: Task[Any], lines: Sequence[Json], found: Json) -> list[Section]
     if task.head == "token":
         has_entities = all("entities" in line for line in known)
         return entities.entities_sections(known) if has_entities else kinds.tags(known, task.labels)
-    return kinds.spans(known) if task.head == "span" else kinds.choices(known, found)
+    return kinds.choices(known, found) if task.head == "choice" else kinds.spans(known)
 
 
 def _without_gold(lines: Sequence[Json]) -> list[Section]:

@@ -26,7 +26,7 @@ WRITTEN = (
     *("mask_activation", "norm_eps", "residual", "embedding_norm", "residual_init", "pooler", "sequence_head"),
     *("dropout", "attention_dropout", "classifier_dropout", "init_std"),
 )
-TASK_HEADS = ("sequence", "token", "span", "choice")
+TASK_HEADS = ("sequence", "token", "span", "beam-span", "choice")
 KINDS: dict[str, type["Architecture"]] = {}  # body -> its class
 
 

@@ -1,11 +1,12 @@
 """SQuAD 1.1 and 2.0: the answer to a question is a span of its context, or (2.0) there is none.
 
 Version 2.0 also compares "no answer", the score of the first token, with the best span: an answer is given if s_best >
-s_null + threshold. The threshold is chosen on the dev split from its predictions, so nothing is computed twice.
+s_null + threshold. The threshold is chosen on the dev split from its predictions, so nothing is computed twice. With
+XLNet's head (`head=beam`) an answer is given if the logit of "no answer" is below -threshold.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +27,9 @@ from bertree.text.cleaning import replace_surrogates
 from bertree.text.records import suffix_of
 from bertree.text.tokenizer import Tokenizer
 
+# What the user may set, and the head of the network: first and last token apart, or the last given the first.
+HEADS = {"span": "span", "beam": "beam-span"}
+
 
 @dataclass(frozen=True)
 class SquadTask(Task[SquadExample]):
@@ -37,8 +41,7 @@ class SquadTask(Task[SquadExample]):
     best: int = 20  # spans that share a question's probability
     threshold: float = 0.0  # 2.0: by how much a span's score must exceed that of "no answer"
     no_answer: str = "first"  # the token that stands for it; left to right, only the last sees the whole input
-
-    head = "span"
+    head: str = "span"  # a key of HEADS, or the name of the network's head
     kind = "question answering"
     layout = ("no_answer",)
 
@@ -53,6 +56,10 @@ class SquadTask(Task[SquadExample]):
         for name in ("stride", "max_answer", "best"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.head not in HEADS.values():
+            if self.head not in HEADS:
+                raise UserError(f"head '{self.head}': unknown; {suggest(self.head, HEADS)}")
+            object.__setattr__(self, "head", HEADS[self.head])
         if self.no_answer not in windows.PLACES:
             raise UserError(f"no_answer '{self.no_answer}': unknown; {suggest(self.no_answer, windows.PLACES)}")
 
@@ -68,6 +75,9 @@ class SquadTask(Task[SquadExample]):
 
     def for_left_to_right(self) -> Self:
         return replace(self, no_answer="last")
+
+    def for_heads(self, heads: Mapping[str, int]) -> Self:
+        return replace(self, head=next((head for head in HEADS.values() if head in heads), self.head))
 
     def splits(self, data: Path) -> Splits:
         """Return the files with train, dev or test in their names; a version in the name selects 1.1 or 2.0."""
@@ -130,9 +140,8 @@ class SquadTask(Task[SquadExample]):
         together = zip(units, logits, strict=True)
         for number, group in groupby(together, key=lambda pair: pair[0].example):
             parts, rows = zip(*group, strict=True)
-            lines.append(
-                self._prediction(examples[number], squad_spans.best_spans(parts, rows, self.max_answer, self.best))
-            )
+            found = squad_spans.best_spans(parts, rows, self.max_answer, self.best, self.head == "beam-span")
+            lines.append(self._prediction(examples[number], found))
         assert len(lines) == len(examples), "units of every example, in their order"
         return lines
 
@@ -197,8 +206,8 @@ class SquadTask(Task[SquadExample]):
         if not self.impossible:
             return line | answer
         # Without any span (a context without a token) the odds say nothing: both decisions give no answer.
-        odds = found.null - spans[0].score if spans else 0.0
-        return self._decide(line | answer | {"null_odds": odds, "null_score": shares[-1], "best": answer})
+        odds = {"null_odds": found.odds if spans else 0.0, "null_score": shares[-1]}
+        return self._decide(line | answer | odds | {"best": answer})
 
     def _decide(self, line: Json) -> Json:
         """Return the record with its best span as the answer, or with none."""

@@ -66,13 +66,13 @@ def units(
         dropped = max(len(ids) - longest, 0)
         cut = [cut[0] + (dropped > 0), cut[1] + dropped]
         question = ids[:longest]
-        # Without a special token in front, the first one after the question is the null token.
-        null = 0 if frame.start() else len(question)
         first = frame.start(len(question))
         gold = _gold_span(example, context)
         for begin, end in windows(len(context.ids), room - len(question), stride, max_answer):
             sequence = frame.wrap(question, context.ids[begin:end], dropped=dropped)
-            chosen = [len(sequence.ids) - 1 if no_answer == "last" else null, *range(first, first + end - begin)]
+            # Without a special token for it, the first one after the question is the null token.
+            null = len(sequence.ids) - 1 if no_answer == "last" else frame.summary(len(question), end - begin)
+            chosen = [null, *range(first, first + end - begin)]
             answer = None if example.answers is None else _span_in_window(gold, begin, end)
             made.append(Unit(number, (sequence,), chosen, answer, ContextWindow(context, begin)))
     return made, Truncation(*cut)
