@@ -196,6 +196,10 @@ KINDS = {
         {"train-v2.0.json": squad(240, 0, True), "dev-v2.0.json": squad(60, 1, True)},
         ("--task", "squad2"), ("epochs=6",), "best_f1", 0.9,
     ),
+    "beam": Kind(
+        {"train-v2.0.json": squad(240, 0, True), "dev-v2.0.json": squad(60, 1, True)},
+        ("--task", "squad2"), ("head=beam", "epochs=6"), "best_f1", 0.9,
+    ),
     "choice": Kind(
         {"train.jsonl": choices(200), "dev.jsonl": choices(60, 1)},
         ("--task", "choice"), ("epochs=4",), "accuracy", 0.95,

@@ -51,6 +51,56 @@ def test_the_best_span_is_the_best(minilm: Path) -> None:
             assert found.null == pytest.approx(min(float(rows[0].sum()) for rows in logits))
 
 
+def beam_rows(numbers: np.random.Generator, tokens: int) -> np.ndarray:
+    """What a `BeamSpanHead` gives of a window's tokens: some of them are first ones."""
+    rows = numbers.normal(size=(tokens, 8)).astype(np.float32)
+    rows[:, 1], rows[:, 2] = 0, rows[0, 2]
+    first = 1 + numbers.permutation(tokens - 1)[:5]
+    rows[first, 1] = 1 + np.arange(len(first))
+    return rows
+
+
+def test_the_best_of_a_beam_is_the_best(minilm: Path) -> None:
+    tokenizer = Tokenizer.load(minilm)
+    assert tokenizer is not None
+    numbers = np.random.default_rng(4)
+    for max_length, max_answer in ((40, 4), (60, 30), (384, 3)):
+        task = replace(SQUAD2, stride=9, max_answer=max_answer, head="beam")
+        asked = [example("How high?", "31 m")]
+        units, _ = task.units(asked, tokenizer, max_length)
+        for _ in range(5):
+            logits = [beam_rows(numbers, len(unit.chosen or ())) for unit in units]
+            # For each first token alone, the scores of all pairs are those of the plain head.
+            pairs = [np.full((5, len(rows), 2), -1e9, np.float32) for rows in logits]
+            for rows, some in zip(logits, pairs, strict=True):
+                for place in range(1, 6):
+                    if (rows[:, 1] == place).any():
+                        some[place - 1, rows[:, 1] == place, 0] = rows[rows[:, 1] == place, 0]
+                        some[place - 1, :, 1] = rows[:, 2 + place]
+            best = max(slow_best(units, [some[place] for some in pairs], max_answer) for place in range(5))
+            found = spans.best_spans(units, logits, max_answer, 20, beam=True)
+            scores = [span.score for span in found.spans]
+            assert scores[0] == pytest.approx(best, rel=1e-6)
+            assert scores == sorted(scores, reverse=True)
+            odds = min(float(rows[0, 2]) for rows in logits)
+            (line,) = task.predict(asked, units, logits)
+            assert line["null_odds"] == pytest.approx(odds)
+            assert line["null_score"] == pytest.approx(1 / (1 + np.exp(-odds)))
+            assert line["best"]["score"] == pytest.approx((1 - line["null_score"]) * np.exp(best) / np.exp(scores).sum())
+            assert (line["predicted"] == "") == (odds >= 0)
+
+
+def test_a_window_without_tokens_has_no_beam(minilm: Path) -> None:
+    tokenizer = Tokenizer.load(minilm)
+    assert tokenizer is not None
+    task = replace(SQUAD2, head="beam")
+    asked = [SquadExample("q", "Which?", "\u00ad", None)]
+    units, _ = task.units(asked, tokenizer, 64)
+    assert [len(unit.chosen) for unit in units] == [1]
+    (line,) = task.predict(asked, units, [np.ones((1, 8), np.float32)])
+    assert (line["predicted"], line["null_odds"], line["score"]) == ("", 0.0, 1.0)
+
+
 def test_the_limit_and_the_order_of_tokens_hold(minilm: Path) -> None:
     tokenizer = Tokenizer.load(minilm)
     assert tokenizer is not None
@@ -197,4 +247,9 @@ def test_wrong_settings() -> None:
     for name in ("stride", "max_answer", "best"):
         with pytest.raises(UserError, match=f"{name} 0: .*at least 1"):
             replace(SQUAD, **{name: 0})
+    with pytest.raises(UserError, match="head 'beem': unknown; did you mean 'beam'"):
+        replace(SQUAD, head="beem")
+    assert replace(replace(SQUAD, head="beam"), stride=5).head == "beam-span"
+    assert SQUAD.for_heads({"beam-span": 0}).head == "beam-span"
+    assert replace(SQUAD, head="beam").for_heads({"span": 2}).head == "span"
     assert (SQUAD.classes, SQUAD.head, SQUAD.metric, SQUAD.max_length) == (2, "span", "f1", 384)
