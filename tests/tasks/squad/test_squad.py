@@ -86,7 +86,9 @@ def test_the_best_of_a_beam_is_the_best(minilm: Path) -> None:
             (line,) = task.predict(asked, units, logits)
             assert line["null_odds"] == pytest.approx(odds)
             assert line["null_score"] == pytest.approx(1 / (1 + np.exp(-odds)))
-            assert line["best"]["score"] == pytest.approx((1 - line["null_score"]) * np.exp(best) / np.exp(scores).sum())
+            assert line["best"]["score"] == pytest.approx(
+                (1 - line["null_score"]) * np.exp(best) / np.exp(scores).sum()
+            )
             assert (line["predicted"] == "") == (odds >= 0)
 
 
