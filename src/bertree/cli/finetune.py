@@ -70,8 +70,9 @@ def finetune(
     Settings: epochs=3 batch=32 lr=(by the model's width) max_length=(the task's) warmup=0.1 shape=linear
     evaluations=1 (per epoch) patience=3 held_out=0.1 seed=0 weight_decay=0.01 clip=1 dropout=... attention_dropout=0
     metric=... lstm=0 lstm_layers=2 micro_tokens=0; SQuAD: stride=128 max_answer=30 best=20 threshold=0
-    head=span (or beam: the end given the start); tags: crf=false scheme=auto. Left-to-right models: lm=0.5 (weight of the language-model loss on the task's texts), both_orders
-    (of a pair; true for mrpc, qqp, sts-b), no_answer=last (SQuAD), subword=last (tags).
+    head=span (or beam: the end given the start); tags: crf=false scheme=auto. Left-to-right models:
+    lm=0.5 (weight of the language-model loss on the task's texts), both_orders (of a pair; true for mrpc, qqp, sts-b),
+    no_answer=last (SQuAD), subword=last (tags).
 
     [dim]bertree finetune my-bert --task sst-2 --data glue/SST-2 --out my-sst
     bertree finetune my-bert --task squad2 --data squad --out my-qa epochs=2 batch=16

@@ -161,9 +161,9 @@ class BeamSpanHead(nn.Module):
         return self.answer_out(x_qh)[:, 0]
 
     def forward(self, states_mh: Tensor, grid: Grid) -> Tensor:
-        """Return what a search for answers needs of each token, in fp32 (m x (3 + `STARTS`)): its log-probability as the
-        first; its place among the best first tokens, from 1, or 0; the logit of "no answer", which a question's tokens
-        share; and its log-probability as the last for each of these first tokens."""
+        """Return what a search for answers needs of each token, in fp32 (m x (3 + `STARTS`)): its log-probability as
+        the first; its place among the best first tokens, from 1, or 0; the logit of "no answer", which a question's
+        tokens share; and its log-probability as the last for each of these first tokens."""
         rows_qw, question_m = grid.rows, grid.question
         first_m = grid.log_shares(self.start_logits(states_mh))
         first_qw = grid.scatter(first_m)

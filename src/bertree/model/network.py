@@ -1,8 +1,9 @@
 """An encoder with its heads: what is trained, saved and loaded.
 
 Heads by name: `mask` (MLM), `pair` (NSP or SOP), `sequence` (classification, or regression with one class), `token`,
-`span` (start and end), `beam-span` (the end given the start), `choice` (one logit per option). A `Readout` may put other states, an LSTM or a CRF between
-encoder and heads; a `SentencePooling` turns a text's states into one vector.
+`span` (start and end), `beam-span` (the end given the start), `choice` (one logit per option). A
+`Readout` may put other states, an LSTM or a CRF between encoder and heads; a `SentencePooling` turns a text's states
+into one vector.
 
 Shape letters: t tokens, s sequences, m chosen positions, h width, w width of the heads' input, v vocabulary, c classes,
 d width of a sentence vector.

@@ -15,8 +15,8 @@ from bertree.model.heads import Grid
 class TaskLabels(Labels):
     """The answers of a task, in the layout that its head's loss reads."""
 
-    # s for `sequence` (float: regression), m for `token`; for `span` and `beam-span` questions x 2, the columns of start and end; for
-    # `choice`, each question's column. -100: ignored.
+    # s for `sequence` (float: regression), m for `token`; for `span` and `beam-span` questions x 2, the
+    # columns of start and end; for `choice`, each question's column. -100: ignored.
     answers: Tensor
     chosen: Tensor | None = None  # m, int64: tokens of the stream that a `token` or `span` head reads
     # Cell of each score in the grid of questions x `width` that a softmax or CRF needs, counted row by row.
