@@ -58,7 +58,8 @@ def test_counts_equal_transformers(name: str) -> None:
     config = transformers.AutoConfig.for_model(**config_from_architecture(a, family, None))
     with torch.device("meta"):
         bare = transformers.AutoModel.from_config(config)
-        kind = transformers.AutoModelForCausalLM if a.causal else transformers.AutoModelForMaskedLM
+        predicts = a.causal or a.query_stream  # rather than fills in
+        kind = transformers.AutoModelForCausalLM if predicts else transformers.AutoModelForMaskedLM
         with_head = kind.from_config(config)
     counts = cost.parameters(a)
     assert sum(p.numel() for p in bare.parameters()) == counts.total
@@ -95,6 +96,24 @@ def test_the_large_ones() -> None:
     assert "222.6M" in preset("albert-xxlarge").published
     assert cost.parameters(preset("megatron-bert").architecture).total == 333_640_704
     assert "333.6M" in preset("megatron-bert").published
+    for name in ("xlnet-base", "xlnet-large"):
+        counts = cost.parameters(preset(name).architecture)
+        assert f"{(counts.total + counts.mlm_head) / MILLION:.1f}M" in preset(name).published
+
+
+def test_operations_of_a_query_stream_and_of_a_memory() -> None:
+    a = preset("xlnet-base").architecture
+    h, layers, length, head = 768, 12, 512, 2 * 768 * 32000
+    row = 2 * layers * (2 * h * h + 2 * h * 4 * h + 3 * length * h)  # query and output, feed-forward, three products
+    assert cost.forward_flops(a, length) == row + 2 * layers * 2 * h * h  # keys and values of content rows alone
+    both = cost.forward_flops(a, length) + (row + head) / 6
+    assert cost.training_flops(a, length) == round(3 * both)
+    masked = cost.training_flops(a, length, 0.15, query_stream=False)
+    assert masked == round(3 * (cost.forward_flops(a, length) + 0.15 * head))
+    remembering = a.with_values({"memory": 384})
+    more = 2 * layers * (2 * h * h * 384 / length + 3 * 384 * h)
+    assert cost.forward_flops(remembering, length) == cost.forward_flops(a, length) + round(more)
+    assert cost.training_bytes(a, 8, length) > cost.training_bytes(a, 8, length, 1 / 6, query_stream=False)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.support.later_axes import EVERYTHING, LATER
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 4, "max_positions": 40, "attention_dropout": 0.0}
 POINTS = {name: axes for name, (axes, _) in LATER.items()} | {"everything": EVERYTHING}
+XL = {"positions": "relative"}
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
 
@@ -121,6 +122,15 @@ def test_layers_in_turn() -> None:
         ({"ffn": "gate"}, "did you mean 'gated'"),
         ({"norm": "rns"}, "did you mean 'rms'"),
         ({"body": "bilstm", "norm": "rms"}, "norm: only a transformer has it"),
+        ({"query_stream": True}, "query_stream: needs positions = relative, not learned"),
+        (XL | {"query_stream": True, "attention": "causal"}, "query_stream: needs attention = full, not causal"),
+        ({"segment_encoding": "relative"}, "segment_encoding: relative needs positions = relative, not learned"),
+        (XL | {"segment_encoding": "relative", "attention": "full,local"}, "relative needs attention = full"),
+        (XL | {"segment_encoding": "relative", "segments": 1}, "segments: there must be 2 or more"),
+        (XL | {"memory": 4, "attention": "local"}, "memory: needs attention = causal or full, not local"),
+        (XL | {"memory": 4, "same_length": True}, "same_length: needs attention = causal, not full"),
+        ({"summary": "middle"}, "summary: unknown value 'middle'"),
+        ({"body": "bilstm", "query_stream": True}, "query_stream: only a transformer has it"),
     ],
 )
 def test_impossible_points_are_refused_with_the_reason(axes: dict[str, object], reason: str) -> None:

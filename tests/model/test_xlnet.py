@@ -179,3 +179,35 @@ def test_ranks_that_rise_with_the_place_are_causal_attention() -> None:
     hidden = full(ordered)
     assert (hidden[:15] - causal(batch)).abs().max() < 1e-5
     assert (hidden[:15] - full(batch)).abs().max() > 1e-2
+
+
+def test_the_token_that_represents_a_sequence() -> None:
+    batch = Batch.pack([[1, 2, 3], [4], [5, 6]])
+    for axes, expected in (({"summary": "first"}, [0, 3, 4]), ({}, [2, 3, 5])):
+        encoder = build(architecture(**axes)).encoder
+        assert encoder.summary_index(batch).tolist() == expected
+        assert encoder.summary_index(replace(batch, summary=torch.tensor([1, 3, 4]))).tolist() == [1, 3, 4]
+
+
+def test_new_weights_of_segments_and_query_stream_are_drawn() -> None:
+    torch.manual_seed(0)
+    network = build(architecture(width=128, embedding_width=128))
+    drawn = [p for name, p in network.named_parameters() if "segment_" in name or name == "encoder.query_start"]
+    assert len(drawn) == 1 + 2 * 3
+    assert all(0.01 < float(p.detach().std()) < 0.03 for p in drawn)
+
+
+@pytest.mark.parametrize("memory", [0, 5])
+def test_recomputed_activations_give_the_same_gradients(memory: int) -> None:
+    grads = []
+    for recompute in (False, True):
+        network = twin(peer(), memory=memory).train()
+        network.encoder.recompute(recompute)
+        state = None
+        for step in range(2):
+            ids, segments = draw((8, 8), seed=step)
+            batch = in_lanes(packed(ids, segments), step == 0, backward=torch.tensor([False, True]))
+            hidden, state = network.encode(with_order(batch, *draw_orders((8, 8), seed=step)), state)
+        weighted(hidden).backward()
+        grads.append([p.grad for p in network.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))

@@ -132,7 +132,7 @@ def _build(
     }
     flops: list[float] = []
     for phase, share in zip(recipe.phases, rates, strict=True):
-        shown = cost.forward_flops(its, phase.max_length) + share * cost.costs(its).mask_head_flops()
+        shown = cost.pretraining_forward_flops(its, phase.max_length, share)
         flops.append(cost.training_flops(a, phase.max_length, share) + (shown if objective.teacher else 0))
     intro = [
         f"teacher: {name}, {describe_architecture(its)}; {initial}",

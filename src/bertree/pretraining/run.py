@@ -114,7 +114,10 @@ def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
             contents.network,
             objective,
             objective,
-            [cost.training_flops(a, phase.max_length, mask_share(recipe, phase)) for phase in recipe.phases],
+            [
+                cost.training_flops(a, phase.max_length, mask_share(recipe, phase), by_query_stream(recipe))
+                for phase in recipe.phases
+            ],
             identity | build.identity_of_lanes(feed),
         )
         return training.run(out, resume)
@@ -199,6 +202,11 @@ def run_files(out: Path) -> list[Path]:
 def mask_share(recipe: Recipe, phase: Phase) -> float:
     """Return the share of the tokens that are predicted."""
     return build.masking_of(recipe.data, phase.mask_rate).share
+
+
+def by_query_stream(recipe: Recipe) -> bool:
+    """Return whether tokens are predicted by a second stream, in the order of a permutation."""
+    return build.masking_of(recipe.data).unit == "permutation"
 
 
 def resolve_paths(recipe: Recipe) -> Recipe:

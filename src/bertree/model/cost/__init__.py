@@ -1,0 +1,129 @@
+"""The cost of an architecture: parameters, bytes, operations. Arithmetic, no torch.
+
+Parameters are exact. Operations count a multiply-add as two and leave out norms, activations and
+softmax (under one percent at these widths).
+
+The memory model is for one step of pretraining with the packed encoder and the MLM head on 15 % of the
+tokens (XLNet: a query stream of one token in 6), bf16 autocast, AdamW, not compiled, no activation
+checkpointing. The peak is the larger of two moments:
+
+    start of the backward pass    weights and moments (12 bytes per parameter), autocast's bf16 copies of
+                                  the matrices (2), the token embedding's gradient, everything autograd
+                                  keeps for the backward pass, and the logits of the masked tokens
+    end of the backward pass      weights, moments and gradients (16 bytes per parameter)
+
+A BiLSTM is not pretrained: its figures are for a step in fp32 without a head, and were not measured.
+
+`benchmarks/memory.py` compares this with measured peaks. A packed batch has no term in length squared: flash
+attention keeps one number per head and query instead of the scores.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from bertree.model.architecture import Architecture, BiLstm, Transformer
+from bertree.model.cost.bilstm import BiLstmCosts, classifier_parameters
+from bertree.model.cost.counts import Costs, Parameters
+from bertree.model.cost.transformer import KEYS, MASK_RATE, QUERY_RATE, TransformerCosts
+
+__all__ = [
+    "GIB",
+    "KEYS",
+    "LENGTHS",
+    "MASK_RATE",
+    "PUBLISHED_BATCHES",
+    "QUERY_RATE",
+    "RESERVE",
+    "Costs",
+    "Parameters",
+    "classifier_parameters",
+    "costs",
+    "describe_architecture",
+    "forward_flops",
+    "largest_batch",
+    "parameters",
+    "pretraining_forward_flops",
+    "training_bytes",
+    "training_flops",
+]
+
+LENGTHS = (64, 128, 256, 320, 384, 512)
+RESERVE = 0.06  # of a card, for the CUDA context and fragmentation
+GIB = 1024**3
+# Largest batch on a card of 12 GB that BERT's authors published (fp32, padded), by length.
+PUBLISHED_BATCHES = {
+    "bert-base": (64, 32, 16, 14, 12, 6),
+    "bert-large": (12, 6, 2, 1, 0, 0),
+}
+
+COSTS: dict[type[Architecture], Callable[[Any], Costs]] = {Transformer: TransformerCosts, BiLstm: BiLstmCosts}
+
+
+def costs(a: Architecture) -> Costs:
+    """Return the formulas of an architecture's kind."""
+    return COSTS[type(a)](a)
+
+
+def parameters(a: Architecture) -> Parameters:
+    """Count the parameters of an architecture."""
+    return costs(a).parameters()
+
+
+def forward_flops(a: Architecture, length: int) -> int:
+    """Operations per token of the encoder's forward pass at a sequence length."""
+    return costs(a).forward_flops(length)
+
+
+def pretraining_forward_flops(
+    a: Architecture, length: int, rate: float | None = None, query_stream: bool | None = None
+) -> float:
+    """Operations per token of a forward pass with the head on the predicted tokens.
+
+    `rate` is their share; None: the usual one. `query_stream`: whether they are predicted by a query stream; None: if
+    there is one."""
+    found = costs(a)
+    rate = found.rate if rate is None else rate
+    return found.forward_flops(length) + rate * found.predicted_flops(length, _queries(a, query_stream))
+
+
+def _queries(a: Architecture, query_stream: bool | None) -> bool:
+    there = isinstance(a, Transformer) and a.query_stream
+    return there if query_stream is None else there and query_stream
+
+
+def training_flops(a: Architecture, length: int, rate: float | None = None, query_stream: bool | None = None) -> int:
+    """Operations per token of forward and backward (twice the forward); see `pretraining_forward_flops`."""
+    return round(3 * pretraining_forward_flops(a, length, rate, query_stream))
+
+
+def training_bytes(
+    a: Architecture, batch: int, length: int, rate: float | None = None, query_stream: bool | None = None
+) -> int:
+    """Peak bytes of one training step on `batch` sequences of `length` tokens; the rest: see
+    `pretraining_forward_flops`."""
+    found, counts = costs(a), parameters(a)
+    rate = found.rate if rate is None else rate
+    everything = counts.total + counts.mlm_head
+    tokens = batch * length
+    kept = tokens * found.activation_bytes() + round(rate * tokens) * found.predicted_bytes(_queries(a, query_stream))
+    begins = 12 * everything + 2 * everything + 4 * a.vocab_size * a.embedding_width + kept
+    return max(begins, 16 * everything)
+
+
+def largest_batch(a: Architecture, length: int, card_gb: float) -> int:
+    """The largest batch that fits a card of that many GiB; 0 if not even one sequence does."""
+    usable = card_gb * GIB * (1 - RESERVE)
+    if training_bytes(a, 1, length) > usable:
+        return 0
+    low, high = 1, 2
+    while training_bytes(a, high, length) <= usable:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if training_bytes(a, middle, length) <= usable else (low, middle)
+    return low
+
+
+def describe_architecture(a: Architecture) -> str:
+    """Describe the size of an architecture, for messages."""
+    return f"{a.layers} layers, width {a.width}, {parameters(a).total / 1e6:.1f}M parameters"
