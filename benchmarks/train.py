@@ -29,7 +29,7 @@ import torch
 from benchmarks.common import environment, synchronise, table
 from bertree.batch import Batch, PretrainingLabels
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
-from bertree.data.lanes import LaneStream
+from bertree.data.lanes.lane_stream import LaneStream
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.interop.hf_config import config_from_architecture, family_of_architecture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bertree.batch import Batch, PretrainingLabels
 from bertree.data import example_index
-from bertree.data.lanes import LaneStream
+from bertree.data.lanes.lane_stream import LaneStream
 from bertree.data.split import split_held_out
 from bertree.data.stream import Stream
 from bertree.errors import UserError

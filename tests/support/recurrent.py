@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.config.settings import as_toml
-from bertree.data.lanes import LaneStream
+from bertree.data.lanes.lane_stream import LaneStream
 from bertree.data.store import Store
 from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder

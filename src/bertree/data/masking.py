@@ -12,6 +12,8 @@ p(n) = (1/n) / sum 1/k, and runs are masked. The last run may be shortened by th
 "next" masks nothing: every token predicts the next one, for a causal model. [SEP] is predicted like any other token,
 since texts end; [CLS], [PAD] and [UNK] never are.
 
+"permutation" masks nothing either: some tokens are predicted in a random order (`permutation.py`).
+
 Shape letters: t tokens of the packed stream, m tokens that can be masked, w words, s sequences.
 """
 
@@ -27,7 +29,8 @@ from bertree.data.store import Store
 from bertree.errors import UserError, suggest
 from bertree.keyed_random import Bits, Ints
 
-UNITS = ("token", "word", "ngram", "next")
+UNITS = ("token", "word", "ngram", "next", "permutation")
+UNMASKED = ("next", "permutation")  # units that leave the text as it is
 DUPLICATES = 10  # BERT's
 
 
@@ -41,6 +44,8 @@ class Masking:
     random: float = 0.1  # share that becomes a random token; the rest is unchanged
     duplicates: int = 0  # 0: new masks in every epoch; n: epoch e repeats epoch e mod n
     ngram: int = 3  # longest n-gram, in words
+    partial: int = 6  # permutation: one token in so many is predicted
+    spans: int = 5  # permutation: longest span of targets, in words; 1: single tokens
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -51,17 +56,22 @@ class Masking:
             raise UserError(f"masking: mask {self.mask} and random {self.random} must be shares of at most 1")
         if self.duplicates < 0 or self.ngram < 1:
             raise UserError("masking: duplicates must be 0 or more and ngram 1 or more")
+        if self.partial < 1:
+            raise UserError(f"masking: partial {self.partial}: one token in so many is predicted; give 1 or more")
+        if self.spans < 1:
+            raise UserError(f"masking: spans {self.spans}: the longest span of targets; give 1 or more")
         if self.unit == "next" and self.duplicates:
             raise UserError("masking 'next': draws no masks, so '+static' has no effect; leave it out")
 
     @property
     def share(self) -> float:
         """Share of the tokens that are predicted."""
-        return 1.0 if self.unit == "next" else self.rate
+        return {"next": 1.0, "permutation": 1 / self.partial}.get(self.unit, self.rate)
 
     @classmethod
     def parse(cls, text: "str | Masking | None") -> "Masking | None":
-        """Parse a name: "token", "word", "ngram", "next", "none"; "word+static" has 10 duplicates, "+static4" 4."""
+        """Parse a name: "token", "word", "ngram", "next", "permutation", "none"; "word+static" has 10 duplicates,
+        "+static4" 4."""
         if text is None or isinstance(text, Masking):
             return text
         unit, plus, rest = text.partition("+")

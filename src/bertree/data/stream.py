@@ -31,10 +31,11 @@ import numpy as np
 import torch
 
 from bertree import keyed_random
-from bertree.batch import Batch, PretrainingLabels
+from bertree.batch import Batch, Permutation, PretrainingLabels
 from bertree.data.example_index import ExampleIndex
 from bertree.data.formats import CODED, Format
-from bertree.data.masking import Masking, target_maker
+from bertree.data.masking import Masking, TargetMaker, target_maker
+from bertree.data.permutation import Parts, PermutationTargets
 from bertree.data.store import Store
 from bertree.data.windows.balanced_order import balanced_order
 from bertree.data.windows.window import PackedSlice, ShuffleWindow, build_window
@@ -78,7 +79,12 @@ class Stream:
         self._slack = 0 if fixed else _slack(batch_tokens, max_length, waste)
         self._stride = batch_tokens - self._slack
         self._room = self.format.room(max_length, store.prefixes.longest)
-        self._targets = target_maker(self.masking, store) if self.masking else None
+        self._targets: TargetMaker | None = None
+        self._permuted: PermutationTargets | None = None
+        if self.masking and self.masking.unit == "permutation":
+            self._permuted = PermutationTargets(self.masking, store)
+        elif self.masking:
+            self._targets = target_maker(self.masking, store)
         self.index = ExampleIndex.load_or_build(store, self.format, max_length, seed)
         self.examples = int(self.index.chunks[-1])
         if self.format.objective and self.index.marks[-1] == 0:
@@ -279,6 +285,9 @@ class Stream:
             bounds.append(piece.bounds[1:] + base)
             base += piece.ids.size
         edges = _concatenate(bounds)
+        permutation = None
+        if self._permuted:
+            permutation, masked, targets = self._permute(self._permuted, slices, edges)
         labels = [piece.labels for _, piece in slices if piece.labels is not None]
         return Batch(
             ids=torch.from_numpy(_concatenate([piece.ids for _, piece in slices])),
@@ -286,12 +295,26 @@ class Stream:
             segments=torch.from_numpy(_concatenate([piece.segments for _, piece in slices])),
             cu_seqlens=torch.from_numpy(edges.astype(np.int32)),
             max_seqlen=int(np.diff(edges).max(initial=0)),
+            permutation=permutation,
             labels=PretrainingLabels(
-                masked=torch.from_numpy(_concatenate(masked)) if self._targets else None,
-                targets=torch.from_numpy(_concatenate(targets)) if self._targets else None,
+                masked=torch.from_numpy(_concatenate(masked)) if self.masking else None,
+                targets=torch.from_numpy(_concatenate(targets)) if self.masking else None,
                 pairs=torch.from_numpy(_concatenate(labels)) if self.format.objective else None,
             ),
         )
+
+    def _permute(
+        self, maker: PermutationTargets, slices: list[tuple[ShuffleWindow, PackedSlice]], edges: Ints
+    ) -> tuple[Permutation, list[Ints], list[Ints]]:
+        """Return the order of a batch, the rows that predict (one for each target, behind the tokens), the targets."""
+        draws = [maker.draw(p.ids, p.bounds, p.counters, window.mask_key) for window, p in slices if p.ids.size]
+        given = [piece.given for _, piece in slices if piece.given is not None]
+        ids = _concatenate([piece.ids for _, piece in slices])
+        random = np.concatenate(draws) if draws else np.zeros(0, np.uint64)
+        parts = Parts(edges, maker.counts(edges, even=self.fixed), random)
+        found = maker.choose(ids, parts, np.concatenate(given) if given else None)
+        rows = ids.size + np.arange(found.places.size)
+        return found.permutation(edges), [rows], [found.ids]
 
 
 def _slack(batch_tokens: int, max_length: int, waste: float | None) -> int:

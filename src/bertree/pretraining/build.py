@@ -7,7 +7,7 @@ from typing import Any
 from bertree.config.default_model import resolve_model_path
 from bertree.config.sections import Phase
 from bertree.console import note
-from bertree.data.lanes import LaneStream
+from bertree.data.lanes.lane_stream import LaneStream
 from bertree.data.masking import Masking
 from bertree.data.split import split_held_out
 from bertree.data.store import Store
@@ -74,15 +74,36 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
             f"{recipe.source}: model.vocab_size: {contents.architecture.vocab_size} is less than the "
             f"{store.vocab_size} tokens of {store.folder}"
         )
-    if masking_of(recipe.data).unit == "next" and not contents.architecture.causal:
-        raise UserError(
-            f"{recipe.source}: data.masking: next: with full attention a token sees the one it must predict; "
-            "set model.attention=causal"
-        )
+    _check_masking(contents.architecture, recipe)
     if contents.network.state_specs(1) and not recipe.data.in_lanes:
         note(f"model.memory: nothing is remembered with data.format={recipe.data.format}; set data.format=lanes")
     contents.controls = tuple(dict.fromkeys([*contents.controls, *(known.code for known in store.controls)]))
     return contents
+
+
+def _check_masking(a: Architecture, recipe: Recipe) -> None:
+    """Check that the model can learn what the data asks for."""
+    unit, where = masking_of(recipe.data).unit, f"{recipe.source}: data.masking"
+    if unit == "next" and not a.causal:
+        raise UserError(
+            f"{where}: next: with full attention a token sees the one it must predict; set model.attention=causal"
+        )
+    if unit == "permutation" and a.causal:
+        raise UserError(
+            f"{where}: permutation: with causal attention a token sees those before it in the text, whatever the "
+            "order; set model.attention=full"
+        )
+    if unit == "permutation" and not a.axes().get("query_stream"):
+        raise UserError(
+            f"{where}: permutation: a token must be predicted without being seen, by a second stream; set "
+            "model.query_stream=true, or model.preset=xlnet-base"
+        )
+    if recipe.data.in_lanes and a.causal and unit != "next":
+        raise UserError(f"{where}: {unit}: with causal attention lanes predict the next token; set data.masking=next")
+    if recipe.data.paired and int(a.axes().get("segments", 0)) < 3:
+        raise UserError(
+            f"{recipe.source}: data.format: lanes+pairs: tells apart two texts and [CLS]; set model.segments=3"
+        )
 
 
 def build_untrained(a: Architecture, heads: dict[str, int], seed: int) -> Contents:
@@ -115,8 +136,10 @@ def masking_of(data: DataSettings, rate: float = 0.0) -> Masking:
     """Return how tokens are masked, at the data's rate or another."""
     found = Masking.parse(data.masking)
     if found is None:
-        raise UserError("data.masking: pretraining needs masks: token, word or ngram, each also +static10; or next")
-    return replace(found, rate=rate or data.mask_rate)
+        raise UserError(
+            "data.masking: pretraining needs masks: token, word or ngram, each also +static10; or next or permutation"
+        )
+    return replace(found, rate=rate or data.mask_rate, partial=data.partial, spans=data.spans)
 
 
 def build_feed(
@@ -137,7 +160,7 @@ def build_feed(
         count = micro_batch_count(phase, recipe.run, placement, a, logit_share or masking.share)
         seed = recipe.run.seed + 1000 * number  # each phase has its own order
         if recipe.data.in_lanes:
-            streams.append(_lanes(recipe.data, store, phase, count, seed, placement.compiled))
+            streams.append(_lanes(recipe.data, masking, store, phase, count, seed, placement.compiled))
             continue
         streams.append(
             [
@@ -158,24 +181,34 @@ def build_feed(
     return StreamFeed(plan, streams, fixed=placement.compiled)
 
 
-def _lanes(data: DataSettings, store: Store, phase: Phase, parts: int, seed: int, fixed: bool) -> list[AnyStream]:
+def _lanes(
+    data: DataSettings, masking: Masking, store: Store, phase: Phase, parts: int, seed: int, fixed: bool
+) -> list[AnyStream]:
     """Return the lanes of each micro-batch; equally many, where shapes must be the same."""
     lanes = phase.batch_tokens // phase.max_length
     parts = next(n for n in range(parts, lanes + 1) if lanes % n == 0 or not fixed)
-    documents = data.format.endswith("+documents")
     return [
         LaneStream(
             store,
             lanes=lanes,
             length=phase.max_length,
             seed=seed,
-            documents=documents,
+            masking=masking,
+            **_lane_settings(data),
             rank=rank,
             world=parts,
             fixed=fixed,
         )
         for rank in range(parts)
     ]
+
+
+def _lane_settings(data: DataSettings) -> dict[str, Any]:
+    return {
+        "documents": data.format.endswith("+documents"),
+        "backward": data.backward,
+        "reuse": data.reuse if data.paired else 0.0,
+    }
 
 
 def identity_of_lanes(feed: StreamFeed) -> Json:
@@ -197,8 +230,15 @@ def held_out_lanes(recipe: Recipe, store: Store, phase: Phase) -> LaneStream:
             f"{phase.max_length}; set a larger data.held_out_share, or data.held_out=ANOTHER-STORE"
         )
     tokens = min(EVALUATION_TOKENS, min(recipe.run.eval_tokens, store.tokens) // EVALUATION_SEGMENTS)
-    lanes, documents = max(1, tokens // phase.max_length), recipe.data.format.endswith("+documents")
-    return LaneStream(store, lanes=lanes, length=phase.max_length, seed=recipe.run.seed, documents=documents)
+    lanes = max(2 if recipe.data.backward else 1, tokens // phase.max_length)
+    return LaneStream(
+        store,
+        lanes=lanes,
+        length=phase.max_length,
+        seed=recipe.run.seed,
+        masking=masking_of(recipe.data),
+        **_lane_settings(recipe.data),
+    )
 
 
 def held_out_stream(recipe: Recipe, store: Store, phase: Phase) -> Stream:

@@ -26,7 +26,7 @@ from bertree.objectives.pretraining import TERMS, WEIGHTS
 from bertree.train.schedule import MOST_STEPS
 
 BUNDLED = Path(__file__).parent / "recipes"
-LANES = ("lanes", "lanes+documents")
+LANES = ("lanes", "lanes+documents", "lanes+pairs")
 MODEL_KEYS = ("preset", "start", *TYPES)
 
 
@@ -38,15 +38,25 @@ class DataSettings:
     held_out: str = ""  # another store to evaluate on; without one, a share of the documents is held out
     held_out_share: Annotated[float, Share()] = 0.01
     # What an example is (data/formats.py); or lanes: each step continues the text of the one before it, for a model
-    # with a memory. In lanes+documents a document starts without a memory of the one before it.
+    # with a memory. In lanes+documents a document starts without a memory of the one before it; in lanes+pairs two
+    # segments stand beside text that continues the step before.
     format: str = "full-sentences"
-    masking: str = "token"
+    masking: str = "token"  # or permutation: tokens are predicted in a random order
     mask_rate: Annotated[float, Above(0)] = 0.15
+    partial: Annotated[int, AtLeast(1)] = 6  # permutation: one token in so many is predicted
+    spans: Annotated[int, AtLeast(1)] = 5  # permutation: longest span of targets, in words; 1: single tokens
+    backward: bool = False  # half of the lanes run through the text from its end
+    reuse: Annotated[float, Share()] = 0.5  # lanes+pairs: share of a segment that continues the step before
 
     @property
     def in_lanes(self) -> bool:
         """Whether each step continues the text of the one before it."""
         return self.format in LANES
+
+    @property
+    def paired(self) -> bool:
+        """Whether lanes have pairs."""
+        return self.format == "lanes+pairs"
 
 
 @dataclass(frozen=True)
@@ -187,10 +197,21 @@ def check(recipe: Recipe, where: str) -> None:
 
 
 def _check_lanes(recipe: Recipe, where: str) -> None:
-    if not recipe.data.in_lanes:
+    data = recipe.data
+    if not data.in_lanes:
+        if data.backward:
+            raise UserError(
+                f"{where}: data.backward: only lanes run backwards; set data.format=lanes, or backward=false"
+            )
         return
-    if recipe.data.masking != "next":
-        raise UserError(f"{where}: data.masking: in lanes every token predicts the next one; set data.masking=next")
+    if data.masking == "next" and (data.backward or data.paired):
+        key = "backward" if data.backward else "format"
+        raise UserError(
+            f"{where}: data.{key}: {str(getattr(data, key)).lower()}: the next token is predicted forwards alone; set "
+            "data.masking=permutation"
+        )
+    if data.paired and not 0 < data.reuse < 1:
+        raise UserError(f"{where}: data.reuse: {data.reuse}: give a share of more than 0, less than 1")
     if isinstance(recipe, DistillRecipe):
         raise UserError(f"{where}: data.format: {recipe.data.format}: a student does not read in lanes; set stream")
     for number, phase in enumerate(recipe.phases):
@@ -211,7 +232,8 @@ def _check_objective(recipe: Recipe, where: str) -> None:
         if (other := by_targets.setdefault(term.targets, term.name)) != term.name:
             raise UserError(f"{where}: objective: {other} and {term.name} have the same targets; set one of them to 0")
     for term in used:
-        if term.format and recipe.data.format.partition("+")[2] != term.format:
+        provided = "nsp" if recipe.data.paired else recipe.data.format.partition("+")[2]
+        if term.format and provided != term.format:
             raise UserError(
                 f"{where}: objective.{term.name}: needs a format that provides it, for example "
                 f"segment-pair+{term.format}, not {recipe.data.format}"

@@ -19,6 +19,7 @@ from bertree.config.overrides import overrides_of
 from bertree.config.sections import Phase
 from bertree.config.settings import as_toml, differences
 from bertree.console import note, showing
+from bertree.data.masking import UNMASKED
 from bertree.data.store import Store
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, remove_leftovers
@@ -154,10 +155,10 @@ class PretrainingRun:
             compiled=self.machine.compiled,
             bad_steps=recipe.run.bad_steps,
         )
-        # Samples show masks being filled; there are none where every token predicts the next.
+        # Samples show masks being filled; there are none where the text is left as it is.
         filled = (
             any(TERMS[name].head == "mask" for name in self.asked.terms)
-            and build.masking_of(recipe.data).unit != "next"
+            and build.masking_of(recipe.data).unit not in UNMASKED
         )
         samples = MaskSamples(build.held_out_stream(recipe, self.held, recipe.phases[0])) if filled else None
         keep = KeepNewestAndBest(

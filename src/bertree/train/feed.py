@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.data.lanes import LaneStream
+from bertree.data.lanes.lane_stream import LaneStream
 from bertree.data.stream import Stream
 from bertree.train.schedule import PlannedStep, TrainingPlan
 
@@ -53,7 +54,9 @@ class StreamFeed(Feed):
 
     @staticmethod
     def _shape(stream: AnyStream, parts: int) -> Callable[[Batch], Batch]:
-        return FixedShape(stream, stream.batch_tokens // parts) if isinstance(stream, Stream) else _predict_everywhere
+        if isinstance(stream, Stream):
+            return FixedShape(stream, stream.batch_tokens // parts)
+        return {"next": _predict_everywhere, "permutation": _unchanged}.get(stream.masking.unit) or FixedMasks(stream)
 
     def __getitem__(self, number: int) -> StepBatches:
         """Return the batches of a step: a pure function of the seed and the step."""
@@ -127,6 +130,20 @@ def _predict_everywhere(batch: Batch) -> Batch:
     return replace(batch, labels=batch.labels and batch.labels.pad(tokens, len(batch.lengths), lambda count: tokens))
 
 
+class FixedMasks:
+    """Pads the targets of some lanes, of which all else has one shape already."""
+
+    def __init__(self, stream: LaneStream) -> None:
+        self._masks = stream.lanes * stream.length * stream.masking.share
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the padded batch."""
+        labels = batch.labels and batch.labels.pad(
+            batch.ids.numel(), len(batch.lengths), lambda count: _room(count, self._masks)
+        )
+        return replace(batch, labels=labels)
+
+
 class FixedShape:
     """Pads the batches of a stream to one shape, so that a compiled step is compiled once.
 
@@ -138,20 +155,28 @@ class FixedShape:
         self._longest = stream.max_length
         self._sequences = tokens * stream.examples / stream.epoch_tokens
         self._masks = tokens * stream.masking.share if stream.masking else 0.0
+        self._most_queries = -(-stream.max_length // stream.masking.partial) if stream.masking else 0
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the padded batch."""
-        sequences = batch.cu_seqlens.numel() - 1
+        sequences, order = batch.cu_seqlens.numel() - 1, batch.permutation
         spare = _room(sequences, self._sequences) - sequences
-        labels = batch.labels and batch.labels.pad(
-            batch.ids.numel(), sequences + spare, lambda count: _room(count, self._masks)
-        )
+        rows, room = batch.ids.numel(), lambda count: _room(count, self._masks)
+        if order is not None:  # as many targets in every batch
+            rows, room = rows + order.queries.numel(), lambda count: count
+            order = replace(order, cu_queries=_repeat_last(order.cu_queries, spare), max_queries=self._most_queries)
         return replace(
             batch,
-            cu_seqlens=torch.cat([batch.cu_seqlens, batch.cu_seqlens[-1:].expand(spare)]),
+            cu_seqlens=_repeat_last(batch.cu_seqlens, spare),
             max_seqlen=self._longest,
-            labels=labels,
+            permutation=order,
+            labels=batch.labels and batch.labels.pad(rows, sequences + spare, room),
         )
+
+
+def _repeat_last(bounds: Tensor, count: int) -> Tensor:
+    """Add the bounds of empty sequences."""
+    return torch.cat([bounds, bounds[-1:].expand(count)])
 
 
 def _room(needed: int, usual: float) -> int:
