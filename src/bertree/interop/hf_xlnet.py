@@ -96,6 +96,7 @@ def _matrices(a: Transformer) -> tuple[Row, ...]:
     )
 
 
+_SUMMARY: tuple[Row, ...] = (("dense", "sequence_summary.summary"), ("out", "logits_proj"))
 XLNET = Family(
     "xlnet",
     "XLNet",
@@ -113,14 +114,27 @@ XLNET = Family(
     ),
     {
         "mask": (("", "lm_loss"),),
+        "sequence": _SUMMARY,
+        "choice": _SUMMARY,
         "token": (("out", "classifier"),),
         "span": (("out", "qa_outputs"),),
+        "beam-span": (
+            ("start", "start_logits.dense"),
+            ("end_dense", "end_logits.dense_0"),
+            ("end_norm", "end_logits.LayerNorm"),
+            ("end_out", "end_logits.dense_1"),
+            ("answer_dense", "answer_class.dense_0"),
+            ("answer_out", "answer_class.dense_1"),
+        ),
     },
     {
         "Model": (),
         "LMHeadModel": ("mask",),
+        "ForSequenceClassification": ("sequence",),
         "ForTokenClassification": ("token",),
+        "ForMultipleChoice": ("choice",),
         "ForQuestionAnsweringSimple": ("span",),
+        "ForQuestionAnswering": ("beam-span",),
     },
     _matrices,
     tied={"lm_loss.weight": ("word_embedding.weight",)},
