@@ -219,7 +219,7 @@ def _score(timed: TimedModel, data: Path) -> tuple[list[Any], dict[str, float]]:
     wanted = [name for name in splits if name == "dev" or name.startswith("dev-")]
     if not wanted:
         raise UserError(f"{data}: has no split 'dev'; there are: {', '.join(splits)}")
-    longest = effective_max_length(0, model.task.get("max_length") or task.max_length, model.architecture.max_positions)
+    longest = effective_max_length(0, model.task.get("max_length") or task.max_length, model.architecture.longest_input)
     every: list[Any] = []
     found: dict[str, float] = {}
     for name in wanted:

@@ -55,7 +55,7 @@ class Runner:
         network = _place(model.network, device, self.precision)
         self._model = make_model(Contents(model.architecture, network, model.tokenizer, max_length=model.limit))
         self._tokenizer = model.required_tokenizer
-        most = model.architecture.max_positions
+        most = model.architecture.longest_input
         usual = (model.task.get("max_length") or task.max_length) if task else model.max_length
         self._longest = effective_max_length(0, usual, most)
         self._read = self._group_by_text(self._encode(texts), len(texts))

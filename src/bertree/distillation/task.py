@@ -199,9 +199,9 @@ def _max_length_of_both(
     config: TaskDistillConfig, task: Task[Any], start: Model, guide: Teacher
 ) -> configs.TrainSettings:
     """Return the settings with a maximum length that both models can read, if both must read the same windows."""
-    most = start.architecture.max_positions
+    most = start.architecture.longest_input
     if HEAD_KINDS[task.head].reads_tokens and not config.train.max_length:
-        most = min(most, guide.model.architecture.max_positions)
+        most = min(most, guide.model.architecture.longest_input)
     return replace(config.train, max_length=effective_max_length(config.train.max_length, task.max_length, most))
 
 

@@ -40,6 +40,11 @@ class Teacher:
         if not resolve_model_path(name).is_dir():
             raise UserError(f"{name}: no such folder; a teacher is the model/ folder that bertree finetune has written")
         model = load(name)
+        if "beam-span" in model.classes and task.head == "span":
+            raise UserError(
+                f"{name}: scores the end of an answer given its start (head=beam), so it has no score for each end; "
+                "teach with a model that was fine-tuned with head=span"
+            )
         do = f"fine-tune it first: bertree finetune {name} --task {task.name} ..."
         if task.head not in model.classes:
             raise UserError(f"{name}: has no '{task.head}' head, so it cannot teach {task.name}; {do}")
@@ -96,14 +101,14 @@ class Teacher:
     def longest(self, task: Task[Any]) -> int:
         """Return the maximum length it was fine-tuned with."""
         usual = self.model.task.get("max_length") or task.max_length
-        return effective_max_length(0, usual, self.model.architecture.max_positions)
+        return effective_max_length(0, usual, self.model.architecture.longest_input)
 
     def check(self, task: Task[Any], student: str, tokenizer: Tokenizer, max_length: int) -> bool:
         """Return whether it can read the student's units; refuse two models that must share units and cannot."""
         same = tokenizer is self.tokenizer or tokenizer_hash(tokenizer) == tokenizer_hash(self.tokenizer)
         if not HEAD_KINDS[task.head].reads_tokens:
             return same and max_length == self.longest(task) and task == with_model_layout(task, self.model.task)
-        most = self.model.architecture.max_positions
+        most = self.model.architecture.longest_input
         if not same:
             raise UserError(
                 f"{student}: reads with another tokenizer than {self.name}, and {task.name} scores single tokens, "

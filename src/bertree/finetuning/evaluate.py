@@ -90,7 +90,7 @@ def _evaluate(
     if not wanted:
         raise UserError(f"{data}: has no split '{split or 'dev'}'; there are: {', '.join(splits)}")
     usual = model.task.get("max_length") or task.max_length
-    longest = effective_max_length(max_length, usual, model.architecture.max_positions)
+    longest = effective_max_length(max_length, usual, model.architecture.longest_input)
     found: Json = {}
     predictions: dict[str, list[Json]] = {}
     for one in wanted:

@@ -60,7 +60,7 @@ def write_features(
         network.load_state_dict(known, strict=False)
         network.to(loaded.device)
     task = with_layout(TaggingTask("tagging"), loaded, {})
-    longest = effective_max_length(max_length, loaded.max_length, loaded.architecture.max_positions)
+    longest = effective_max_length(max_length, loaded.max_length, loaded.architecture.longest_input)
     rest = read_inputs(task, file, keep_blank=True)  # a line of the index for every line of the file
     count = words = 0
     with (

@@ -93,7 +93,7 @@ def prepare_run(
 
     `identity` identifies the model; `unanswered`: training examples without a gold answer are kept, for a teacher."""
     task, examples, splits = given.task, given.examples, given.splits
-    longest = effective_max_length(config.train.max_length, task.max_length, start.architecture.max_positions)
+    longest = effective_max_length(config.train.max_length, task.max_length, start.architecture.longest_input)
     rate = configs.learning_rate(config, start.architecture)
     lm = language_model_weight(config, task, start, LM_WEIGHT if objective is None else None)
     train, optim = replace(config.train, max_length=longest, lm=lm), replace(config.optim, lr=rate)

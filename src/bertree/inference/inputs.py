@@ -38,15 +38,16 @@ def tokenize_inputs(
 
     `name` is the model's, for messages.
     """
-    if not 1 <= limit <= a.max_positions:
-        raise UserError(f"max_length {limit}: must lie between 1 and {a.max_positions}")
+    most = a.longest_input
+    if not 1 <= limit <= most:
+        raise UserError(f"max_length {limit}: must lie between 1 and {most}")
     texts = [i for i in inputs if _is_text(i)]
     if texts and tokenizer is None:
         raise UserError(
             f"{name}: has no tokenizer, so it takes lists of token ids; for texts, load it with tokenizer=FOLDER"
         )
     encoded = iter(tokenizer.encode(texts, limit) if tokenizer else ())  # type: ignore[arg-type]
-    result = [next(encoded) if _is_text(i) else _check_ids(i, a.max_positions) for i in inputs]  # type: ignore[arg-type]
+    result = [next(encoded) if _is_text(i) else _check_ids(i, most) for i in inputs]  # type: ignore[arg-type]
     cut = [e.dropped for e in result if e.dropped]
     if cut:
         warnings.warn(TextsCut(len(cut), len(inputs), limit, sum(cut)), stacklevel=4)

@@ -143,7 +143,7 @@ class LoadedModel:
                 "vector: dense layers come with trained weights and belong to the pooling they were trained on; "
                 "keep both, or leave out dense"
             )
-        pooling = SentencePooling(before.state_width, vector)
+        pooling = SentencePooling(before.state_width, vector, before.ends_in_summary)
         if vector.dense:
             pooling.dense = before.dense
         self.network.vector = pooling
@@ -151,7 +151,8 @@ class LoadedModel:
     @property
     def pooling(self) -> SentencePooling:
         """The module from hidden states to sentence vectors: `model.pooling(states, batch)`."""
-        return self.network.vector or SentencePooling(self.network.width, PoolingConfig())
+        ends_in_summary = self.architecture.ends_in_summary
+        return self.network.vector or SentencePooling(self.network.width, PoolingConfig(), ends_in_summary)
 
     @property
     def dimension(self) -> int:

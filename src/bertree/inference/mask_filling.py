@@ -1,9 +1,13 @@
 """Masks in a text and candidates for them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from bertree.batch import Batch, Permutation
 from bertree.errors import UserError
 from bertree.text.tokenizer import Tokenizer
 
@@ -27,6 +31,16 @@ def normalize_mask_tokens(text: str, tokenizer: Tokenizer) -> tuple[str, int]:
     if not count:
         raise UserError(f"the text has no mask; put {mask} where a token is missing")
     return text, count
+
+
+def predict_places(batch: Batch, chosen: Sequence[int]) -> tuple[Batch, list[int]]:
+    """Let a query stream (XLNet) predict tokens of a batch of one text from all others, and not from each other; return
+    the batch and the rows of the states that do."""
+    tokens, places = len(batch.ids), torch.tensor(chosen)
+    ranks = torch.zeros(tokens, dtype=torch.int32).index_fill(0, places, 1)
+    bounds = torch.tensor([0, len(chosen)], dtype=torch.int32)
+    predicted = replace(batch, permutation=Permutation(ranks, places, bounds, len(chosen)))
+    return predicted, list(range(tokens, tokens + len(chosen)))
 
 
 def top_candidates(logits_mv: Tensor, tokenizer: Tokenizer, k: int) -> list[list[Candidate]]:

@@ -16,11 +16,12 @@ from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.causal.methods import CausalMethods
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
 from bertree.inference.inputs import Input, check_finite, check_inputs, list_inputs
-from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, top_candidates
+from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, predict_places, top_candidates
 from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
 from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
 from bertree.inference.similarity import similarity_matrix
 from bertree.inference.states import Layers, attention_probabilities, layer_states, parse_layers
+from bertree.model.architecture import Transformer
 from bertree.text.tokenizer import Encoded
 
 if TYPE_CHECKING:
@@ -192,7 +193,10 @@ class Model(CausalMethods, SentenceTransformersMethods):
             raise UserError(
                 f"{self.name}: a mask is beyond the first {self.max_length} tokens and was cut off; shorten the text"
             )
-        batch = self._pack([encoded]).to(self.device)
+        batch = self._pack([encoded])
+        if isinstance(self.architecture, Transformer) and self.architecture.query_stream:
+            batch, chosen = predict_places(batch, chosen)
+        batch = batch.to(self.device)
         with self._evaluating(), torch.no_grad():
             logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
         check_finite(logits, self.name)

@@ -39,7 +39,7 @@ class TaskModel(Model):
     def predict_examples(self, task: Task[Any], examples: Sequence[Any], max_length: int = 0) -> list[Json]:
         """Return the predictions for examples of a task, as `task.read` or `task.parse` make them."""
         longest = effective_max_length(
-            max_length, self.task.get("max_length") or self.max_length, self.architecture.max_positions
+            max_length, self.task.get("max_length") or self.max_length, self.architecture.longest_input
         )
         units, cut = task.units(examples, self.required_tokenizer, longest)
         if cut.examples:

@@ -56,7 +56,7 @@ def add_pooling(
     if vector is None:
         return
     with torch.device("meta"):
-        pooling = SentencePooling(a.width, vector)
+        pooling = SentencePooling(a.width, vector, a.ends_in_summary)
     if vector.dense:
         sentence_transformers.load_dense(pooling, sentence_transformers.dense_folders(folder), dtype)
     network.vector = pooling

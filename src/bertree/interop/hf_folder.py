@@ -46,7 +46,7 @@ def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
     _check_unused(family, heads, table, tensors, stored)
     table = {ours: s._replace(names=tuple(stored.get(name, name) for name in s.names)) for ours, s in table.items()}
     weights.load_into(network, tensors, table, dtype)
-    add_pooling(network, a, sentence_transformers.read_pooling(folder), folder, dtype)
+    add_pooling(network, a, sentence_transformers.read_pooling(folder, a.ends_in_summary), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
 

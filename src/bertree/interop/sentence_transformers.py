@@ -45,8 +45,11 @@ def files() -> list[str]:
     return [MODULES, SETTINGS, LENGTH, POOLING, *numbered]
 
 
-def read_pooling(folder: Path) -> PoolingConfig | None:
-    """Read the pooling of a folder; None if it is not a folder of sentence-transformers."""
+def read_pooling(folder: Path, ends_in_summary: bool = False) -> PoolingConfig | None:
+    """Read the pooling of a folder; None if it is not a folder of sentence-transformers.
+
+    `ends_in_summary`: the model's <cls> is its last token, which sentence-transformers' `cls` is not.
+    """
     if not (folder / MODULES).is_file():
         return None
     stages = _stages(folder)
@@ -58,6 +61,8 @@ def read_pooling(folder: Path) -> PoolingConfig | None:
             f"{folder / MODULES}: bertree knows Transformer, Pooling, Dense ..., Normalize, not {_stage_names(stages)}"
         )
     pooling = _pooling(folder / stages[1][1] / "config.json") if len(stages) > 1 else "mean"
+    if ends_in_summary and "cls" in pooling.split("+"):
+        raise UserError(f"{folder}: pools the first token (cls), but the last one is this model's <cls>; use lasttoken")
     dense = tuple(_dense(folder / path / "config.json") for name, path in stages[2:] if name == "Dense")
     try:
         return PoolingConfig(pooling, "Normalize" in rest, dense, **_settings(folder / SETTINGS))
@@ -147,7 +152,8 @@ def write_pooling(
     """Write the files of sentence-transformers beside a Hugging Face model of that width."""
     settings = vector.config
     stages = [("Transformer", ""), ("Pooling", POOLING)]
-    modes = [MODES[name] for name in settings.pooling.split("+")]
+    own = {"cls": "last"} if vector.ends_in_summary else {}  # its cls is the first token
+    modes = [MODES[own.get(name, name)] for name in settings.pooling.split("+")]
     flags = {flag: (theirs, flag) in modes for theirs, flag in MODES.values()}
     # Flags have no order: in any but the default order, only releases that read `pooling_mode` get the right vectors.
     named: Json = {"pooling_mode": [theirs for theirs, _ in modes]} if len(modes) > 1 else {}

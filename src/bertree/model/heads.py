@@ -173,7 +173,9 @@ class BeamSpanHead(nn.Module):
         for place, column_q in enumerate(best_qk.unbind(1), 1):
             place_qw = place_qw.scatter(1, column_q[:, None], float(place))
             starts_qh = states_mh[rows_qw.gather(1, column_q[:, None])[:, 0]]
-            lasts.append(grid.log_shares(self.end_logits(states_mh, starts_qh, question_m)))
+            last_m = grid.log_shares(self.end_logits(states_mh, starts_qh, question_m))
+            there_q = first_qw.gather(1, column_q[:, None])[:, 0] > NO_PROBABILITY / 2  # not an empty cell
+            lasts.append(torch.where(there_q[question_m], last_m, 0.0))
         lasts += [torch.zeros_like(first_m)] * (STARTS - len(lasts))
         shared_mh = first_m.exp()[:, None] * states_mh.float()
         starts_qh = shared_mh.new_zeros(grid.questions, states_mh.shape[1]).index_add(0, question_m, shared_mh)

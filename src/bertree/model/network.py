@@ -160,7 +160,7 @@ def build(
     encoder = build_encoder(a)
     features, width = build_features(a, readout)
     built = {name: build_head(a, name, classes, readout, width) for name, classes in heads.items()}
-    pooling = SentencePooling(width, vector) if vector is not None else None
+    pooling = SentencePooling(width, vector, a.ends_in_summary) if vector is not None else None
     if pooling is not None:
         initialize(pooling, a.init_std)
     return Network(encoder, built, readout, features, build_crf(readout, heads), pooling, width)

@@ -8,7 +8,7 @@ Shape letters: t tokens, s sequences, w width of the states, d width of the vect
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
 def _cls(states_tw: Tensor, batch: Batch) -> Tensor:
-    return states_tw[batch.first].float()
+    return states_tw[batch.first if batch.summary is None else batch.summary].float()
 
 
 def _last(states_tw: Tensor, batch: Batch) -> Tensor:
@@ -67,7 +67,7 @@ def _max(states_tw: Tensor, batch: Batch) -> Tensor:
 
 
 POOLINGS: dict[str, Callable[[Tensor, Batch], Tensor]] = {
-    "cls": _cls,
+    "cls": _cls,  # the token that represents a text: the first, or the last of an encoder that ends in it
     "mean": _mean,
     "max": _max,
     "last": _last,
@@ -152,11 +152,12 @@ class DenseLayer(nn.Module):
 
 
 class SentencePooling(nn.Module):
-    """States of tokens -> vectors of texts."""
+    """States of tokens -> vectors of texts. `ends_in_summary`: `cls` is the last token (XLNet)."""
 
-    def __init__(self, width: int, config: PoolingConfig) -> None:
+    def __init__(self, width: int, config: PoolingConfig, ends_in_summary: bool = False) -> None:
         super().__init__()
         self.config = config
+        self.ends_in_summary = ends_in_summary
         self.state_width = width
         self.width = config.width(width)
         self._pools = [POOLINGS[name] for name in config.pooling.split("+")]
@@ -165,6 +166,8 @@ class SentencePooling(nn.Module):
 
     def forward(self, states_tw: Tensor, batch: Batch) -> Tensor:
         """Return one vector per sequence (s x d), in float32."""
+        if self.ends_in_summary and batch.summary is None:
+            batch = replace(batch, summary=batch.last)
         with torch.autocast(states_tw.device.type, enabled=False):
             pooled = [pool(states_tw, batch) for pool in self._pools]
             x_sd = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)

@@ -143,6 +143,16 @@ class Architecture(ABC):
         return False
 
     @property
+    def longest_input(self) -> int:
+        """Most tokens that a sequence may have: more than `max_positions`, the usual most, if places have no end."""
+        return self.max_positions
+
+    @property
+    def ends_in_summary(self) -> bool:
+        """True if the token that represents a sequence stands behind its texts (XLNet's <cls>)."""
+        return False
+
+    @property
     def reads_segments(self) -> bool:
         """True if the two texts of a pair have different segment embeddings."""
         return False

@@ -287,6 +287,16 @@ class Transformer(Architecture):
         return self.causal or self.summary == "last"
 
     @property
+    def longest_input(self) -> int:
+        """Most tokens that a sequence may have: relative positions have no end."""
+        return MAX_ROWS if self.positions == "relative" else self.max_positions
+
+    @property
+    def ends_in_summary(self) -> bool:
+        """True if the token that represents a sequence stands behind its texts (XLNet's <cls>)."""
+        return self.summary == "last"
+
+    @property
     def reads_segments(self) -> bool:
         """True if the two texts of a pair are told apart by their segments."""
         return self.segments > 1
