@@ -61,3 +61,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+class Clock:
+    """Counts tokens from the end of the warm-up on; waits for the GPU at both ends and nowhere else."""
+
+    def __init__(self, warm: int) -> None:
+        self._warm, self._tokens, self._began = warm, 0, 0.0
+
+    def count(self, step: int, tokens: int) -> None:
+        """A step is done, or handed to the GPU."""
+        if step > self._warm:
+            self._tokens += tokens
+        elif step == self._warm:
+            synchronise()
+            self._began = time.perf_counter()
+
+    def speed(self) -> float:
+        """Tokens a second."""
+        synchronise()
+        return self._tokens / (time.perf_counter() - self._began)

@@ -14,25 +14,28 @@ forward and backward, with the head on 15 % of the tokens.
 
 Causal members predict every next token, ours and theirs. `xl` is gpt1 with relative positions and a memory as long as
 a segment, which reads lanes; `vanilla` is gpt1 on the same lanes, each segment on its own.
+
+XLNet predicts one token in six in a random order, ours from lanes of which half run backwards; `memory`: with a memory
+as long as a segment; `dry`: without dropout. Theirs is XLNetLMHeadModel on the batches of its permutation collator,
+twice: with query rows at the targets, as ours has them, and with query rows at every token, as the collator gives them.
+It is compiled if that works. Where a batch does not fit into the memory, it gets half of it, and so on.
 """
 
 import argparse
 import contextlib
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from benchmarks.common import environment, synchronise, table
-from bertree.batch import Batch, PretrainingLabels
+from benchmarks.common import Clock, environment, table
+from benchmarks.train_peers import Theirs, TheirXLNet, masked_or_causal
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
 from bertree.data.lanes.lane_stream import LaneStream
 from bertree.data.store import Store
 from bertree.data.stream import Stream
-from bertree.interop.hf_config import config_from_architecture, family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
@@ -46,30 +49,48 @@ from bertree.train.schedule import TrainingPlan
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 FILL = 0.47
-# preset, length, full or ragged, tokens at once, compare with transformers
+
+
+class Case(NamedTuple):
+    """A row of the table."""
+
+    member: str  # preset
+    length: int
+    full: bool  # sequences of that length, or ragged ones
+    tokens: int  # at once
+    compared: bool  # with transformers
+
+
 GPU_CASES = {
-    "bert-base-128-full": ("bert-base", 128, True, 65536, True),
-    "bert-base-128-ragged": ("bert-base", 128, False, 65536, True),
-    "bert-base-512-full": ("bert-base", 512, True, 65536, True),
-    "bert-base-512-ragged": ("bert-base", 512, False, 65536, True),
-    "roberta-base-512-full": ("roberta-base", 512, True, 65536, False),
-    "albert-base-512-full": ("albert-base", 512, True, 65536, False),
-    "bert-large-512-full": ("bert-large", 512, True, 65536, False),
-    "albert-xxlarge-512-full": ("albert-xxlarge", 512, True, 16384, False),
+    "bert-base-128-full": Case("bert-base", 128, True, 65536, True),
+    "bert-base-128-ragged": Case("bert-base", 128, False, 65536, True),
+    "bert-base-512-full": Case("bert-base", 512, True, 65536, True),
+    "bert-base-512-ragged": Case("bert-base", 512, False, 65536, True),
+    "roberta-base-512-full": Case("roberta-base", 512, True, 65536, False),
+    "albert-base-512-full": Case("albert-base", 512, True, 65536, False),
+    "bert-large-512-full": Case("bert-large", 512, True, 65536, False),
+    "albert-xxlarge-512-full": Case("albert-xxlarge", 512, True, 16384, False),
 }
 GPU_CASES |= {
-    "gpt1-512-full": ("gpt1", 512, True, 65536, True),
-    "gpt2-512-full": ("gpt2", 512, True, 65536, True),
-    "vanilla-512": ("gpt1", 512, True, 65536, False),
-    "xl-512": ("xl", 512, True, 65536, False),
-    "vanilla-128": ("gpt1", 128, True, 65536, False),
-    "xl-128": ("xl", 128, True, 65536, False),
+    "gpt1-512-full": Case("gpt1", 512, True, 65536, True),
+    "gpt2-512-full": Case("gpt2", 512, True, 65536, True),
+    "vanilla-512": Case("gpt1", 512, True, 65536, False),
+    "xl-512": Case("xl", 512, True, 65536, False),
+    "vanilla-128": Case("gpt1", 128, True, 65536, False),
+    "xl-128": Case("xl", 128, True, 65536, False),
+}
+GPU_CASES |= {
+    f"{member}-{length}": Case(member, length, True, 65536, True)
+    for length in (512, 128)
+    for member in ("xlnet", "xlnet-memory", "xlnet-dry", "xlnet-memory-dry")
 }
 CPU_CASES = {
-    "vanilla-64": ("gpt1-mini", 64, True, 1024, False),
-    "xl-64": ("xl-mini", 64, True, 1024, False),
-    "bert-mini-128-ragged": ("bert-mini", 128, False, 4096, True),
-    "bert-mini-128-full": ("bert-mini", 128, True, 4096, True),
+    "xlnet-64": Case("xlnet-mini", 64, True, 1024, True),
+    "xlnet-memory-64": Case("xlnet-memory-mini", 64, True, 1024, True),
+    "vanilla-64": Case("gpt1-mini", 64, True, 1024, False),
+    "xl-64": Case("xl-mini", 64, True, 1024, False),
+    "bert-mini-128-ragged": Case("bert-mini", 128, False, 4096, True),
+    "bert-mini-128-full": Case("bert-mini", 128, True, 4096, True),
 }
 
 
@@ -77,6 +98,12 @@ register_preset("gpt1-mini", "gpt1", layers=4, width=256, heads=4, vocab_size=80
 for size in ("", "-mini"):
     # The memory is as long as a segment: see `architecture`.
     register_preset(f"xl{size}", f"gpt1{size}", positions="relative", memory=1, attention_bias=False)
+register_preset("xlnet", "xlnet-base")
+register_preset("xlnet-mini", "xlnet-base", layers=4, width=256, heads=4, ffn_width=1024, vocab_size=8000)
+for size in ("", "-mini"):
+    register_preset(f"xlnet-memory{size}", f"xlnet{size}", memory=1)
+for member in ("xlnet", "xlnet-memory"):
+    register_preset(f"{member}-dry", member, dropout=0.0)
 LANES = ("vanilla", "xl")  # cases that read lanes begin so
 
 
@@ -94,44 +121,33 @@ def corpus(vocabulary: int, length: int, full: bool, seed: int = 0) -> Store:
     return Store.from_documents(documents, vocab_size=vocabulary, special=SPECIAL)
 
 
-def stream_of(a: Architecture, length: int, full: bool, tokens: int, fixed: bool) -> Stream:
-    """Batches of about `tokens` real tokens."""
-    kind = "full-sentences" if full else "doc-sentences"
-    store = corpus(a.vocab_size, length, full)
+def stream_of(a: Architecture, case: Case, fixed: bool) -> Stream:
+    """Batches of about as many real tokens as the case says."""
+    kind = "full-sentences" if case.full else "doc-sentences"
+    store = corpus(a.vocab_size, case.length, case.full)
     masking = "next" if a.causal else "token"
-    return Stream(store, format=kind, masking=masking, batch_tokens=tokens, max_length=length, fixed=fixed)
+    return Stream(store, format=kind, masking=masking, batch_tokens=case.tokens, max_length=case.length, fixed=fixed)
 
 
-class Clock:
-    """Counts tokens from the end of the warm-up on; waits for the GPU at both ends and nowhere else."""
-
-    def __init__(self, warm: int) -> None:
-        self._warm, self._tokens, self._began = warm, 0, 0.0
-
-    def count(self, step: int, tokens: int) -> None:
-        """A step is done, or handed to the GPU."""
-        if step > self._warm:
-            self._tokens += tokens
-        elif step == self._warm:
-            synchronise()
-            self._began = time.perf_counter()
-
-    def speed(self) -> float:
-        """Tokens a second."""
-        synchronise()
-        return self._tokens / (time.perf_counter() - self._began)
+def lanes_of(a: Architecture, case: Case) -> LaneStream:
+    """Batches that continue each other; for XLNet half of them backwards, with an order in which to predict."""
+    masking = "next" if a.causal else "permutation"
+    return LaneStream(
+        corpus(a.vocab_size, case.length, case.full),
+        lanes=case.tokens // case.length,
+        length=case.length,
+        masking=masking,
+        backward=masking == "permutation",
+        fixed=True,
+    )
 
 
 class Ours:
     """The loop as `bertree pretrain` runs it."""
 
-    def __init__(
-        self, a: Architecture, length: int, full: bool, tokens: int, machine: Placement, steps: int, lanes: bool
-    ) -> None:
-        stream: AnyStream = stream_of(a, length, full, tokens, machine.compiled)
-        if lanes:
-            stream = LaneStream(corpus(a.vocab_size, length, full), lanes=tokens // length, length=length, fixed=True)
-        plan = TrainingPlan([Phase(steps, length, tokens)], ScheduleSettings("constant"), 1e-4)
+    def __init__(self, a: Architecture, case: Case, machine: Placement, steps: int, lanes: bool) -> None:
+        stream: AnyStream = lanes_of(a, case) if lanes else stream_of(a, case, machine.compiled)
+        plan = TrainingPlan([Phase(steps, case.length, case.tokens)], ScheduleSettings("constant"), 1e-4)
         self.feed = StreamFeed(plan, [[stream]], fixed=machine.compiled)
         torch.manual_seed(0)
         network = build(a, {"mask": 0}).to(machine.device)
@@ -158,63 +174,6 @@ class Ours:
         return clock.speed()
 
 
-class Theirs:
-    """transformers' model with a plain loop around it."""
-
-    def __init__(self, a: Architecture, length: int, full: bool, tokens: int, machine: Placement) -> None:
-        import transformers
-
-        family = family_of_architecture(a)
-        settings = config_from_architecture(a, family, 0)
-        config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-        torch.manual_seed(0)
-        kind = transformers.AutoModelForCausalLM if a.causal else transformers.AutoModelForMaskedLM
-        try:
-            made = kind.from_config(config, attn_implementation="sdpa")
-        except ValueError:  # its GPT-1 has plain attention alone
-            made = kind.from_config(config, attn_implementation="eager")
-        self.model = made.to(machine.device).train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.compute: Callable[..., Any] = torch.compile(self.model) if machine.compiled else self.model
-        self.machine = machine
-        stream = stream_of(a, length, full, tokens, False)
-        self.batches = [padded(stream[k], length, tokens // length, full, a.causal, machine.device) for k in range(12)]
-
-    def run(self, steps: int, warm: int) -> float:
-        """Real tokens a second after the first `warm` steps."""
-        clock = Clock(warm)
-        for number in range(steps):
-            given, real = self.batches[number % len(self.batches)]
-            with torch.autocast(self.machine.device.type, torch.bfloat16, enabled=self.machine.bf16):
-                loss = self.compute(**given).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            clock.count(number + 1, real)
-        return clock.speed()
-
-
-def padded(
-    batch: Batch, length: int, rows: int, full: bool, causal: bool, device: torch.device
-) -> tuple[dict[str, Any], int]:
-    """The first `rows` sequences of a packed batch as transformers takes them, and how many tokens they hold."""
-    masked, targets = PretrainingLabels.of(batch).predicted
-    labels = torch.full_like(batch.ids, -100)
-    labels[masked + 1 if causal else masked] = targets  # their loss shifts the labels itself
-    ids_sl, labels_sl = torch.zeros(rows, length, dtype=torch.long), torch.full((rows, length), -100)
-    mask_sl = torch.zeros(rows, length, dtype=torch.long)
-    real = 0
-    pieces = list(zip(batch.split(batch.ids), batch.split(labels), strict=True))
-    for row, (ids, answers) in enumerate((pieces * (rows // len(pieces) + 1))[:rows]):
-        ids_sl[row, : len(ids)], labels_sl[row, : len(ids)], mask_sl[row, : len(ids)] = ids, answers, 1
-        real += len(ids)
-    given = {"input_ids": ids_sl, "labels": labels_sl}
-    if not full:
-        given["attention_mask"] = mask_sl
-    return {name: tensor.to(device) for name, tensor in given.items()}, real
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -237,49 +196,67 @@ def main() -> None:
     rows: list[list[object]] = []
     head = ["case", "ours, tokens/s", "MFU", "GB", "transformers, tokens/s", "GB", "ratio"]
     for name in given.cases or cases:
-        member, length, full, tokens, compared = cases[name]
-        rows.append(
-            [name, *measure(name, member, length, full, tokens, compared and not given.only_ours, machine, peak, given)]
-        )
-        print(rows[-1], flush=True)
+        for row in measure(name, cases[name], machine, peak, given):
+            rows.append(row)
+            print(row, flush=True)
         if given.out:
             given.out.write_text(table(head, rows) + "\n")
     print(table(head, rows))
 
 
 def measure(
-    name: str,
-    member: str,
-    length: int,
-    full: bool,
-    tokens: int,
-    compared: bool,
-    machine: Placement,
-    peak: float | None,
-    given: argparse.Namespace,
-) -> list[object]:
-    """One row of the table."""
+    name: str, case: Case, machine: Placement, peak: float | None, given: argparse.Namespace
+) -> Iterator[list[object]]:
+    """Yield the rows of a case."""
     set_deterministic(not given.not_deterministic)
-    a = architecture(member, length)
+    a = architecture(case.member, case.length)
     a = a.with_values({"vocab_size": given.vocab_size}) if given.vocab_size else a
-    ours = Ours(a, length, full, tokens, machine, given.steps, name.startswith(LANES))
+    ours = Ours(a, case, machine, given.steps, name.startswith(LANES))
     found, memory = timed(ours, given, machine)
     if given.profile:
         profile(ours, given.profile)
-    average = length if full else round(FILL * length)
-    rate = 1.0 if a.causal else cost.MASK_RATE
-    mfu = f"{found * cost.training_flops(a, average, rate) / peak:.1%}" if peak else ""
-    row: list[object] = [f"{found:,.0f}", mfu, memory]
     del ours
-    if not compared:
-        return [*row, "", "", ""]
+    average = case.length if case.full else round(FILL * case.length)
+    mfu = f"{found * cost.training_flops(a, average) / peak:.1%}" if peak else ""
+    row: list[object] = [name, f"{found:,.0f}", mfu, memory]
+    if not case.compared or given.only_ours:
+        yield [*row, "", "", ""]
+        return
     set_deterministic(False)  # nobody asks that of them
-    other, their_memory = timed(Theirs(a, length, full, tokens, machine), given, machine)
-    return [*row, f"{other:,.0f}", their_memory, f"{found / other:.2f}"]
+    for label, make in peers(a, case, machine).items():
+        note, other, theirs = timed_in_parts(make, case.tokens, given, machine)
+        yield [f"{row[0]}{label}{note}", *row[1:], f"{other:,.0f}", theirs, f"{found / other:.2f}"]
+
+
+def peers(a: Architecture, case: Case, machine: Placement) -> dict[str, Callable[[int], Theirs]]:
+    """Return what makes transformers' model for so many tokens at once, by what is said about it."""
+    if a.axes().get("query_stream"):
+        return {
+            " (query rows at targets)": lambda tokens: TheirXLNet(a, case.length, tokens, machine, True),
+            " (query rows everywhere)": lambda tokens: TheirXLNet(a, case.length, tokens, machine, False),
+        }
+    stream = stream_of(a, case, False)
+    return {"": lambda tokens: masked_or_causal(a, stream, case.length, tokens, case.full, machine)}
+
+
+def timed_in_parts(
+    make: Callable[[int], Theirs], tokens: int, given: argparse.Namespace, machine: Placement
+) -> tuple[str, float, str]:
+    """Return a note, tokens a second and the peak of the memory, with as many tokens at once as fit."""
+    most = tokens
+    while True:
+        try:
+            side = make(tokens)
+            found, memory = timed(side, given, machine)
+            eager = ", eager" if machine.compiled and side.compute is side.model else ""
+            return ("" if tokens == most else f", {tokens:,} tokens at once") + eager, found, memory
+        except torch.OutOfMemoryError:
+            tokens //= 2
+        torch.cuda.empty_cache()
 
 
 def timed(side: Ours | Theirs, given: argparse.Namespace, machine: Placement) -> tuple[float, str]:
-    """Tokens a second, and the peak of the GPU's memory."""
+    """Return tokens a second, and the peak of the GPU's memory."""
     gpu = machine.device.type == "cuda"
     torch._dynamo.reset()
     if gpu:
