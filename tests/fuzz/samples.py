@@ -172,6 +172,18 @@ def _more_tokenizers(root: Path) -> None:
     model = learnable.model(root / "spiece", unigram, layers=1, width=16)
     _clear(model)
     (model / "spiece.model").write_bytes(made.getvalue())
+    _xlnet(root / "xlnet")
+
+
+def _xlnet(path: Path) -> None:
+    """Write a model of another family, as Hugging Face does, with its own vocabulary file."""
+    from bertree.model.presets import PRESETS
+    from tests.support.xlnet_pieces import small_model
+
+    sizes = {"vocab_size": 130, "layers": 1, "width": 16, "heads": 2, "ffn_width": 32, "max_positions": 64}
+    a = PRESETS["xlnet-base"].architecture.with_values(sizes)
+    folder.write(Contents(a, build(a, {"mask": 0})), path, to="huggingface")
+    (path / "spiece.model").write_bytes(small_model())
 
 
 def _clear(model: Path) -> None:

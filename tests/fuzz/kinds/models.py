@@ -20,6 +20,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "hf": ("verify", "info", "fill", "convert", "embed", "similar"),
     "bertree": ("verify", "info", "fill", "convert", "embed", "features"),
     "own": ("verify", "info", "fill", "convert", "embed", "features"),
+    "xlnet": ("verify", "info", "fill", "convert", "embed", "features"),
     "int8": ("verify", "info", "fill", "convert", "embed"),
     "classifier": ("verify", "info", "predict", "convert", "evaluate"),
     "ner": ("verify", "info", "predict", "convert"),
@@ -93,7 +94,7 @@ def several(random: Random) -> int:
 
 
 def _config(random: Random) -> Case:
-    model = random.choice(("hf", "hf", "hf", "sentences", "classifier"))
+    model = random.choice(("hf", "hf", "xlnet", "xlnet", "sentences", "classifier"))
     file = f"{model}/config.json"
     if random.random() < 0.1:
         return case(model, [raw.path_change(file, random)], random)

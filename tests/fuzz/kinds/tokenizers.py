@@ -10,7 +10,12 @@ from tests.fuzz.case import OUT, Case, Change, Kind
 from tests.fuzz.kinds import models
 from tests.fuzz.mutations import raw, trees, values
 
-OLD_FILES = {"vocab": ("vocab.txt",), "bpe": ("vocab.json", "merges.txt"), "spiece": ("spiece.model",)}
+OLD_FILES = {
+    "vocab": ("vocab.txt",),
+    "bpe": ("vocab.json", "merges.txt"),
+    "spiece": ("spiece.model",),
+    "xlnet": ("spiece.model",),
+}
 
 
 def _split(pattern: str) -> dict[str, Any]:
