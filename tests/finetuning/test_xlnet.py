@@ -1,5 +1,4 @@
-"""Fine-tuning and use of XLNet: what can be learned is learned, the summary is read where <cls> stands, and what an
-XLNet cannot do is said in one line."""
+"""Fine-tuning and use of XLNet: what can be learned is learned, and the summary is read where <cls> stands."""
 
 import json
 from dataclasses import replace
@@ -174,31 +173,6 @@ def test_texts_may_be_longer_than_usual(xlnet: Path, command: Command, tmp_path:
     assert bertree.load(out / "model").task["max_length"] == 128
     learned = Transformer()
     assert learned.longest_input == learned.max_positions
-
-
-REFUSED = {
-    "generate": (("generate", "the boat"), "generate: start sees the text on both sides of a token"),
-    "perplexity": (("perplexity", "text.txt"), "perplexity: start sees the text on both sides of a token"),
-    "onnx": (("convert", "out", "--to", "onnx"), "ONNX: encoder has a query stream"),
-    "int8": (("embed", "text.txt", "--out", "v.npy", "--precision", "int8"), "int8: is for transformers with full"),
-    "lm": (("finetune", "--task", "classification", "--data", "data", "--out", "out", "lm=0.5"), "lm: the model does"),
-    "head": (("finetune", "--task", "squad", "--data", "data", "--out", "out", "head=bean"), "head 'bean': unknown"),
-    "other head": (("finetune", "--task", "sst-2", "--data", "data", "--out", "out", "head=beam"), "head: "),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_do_is_one_line(
-    case: str, xlnet: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text("the boat is red\n")
-    learnable.prepared(KINDS["classification"], tmp_path / "data")
-    (verb, *rest), message = REFUSED[case]
-    said = command(verb, xlnet, *rest)
-    assert said.code == 2
-    assert len(said.lines) == 1
-    assert message in said.lines[0]
 
 
 def test_the_fast_engine_leaves_it_to_the_network(model: Model) -> None:
