@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.report.formats import digits, duration, format_metric, format_score, quantity
+from bertree.report.formats import digits, duration, format_metric, format_score, quantity, run_labels
 from bertree.report.history import read_history
 from bertree.report.run import held_out_svg, run_page, runs_page, write_run_report
 from bertree.report.scales import Axis, scale, smooth, thin
 from bertree.report.svg.curves import Mark, Series, curve_svg
+from bertree.run_folder import RECIPE
 from tests.support.pages import Page
 
 NASTY = """</style><script>alert("x")</script> & 'quoted' """
@@ -211,3 +212,13 @@ def test_figures() -> None:
     assert format_metric("mlm", math.nan) == "not finite"
     scores = {"f1": 0.5, "mlm": 2.34567, "best_f1_threshold": 0.1234, "perplexity": 17.25, "recall": None}
     assert [format_score(*pair) for pair in scores.items()] == ["50.00", "2.346", "0.123", "17.25", "–"]
+
+
+def test_the_loss_is_named_after_what_is_predicted(tmp_path: Path) -> None:
+    for masking, name in (("token", "MLM"), ("next", "LM"), ("permutation+static", "PLM")):
+        out = write(tmp_path / masking, [evaluation(step, mlm=4 / step) for step in (1, 2)])
+        (out / RECIPE).write_text(f'[data]\nmasking = "{masking}"\n')
+        assert f"held-out {name} loss" in run_page(out)
+    both = {"one": tmp_path / "next", "two": tmp_path / "permutation+static"}
+    assert Page(runs_page(both)).titles()[0] == "Held-out LM loss or PLM loss over training time"
+    assert run_labels("not [ toml")["mlm"] == "MLM loss"

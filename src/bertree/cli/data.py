@@ -47,10 +47,10 @@ def train_tokenizer(
     corpus: CorpusArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder to write.", show_default=False)],
     kind: Annotated[
-        str, typer.Option("--kind", help="wordpiece (BERT), bpe (RoBERTa) or unigram (ALBERT).")
+        str, typer.Option("--kind", help="wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT) or xlnet.")
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Tokens in the vocabulary.")] = 30_000,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals (byte-level BPE always does).")] = False,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals (bpe and xlnet always do).")] = False,
     text: FieldOption = "text",
     format: FormatOption = None,
     whole_files: WholeFilesOption = False,

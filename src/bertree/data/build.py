@@ -66,9 +66,10 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Train a tokenizer on text files, save it as a folder and measure it on held-out documents.
 
-    `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa) or unigram (ALBERT); `lowercase` is
-    the kind's own unless given. `text` is the field of JSON, CSV and parquet records, `format` the files' format where
-    the suffix does not say it; `whole_files`: a text file is one document; `wrapped`: a single line end is a space.
+    `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT) or xlnet;
+    `lowercase` is the kind's own unless given. `text` is the field of JSON, CSV and parquet records, `format` that of
+    the files where the suffix does not say it; `whole_files`: a text file is one document; `wrapped`: a single line end
+    is a space.
 
     >>> bertree.train_tokenizer("corpus/", "my-tokenizer", kind="wordpiece", vocab_size=30_000).report.fertility
     """

@@ -126,6 +126,7 @@ def prepare(
                         tokenizer_hash=job["tokenizer"],
                         summary=summary,
                         controls=progress.controls,
+                        cls_last=tokenizer.cls_last,
                     )
             journal.clear(out)
     return Store.open(out)

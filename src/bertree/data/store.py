@@ -26,6 +26,7 @@ from bertree.data import varint
 from bertree.data.controls import ControlCode, Prefixes, read_codes
 from bertree.data.store_header import (
     ALTERED,
+    CLS_LAST,
     CONTROLS,
     PARTS,
     TOKENIZER,
@@ -145,6 +146,7 @@ class Store:
     summary: dict[str, int] = field(default_factory=dict)  # what was read, left out and repaired
     complete: bool = True  # everything in the folder, not a part (see `split_held_out`)
     controls: tuple[ControlCode, ...] = ()  # its control codes; none: documents have no codes
+    cls_last: bool = False  # the tokenizer puts [CLS] behind the text, in a segment of its own
 
     @cached_property
     def prefixes(self) -> Prefixes:
@@ -195,6 +197,7 @@ class Store:
             folder=folder,
             summary=header["summary"],
             controls=controls,
+            cls_last=header.get(CLS_LAST, False),
             **totals,
         )
 
@@ -208,6 +211,7 @@ class Store:
         word_start: NDArray[np.bool_] | None = None,
         controls: Sequence[ControlCode] = (),
         codes: Sequence[int] = (),
+        cls_last: bool = False,
     ) -> "Store":
         """Make a store in memory. Empty sentences and documents are left out, as on the disk.
 
@@ -242,6 +246,7 @@ class Store:
             fingerprint=fingerprint([parts], controls),
             shards=[shard] if tokens.size else [],
             controls=tuple(controls),
+            cls_last=cls_last,
         )
 
     def require_tokenizer(self, digest: str, name: str | Path) -> None:

@@ -17,6 +17,7 @@ HEADER, WORDS, TOKENIZER, JOURNAL = "store.json", "words.bin", "tokenizer", "jou
 FORMAT, VERSION = "bertree-store", 1
 PARTS = ("tokens", "sentences", "documents")
 CONTROLS = "controls"  # a part of stores with control codes
+CLS_LAST = "cls_last"  # only where it is true
 SPECIAL = ("cls", "sep", "mask", "pad", "unk")
 ALTERED = "is altered (its checksum differs); prepare the store again"
 
@@ -94,6 +95,8 @@ def _check_header(header: Json) -> list[dict[str, ShardFile]]:
         raise ValueError("summary")
     if not isinstance(header["shards"], list):
         raise ValueError("no list of shards")
+    if type(header.get(CLS_LAST, False)) is not bool:
+        raise ValueError(f"{CLS_LAST} is not true or false")
     coded = bool(read_codes(header.get(CONTROLS, []), size))
     return [read_shard_files(entry, dtype_for(size).itemsize, coded) for entry in header["shards"]]
 

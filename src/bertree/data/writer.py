@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from bertree.data import varint
 from bertree.data.controls import ControlCode, code_entries
 from bertree.data.store_header import (
+    CLS_LAST,
     CONTROLS,
     FORMAT,
     HEADER,
@@ -122,6 +123,7 @@ def write_header(
     tokenizer_hash: str,
     summary: Json,
     controls: Sequence[ControlCode] = (),
+    cls_last: bool = False,
 ) -> None:
     """Write the word table, then the header: from here on the folder is a store."""
     words = word_start.astype(np.uint8).tobytes()
@@ -139,6 +141,7 @@ def write_header(
         **{part: sum(parts[part].count for parts in shards) for part in PARTS},
         "summary": summary,
         **({CONTROLS: code_entries(controls)} if controls else {}),
+        **({CLS_LAST: True} if cls_last else {}),
         "shards": [shard_entry(parts) for parts in shards],
     }
     header["sha256"] = header_hash(header)

@@ -32,7 +32,8 @@ class PretrainingTerm(Term, Protocol):
 
 
 class MaskedTokens:
-    """MLM: predict the masked tokens or, if the stream says so, the next ones. The head computes only those."""
+    """MLM, LM, PLM: predict the masked tokens, the next ones, or some in a random order, as the stream says. The head
+    computes only those."""
 
     name, label, weight, head, targets = "mlm", "MLM loss", 1.0, "mask", "targets"
     accuracy, accuracy_label, format = "accuracy", "accuracy", ""
@@ -88,6 +89,8 @@ WEIGHTS = {name: term.weight for name, term in TERMS.items()}
 LABELS = {name: term.label for name, term in TERMS.items()} | {
     term.accuracy: term.accuracy_label for term in TERMS.values()
 }
+# What the loss of tokens is called where they are not masked, by data.masking.
+UNMASKED_LABELS = {"next": {"mlm": "LM loss"}, "permutation": {"mlm": "PLM loss"}}
 LABELS["lm"] = "LM loss"  # beside a task's own (objectives/supervised.py)
 
 

@@ -13,6 +13,7 @@ from bertree.data.split import split_held_out
 from bertree.data.store import Store
 from bertree.data.store_header import TOKENIZER
 from bertree.data.stream import Stream
+from bertree.data.windows.window import CLS_SEGMENT
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.load import random_model
@@ -75,6 +76,12 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
             f"{store.vocab_size} tokens of {store.folder}"
         )
     _check_masking(contents.architecture, recipe)
+    segments = int(contents.architecture.axes().get("segments", 0))
+    if store.cls_last and not recipe.data.format.startswith(("lanes", "stream")) and 0 < segments <= CLS_SEGMENT:
+        raise UserError(
+            f"{recipe.source}: data.format: {recipe.data.format}: the tokenizer of {store.folder} puts [CLS] into a "
+            f"segment of its own; set model.segments={CLS_SEGMENT + 1}"
+        )
     if contents.network.state_specs(1) and not recipe.data.in_lanes:
         note(f"model.memory: nothing is remembered with data.format={recipe.data.format}; set data.format=lanes")
     contents.controls = tuple(dict.fromkeys([*contents.controls, *(known.code for known in store.controls)]))

@@ -160,7 +160,9 @@ class PretrainingRun:
             any(TERMS[name].head == "mask" for name in self.asked.terms)
             and build.masking_of(recipe.data).unit not in UNMASKED
         )
-        samples = MaskSamples(build.held_out_stream(recipe, self.held, recipe.phases[0])) if filled else None
+        # Lanes have no examples: a stream of the same text has.
+        shown = replace(recipe, data=replace(recipe.data, format="stream")) if recipe.data.in_lanes else recipe
+        samples = MaskSamples(build.held_out_stream(shown, self.held, recipe.phases[0])) if filled else None
         keep = KeepNewestAndBest(
             out,
             loop,

@@ -2,9 +2,13 @@
 
 import math
 import re
+from collections.abc import Mapping
 from itertools import pairwise
 
-from bertree.objectives.pretraining import LABELS
+from bertree.errors import UserError
+from bertree.files.formats import parse_toml
+from bertree.objectives.pretraining import LABELS, UNMASKED_LABELS
+from bertree.run_folder import RECIPE
 
 SHARES = {"accuracy", "f1", "precision", "recall", "exact"}
 SMALLER_IS_BETTER = ("loss", "perplexity", "error", "mse", "mae")
@@ -12,9 +16,19 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
-def label(field: str) -> str:
-    """Return the readable name of a metric."""
-    return LABELS.get(field, field.replace("_", " "))
+def label(field: str, labels: Mapping[str, str] = LABELS) -> str:
+    """Return the readable name of a metric; `labels` are those of a run (`run_labels`)."""
+    return labels.get(field, field.replace("_", " "))
+
+
+def run_labels(recipe: str) -> dict[str, str]:
+    """Return the readable names of metrics in a run: what its recipe (TOML) predicts names the loss."""
+    try:
+        data = parse_toml(recipe, RECIPE).get("data")
+    except UserError:
+        data = None
+    masking = str(data.get("masking", "")) if isinstance(data, dict) else ""
+    return LABELS | UNMASKED_LABELS.get(masking.partition("+")[0], {})
 
 
 def smaller_is_better(field: str) -> bool:

@@ -16,7 +16,16 @@ from bertree.errors import UserError
 from bertree.files.formats import Json, parse_toml, read_json, read_text
 from bertree.objectives.pretraining import TERMS
 from bertree.report.comparison_page import comparison_of_run
-from bertree.report.formats import digits, duration, format_metric, label, percent, quantity, smaller_is_better
+from bertree.report.formats import (
+    digits,
+    duration,
+    format_metric,
+    label,
+    percent,
+    quantity,
+    run_labels,
+    smaller_is_better,
+)
 from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
@@ -34,7 +43,7 @@ def run_page(out: Path) -> str:
     """Return the page of the run in a folder."""
     history = read_history(out / METRICS)
     recipe = read_text(out / RECIPE) if (out / RECIPE).is_file() else ""
-    environment = _environment(out / ENVIRONMENT)
+    environment, labels = _environment(out / ENVIRONMENT), run_labels(recipe)
     title, under = _title(recipe, out.resolve().name)
     facts = [[name, value if isinstance(value, str) else json.dumps(value)] for name, value in environment.items()]
     events = [[f"{event['step']:,}", str(event.get("text", ""))] for event in history.events[-EVENTS:]]
@@ -43,9 +52,9 @@ def run_page(out: Path) -> str:
         title=title,
         under=under,
         state=_state(history),
-        tiles=[*_reached(history), *_spent(history, environment)],
+        tiles=[*_reached(history, labels), *_spent(history, environment)],
         comparison=comparison_of_run(out),
-        charts=_charts(history),
+        charts=_charts(history, labels),
         samples=list(_samples(history.samples)),
         recipe=recipe,
         environment=PageTable([], facts, kind="facts"),
@@ -79,11 +88,14 @@ def runs_page(runs: Mapping[str, Path], field: str | None = None) -> str:
                 *(_or_dash(quantity, tokens), _or_dash(duration, seconds), _or_dash(quantity, _ratio(tokens, seconds))),
             ]
         )
-    head = ["run", f"held-out {label(field)}", "best", "tokens read", "training time", "tokens/s"]
+    named = _common_label(runs, field)
+    head = ["run", f"held-out {named}", "best", "tokens read", "training time", "tokens/s"]
     return render(
         "runs",
-        title=f"Held-out {label(field)} of {len(runs)} runs",
-        charts=[_held_out(histories, over, field) for over in ("seconds", "tokens")],
+        title=f"Held-out {named} of {len(runs)} runs",
+        charts=[
+            _held_out(histories, over, field, f"Held-out {named} over {OVER[over]}") for over in ("seconds", "tokens")
+        ],
         table=PageTable(head, rows, range(1, 6)),
     )
 
@@ -91,18 +103,17 @@ def runs_page(runs: Mapping[str, Path], field: str | None = None) -> str:
 def held_out_svg(runs: Mapping[str, Path], over: str = "tokens", field: str | None = None, title: str = "") -> str:
     """Return the held-out loss of runs over "tokens", "seconds" or "step" as a picture that stands alone."""
     histories = {name: read_history(folder / METRICS) for name, folder in runs.items()}
-    return _held_out(histories, over, field or _common_loss(histories), title, standalone=True) + "\n"
+    field = field or _common_loss(histories)
+    title = title or f"Held-out {_common_label(runs, field)} over {OVER[over]}"
+    return _held_out(histories, over, field, title, standalone=True) + "\n"
 
 
-def _held_out(
-    histories: Mapping[str, History], over: str, field: str, title: str = "", standalone: bool = False
-) -> Markup:
+def _held_out(histories: Mapping[str, History], over: str, field: str, title: str, standalone: bool = False) -> Markup:
     series = []
     for place, (name, history) in enumerate(histories.items()):
         rows = history.evaluations
         series.append(Series(name, column(rows, over), column(rows, field), "dots", place))
     axis = Axis(time=True, text=duration) if over == "seconds" else Axis()
-    title = title or f"Held-out {label(field)} over {OVER[over]}"
     return curve_svg(title, series, x=axis, y=Axis(log=None), x_label=OVER[over], standalone=standalone)
 
 
@@ -112,6 +123,12 @@ def _common_loss(histories: Mapping[str, History]) -> str:
         if all(np.isfinite(column(history.evaluations, term)).any() for history in histories.values()):
             return term
     return "loss"
+
+
+def _common_label(runs: Mapping[str, Path], field: str) -> str:
+    """Return the name of a metric of several runs: each name that it has in one of them."""
+    recipes = [read_text(out / RECIPE) if (out / RECIPE).is_file() else "" for out in runs.values()]
+    return " or ".join(dict.fromkeys(label(field, run_labels(recipe)) for recipe in recipes)) or label(field)
 
 
 def _environment(path: Path) -> Json:
@@ -153,7 +170,7 @@ def _state(history: History) -> tuple[str, str]:
     return (f"at step {max(steps):,}, not finished", "wait") if steps else ("no metrics yet", "wait")
 
 
-def _reached(history: History) -> Iterator[Tile]:
+def _reached(history: History, labels: Mapping[str, str]) -> Iterator[Tile]:
     """Yield the newest held-out metrics, each with its best value where that is another."""
     rows = history.evaluations
     terms = [name for name in history.terms if any(name in row for row in rows)] or ["loss"]
@@ -167,7 +184,7 @@ def _reached(history: History) -> Iterator[Tile]:
             best = int((np.nanargmin if smaller_is_better(name) else np.nanargmax)(values))
             if values[best] != values[-1]:
                 more = f"best {format_metric(name, values[best])} at step {having[best]['step']:,}"
-        yield f"held-out {label(name)}", format_metric(name, number(newest[name])), more
+        yield f"held-out {label(name, labels)}", format_metric(name, number(newest[name])), more
     newest = next((row for row in reversed(history.train) if "loss" in row), {})
     loss = number(newest.get("loss"))
     if newest and (not rows or not math.isfinite(loss)):
@@ -204,7 +221,7 @@ def _spent(history: History, environment: Json) -> Iterator[Tile]:
 # Curves
 
 
-def _charts(history: History) -> list[Markup]:
+def _charts(history: History, labels: Mapping[str, str]) -> list[Markup]:
     train, rows = history.train, history.evaluations
     timed = sorted((*train, *rows), key=lambda row: row["step"])
     clock = (column(timed, "step"), column(timed, "seconds"))
@@ -230,14 +247,14 @@ def _charts(history: History) -> list[Markup]:
     chart("Loss", loss, Axis(log=None))
     terms = []
     for place, name in enumerate(history.terms):
-        short = label(name).removesuffix(" loss")
+        short = label(name, labels).removesuffix(" loss")
         terms += [trained(name, short, "smooth", place), held_out(name, f"{short}, held-out", place)]
     if len(terms) > 2 or (terms and not np.array_equal(terms[0].y, loss[0].y, equal_nan=True)):
         chart("Terms of the loss", terms, Axis(log=None))
     shares: list[Series] = []
     others: list[Series] = []
     for place, name in enumerate(history.scores):
-        score = held_out(name, label(name), place)
+        score = held_out(name, label(name, labels), place)
         (shares if np.nanmax(np.abs(score.y), initial=0) <= 1 else others).append(score)
     chart("Held-out " + (shares[0].name if len(shares) == 1 else "scores"), shares, zero)
     for score in others:

@@ -90,6 +90,13 @@ class Tokenizer:
             return any(self.backend.encode("").type_ids)
 
     @property
+    def cls_last(self) -> bool:
+        """Whether [CLS] stands behind a text, as XLNet's does, not before it."""
+        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+            special = self.backend.encode("").ids
+        return self.id_of("cls") in special[-1:] and len(special) > 1 and special[0] != special[-1]
+
+    @property
     def kind(self) -> str:
         """Name of the algorithm: WordPiece, BPE, Unigram ..."""
         return type(self.backend.model).__name__

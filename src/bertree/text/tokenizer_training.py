@@ -1,4 +1,4 @@
-"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE or ALBERT's Unigram.
+"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's Unigram.
 
 The algorithms are those of the `tokenizers` library. Ours are the family's normalization, special tokens and template,
 and a report on documents that were not trained on.
@@ -14,6 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from bertree.text.tokenizer import CONFIG, JSON, Tokenizer
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
-NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT}
+XLNET = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
+NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT, "xlnet": XLNET}
+CASED = ("bpe", "xlnet")  # kinds that keep capitals unless asked not to
 HELD_OUT = 20  # every n-th document is held out for the report
 HELD_OUT_CHARACTERS = 4_000_000  # at most, to bound the memory
 BYTES = 256
@@ -86,10 +89,11 @@ class HeldOutSplit:
 def train(
     documents: Documents, kind: str, vocab_size: int, lowercase: bool | None = None, name: str = "corpus"
 ) -> Tokenizer:
-    """Train a tokenizer of one of the three kinds; the vocabulary is smaller if the text does not yield more.
+    """Train a tokenizer of one of the kinds; the vocabulary is smaller if the text does not yield more.
 
     `documents` starts a new pass over the text on each call; `name` stands for them in messages. `lowercase` defaults
-    to True for WordPiece and Unigram, as in BERT-uncased and ALBERT, and is not possible for byte-level BPE.
+    to True for WordPiece and Unigram, as in BERT-uncased and ALBERT, to False for XLNet's Unigram, and is not possible
+    for byte-level BPE.
     """
     if kind not in NAMES:
         raise UserError(f"tokenizer kind '{kind}': unknown; {suggest(kind, NAMES)}")
@@ -98,9 +102,10 @@ def train(
         raise UserError(f"vocab_size {vocab_size}: must be between {least} and 1,000,000 for {kind}")
     if kind == "bpe" and lowercase:
         raise UserError("lowercase: byte-level BPE keeps case; choose wordpiece or unigram, or drop this option")
-    lower = kind != "bpe" if lowercase is None else lowercase
+    lower = kind not in CASED if lowercase is None else lowercase
+    make = {"wordpiece": _wordpiece, "bpe": _bpe}.get(kind) or partial(_unigram, special=NAMES[kind])
     try:
-        backend = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind](documents, vocab_size, lower)
+        backend = make(documents, vocab_size, lower)
     except UserError:
         raise
     except Exception as error:  # the library raises bare Exception
@@ -109,6 +114,8 @@ def train(
         raise UserError(f"{name}: has no text to train a vocabulary on")
     if kind == "bpe":
         vocabulary_files.set_roberta_template(backend)
+    elif kind == "xlnet":
+        vocabulary_files.set_xlnet_template(backend)
     else:
         vocabulary_files.set_bert_template(backend, mask_takes_space=kind == "unigram")
     return Tokenizer(backend, _config(kind, lower))
@@ -203,7 +210,7 @@ def _bpe(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     return backend
 
 
-def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
+def _unigram(documents: Documents, vocab_size: int, lower: bool, special: list[str]) -> Backend:
     backend = Backend(models.Unigram())
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -217,12 +224,12 @@ def _unigram(documents: Documents, vocab_size: int, lower: bool) -> Backend:
     )
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
     trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size, special_tokens=ALBERT, unk_token="<unk>", show_progress=False
+        vocab_size=vocab_size, special_tokens=special, unk_token="<unk>", show_progress=False
     )
     backend.train_from_iterator(_lines(documents), trainer)
     pieces = json.loads(backend.to_str())["model"]["vocab"]
-    ordered = [*pieces[: len(ALBERT)], *_sort_pieces(pieces[len(ALBERT) :])]
-    backend.model = models.Unigram([(piece, score) for piece, score in ordered], unk_id=ALBERT.index("<unk>"))
+    ordered = [*pieces[: len(special)], *_sort_pieces(pieces[len(special) :])]
+    backend.model = models.Unigram([(piece, score) for piece, score in ordered], unk_id=special.index("<unk>"))
     return backend
 
 
@@ -247,6 +254,8 @@ def _config(kind: str, lower: bool) -> dict[str, Any]:
     names = {"bpe": ["input_ids", "attention_mask"]}.get(kind, ["input_ids", "token_type_ids", "attention_mask"])
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names}
     config |= {"clean_up_tokenization_spaces": False, "do_lower_case": lower}
+    if kind == "xlnet":  # its summary is read at the last token
+        config["padding_side"] = "left"
     start, pad, end, unknown, mask = _special_tokens(kind)
     return config | {
         "cls_token": start,
@@ -260,6 +269,8 @@ def _config(kind: str, lower: bool) -> dict[str, Any]:
 def _special_tokens(kind: str) -> tuple[str, str, str, str, str]:
     if kind == "bpe":
         return "<s>", "<pad>", "</s>", "<unk>", "<mask>"
+    if kind == "xlnet":
+        return "<cls>", "<pad>", "<sep>", "<unk>", "<mask>"
     pad, unknown = NAMES[kind][:2]
     return "[CLS]", pad, "[SEP]", unknown, "[MASK]"
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Column
 
 from bertree.console import has_bar, is_showing
+from bertree.objectives.pretraining import LABELS
 from bertree.report.formats import digits, duration, format_metric, label, percent
 from bertree.report.history import BOOKKEEPING, KNOWN, number
 
@@ -28,13 +29,19 @@ class Progress:
     """Shows the progress of a run that starts, or is resumed, at `first_step`.
 
     `tokens_after` holds the tokens read after 0, 1, 2 ... steps. `quiet` says whether there is no bar; None: where
-    standard error is not a terminal.
+    standard error is not a terminal. `labels` are the readable names of metrics.
     """
 
-    def __init__(self, tokens_after: Sequence[int], first_step: int = 0, quiet: bool | None = None) -> None:
+    def __init__(
+        self,
+        tokens_after: Sequence[int],
+        first_step: int = 0,
+        quiet: bool | None = None,
+        labels: Mapping[str, str] = LABELS,
+    ) -> None:
         bar = (not quiet) if quiet is not None else has_bar()
         self._total, self._tokens_after = len(tokens_after) - 1, tokens_after
-        self._first = tokens_after[first_step]
+        self._first, self._labels = tokens_after[first_step], labels
         self._lines = Console()
         self._shows_lines = is_showing() or quiet is not None
         self._bar = _bar() if bar else None
@@ -72,7 +79,7 @@ class Progress:
     def train(self, fields: Mapping[str, Any]) -> None:
         """Show the figures of a "train" line."""
         if self._bar is not None:
-            shown = " · ".join(_training(fields, terms=self._bar.console.width >= WIDE))
+            shown = " · ".join(_training(fields, self._bar.console.width >= WIDE, self._labels))
             self._bar.update(self._task, figures=shown)
             return
         now = time.monotonic()
@@ -86,7 +93,7 @@ class Progress:
         losses = [name for name in ("loss", "perplexity") if name in fields]
         others = [name for name in fields if name not in {*BOOKKEEPING, *losses}]
         parts = [
-            f"{label(name)} {format_metric(name, number(fields[name]))}"
+            f"{label(name, self._labels)} {format_metric(name, number(fields[name]))}"
             for name in losses + others
             if _is_number(fields[name])
         ]
@@ -111,7 +118,7 @@ class Progress:
         return f"step {fields.get('step', 0):,}/{self._total:,}"
 
     def _line(self, fields: Mapping[str, Any]) -> str:
-        parts = [self._at(fields), *_training(fields, terms=True)]
+        parts = [self._at(fields), *_training(fields, True, self._labels)]
         read = self._tokens(fields.get("step", 0))
         done, left = read - self._first, self._tokens_after[-1] - read
         if done > 0 and left > 0:
@@ -139,11 +146,11 @@ def _bar() -> bars.Progress:
     )
 
 
-def _training(fields: Mapping[str, Any], terms: bool) -> Iterator[str]:
+def _training(fields: Mapping[str, Any], terms: bool, labels: Mapping[str, str]) -> Iterator[str]:
     """Yield the loss, its terms, the speed and the learning rate, as far as they are known."""
     names = [name for name, value in fields.items() if name not in KNOWN and _is_number(value)]
     parts = ", ".join(
-        f"{label(name).removesuffix(' loss')} {format_metric('loss', number(fields[name]))}" for name in names
+        f"{label(name, labels).removesuffix(' loss')} {format_metric('loss', number(fields[name]))}" for name in names
     )
     if "loss" in fields:
         yield f"loss {format_metric('loss', number(fields['loss']))}" + (

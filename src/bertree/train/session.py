@@ -14,6 +14,7 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json
+from bertree.report.formats import run_labels
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
 from bertree.train.carried_state import check_state
@@ -57,7 +58,7 @@ class Session:
             metrics.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
             totals = Totals(metrics, SavedTotals.from_extra(found.extra, found.where) if found else None)
             try:
-                with Progress(self.feed.plan.tokens_after, first) as progress:
+                with Progress(self.feed.plan.tokens_after, first, labels=run_labels(self.recipe)) as progress:
                     for line in intro:
                         progress.say(line)
                     if not self._train(first, RunLog(metrics, totals, progress), signals):

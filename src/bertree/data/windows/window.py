@@ -10,7 +10,7 @@ Shape letters: e examples, p runs, t tokens, s sequences.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from bertree.data.store import Store
 from bertree.data.windows import pairing
 from bertree.data.windows.pairing import NO_LABEL
 from bertree.keyed_random import Ints
+
+CLS_SEGMENT = 2  # of a [CLS] that stands last (XLNet)
 
 
 @dataclass
@@ -67,6 +69,7 @@ class ShuffleWindow:
     seconds: Ints | None  # e: place in the line where the second segment starts
     mask_key: np.uint64
     controls: ControlRuns | None = None
+    cls_last: bool = False  # examples end with [CLS], which is in a segment of its own
 
     def read(self, low: int, high: int, cuts: Ints | None = None) -> PackedSlice:
         """Return the tokens from `low` to `high`.
@@ -88,7 +91,7 @@ class ShuffleWindow:
         bounds, labels = self._sequences(low, high, cuts)
         line -= np.repeat(bounds[:-1], np.diff(bounds))
         given = self._begin_with_codes(low, bounds, counters)
-        if self.labels is None:
+        if self.labels is None and not self.cls_last:
             segments = np.zeros(size, np.int64)
         else:
             segments = np.repeat(parts.segments[first:last], lengths).astype(np.int64)
@@ -118,6 +121,8 @@ class ShuffleWindow:
             return edges - low, None
         # A split pair keeps its label if its head still contains some of B, as after BERT's truncation.
         asks = (edges[:-1] == self.bounds[owners]) & (edges[1:] > self.seconds[owners])
+        if self.cls_last:  # its state answers, and sees A and B only in the whole pair
+            asks &= edges[1:] == self.bounds[owners + 1]
         return edges - low, np.where(asks, self.labels[owners], NO_LABEL)
 
 
@@ -163,16 +168,18 @@ def build_window(
         shuffled = shuffled[arrange(lengths[shuffled])]
     bounds = keyed_random.cumulative_offsets(lengths[shuffled])
     labels = seconds = None
+    cls_last = store.cls_last and format.closed > 0 and controls is None
     if pairs is not None:
-        parts = _pair_runs(pairs, shuffled, format.separators, size)
+        parts = _pair_runs(pairs, shuffled, format.separators, size, cls_last)
         labels = pairs.labels[shuffled]
-        seconds = bounds[:-1] + 1 + pairs.first_lengths[shuffled] + format.separators
+        seconds = bounds[:-1] + (not cls_last) + pairs.first_lengths[shuffled] + format.separators
     else:
         if controls is not None:
             controls = ControlRuns(controls.sources[shuffled], controls.lengths[shuffled], size)
-        parts = _single_runs(starts, contents, offsets, marks, shuffled, format.closed > 0, size, controls)
+        texts = _Texts(starts, contents, offsets, marks)
+        parts = _single_runs(texts, shuffled, format.closed > 0, size, controls, cls_last)
     mask_key = keyed_random.key(int(content), "mask")
-    return ShuffleWindow(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key, controls)
+    return ShuffleWindow(buffer, numbers[shuffled], bounds, parts, labels, seconds, mask_key, controls, cls_last)
 
 
 def _concatenate_ranges(array: NDArray[Any], runs: Iterable[tuple[int, int]]) -> Ints:
@@ -192,8 +199,8 @@ def _read_buffer(store: Store, index: ExampleIndex, chunks: Ints) -> tuple[NDArr
     return np.concatenate((*runs, ends)), sum(run.size for run in runs) + len(special)
 
 
-def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int) -> TokenRuns:
-    """Lay out [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if there is no B."""
+def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int, cls_last: bool) -> TokenRuns:
+    """Lay out [CLS] A [SEP] B [SEP], or [CLS] A [SEP] if there is no B; or A [SEP] B [SEP] [CLS]."""
     count = shuffled.size
     alone = pairs.labels[shuffled] == NO_LABEL
     lengths = np.ones((count, 5), np.int64)
@@ -205,21 +212,27 @@ def _pair_runs(pairs: pairing.Pairs, shuffled: Ints, separators: int, size: int)
     sources[:, 1], sources[:, 3] = pairs.first_starts[shuffled], pairs.second_starts[shuffled]
     segments = np.tile(np.array([0, 0, 0, 1, 1], np.uint8), (count, 1))
     segments[alone, 4] = 0
+    if cls_last:
+        lengths, sources, segments = np.roll(lengths, -1, 1), np.roll(sources, -1, 1), np.roll(segments, -1, 1)
+        segments[:, 4] = CLS_SEGMENT
     return _token_runs(lengths.ravel(), sources.ravel(), segments.ravel())
 
 
+class _Texts(NamedTuple):
+    """Examples of one segment: first token in the buffer, length, and marks."""
+
+    starts: Ints  # e
+    contents: Ints  # e
+    offsets: Ints  # e + 1
+    marks: Ints
+
+
 def _single_runs(
-    starts: Ints,
-    contents: Ints,
-    offsets: Ints,
-    marks: Ints,
-    shuffled: Ints,
-    framed: bool,
-    size: int,
-    controls: ControlRuns | None,
+    texts: _Texts, shuffled: Ints, framed: bool, size: int, controls: ControlRuns | None, cls_last: bool
 ) -> TokenRuns:
-    """Lay out [CLS] text [SEP], with a separator at each mark of the text; a stream is the text alone. A control code
-    takes the place of [CLS], and stands before a stream too."""
+    """Lay out [CLS] text [SEP], or text [SEP] [CLS], with a separator at each mark of the text; a stream is the text
+    alone. A control code takes the place of [CLS], and stands before a stream too."""
+    starts, contents, offsets, marks = texts
     opened = framed or controls is not None
     counts = np.diff(offsets)[shuffled]
     marks = marks[keyed_random.concatenate_ranges(offsets[shuffled], counts)]
@@ -239,14 +252,17 @@ def _single_runs(
     place = np.cumsum(slots) - slots
     lengths = np.ones(int(slots.sum()), np.int64)
     sources = np.full(lengths.size, size - 2)
-    text = np.repeat(place + opened, pieces) + 2 * skipped
+    segments = np.zeros(lengths.size, np.uint8)
+    text = np.repeat(place + (opened and not cls_last), pieces) + 2 * skipped
     lengths[text] = ends - begins
     sources[text] = np.repeat(starts[shuffled], pieces) + begins - skipped
     if controls is not None:
         sources[place], lengths[place] = controls.sources, controls.lengths
     elif opened:
-        sources[place] = size - 3
-    return _token_runs(lengths, sources, np.zeros(lengths.size, np.uint8))
+        at = place + slots - 1 if cls_last else place
+        sources[at] = size - 3
+        segments[at] = CLS_SEGMENT if cls_last else 0
+    return _token_runs(lengths, sources, segments)
 
 
 def _token_runs(lengths: Ints, sources: Ints, segments: NDArray[np.uint8]) -> TokenRuns:
