@@ -6,11 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bertree.model.kernels import relative_blocks
+from bertree.model.kernels import grouped_relative, relative_blocks
 from bertree.model.kernels.layout import Kernel, Layout, Ranks, RelativeScores, SegmentScores
 from bertree.model.kernels.table import KERNELS, case_of
 from bertree.model.masks import Full
 from tests.support.attention import (
+    MASKS,
     definition,
     layout_of,
     order,
@@ -55,7 +56,8 @@ def test_kernels_follow_the_definition(
     monkeypatch.setattr(relative_blocks, "ROWS", data.draw(st.sampled_from([1, 3, 64])))
     monkeypatch.setattr(relative_blocks, "CELLS", data.draw(st.sampled_from([1, 100, 10**6])))
     memory = data.draw(st.lists(st.integers(0, 7), min_size=len(sizes), max_size=len(sizes)))
-    layout = order(layout_of(sizes, memory, Full()), seed, scattered, ranked=data.draw(st.booleans()))
+    mask = data.draw(st.sampled_from(MASKS))
+    layout = order(layout_of(sizes, memory, mask), seed, scattered, ranked=data.draw(st.booleans()))
     compare(kernel, layout, seed, segments)
 
 
@@ -83,6 +85,21 @@ def test_a_query_that_sees_no_key_gets_nothing(kernel: Kernel) -> None:
     assert out.flatten(1).any(1).tolist() == [False, True, True, False, True, True, True]
     assert not grads[0][[0, 3]].any()
     assert not any(grad.isnan().any() for grad in grads)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+def test_the_grouped_kernel_passes_gradcheck(scattered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relative_blocks, "ROWS", 2)
+    layout = order(layout_of([4, 3, 4], [3, 0, 4], Full()), 1, scattered)
+    tables, lowest = random_relative(layout, 1, 3)
+    apart, *of = random_segments(layout, 1)
+    given = [x.double().requires_grad_() for x in (*random_qkv(layout, 0, 3), *tables, apart)]
+
+    def work(q: Tensor, k: Tensor, v: Tensor, *x: Tensor) -> Tensor:
+        relative = RelativeScores(*x[:3], lowest, SegmentScores(x[3], *of))
+        return grouped_relative.attend(q, k, v, layout, 0.0, relative)
+
+    assert torch.autograd.gradcheck(work, given)
 
 
 def test_a_call_says_what_it_needs() -> None:

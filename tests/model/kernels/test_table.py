@@ -96,6 +96,8 @@ def test_the_first_kernel_that_supports_a_call_is_chosen(monkeypatch: pytest.Mon
         (case("cpu", torch.float32, dropout=True), "padded"),
         (case("cpu", torch.float32, relative=True), "grouped_relative"),
         (case("cpu", torch.float32, relative=True, dropout=True), "padded"),
+        (case("cpu", torch.float32, relative=True, ranked=True, segments=True), "grouped_relative"),
+        (case("cpu", torch.float32, ranked=True), "padded"),
     ):
         assert choose(given_case).name == name, given_case
     assert refusals(case(mask=Window, dropout=True)) == {

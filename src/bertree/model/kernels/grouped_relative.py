@@ -1,23 +1,30 @@
 """Relative attention (Transformer-XL, XLNet) on the CPU: sequences of equal lengths share a call, without padding.
 
 Work goes in blocks of a few queries of each sequence and the keys that they see (`relative_blocks`), so memory does
-not grow with the square of the length; the backward pass computes the scores again.
+not grow with the square of the length; the backward pass computes the scores again. Queries at consecutive places are
+cheapest; where a call has others, they are scattered.
 
-Shape letters: t tokens, n heads, c sequences of a group, l tokens of a sequence, d head width, x distances.
+Shape letters: t tokens, n heads, c sequences of a group, d head width, x distances, q queries of a sequence, k keys.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
-from bertree.model.kernels.relative_blocks import DistanceRows, cut_blocks, share_out
-from bertree.model.kernels.streams import cut_streams
+from bertree.model.kernels.relative_groups import (
+    Group,
+    GroupGradients,
+    GroupRanks,
+    GroupSegments,
+    backward,
+    forward,
+)
+from bertree.model.kernels.streams import LengthGroups, cut_streams
 from bertree.model.masks import Causal, Full, Window
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def attend(
@@ -27,95 +34,78 @@ def attend(
     assert relative is not None, "only for scores by distance"
     cu_k = layout.cu_k if layout.separate_keys else None
     qu_tnd, qv_tnd, r_xnd = relative.add_to(q_tnd)
-    given = (qu_tnd, qv_tnd, k_tnd, v_tnd, r_xnd, layout.cu_q, cu_k)
+    numbers = (*(relative.segments or (None, None, None)), *(layout.ranks or (None, None)), layout.places)
+    given = (qu_tnd, qv_tnd, k_tnd, v_tnd, r_xnd, *numbers, layout.cu_q, cu_k)
     mixed_tnd: Tensor = _attend(*given, relative.lowest, *layout.mask.band)[0]
     return mixed_tnd
 
 
-def _forward(
-    out: Tensor, sums: Tensor, qu: Tensor, qv: Tensor, k: Tensor, v: Tensor, r_xnd: Tensor, lowest: int, *band: int
-) -> None:
-    """Mix the values of a group into `out` (all n x c x l x d), log-sum-exp of the scores into `sums` (n x c x l)."""
-    heads, count, queries, width = qu.shape
-    blocks = cut_blocks(queries, k.shape[2], *band)
-    blind = blocks[0].queries.start if blocks else queries
-    out[:, :, :blind], sums[:, :, :blind] = 0, 0
-    if not blocks:
-        return
-    distances = DistanceRows.of(r_xnd, lowest, blocks)
-    for block in blocks:
-        r_nxd = distances.rows_nxd[:, distances.rows_of(block)]
-        for chunk in share_out(heads, count, block.rows * block.pitch):
-            own, seen = (*chunk, block.queries), (*chunk, block.keys)
-            bias = block.shifted(torch.bmm((qv[own] * width**-0.5).flatten(1, 2), r_nxd[chunk[0]].mT))
-            block.hide(bias)
-            bias = bias.unflatten(0, qu[own].shape[:2])
-            out[own], sums[own] = _flash(qu[own], k[seen], v[seen], attn_mask=bias)
+class Streams(NamedTuple):
+    """The numbers of queries and keys in a call, and how to cut them into groups."""
 
+    apart_tn: Tensor | None
+    of_t: Tensor | None
+    of_k: Tensor | None
+    bounds_t: Tensor | None
+    ranks_k: Tensor | None
+    places_t: Tensor | None
+    queries: LengthGroups
+    keys: LengthGroups
+    is_scattered: bool
 
-def _backward(
-    grads: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    grad: Tensor,
-    qu: Tensor,
-    qv: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    k: Tensor,
-    v: Tensor,
-    r_xnd: Tensor,
-    lowest: int,
-    *band: int,
-) -> None:
-    """Write the gradients of queries plus u and plus v, keys and values of a group (n x c x l x d); add that of r."""
-    heads, count, queries, width = qu.shape
-    to_qu, to_qv, to_k, to_v, to_r = grads
-    blocks = cut_blocks(queries, k.shape[2], *band)
-    blind = blocks[0].queries.start if blocks else queries
-    to_qu[:, :, :blind], to_qv[:, :, :blind] = 0, 0
-    dk, dv = (x.new_zeros(x.shape) for x in (k, v))
-    if blocks:
-        distances, scale = DistanceRows.of(r_xnd, lowest, blocks), width**-0.5
-        dr_nxd = torch.zeros_like(distances.rows_nxd)
-        # One more component: products with keys and values then subtract what a row has in common.
-        qu, k = _wider(qu, sums / -scale), _wider(k, 1.0)
-        grad, v = _wider(grad, -(grad * out).sum(-1)), _wider(v, 1.0)
-    for block in blocks:
-        near = distances.rows_of(block)
-        for chunk in share_out(heads, count, block.rows * block.pitch):
-            own, seen = (*chunk, block.queries), (*chunk, block.keys)
-            q_block, k_block, grad_block, v_block = (
-                _together(x[at]) for x, at in ((qu, own), (k, seen), (grad, own), (v, seen))
+    @classmethod
+    def cut(
+        cls,
+        apart_tn: Tensor | None,
+        of_t: Tensor | None,
+        of_k: Tensor | None,
+        bounds_t: Tensor | None,
+        ranks_k: Tensor | None,
+        places_t: Tensor | None,
+        cu_q: Tensor,
+        cu_k: Tensor | None,
+    ) -> "Streams":
+        """Group the sequences of a call."""
+        first, is_scattered = None, False
+        if places_t is not None and len(places_t):
+            cu_k = cu_q if cu_k is None else cu_k
+            first, is_scattered = _first_places(places_t, cu_q)
+        elif cu_k is not None:
+            first = (cu_k.diff() - cu_q.diff()).tolist()
+        groups = cut_streams(cu_q, cu_k, first)
+        return cls(apart_tn, of_t, of_k, bounds_t, ranks_k, places_t, *groups, is_scattered)
+
+    def groups(self, lowest: int, left: int, right: int) -> Iterator[Group]:
+        """Yield what the queries of each group see, and their scores by segment."""
+        exact = None if self.apart_tn is None else _precision(self.apart_tn)
+        places, bounds, of_q = (self._cut(self.queries, x) for x in (self.places_t, self.bounds_t, self.of_t))
+        ranks, of_k = (self._cut(self.keys, x) for x in (self.ranks_k, self.of_k))
+        apart = [] if self.apart_tn is None else self.queries.cut(self.apart_tn.to(exact))
+        for i, shift in enumerate(self.queries.shared):
+            yield Group(
+                shift,
+                places[i] if self.is_scattered else None,
+                GroupRanks(bounds[i], ranks[i]) if bounds else None,
+                GroupSegments(apart[i].transpose(0, 1), of_q[i], of_k[i]) if apart else None,
+                lowest,
+                (left, right),
             )
-            qv_block, r_nxd = qv[own].flatten(1, 2), distances.rows_nxd[chunk[0], near]
-            cells = torch.bmm(qv_block, r_nxd.mT)
-            weights = block.shifted(cells).baddbmm_(q_block, k_block.mT, beta=scale, alpha=scale).exp_()
-            block.clear(weights)
-            _together(dv[seen]).baddbmm_(weights.mT, grad_block[..., :width])
-            changes = torch.empty_like(cells)
-            changes[..., : block.rows - 1] = 0  # these are no keys
-            changes[..., block.columns :] = 0
-            by_key = block.shifted(changes).baddbmm_(grad_block, v_block.mT, beta=0, alpha=scale).mul_(weights)
-            to_qu[own] = torch.bmm(by_key, k_block[..., :width]).view(to_qu[own].shape)
-            to_qv[own] = torch.bmm(changes, r_nxd).view(to_qv[own].shape)
-            _together(dk[seen]).baddbmm_(by_key.mT, q_block[..., :width])
-            dr_nxd[chunk[0], near].baddbmm_(changes.mT, qv_block)
-    to_k.copy_(dk)
-    to_v.copy_(dv)
-    if blocks:
-        to_r[distances.given] += dr_nxd[:, distances.own].transpose(0, 1).flip(0)
+
+    @staticmethod
+    def _cut(stream: LengthGroups, numbers_t: Tensor | None) -> list[Tensor]:
+        """Return one number per token of each group (c x q or c x k)."""
+        return [] if numbers_t is None else [x[:, 0] for x in stream.cut(numbers_t[:, None])]
 
 
-def _wider(x: Tensor, last: Tensor | float) -> Tensor:
-    """Append one component to each vector."""
-    wider = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)
-    wider[..., :-1] = x
-    wider[..., -1] = last
-    return wider
-
-
-def _together(x: Tensor) -> Tensor:
-    """View heads and sequences as one dimension."""
-    return x.view(-1, *x.shape[2:])
+def _first_places(places_t: Tensor, cu_q: Tensor) -> tuple[list[int], bool]:
+    """Return the place of each sequence's first query, and whether some queries are not at consecutive places; then it
+    is 0 for all."""
+    inside_t = torch.arange(len(places_t)) - cu_q[:-1].long().repeat_interleave(cu_q.diff())
+    starts_t = places_t.long() - inside_t
+    firsts_s = starts_t[cu_q[:-1].long().clamp(max=len(places_t) - 1)]
+    if not torch.equal(starts_t, firsts_s.repeat_interleave(cu_q.diff())):
+        return [0] * len(firsts_s), True
+    return torch.where(cu_q.diff() > 0, firsts_s, 0).tolist(), False
 
 
 @custom_op("bertree::grouped_relative_attention", mutates_args=())
@@ -125,20 +115,27 @@ def _attend(
     k_tnd: Tensor,
     v_tnd: Tensor,
     r_xnd: Tensor,
+    apart_tn: Tensor | None,
+    of_t: Tensor | None,
+    of_k: Tensor | None,
+    bounds_t: Tensor | None,
+    ranks_k: Tensor | None,
+    places_t: Tensor | None,
     cu_q: Tensor,
     cu_k: Tensor | None,
     lowest: int,
     left: int,
     right: int,
 ) -> tuple[Tensor, Tensor]:
-    queries, keys = cut_streams(cu_q, cu_k)
+    streams = Streams.cut(apart_tn, of_t, of_k, bounds_t, ranks_k, places_t, cu_q, cu_k)
+    queries, keys = streams.queries, streams.keys
     exact = _precision(qu_tnd)
     made = [queries.new(x, exact) for x in (qu_tnd, qu_tnd[..., 0])]
     parts = [queries.split(x) for x in made]
     parts += [stream.cut(x) for stream, x in ((queries, qu_tnd), (queries, qv_tnd), (keys, k_tnd), (keys, v_tnd))]
-    for group in zip(*parts, strict=True):
-        out, sums, qu, qv, k, v = (x.transpose(0, 1).to(exact) for x in group)
-        _forward(out, sums, qu, qv, k, v, r_xnd.to(exact), lowest, left, right)
+    for group, vectors in zip(streams.groups(lowest, left, right), zip(*parts, strict=True), strict=True):
+        out, sums, qu, qv, k, v = (x.transpose(0, 1).to(exact) for x in vectors)
+        forward(out, sums, qu, qv, k, v, r_xnd.to(exact), group)
     # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
     out_tnd, sums_tn = (queries.restore(x, len(qu_tnd)) for x in made)
     return out_tnd.to(qu_tnd.dtype), sums_tn
@@ -152,31 +149,39 @@ def _attend_backward(
     k_tnd: Tensor,
     v_tnd: Tensor,
     r_xnd: Tensor,
+    apart_tn: Tensor | None,
     out_tnd: Tensor,
     sums_tn: Tensor,
+    of_t: Tensor | None,
+    of_k: Tensor | None,
+    bounds_t: Tensor | None,
+    ranks_k: Tensor | None,
+    places_t: Tensor | None,
     cu_q: Tensor,
     cu_k: Tensor | None,
     lowest: int,
     left: int,
     right: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    queries, keys = cut_streams(cu_q, cu_k)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    streams = Streams.cut(apart_tn, of_t, of_k, bounds_t, ranks_k, places_t, cu_q, cu_k)
+    queries, keys = streams.queries, streams.keys
     exact = _precision(qu_tnd)
-    streams = ((queries, qu_tnd), (queries, qv_tnd), (keys, k_tnd), (keys, v_tnd))
-    made = [stream.new(x, exact) for stream, x in streams]
+    inputs = [(queries, qu_tnd), (queries, qv_tnd), (keys, k_tnd), (keys, v_tnd)]
+    inputs += [] if apart_tn is None else [(queries, apart_tn)]
+    made = [stream.new(x, exact) for stream, x in inputs]
     dr_xnd = torch.zeros_like(r_xnd, dtype=exact)
-    grads = zip(*(stream.split(x) for (stream, _), x in zip(streams, made, strict=True)), strict=True)
+    grads = zip(*(stream.split(x) for (stream, _), x in zip(inputs, made, strict=True)), strict=True)
     by_query = (queries.cut(x) for x in (grad_tnd, qu_tnd, qv_tnd, out_tnd, sums_tn))
-    groups = zip(*by_query, *(keys.cut(x) for x in (k_tnd, v_tnd)), strict=True)
-    for to, group in zip(grads, groups, strict=True):
-        to_qu, to_qv, to_k, to_v = (x.transpose(0, 1) for x in to)
-        grad, qu, qv, out, sums, k, v = (x.transpose(0, 1).to(exact) for x in group)
-        towards = (to_qu, to_qv, to_k, to_v, dr_xnd)
-        _backward(towards, grad, qu, qv, out, sums, k, v, r_xnd.to(exact), lowest, left, right)
-    dqu, dqv, dk, dv = (
-        stream.restore(x, len(like)).to(like.dtype) for x, (stream, like) in zip(made, streams, strict=True)
+    parts = zip(*by_query, *(keys.cut(x) for x in (k_tnd, v_tnd)), strict=True)
+    for group, to, vectors in zip(streams.groups(lowest, left, right), grads, parts, strict=True):
+        to_qu, to_qv, to_k, to_v, *to_apart = (x.transpose(0, 1) for x in to)
+        grad, qu, qv, out, sums, k, v = (x.transpose(0, 1).to(exact) for x in vectors)
+        towards = GroupGradients(to_qu, to_qv, to_k, to_v, to_apart[0] if to_apart else None, dr_xnd)
+        backward(towards, grad, qu, qv, out, sums, k, v, r_xnd.to(exact), group)
+    dqu, dqv, dk, dv, *dapart = (
+        stream.restore(x, len(like)).to(like.dtype) for x, (stream, like) in zip(made, inputs, strict=True)
     )
-    return dqu, dqv, dk, dv, dr_xnd.to(r_xnd.dtype)
+    return dqu, dqv, dk, dv, dr_xnd.to(r_xnd.dtype), dapart[0] if dapart else qu_tnd.new_empty(0)
 
 
 def _precision(x: Tensor) -> torch.dtype:
@@ -192,17 +197,19 @@ def _(qu_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
 
 @_attend_backward.register_fake
 def _(grad_tnd: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in given[:5])
+    apart_tn = grad_tnd.new_empty(0) if given[5] is None else given[5]
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*given[:5], apart_tn))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, cu_q, cu_k, lowest, left, right = inputs
-    ctx.settings = (lowest, left, right)
-    ctx.save_for_backward(*tensors, *output, cu_q, cu_k)
+    ctx.settings = inputs[-3:]
+    ctx.save_for_backward(*inputs[:6], *output, *inputs[6:-3])
 
 
 def _back(ctx: Any, grad_tnd: Tensor, grad_sums: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (*_attend_backward(grad_tnd, *ctx.saved_tensors, *ctx.settings), *[None] * 5)
+    saved = ctx.saved_tensors
+    *grads, apart_tn = _attend_backward(grad_tnd, *saved, *ctx.settings)
+    return (*grads, None if saved[5] is None else apart_tn, *[None] * 10)
 
 
 _attend.register_autograd(_back, setup_context=_keep)
@@ -210,6 +217,6 @@ _attend.register_autograd(_back, setup_context=_keep)
 KERNEL = Kernel(
     "grouped_relative",
     "sequences of equal lengths together, a few queries at a time",
-    Supports("cpu", (Full, Causal, Window), separate_keys=True, relative=True, plain=False),
+    Supports("cpu", (Full, Causal, Window), separate_keys=True, relative=True, ranked=True, segments=True, plain=False),
     attend,
 )

@@ -2,12 +2,14 @@
 
 A block's scores by distance are one product of queries and distances. Row i of it belongs to a query one place further
 than row i - 1, so it is read as a product with keys through strides: each row begins one cell earlier. Nothing is
-gathered or copied, and gradients go the other way through the same strides.
+gathered or copied, and gradients go the other way through the same strides. Only where queries are not at consecutive
+places, scores are gathered.
 
-Shape letters: n heads, c sequences of a group, d head width, x distances.
+Shape letters: n heads, c sequences of a group, d head width, x distances, q queries of a sequence, r those of a block,
+k keys.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,11 +36,21 @@ class QueryBlock(NamedTuple):
         """Cells of a row of distances."""
         return -(-(self.rows + self.columns - 1) // ALIGNED) * ALIGNED
 
-    def shifted(self, cells: Tensor) -> Tensor:
+    def by_key(self, cells: Tensor, some: slice) -> Tensor:
         """View a product with distances (n x c rows x pitch) as one with keys (n c x rows x columns)."""
         count = cells.shape[0] * cells.shape[1] // self.rows
         strides = (self.rows * self.pitch, self.pitch - 1, 1)
         return cells.as_strided((count, self.rows, self.columns), strides, self.rows - 1)
+
+    def empty(self, cells: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+        """Return room for changes of a product with distances, 0 where they are of no key, and its view by keys."""
+        changes = torch.empty_like(cells)
+        changes[..., : self.rows - 1] = 0
+        changes[..., self.columns :] = 0
+        return changes, self.by_key(changes, some)
+
+    def fill(self, changes: Tensor, by_key: Tensor, some: slice) -> None:
+        """Complete the changes of a product with distances: those by keys are in them already."""
 
     def hide(self, scores: Tensor) -> None:
         """Set the scores of keys that are not seen to -inf (... x rows x columns)."""
@@ -53,9 +65,64 @@ class QueryBlock(NamedTuple):
         weights[..., : max(0, self.rows - 1 + self.hidden)].triu_(self.hidden)
 
 
-def cut_blocks(queries: int, keys: int, left: int, right: int) -> list[QueryBlock]:
-    """Cut a sequence into blocks, without queries that see no key."""
-    shift, blocks = keys - queries, []
+class ScatteredBlock(NamedTuple):
+    """Some queries of each sequence of a group, at any places, and all keys."""
+
+    queries: slice
+    keys: slice
+    rows: int
+    columns: int
+    farthest: int  # the largest distance of a query and a key
+    pitch: int  # distances
+    cells_crk: Tensor  # the column of each key in each row of distances
+
+    def by_key(self, cells: Tensor, some: slice) -> Tensor:
+        """Read the scores of keys from a product with distances."""
+        index, cells = self._index(cells, some)
+        return cells.gather(-1, index).flatten(0, 1)
+
+    def empty(self, cells: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+        """Return zeros for changes of a product with distances, and room for changes by keys."""
+        count = cells.shape[0] * cells.shape[1] // self.rows
+        return torch.zeros_like(cells), cells.new_empty(count, self.rows, self.columns)
+
+    def fill(self, changes: Tensor, by_key: Tensor, some: slice) -> None:
+        """Write changes by keys to those of a product with distances."""
+        index, changes = self._index(changes, some)
+        changes.scatter_(-1, index, by_key.view(index.shape))
+
+    def hide(self, scores: Tensor) -> None:
+        """Leave the scores as they are: every key is seen."""
+
+    def clear(self, weights: Tensor) -> None:
+        """Leave the weights as they are."""
+
+    def _index(self, cells: Tensor, some: slice) -> tuple[Tensor, Tensor]:
+        index_crk = self.cells_crk[some]
+        return index_crk.expand(len(cells), *index_crk.shape), cells.unflatten(1, index_crk.shape[:2])
+
+
+Block = QueryBlock | ScatteredBlock
+
+
+def cut_scattered(places_cq: Tensor, keys: int) -> list[ScatteredBlock]:
+    """Cut sequences whose queries are at any places into blocks."""
+    blocks, key_places = [], torch.arange(keys)
+    for first in range(0, places_cq.shape[1] if keys else 0, ROWS):
+        places_cr = places_cq[:, first : first + ROWS].long()
+        farthest, nearest = int(places_cr.max()), int(places_cr.min()) + 1 - keys
+        pitch = -(-(farthest - nearest + 1) // ALIGNED) * ALIGNED
+        rows = places_cr.shape[1]
+        cells_crk = farthest - places_cr[..., None] + key_places
+        blocks.append(
+            ScatteredBlock(slice(first, first + rows), slice(0, keys), rows, keys, farthest, pitch, cells_crk)
+        )
+    return blocks
+
+
+def cut_blocks(queries: int, keys: int, shift: int, left: int, right: int) -> list[QueryBlock]:
+    """Cut a sequence whose queries are at the places from `shift` on into blocks, without queries that see no key."""
+    blocks = []
     blind = max(0, -shift - right) if right >= 0 else 0
     for first in range(blind, queries if keys else 0, ROWS):
         last = min(first + ROWS, queries)
@@ -87,7 +154,7 @@ class DistanceRows(NamedTuple):
     own: slice  # the same distances here
 
     @classmethod
-    def of(cls, r_xnd: Tensor, lowest: int, blocks: list[QueryBlock]) -> "DistanceRows":
+    def of(cls, r_xnd: Tensor, lowest: int, blocks: Sequence[Block]) -> "DistanceRows":
         """Lay out r for these blocks."""
         top = max(block.farthest for block in blocks)
         bottom = min(block.farthest - block.pitch + 1 for block in blocks)
@@ -97,7 +164,7 @@ class DistanceRows(NamedTuple):
         rows_nxd[:, own] = r_xnd[given].flip(0).transpose(0, 1)
         return cls(rows_nxd, top, given, own)
 
-    def rows_of(self, block: QueryBlock) -> slice:
+    def rows_of(self, block: Block) -> slice:
         """Return the rows for the distances of a block."""
         first = self.farthest - block.farthest
         return slice(first, first + block.pitch)

@@ -16,6 +16,7 @@ class LengthGroups(NamedTuple):
 
     sizes: list[tuple[int, int]]  # length and count of each group's sequences
     order_t: Tensor | None  # the order of tokens that brings groups together; None: they are
+    shared: list[int]  # the number that each group's sequences share
 
     def cut(self, x_tn: Tensor) -> list[Tensor]:
         """Return one block per group: count x heads x length (x head width)."""
@@ -47,19 +48,28 @@ class LengthGroups(NamedTuple):
         return whole_tn
 
 
-def cut_streams(cu_q: Tensor, cu_k: Tensor | None) -> tuple[LengthGroups, LengthGroups]:
-    """Group the sequences by length, or by the lengths of queries and keys; return how to cut queries and keys."""
+def cut_streams(
+    cu_q: Tensor, cu_k: Tensor | None, numbers: list[int] | None = None
+) -> tuple[LengthGroups, LengthGroups]:
+    """Group the sequences by length, or by the lengths of queries and keys; return how to cut queries and keys.
+
+    `numbers`: one for each sequence, the same for those of a group; None: all are 0."""
     lengths = cu_q.diff().tolist()
     if cu_k is None:
         order_t = _order(lengths, sorted(range(len(lengths)), key=lengths.__getitem__))
         lengths.sort()
-        stream = LengthGroups([(length, len(list(run))) for length, run in groupby(lengths) if length], order_t)
+        sizes = [(length, len(list(run))) for length, run in groupby(lengths) if length]
+        stream = LengthGroups(sizes, order_t, [0] * len(sizes))
         return stream, stream
-    pairs = list(zip(lengths, cu_k.diff().tolist(), strict=True))
-    rows = sorted((row for row, pair in enumerate(pairs) if any(pair)), key=pairs.__getitem__)
-    groups = [(pair, len(list(run))) for pair, run in groupby(pairs[row] for row in rows)]
+    kinds = list(zip(lengths, cu_k.diff().tolist(), numbers or [0] * len(lengths), strict=True))
+    rows = sorted((row for row, kind in enumerate(kinds) if any(kind[:2])), key=kinds.__getitem__)
+    groups = [(kind, len(list(run))) for kind, run in groupby(kinds[row] for row in rows)]
     queries, keys = (
-        LengthGroups([(pair[side], count) for pair, count in groups], _order([pair[side] for pair in pairs], rows))
+        LengthGroups(
+            [(kind[side], count) for kind, count in groups],
+            _order([kind[side] for kind in kinds], rows),
+            [kind[2] for kind, _ in groups],
+        )
         for side in (0, 1)
     )
     return queries, keys
