@@ -106,14 +106,7 @@ def test_tasks_are_learned_judged_and_distilled(made: Path, command: Command, tm
 
 def test_a_passage_with_its_questions(made: Path, command: Command, tmp_path: Path) -> None:
     """RACE, as it is released."""
-    for split in ("train", "dev"):
-        for number in range(4):
-            file = tmp_path / "RACE" / split / "middle" / f"{number}.txt"
-            options = [[f"the {colour}" for colour in learnable.COLOURS[:4]]] * 2
-            asked = {"questions": ["which colour is it ?", "it is _ ?"], "options": options, "answers": ["A", "C"]}
-            learnable.write(file.with_suffix(".json"), {"article": "the boat is red " * 30, "id": f"{number}", **asked})
-            file.with_suffix(".json").rename(file)
-    task = ("--task", "race", "--data", tmp_path / "RACE")
+    task = ("--task", "race", "--data", learnable.race(tmp_path / "RACE"))
     command.well("finetune", made / "xlnet", *task, "--out", tmp_path / "run", *STEP)
     found = command.well("evaluate", tmp_path / "run" / "model", *task, "--json").json
     assert set(found) >= {"accuracy", "accuracy-middle"}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import bertree
 from tests.support import learnable, topics
 from tests.support.learnable import Row, write
+from tests.support.xlnet_folder import save_xlnet
 
 ROOT = Path(__file__).parents[2]
 BUNDLED = ROOT / "src" / "bertree" / "default" / "README.md"
@@ -275,6 +276,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-gpt": _left_to_right("gpt2"),
     "my-ctrl": _left_to_right("ctrl", ("Books", "Stories")),
     "my-xl": _left_to_right("transformer-xl-base"),
+    "my-xlnet": lambda library, path: save_xlnet(path),
     "book.txt": _book,
     "prompts.txt": lambda library, path: _lines(["The ship", "At night"], path),
     "lambada.jsonl": lambda library, path: write(path, [{"text": text} for text in FEELINGS]),
@@ -299,6 +301,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
         for split, count, seed in (("train", 60, 0), ("dev", 8, 1))
     ],
     "squad": _squad,
+    "RACE": lambda library, path: learnable.race(path),
     "conll2003": lambda library, path: [
         write(path / f"{split}.txt", learnable.tagged(count, seed)) for split, count, seed in
         (("train", 40, 0), ("valid", 8, 1))

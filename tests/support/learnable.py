@@ -139,6 +139,19 @@ def choices(count: int, seed: int = 0) -> list[Row]:
     return found
 
 
+def race(path: Path) -> Path:
+    """Passages with two questions each, in the files that RACE has."""
+    for split in ("train", "dev"):
+        for number in range(4):
+            options = [[f"the {colour}" for colour in COLOURS[:4]]] * 2
+            passage = {"id": str(number), "article": "the boat is red " * 30, "options": options, "answers": ["A", "C"]}
+            passage["questions"] = ["which colour is it ?", "it is _ ?"]
+            file = path / split / "middle" / f"{number}.txt"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(passage))
+    return path
+
+
 def write(path: Path, rows: Sequence[Row] | Row) -> Path:
     """Rows as a file, in the kind its name says."""
     path.parent.mkdir(parents=True, exist_ok=True)
