@@ -241,6 +241,7 @@ class LaneStream:
             ids=torch.from_numpy(ids),
             positions=torch.from_numpy(packed.positions),
             segments=torch.from_numpy(kinds),
+            one_segment=not layouts,
             cu_seqlens=torch.from_numpy(bounds.astype(np.int32)),
             max_seqlen=int(np.diff(bounds).max()),
             summary=summary,

@@ -36,6 +36,8 @@ class Layout(NamedTuple):
     mask: Mask
     ranks: Ranks | None = None  # None: a query sees what the mask says
     places: Tensor | None = None  # t, int32: of each query among the keys of its sequence, rising within a sequence
+    # s, int32: the place of each sequence's first query, where the places of the others follow from it
+    starts: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Batch, mask: Mask) -> "Layout":

@@ -89,7 +89,8 @@ class Attention(nn.Module):
         """Return the places of a batch's tokens, which see each other."""
         before = max(0, batch.max_seqlen - 1)
         ahead = before if self.mask.looks_ahead else 0
-        return Places(batch.positions, batch.positions, before, ahead, batch.segments, batch.segments)
+        segments = (batch.segments, batch.segments, batch.one_segment)
+        return Places(batch.positions, batch.positions, before, ahead, *segments)
 
 
 # The mask for each value of the axis `attention` (architecture.ATTENTION); a new kind also has a row in cost.KEYS.

@@ -29,6 +29,7 @@ class Places(NamedTuple):
     ahead: int  # the same for keys after it; 0: queries see none of them
     query_segments_t: Tensor
     key_segments_t: Tensor
+    one_segment: bool = False  # all are of the same, and the host knows it
 
 
 class Positions:
@@ -136,6 +137,7 @@ class RelativePlaces(NamedTuple):
     lowest: int
     query_segments_t: Tensor
     key_segments_t: Tensor
+    one_segment: bool = False  # all are of the same, and the host knows it
 
 
 class RelativePositions(Positions, nn.Module):
@@ -178,15 +180,15 @@ class RelativePositions(Positions, nn.Module):
         if self.clamp:
             distances_x = distances_x.clamp(-self.clamp, self.clamp)
         vectors_xh = sinusoids(distances_x, self.project.in_features)
-        segments = (x.to(torch.int32) for x in (places.query_segments_t, places.key_segments_t))
-        return RelativePlaces(vectors_xh, -places.ahead, *segments)
+        of_queries, of_keys = (x.to(torch.int32) for x in (places.query_segments_t, places.key_segments_t))
+        return RelativePlaces(vectors_xh, -places.ahead, of_queries, of_keys, places.one_segment)
 
     def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: RelativePlaces) -> tuple[Tensor, Tensor, RelativeScores]:
         """Return queries and keys as they are, and the scores of distances and segments."""
         r_xnd = self.project(prepared.vectors_xh.to(self.project.weight.dtype)).unflatten(-1, q_tnd.shape[1:])
         biases = self._biases_of[0] or self
         scores = (r_xnd, biases.content_bias, biases.distance_bias, prepared.lowest)
-        if not self.tells_segments:
+        if not self.tells_segments or prepared.one_segment:
             return q_tnd, k_tnd, RelativeScores(*scores)
         other_nd = (self.segment_vectors[1] - self.segment_vectors[0]).to(q_tnd.dtype)
         apart_tn = torch.einsum("tnd,nd->tn", q_tnd + self.segment_bias.to(q_tnd.dtype), other_nd)

@@ -73,7 +73,9 @@ class MemoryPast:
         self.memory_lcmh = memory_lcmh
         self.mask = mask
         self.bounds = (batch.cu_seqlens, cu_k.to(torch.int32), batch.max_seqlen, batch.max_seqlen + size)
-        self.query_places = None if continuation.backward is None else spans.place_t.to(torch.int32)
+        self.query_places: tuple[Tensor, Tensor] | None = None
+        if continuation.backward is not None:
+            self.query_places = spans.place_t.to(torch.int32), spans.past_s.to(torch.int32)
         near = batch.max_seqlen - 1
         self.places = Places(
             queries_t=spans.place_t,
@@ -82,12 +84,13 @@ class MemoryPast:
             ahead=0 if not looks_ahead else near if continuation.backward is None else near + size,
             query_segments_t=batch.segments,
             key_segments_t=self.with_memory(batch.segments, 0),
+            one_segment=batch.one_segment,
         )
         self.kept: list[Tensor] = []
 
     def layout(self, mask: Mask) -> Layout:
         """Return what the queries of a batch's tokens see, by the mask of an attention."""
-        return Layout(*self.bounds, self.mask or mask, None, self.query_places)
+        return Layout(*self.bounds, self.mask or mask, None, *(self.query_places or ()))
 
     def with_memory(self, of_t: Tensor, of_cm: Tensor | int) -> Tensor:
         """Put numbers of a batch's tokens and of the memory's rows, or one for all of those, in the order of keys."""

@@ -32,7 +32,9 @@ class TwoStreams:
         self.memory, self.tokens = memory, len(batch.ids)
         if memory is None:
             near = batch.max_seqlen - 1
-            places = Places(batch.positions, batch.positions, near, near, batch.segments, batch.segments)
+            places = Places(
+                batch.positions, batch.positions, near, near, batch.segments, batch.segments, batch.one_segment
+            )
             content, ranks_k = Layout.of(batch, Full()), order.ranks
         else:
             places, content = memory.places, memory.layout(Full())
