@@ -2,11 +2,29 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from bertree.batch import PretrainingLabels
+from bertree.data.store import Store
 from bertree.errors import UserError
+from bertree.inference.load import load
+from bertree.model.network import build
+from bertree.model.presets import preset
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.pretraining import build as assembly
 from bertree.pretraining import recipe
 from bertree.pretraining.run import pretrain
+from bertree.train.device import Placement
+from bertree.train.loop import Loop
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
+from tests.support.corpora import FIRST, SPECIAL
+from tests.support.learnable import one_thread
+
+KINDS = 4  # of words on the left, and on the right
+MIDDLE = FIRST + 2 * KINDS  # first of the words between
 
 
 def small(*changes: str) -> list[str]:
@@ -57,3 +75,64 @@ def test_models_and_stores_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         pretrain(name, store=token_store, out=tmp_path / "out", overrides=small(*changes))
+
+
+def between(count: int, seed: int) -> Store:
+    """Triples of words. The left and the right one are random, and both together tell the one between: to a model that
+    has read only one side, four words are as likely."""
+    draw = np.random.default_rng(seed)
+    documents = []
+    for _ in range(count):
+        left, right = draw.integers(0, KINDS, (2, 40))
+        triples = np.stack([FIRST + left, MIDDLE + KINDS * left + right, FIRST + KINDS + right], 1)
+        documents.append([triples.ravel().tolist()])
+    return Store.from_documents(documents, vocab_size=MIDDLE + KINDS**2, special=SPECIAL)
+
+
+def test_learns_what_only_both_sides_can_tell() -> None:
+    axes = ("layers=1", "width=32", "heads=2", "ffn_width=64", "memory=8", "init_std=0.1")
+    phase = ("phases.0.steps=120", "phases.0.max_length=24", "phases.0.batch_tokens=768")
+    changes = ("run.device=cpu", "data.spans=1", "data.partial=4", "schedule.warmup=10", "optim.lr=1e-2")
+    given = recipe.load("xlnet-tiny", [*(f"model.{axis}" for axis in axes), *phase, *changes])
+    train, held = between(300, 0), between(10, 1)
+    a = preset(given.model["preset"]).architecture.with_values(given.axes | {"vocab_size": train.vocab_size})
+    torch.manual_seed(0)
+    network = build(a, {"mask": 0})
+    plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
+    feed = assembly.build_feed(given, plan, train, Placement.from_settings(given.run), a)
+    objective = pretraining_objective(**given.objective)
+    with one_thread():
+        Loop(network, objective, build_optimizer(network, given.optim), clip=given.optim.clip).run(feed.steps_from(0))
+        losses, state = [], None
+        network.eval()
+        for batch in assembly.held_out_lanes(given, held, given.phases[0]).one_epoch():
+            with torch.no_grad():
+                output = network.encode(batch, state)
+                masked, targets = PretrainingLabels.of(batch).predicted
+                logits = network.mask_logits(output.hidden, masked)
+            state, middle = output.state, targets >= MIDDLE
+            losses.append(torch.nn.functional.cross_entropy(logits[middle], targets[middle], reduction="none"))
+    found = torch.cat(losses)
+    assert len(found) > 50
+    assert float(found.mean()) < 0.5 * np.log(KINDS), "a model that reads one way cannot be below log 4"
+
+
+FORMATS = {
+    "lanes": [],
+    "lanes of documents": ["data.format=lanes+documents"],
+    "lanes of pairs": ["data.format=lanes+pairs", "objective.nsp=1"],
+    "no memory": ["data.format=full-sentences", "data.backward=false", "model.memory=0"],
+    "pairs": ["data.format=segment-pair+nsp", "data.backward=false", "model.memory=0", "objective.nsp=1"],
+    "masks": ["data.masking=word"],
+    "forwards": ["data.backward=false", "data.spans=1"],
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_runs(token_store: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    changes = small(*FORMATS[name], "run.micro_tokens=32")
+    assert pretrain("xlnet-tiny", store=token_store, out=out, overrides=changes).complete
+    assert load(out / "model").architecture.query_stream
+    page = (out / "report.html").read_text()
+    assert ("held-out MLM loss" if name == "masks" else "held-out PLM loss") in page
