@@ -1,0 +1,182 @@
+"""Fine-tune several pretrained models on the same tasks with the same seeds, and write one table.
+
+    python -m benchmarks.xlnet_tasks xlnet=run-xlnet/model bert=run-bert/model --data tasks --out scores --jobs 6
+
+--data holds RTE, MRPC, STS-B, SST-2, CoLA and RACE, as `bertree finetune` reads them. Every run is a process of its
+own, `--jobs` of them at a time, the longest tasks first; on one GPU they share it. Settings are those of `bertree
+finetune`, the same for every model: --set key=value for all tasks, --set task:key=value for one. A run that is done is
+one line of OUT/rows.jsonl and is not made again, so after a stop the same command goes on; a run that was stopped
+halfway is resumed. OUT/table.md has the mean and the range over the seeds, in percent, of each task's first score.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.common import environment, table
+from benchmarks.standings import rows_in
+from bertree.files.formats import Json
+
+# The longest first, with what differs from the verb's own settings.
+TASKS: dict[str, dict[str, str]] = {
+    "race": {"batch": "16"},
+    "cola": {},
+    "sst-2": {},
+    "sts-b": {},
+    "mrpc": {},
+    "rte": {},
+}
+FOLDERS = {"race": "RACE", "cola": "CoLA", "sst-2": "SST-2", "sts-b": "STS-B", "mrpc": "MRPC", "rte": "RTE"}
+
+RUNNING: set[subprocess.Popen[bytes]] = set()
+
+
+class Job(NamedTuple):
+    """One fine-tuning."""
+
+    name: str
+    model: str
+    task: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from the others."""
+        return self.name, self.task, self.seed
+
+
+def parsed() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="NAME=FOLDER")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the tasks' folders")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time")
+    parser.add_argument("--set", nargs="+", default=[], metavar="[TASK:]KEY=VALUE", help="settings of the fine-tunings")
+    parser.add_argument("--seconds", type=float, default=0, help="start no run after so many seconds; 0: no limit")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    given.models = dict(model.partition("=")[::2] for model in given.models)
+    if not all(given.models.values()):
+        parser.error("give each model as NAME=FOLDER")
+    return given
+
+
+def settings(task: str, changes: Sequence[str]) -> list[str]:
+    """Return a task's settings as words of the command line."""
+    found = dict(TASKS[task])
+    for change in changes:
+        key, _, value = change.partition("=")
+        only, colon, own = key.rpartition(":")
+        if not colon or only == task:
+            found[own] = value
+    return [f"{key}={value}" for key, value in found.items()]
+
+
+def run(job: Job, given: argparse.Namespace) -> Json | None:
+    """Fine-tune, and return the row; None if it failed, which its log tells."""
+    out = given.out / job.name / job.task / f"seed-{job.seed}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "bertree", "finetune", job.model, "--task", job.task, "--quiet"]
+    command += ["--data", str(given.data / FOLDERS[job.task]), "--out", str(out), f"seed={job.seed}"]
+    command += settings(job.task, given.set)
+    command += ["--resume"] if out.exists() else []
+    threads = str(max(1, (os.cpu_count() or 1) // given.jobs))
+    began = time.perf_counter()
+    with out.with_suffix(".log").open("a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": threads})
+        RUNNING.add(process)
+        code = process.wait()
+        RUNNING.discard(process)
+    if code not in (0, 1):  # 1: it has not learned, and says so
+        print(f"{job.key}: exit code {code}, see {out.with_suffix('.log')}", flush=True)
+        return None
+    scores = json.loads((out / "metrics.json").read_text())
+    (seed,) = scores["seeds"]
+    return {
+        "model": job.name,
+        "task": job.task,
+        "seed": job.seed,
+        "metric": scores["metric"],
+        "score": scores.get(scores["metric"]) or 0.0,
+        "diverged": seed["diverged"],
+        "seconds": round(time.perf_counter() - began, 1),
+        "settings": settings(job.task, given.set),
+        "scores": {key: value for key, value in seed.items() if isinstance(value, float)},
+    }
+
+
+def stop(number: int, frame: object) -> None:
+    """Stop all fine-tunings, which save what they have, and end."""
+    for process in list(RUNNING):
+        process.terminate()
+    for process in list(RUNNING):
+        process.wait()
+    os._exit(128 + number)
+
+
+def summary(rows: Sequence[Json], names: Sequence[str], tasks: Sequence[str]) -> str:
+    """Return the table: the mean of each task and model, and the lowest and highest score."""
+    lines = []
+    for name in names:
+        cells, means = [], []
+        for task in tasks:
+            scores = [100 * row["score"] for row in rows if (row["model"], row["task"]) == (name, task)]
+            means += [statistics.mean(scores)] if scores else []
+            cells.append(f"{means[-1]:.1f} ({min(scores):.1f} to {max(scores):.1f})" if scores else "")
+        average = f"{statistics.mean(means):.1f}" if len(means) == len(tasks) else ""
+        diverged = sum(bool(row["diverged"]) for row in rows if row["model"] == name)
+        lines.append([name, *cells, average, diverged])
+    metrics = {row["task"]: row["metric"] for row in rows}
+    head = ["model", *(f"{task}, {metrics.get(task, '')}" for task in tasks), "average", "runs that did not learn"]
+    return table(head, lines)
+
+
+def main() -> None:
+    """Run what is not done yet, then write the table of all there is."""
+    given = parsed()
+    given.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, stop)
+    path, lock, began = given.out / "rows.jsonl", threading.Lock(), time.perf_counter()
+    done = {(row["model"], row["task"], row["seed"]) for row in rows_in([path])}
+    jobs = [
+        Job(name, model, task, seed)
+        for task in sorted(given.tasks, key=list(TASKS).index)
+        for seed in range(given.seeds)
+        for name, model in given.models.items()
+    ]
+
+    def work(job: Job) -> None:
+        if given.seconds and time.perf_counter() - began > given.seconds:
+            return
+        if (row := run(job, given)) is not None:
+            with lock, path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{time.perf_counter() - began:5.0f} s  {job.key}  {row['score']:.4f}", flush=True)
+
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(work, (job for job in jobs if job.key not in done)))
+    rows = rows_in([path])
+    missing = len({job.key for job in jobs} - {(row["model"], row["task"], row["seed"]) for row in rows})
+    text = summary(rows, list(given.models), given.tasks)
+    note = f"{environment()}; {given.seeds} seeds: mean (lowest to highest)" + (
+        f"; {missing} missing" if missing else ""
+    )
+    (given.out / "table.md").write_text(f"{note}\n\n{text}\n", encoding="utf-8")
+    print(f"{note}\n\n{text}")
+    sys.exit(1 if missing else 0)
+
+
+if __name__ == "__main__":
+    main()
