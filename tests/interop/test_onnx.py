@@ -133,6 +133,14 @@ def test_axes_it_does_not_know_are_refused(tmp_path: Path, point: str) -> None:
     assert not (tmp_path / "o").exists()
 
 
+@pytest.mark.parametrize(("axes", "reason"), [({}, "a query stream"), ({"query_stream": False}, "RelativePositions")])
+def test_xlnet_is_refused(tmp_path: Path, axes: dict[str, object], reason: str) -> None:
+    contents = made(preset("xlnet-base").architecture.with_values(SMALL | axes), None)
+    with pytest.raises(UserError, match=f"ONNX: encoder.* has {reason}, which bertree cannot export"):
+        onnx.write(contents, tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_unknown_parts_are_refused_by_name(tmp_path: Path, change: str) -> None:
     contents = made(preset("bert-base").architecture.with_values(SMALL | {"layers": 2}), None)

@@ -181,6 +181,36 @@ def test_ranks_that_rise_with_the_place_are_causal_attention() -> None:
     assert (hidden[:15] - full(batch)).abs().max() > 1e-2
 
 
+def test_a_training_step_is_compiled_once_and_whole() -> None:
+    """Shapes depend on the numbers of tokens, lanes and tokens to predict: whatever is fresh, backward or kept."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    network, counter = twin(peer(), memory=5).train(), CompileCounterWithBackend("aot_eager")
+
+    def step(batch: Batch, state: dict[str, Tensor]) -> tuple[Tensor, Any]:
+        hidden, state = network.encode(batch, state)
+        return weighted(hidden[16:]), state
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=False, backend=counter)
+    found = []
+    for work in (step, compiled):
+        state, losses, draws = network.start_state(2), [], torch.Generator().manual_seed(0)
+        for number in range(4):
+            backward, fresh = (torch.randint(0, 2, (2,), generator=draws) > 0 for _ in range(2))
+            ids, segments = draw((8, 8), seed=number)
+            batch = in_lanes(packed(ids, segments), True, backward=backward, kept=torch.tensor([8, 3 + number]))
+            batch = replace(batch, continuation=replace(batch.continuation, fresh=fresh))
+            loss, state = work(with_order(batch, *draw_orders((8, 8), seed=number, targets=2)), state)
+            loss.backward()
+            losses.append(float(loss.detach()))
+        found.append([*losses, *(p.grad.clone() for p in network.parameters())])
+        network.zero_grad()
+    assert counter.frame_count == 1
+    assert found[0][:4] == pytest.approx(found[1][:4], rel=1e-4)
+    assert all((one - other).abs().max() < 1e-4 for one, other in zip(found[0][4:], found[1][4:], strict=True))
+
+
 def test_the_token_that_represents_a_sequence() -> None:
     batch = Batch.pack([[1, 2, 3], [4], [5, 6]])
     for axes, expected in (({"summary": "first"}, [0, 3, 4]), ({}, [2, 3, 5])):

@@ -213,6 +213,18 @@ def test_axes_it_does_not_know_are_computed_by_the_modules(point: str) -> None:
         runtime.states_of(made)
 
 
+@pytest.mark.parametrize("axes", [{}, {"query_stream": False}])
+def test_xlnet_is_computed_by_the_modules(axes: dict[str, object]) -> None:
+    made = network(preset("xlnet-base").architecture.with_values(SMALL | axes))
+    given, runtime = batch([9, 4]), CpuRuntime()
+    assert build_cpu_encoder(made.encoder) is None
+    with torch.no_grad():
+        assert torch.equal(runtime.states_of(made)(given), made(given))
+    runtime.int8 = True
+    with pytest.raises(UserError, match=r"int8: is for transformers.*\(encoder.* has (a query stream|RelativePos)"):
+        runtime.states_of(made)
+
+
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_unknown_parts_are_computed_by_their_own_code(change: str) -> None:
     """Put in after the fast form was built: the same weights, other states."""
