@@ -162,7 +162,7 @@ class Tokenizer:
             marked = segments and any(self.backend.encode("a", "a").type_ids)
             inputs = ["input_ids", *(["token_type_ids"] if marked else []), "attention_mask"]
             known: Json = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
-            if (framed := self.backend.encode("a").ids) and framed[-1] == self.id_of("cls"):
+            if self.cls_last:
                 known["padding_side"] = "left"  # the last token of every row is the one that stands for the text
             files[CONFIG] = json.dumps(known | tokens, indent=2).encode()
         for name, data in files.items():
