@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from bertree.cli import data
 from bertree.cli.render.example import print_example
-from bertree.data.preview import preview_example
+from bertree.data.masking import Masking
+from bertree.data.preview import preview_example, preview_masking
 from bertree.data.stream import Stream
 from bertree.errors import UserError
 from tests.support.corpora import corpus
@@ -65,3 +66,55 @@ def test_a_person_can_read_it(kind: str, tmp_path: Path) -> None:
     assert said != call("store", "show", tmp_path / "s", *pair, "--epoch", "3")
     with pytest.raises(UserError, match="example 9: the store has 1"):
         call("store", "show", tmp_path / "s", "--at", "9")
+
+
+def test_an_order_is_shown_with_what_each_token_may_see() -> None:
+    made = corpus([[3, 4], [2, 4], [1, 5]])
+    console = Console(width=100, record=True, file=StringIO())
+    masking = preview_masking(None, "permutation", partial=4, spans=1)
+    example = preview_example(made.store, 0, format="doc-sentences", masking=masking, max_length=16)
+    print_example(example, console)
+    ordered = sorted((token for token in example.tokens if token.rank), key=lambda token: token.rank)
+    assert len(ordered) == 4, "9 // 4 targets, [CLS] and [SEP]"
+    assert [token.text for token in example.tokens if token.special] == ["[CLS]", "[SEP]"]
+    assert all((token.target is None) == token.special for token in ordered)
+    lines = console.export_text().splitlines()
+    assert lines[0] == "example 0 of 3 · doc-sentences · 9 of 16 tokens · 2 predicted in a random order"
+    assert all(f"{token.text}{{{token.rank}}}" in lines[2] for token in ordered)
+    begin = next(number for number, line in enumerate(lines) if line.startswith("order"))
+    seen: list[str] = []
+    for token, line in zip(ordered, lines[begin + 1 :], strict=False):
+        cells = line.split()
+        assert cells[:4] == [str(token.rank), str(token.position), "A", token.text]
+        sees = "context" + (" + " + ", ".join(seen) if seen else "")
+        assert line.rstrip().endswith("not predicted" if token.special else f" {sees}")
+        seen.append(token.text)
+    grid = [line.split() for line in lines if line.split("  ")[-1].strip("x.?") == "" and "?" in line]
+    assert len(grid) == 2
+    for name, row in grid:
+        place = row.index("?")
+        target = example.tokens[place]
+        assert target.text == name
+        assert row == "".join(
+            "?" if token is target else "x" if token.rank < target.rank else "." for token in example.tokens
+        )
+
+
+def test_a_narrow_terminal_has_no_grid() -> None:
+    console = Console(width=40, record=True, file=StringIO())
+    masking = preview_masking("permutation", None, partial=6, spans=5)
+    example = preview_example(corpus([[60], [4]]).store, 0, format="doc-sentences", masking=masking, max_length=64)
+    print_example(example, console)
+    assert "a grid of what each may see needs" in console.export_text()
+
+
+def test_objectives_by_name() -> None:
+    assert preview_masking(None, None, 6, 5) == Masking("token")
+    assert preview_masking("none", None, 6, 5) is None
+    for given, said in (
+        (("word", "mlm", 6, 5), "give one of them"),
+        ((None, "permute", 6, 5), "--objective 'permute': unknown, .*permutation"),
+        ((None, "permutation", 0, 5), "partial 0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            preview_masking(*given)

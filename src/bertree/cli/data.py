@@ -241,8 +241,25 @@ def show_example(
         ),
     ] = None,
     masking: Annotated[
-        str, typer.Option("--masking", help="token, word, ngram (each also +static, +static4), next or none.")
-    ] = "token",
+        str | None,
+        typer.Option(
+            "--masking",
+            help="token, word, ngram (each also +static, +static4), next, permutation or none.",
+            show_default="token",
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            help="What is learned, instead of --masking: mlm, next or permutation (tokens in a random order).",
+            show_default="mlm",
+        ),
+    ] = None,
+    partial: Annotated[int, typer.Option("--partial", help="permutation: one token in so many is predicted.")] = 6,
+    spans: Annotated[
+        int, typer.Option("--spans", help="permutation: longest span of targets, in words; 1: single tokens.")
+    ] = 5,
     max_length: Annotated[
         int, typer.Option("--max-length", help="Tokens in an example at most, special ones counted.")
     ] = 512,
@@ -251,14 +268,16 @@ def show_example(
 ) -> None:
     """Print one example as the model reads it: text, segments, masks, label.
 
-    [dim]bertree store show my-store --at 100 --format segment-pair+nsp --masking word[/dim]
+    [dim]bertree store show my-store --at 100 --format segment-pair+nsp --masking word
+    bertree store show my-store --at 100 --objective permutation --max-length 48[/dim]
     """
     from bertree.cli.render.example import print_example
-    from bertree.data.preview import preview_example
+    from bertree.data.preview import preview_example, preview_masking
     from bertree.data.store import Store
 
+    chosen = preview_masking(masking, objective, partial, spans)
     store = Store.open(folder)
     format = format or ("doc-sentences" if store.controls else "full-sentences")
     print_example(
-        preview_example(store, at, format=format, masking=masking, max_length=max_length, seed=seed, epoch=epoch)
+        preview_example(store, at, format=format, masking=chosen, max_length=max_length, seed=seed, epoch=epoch)
     )

@@ -1,14 +1,15 @@
 """One example of a store in readable form: its text, its segments, what is masked, its label."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from bertree.batch import Batch, PretrainingLabels
+from bertree.batch import IGNORED, Batch, Permutation, PretrainingLabels
 from bertree.data.formats import Format
 from bertree.data.masking import Masking
 from bertree.data.store import Store
 from bertree.data.store_header import TOKENIZER
 from bertree.data.stream import Stream
+from bertree.errors import UserError, suggest
 from bertree.text.tokenizer import Tokenizer
 
 MARKS, BLANK = ("Ġ", "▁"), "␣"  # a token that is only the start of a word
@@ -16,6 +17,7 @@ LABELS = {
     "nsp": {0: "0, B is the true next segment", 1: "1, B comes from another document"},
     "sop": {0: "0, A and B in order", 1: "1, A and B swapped"},
 }
+OBJECTIVES = {"mlm": "token", "next": "next", "permutation": "permutation"}  # and the masking of each
 TokenNames = Callable[[int], str]
 
 
@@ -29,7 +31,8 @@ class PreviewToken:
     special: bool
     starts_word: bool
     target: str | None = None  # the original token, if it must be predicted
-    action: str = ""  # what was done to it: masked, random or kept
+    action: str = ""  # what was done to it: masked, random, kept, or ordered: predicted in a random order
+    rank: int = 0  # place in that order, from 1; 0: seen by every token
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,16 @@ def token_names(store: Store) -> TokenNames:
     return name
 
 
+def preview_masking(masking: str | None, objective: str | None, partial: int, spans: int) -> Masking | None:
+    """Return how tokens are chosen, from the name of a masking or of an objective."""
+    if masking is not None and objective is not None:
+        raise UserError("--objective, --masking: both say what is predicted; give one of them")
+    if objective is not None and objective not in OBJECTIVES:
+        raise UserError(f"--objective '{objective}': unknown, {suggest(objective, OBJECTIVES)}")
+    found = Masking.parse(OBJECTIVES[objective] if objective is not None else masking or "token")
+    return None if found is None else replace(found, partial=partial, spans=spans)
+
+
 def preview_example(
     store: Store,
     number: int,
@@ -89,7 +102,8 @@ def _describe_predicted(stream: Stream, example: Batch) -> str:
     if stream.masking is None:
         return ""
     masked, _ = PretrainingLabels.of(example).predicted
-    how = "predict the next" if stream.masking.unit == "next" else f"masked by {stream.masking.unit}"
+    unit = stream.masking.unit
+    how = {"next": "predict the next", "permutation": "predicted in a random order"}.get(unit, f"masked by {unit}")
     return f"{masked.numel()} {how}"
 
 
@@ -105,10 +119,14 @@ def _describe_label(stream: Stream, example: Batch) -> str:
 def _tokens(stream: Stream, example: Batch, name: TokenNames) -> tuple[PreviewToken, ...]:
     store, special = stream.store, set(stream.store.special.values())
     targets: dict[int, int] = {}
+    order = example.permutation
     shows_targets = stream.masking is not None and stream.masking.unit != "next"  # of "next" the text itself is enough
     if shows_targets:
         places, there = PretrainingLabels.of(example).predicted
-        targets = dict(zip(places.tolist(), there.tolist(), strict=True))
+        places = places if order is None else order.queries
+        pairs = zip(places.tolist(), there.tolist(), strict=True)
+        targets = {place: target for place, target in pairs if target != IGNORED}
+    ranks = [0] * example.ids.numel() if order is None else order.ranks.tolist()
     found = []
     for place, (seen, position, segment) in enumerate(
         zip(example.ids.tolist(), example.positions.tolist(), example.segments.tolist(), strict=True)
@@ -122,13 +140,16 @@ def _tokens(stream: Stream, example: Batch, name: TokenNames) -> tuple[PreviewTo
                 special=original in special,
                 starts_word=bool(store.word_start[original]),
                 target=name(original) if place in targets else None,
-                action=_action(seen, original, store.special.get("mask")) if place in targets else "",
+                action=_action(seen, original, store.special.get("mask"), order) if place in targets else "",
+                rank=ranks[place],
             )
         )
     return tuple(found)
 
 
-def _action(seen: int, target: int, mask: int | None) -> str:
+def _action(seen: int, target: int, mask: int | None, order: Permutation | None) -> str:
+    if order is not None:
+        return "ordered"
     if seen == target:
         return "kept"
     return "masked" if seen == mask else "random"

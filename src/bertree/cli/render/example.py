@@ -1,7 +1,8 @@
 """An example of a token store on the terminal.
 
 Colours help, but it can be read without them: `seen{original}` marks every token that the model must predict, also one
-that is unchanged.
+that is unchanged. Where tokens are predicted in a random order, `token{3}` is the third of it, and a grid shows what
+each may see.
 """
 
 from rich.console import Console, Group, RenderableType
@@ -10,8 +11,9 @@ from rich.text import Text
 
 from bertree.data.preview import BLANK, ExamplePreview, PreviewToken
 
-STYLES = {"masked": "bold red", "random": "bold yellow", "kept": "bold magenta"}
-SEGMENTS = ("cyan", "green")
+STYLES = {"masked": "bold red", "random": "bold yellow", "kept": "bold magenta", "ordered": "bold red"}
+NAMES, SEGMENTS = "AB-", ("cyan", "green", "dim")  # the third is that of a [CLS] with a segment of its own
+SEEN, HIDDEN, ITSELF = "x", ".", "?"
 
 
 def print_example(example: ExamplePreview, console: Console | None = None) -> None:
@@ -19,9 +21,12 @@ def print_example(example: ExamplePreview, console: Console | None = None) -> No
     parts: list[RenderableType] = [_header(example), Text()]
     for segment in sorted({token.segment for token in example.tokens}):
         parts.append(_text([token for token in example.tokens if token.segment == segment], segment))
-    if any(token.target is not None for token in example.tokens):
+    console = console or Console()
+    if any(token.rank for token in example.tokens):
+        parts += [Text(), _order(example), *_grid(example, console.width)]
+    elif any(token.target is not None for token in example.tokens):
         parts += [Text(), _table(example)]
-    (console or Console()).print(Group(*parts))
+    console.print(Group(*parts))
 
 
 def _header(example: ExamplePreview) -> Text:
@@ -34,12 +39,15 @@ def _header(example: ExamplePreview) -> Text:
 
 
 def _text(tokens: list[PreviewToken], segment: int) -> Text:
-    text = Text(f"{'AB'[segment]} ", style="dim")
+    text = Text(f"{NAMES[segment]} ", style="dim")
     after_special = True  # or at the start: with a space in any case
     for token in tokens:
         space = " " if after_special or token.special or token.starts_word else ""
         after_special = token.special
-        if token.target is not None:
+        if token.rank:
+            style = STYLES[token.action] if token.target is not None else "default"
+            text.append(f"{space}{token.text}{{{token.rank}}}", style=f"not dim {style}")
+        elif token.target is not None:
             text.append(f"{space}{token.text}{{{token.target}}}", style=f"not dim {STYLES[token.action]}")
         else:
             word = space if token.text == BLANK else space + token.text
@@ -52,5 +60,37 @@ def _table(example: ExamplePreview) -> Table:
     for token in example.tokens:
         if token.target is not None:
             words = (Text(token.text, style=STYLES[token.action]), Text(token.target))
-            table.add_row(str(token.position), "AB"[token.segment], *words, token.action)
+            table.add_row(str(token.position), NAMES[token.segment], *words, token.action)
     return table
+
+
+def _in_order(example: ExamplePreview) -> list[PreviewToken]:
+    return sorted((token for token in example.tokens if token.rank), key=lambda token: token.rank)
+
+
+def _order(example: ExamplePreview) -> Table:
+    """List the tokens in their order, each with what it is predicted from."""
+    table = Table("order", "position", "segment", "token", "is predicted from", box=None, pad_edge=False)
+    earlier: list[str] = []
+    for token in _in_order(example):
+        seen = "context" + (f" + {', '.join(earlier)}" if earlier else "")
+        if token.target is None:
+            table.add_row(str(token.rank), str(token.position), NAMES[token.segment], token.text, "not predicted")
+        else:
+            word = Text(token.text, style=STYLES[token.action])
+            table.add_row(str(token.rank), str(token.position), NAMES[token.segment], word, Text(seen))
+        earlier.append(token.text)
+    return table
+
+
+def _grid(example: ExamplePreview, width: int) -> list[RenderableType]:
+    """Draw what each target may see, one column a token, if the terminal is wide enough."""
+    targets = [token for token in _in_order(example) if token.target is not None]
+    names = max((len(token.text) for token in targets), default=0)
+    if names + 2 + len(example.tokens) > width:
+        return [Text(f"\na grid of what each may see needs {names + 2 + len(example.tokens)} columns", style="dim")]
+    lines = [Text(f"\nwhat each may see ({SEEN}), token by token")]
+    for target in targets:
+        row = [ITSELF if token is target else SEEN if token.rank < target.rank else HIDDEN for token in example.tokens]
+        lines.append(Text(f"{target.text:<{names}}  {''.join(row)}"))
+    return list(lines)
