@@ -127,3 +127,43 @@ def test_similarities_of_pairs_are_learned_and_judged(made: Path, command: Comma
     command.well(*train, "--out", tmp_path / "run", *STEP)
     said = command.well("embeddings", "evaluate", tmp_path / "run" / "model", *given, "--json")
     assert "spearman" in said.out
+
+
+ONE_PHASE = (
+    "phases.0.steps=2",
+    "phases.0.max_length=32",
+    "phases.0.batch_tokens=256",
+    "schedule.warmup=1",
+    "device=cpu",
+)
+
+
+def test_distillation_on_text(made: Path, command: Command, tmp_path: Path) -> None:
+    """The student's query stream learns what the teacher's predicts."""
+    rows = [" ".join(str(row["text"]) for row in learnable.feelings(40, seed)) for seed in range(20)]
+    (tmp_path / "text.txt").write_text("\n\n".join(rows))
+    command.well("prepare", tmp_path / "text.txt", "--tokenizer", made / "xlnet", "--out", tmp_path / "store")
+    given = (
+        "distill",
+        made / "xlnet",
+        "--store",
+        tmp_path / "store",
+        *ONE_PHASE,
+        "run.eval_tokens=512",
+        "--seconds",
+        0,
+    )
+    given = (*given, "--out", tmp_path / "half")
+    refused = {
+        "data.masking: token: a teacher with a query stream (XLNet) was not trained for that": (),
+        "distil.everywhere: a query stream predicts": ("data.masking=permutation", "distil.everywhere=true"),
+        "by a second stream; set model.query_stream=true": ("data.masking=permutation", "model.preset=bert-tiny"),
+    }
+    for line, more in refused.items():
+        said = command(*given, *more)
+        assert (said.code, len(said.lines)) == (2, 1), said.err
+        assert line in said.lines[0]
+    said = command.well(*given, "data.masking=permutation", "distil.hidden=1", "distil.cos=1")
+    assert "18 of 18 tensors from the teacher" in said.out
+    student = bertree.load(tmp_path / "half" / "model")
+    assert (student.architecture.layers, student.architecture.query_stream) == (1, True)

@@ -22,14 +22,16 @@ def halve(a: Architecture, bare: bool = True) -> Architecture:
     """Return an architecture with half the layers.
 
     `bare`: BERT also loses its segments and its pooler, as in DistilBERT (not if layers are shared or pre-norm: Hugging
-    Face has no such models). A student of a task keeps them, because its teacher's head reads the pooler.
+    Face has no such models; nor if segments are relative, as XLNet's). A student of a task keeps them, because its
+    teacher's head reads the pooler.
     """
     if a.layers < 2:
         raise UserError("--student half: the teacher has one layer only; name a smaller preset instead")
     layers = a.layers // 2
     if not isinstance(a, Transformer):
         return a.with_values({"layers": layers})
-    if not bare or a.segments < 2 or a.sharing != "none" or a.residual == "pre-norm":
+    as_bert = a.segments > 1 and a.segment_encoding == "absolute" and a.sharing == "none" and a.residual == "post-norm"
+    if not (bare and as_bert):
         return a.with_values({"layers": layers, "groups": min(a.groups, layers)})
     return a.with_values({"layers": layers, "segments": 0, "pooler": False, "sequence_head": "relu"})
 
@@ -81,7 +83,7 @@ def copy_weights(student: Network, teacher: Network, layers: Sequence[int]) -> C
     misfit = "no layer fits: one of the two is an LSTM"
     if isinstance(mine, TransformerEncoder) and isinstance(its, TransformerEncoder):
         misfit = _misfit(mine.stack, its.stack)
-        copied += _copy(mine.norm, its.norm) + _copy(mine.pooler, its.pooler)
+        copied += _copy(mine.norm, its.norm) + _copy(mine.pooler, its.pooler) + _copy_query_start(mine, its)
         copied += 0 if misfit else _copy_layers(mine.stack, its.stack, layers)
     for name, head in student.heads.items():
         copied += _copy(head, dict(teacher.heads.items()).get(name))
@@ -98,6 +100,15 @@ def _copy_layers(mine: Stack, its: Stack, layers: Sequence[int]) -> int:
             stores = [(stack.attention, stack.ffn)[part] for stack in (mine, its)]
             copied += _copy(stores[0][place], stores[1][source])
     return copied
+
+
+def _copy_query_start(mine: TransformerEncoder, its: TransformerEncoder) -> int:
+    """Copy what a query stream starts with, if both have one of the same width; return the number of tensors."""
+    ours, theirs = mine.query_start, its.query_start
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return 0
+    ours.copy_(theirs)
+    return 1
 
 
 def _copy_positions(ours: Embeddings, theirs: Embeddings) -> int:

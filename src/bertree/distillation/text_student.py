@@ -132,7 +132,16 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
             f"{name}: has a memory of the text before, but distillation on text reads every sequence alone; "
             "teach a task (--task TASK --data DIR)"
         )
-    if (build.masking_of(recipe.data).unit == "next") != teacher.architecture.causal:
+    unit = build.masking_of(recipe.data).unit
+    if (unit == "permutation") != bool(teacher.architecture.axes().get("query_stream")):
+        kind = "without a query stream" if unit == "permutation" else "with a query stream (XLNet)"
+        raise UserError(
+            f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher {kind} was not trained for that; a query "
+            "stream goes with permutation, others with masks or next"
+        )
+    if unit == "permutation" and recipe.distil.everywhere:
+        raise UserError("distil.everywhere: a query stream predicts the tokens of the permutation and no others")
+    if (unit == "next") != teacher.architecture.causal:
         kind = "causal" if teacher.architecture.causal else "full"
         raise UserError(
             f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {kind} attention was not trained for "

@@ -77,8 +77,9 @@ class PretrainingDistillation:
     def counts(self, batch: Batch) -> dict[str, int]:
         """Count the targets of a batch on the host, by term."""
         _, targets_m = PretrainingLabels.of(batch).predicted
-        masked, tokens = int((targets_m != IGNORED).sum()), batch.ids.numel()
-        return {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else tokens for n in self.weights}
+        masked, states = int((targets_m != IGNORED).sum()), batch.ids.numel()
+        states += 0 if batch.permutation is None else batch.permutation.queries.numel()
+        return {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else states for n in self.weights}
 
     def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
         """Return the loss of each term on a batch. Student and teacher are compared without a state."""

@@ -117,8 +117,8 @@ def _study_table(points: list[Preset]) -> Table:
 def print_point(console: Console, point: Preset, batch: int, length: int, card: float) -> None:
     """One point: axes, differences from its parent, and costs."""
     a = point.architecture
-    if length > a.max_positions:
-        raise UserError(f"--length {length}: the architecture has only {a.max_positions} positions")
+    if length > a.longest_input:
+        raise UserError(f"--length {length}: the architecture has only {a.longest_input} positions")
     console.print(Text.assemble((point.name, "bold"), f"  {point.note}"))
     if point.folder:
         _print_folder(console, Path(point.folder))
@@ -189,7 +189,7 @@ def _costs(point: Preset, batch: int, length: int, card: float) -> Group:
         column.justify = "right"
 
     def shown(length: int, cell: Any) -> str:
-        return str(cell) if length <= a.max_positions else "-"
+        return str(cell) if length <= a.longest_input else "-"
 
     def giga(flops: float) -> str:
         return f"{flops / 1e9:.{2 if flops >= 1e7 else 4}f}"
