@@ -191,7 +191,7 @@ class RelativePositions(Positions, nn.Module):
         if not self.tells_segments or prepared.one_segment:
             return q_tnd, k_tnd, RelativeScores(*scores)
         other_nd = (self.segment_vectors[1] - self.segment_vectors[0]).to(q_tnd.dtype)
-        apart_tn = torch.einsum("tnd,nd->tn", q_tnd + self.segment_bias.to(q_tnd.dtype), other_nd)
+        apart_tn = ((q_tnd + self.segment_bias.to(q_tnd.dtype)) * other_nd).sum(-1)
         segments = SegmentScores(apart_tn, prepared.query_segments_t, prepared.key_segments_t)
         return q_tnd, k_tnd, RelativeScores(*scores, segments)
 
