@@ -146,7 +146,7 @@ def _reading(deed: Callable[[], object]) -> Callable[[], None]:
 
     def plant() -> None:
         from bertree.files.formats import read_json
-        from bertree.interop import hf_folder
+        from bertree.interop.huggingface import folder as hf_folder
 
         def read(path: Path) -> Any:
             if path.is_file() and WORD in path.read_bytes():

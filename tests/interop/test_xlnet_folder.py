@@ -13,7 +13,7 @@ import bertree
 from bertree.errors import UserError
 from bertree.interop import folder
 from bertree.interop.contents import Contents
-from bertree.interop.hf_config import architecture_from_config
+from bertree.interop.huggingface.config import architecture_from_config
 from bertree.model.cost import parameters
 from bertree.model.network import build
 from bertree.model.presets import PRESETS

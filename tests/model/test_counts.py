@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from bertree.errors import UserError
-from bertree.interop.hf_config import config_from_architecture, family_of_architecture
+from bertree.interop.huggingface.config import config_from_architecture, family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import RESIDUALS, Transformer, parse_override
 from bertree.model.network import build

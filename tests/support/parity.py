@@ -9,8 +9,8 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.interop import folder
 from bertree.interop.contents import Contents, head_classes
-from bertree.interop.hf_config import family_of_config, require_transformer
-from bertree.interop.hf_family import hf_tensor_names
+from bertree.interop.huggingface.config import family_of_config, require_transformer
+from bertree.interop.huggingface.family import hf_tensor_names
 
 CONFIGS = {
     "bert": transformers.BertConfig,

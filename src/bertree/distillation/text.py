@@ -24,7 +24,7 @@ from bertree.files.atomic import exclusive_lock, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.load import Model, load
 from bertree.inference.run import Run
-from bertree.interop.hf_config import family_of_architecture
+from bertree.interop.huggingface.config import family_of_architecture
 from bertree.interop.weights import weights_hash
 from bertree.model import cost
 from bertree.model.cost import describe_architecture

@@ -14,13 +14,14 @@ import torch
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_text
 from bertree.files.formats import Json
-from bertree.interop import hf_folder, sentence_transformers, weights
+from bertree.interop import sentence_transformers, weights
 from bertree.interop.checksums import checksums, compare_weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
 from bertree.interop.description import INT8, Description, read_description
-from bertree.interop.hf_config import family_of_architecture, require_transformer
-from bertree.interop.hf_family import hf_tensor_names
-from bertree.interop.hf_folder import make_config, read_huggingface, read_huggingface_architecture
+from bertree.interop.huggingface import folder as hf_folder
+from bertree.interop.huggingface.config import family_of_architecture, require_transformer
+from bertree.interop.huggingface.family import hf_tensor_names
+from bertree.interop.huggingface.folder import make_config, read_huggingface, read_huggingface_architecture
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network

@@ -8,8 +8,8 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.hf_family import Family, Row
-from bertree.interop.hf_family_config import FamilyConfig, number
+from bertree.interop.huggingface.family import Family, Row
+from bertree.interop.huggingface.family_config import FamilyConfig, number
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 from bertree.model.architecture.transformer import SUMMARIES
@@ -25,8 +25,9 @@ def _read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
     if config.get("summary_type", "last") not in SUMMARIES:
         known = " or ".join(map(repr, SUMMARIES))
         raise UserError(f"{where}: summary_type: {config['summary_type']!r} has no equal here, only {known}")
+    dropout = config.get("dropout")
     return {
-        "attention_dropout": config.get("dropout", base.dropout),
+        "attention_dropout": base.dropout if dropout is None else dropout,
         "clamp": max(0, number(config, "clamp_len", -1, where)),
         "summary": config.get("summary_type", "last"),
     }

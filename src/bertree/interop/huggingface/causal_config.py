@@ -4,7 +4,7 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.hf_family_config import FamilyConfig, number
+from bertree.interop.huggingface.family_config import FamilyConfig, number
 from bertree.model.architecture import Transformer
 
 # transformers knows these texts as CTRL's control codes.

@@ -3,9 +3,9 @@ their own."""
 
 from dataclasses import replace
 
-from bertree.interop.hf_causal_names import CAUSAL
-from bertree.interop.hf_family import Family, Row
-from bertree.interop.hf_xlnet import XLNET
+from bertree.interop.huggingface.causal_names import CAUSAL
+from bertree.interop.huggingface.family import Family, Row
+from bertree.interop.huggingface.xlnet import XLNET
 
 _EMBEDDING_TABLES: tuple[Row, ...] = (
     ("encoder.embeddings.tokens", "embeddings.word_embeddings"),

@@ -6,7 +6,7 @@ those of transformers 4.37, the last release that runs it.
 
 from itertools import pairwise
 
-from bertree.interop.hf_family import Family, Row
+from bertree.interop.huggingface.family import Family, Row
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
-from bertree.interop.hf_causal_config import CAUSAL_CONFIGS, causal_family
-from bertree.interop.hf_family import Family
-from bertree.interop.hf_family_config import different_axis, read_values, write_keys
-from bertree.interop.hf_names import FAMILIES
-from bertree.interop.hf_xlnet import XLNET_CONFIG
+from bertree.interop.huggingface.causal_config import CAUSAL_CONFIGS, causal_family
+from bertree.interop.huggingface.family import Family
+from bertree.interop.huggingface.family_config import different_axis, read_values, write_keys
+from bertree.interop.huggingface.names import FAMILIES
+from bertree.interop.huggingface.xlnet import XLNET_CONFIG
 from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
 from bertree.model.presets import PRESETS
 

@@ -10,15 +10,15 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.files.formats import Json, read_json
 from bertree.interop import sentence_transformers, weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
-from bertree.interop.hf_causal_config import CONTROL_CODES
-from bertree.interop.hf_config import (
+from bertree.interop.huggingface.causal_config import CONTROL_CODES
+from bertree.interop.huggingface.config import (
     architecture_from_config,
     config_from_architecture,
     family_of_architecture,
     family_of_config,
     require_transformer,
 )
-from bertree.interop.hf_family import Family, hf_tensor_names
+from bertree.interop.huggingface.family import Family, hf_tensor_names
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import FIXED_CLASSES

@@ -1,0 +1,1 @@
+"""Folders of Hugging Face: families of models, their configurations and the names of their tensors."""
