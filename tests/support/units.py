@@ -9,9 +9,16 @@ from bertree.model.network import Network, build
 from bertree.tasks.task import Unit
 from bertree.text.tokenizer import Encoded
 
-CLASSES = {"sequence": 3, "token": 4, "span": 2, "choice": 1}  # of each head
+CLASSES = {"sequence": 3, "token": 4, "span": 2, "beam-span": 0, "choice": 1}  # of each head
 # Heads, and whether they predict a number.
-HEADS = [("sequence", False), ("sequence", True), ("token", False), ("span", False), ("choice", False)]
+HEADS = [
+    ("sequence", False),
+    ("sequence", True),
+    ("token", False),
+    ("span", False),
+    ("beam-span", False),
+    ("choice", False),
+]
 VOCAB, OPTIONS = 50, 4
 
 
@@ -36,7 +43,7 @@ def units(head: str, count: int, seed: int, regression: bool = False, longest: i
             length = len(sequences[0].ids)
             chosen = sorted(draw.sample(range(length), draw.randint(1, length)))
             ends = sorted(draw.choices(range(len(chosen)), k=2))
-            answer = tuple(ends) if head == "span" else [draw.choice([0, 1, 2, 3, -100]) for _ in chosen]
+            answer = tuple(ends) if head != "token" else [draw.choice([0, 1, 2, 3, -100]) for _ in chosen]
         return Unit(number, sequences, chosen, None if draw.random() < 0.2 else answer)
 
     return [one(number) for number in range(count)]
