@@ -15,9 +15,10 @@ install: $(VENV)/.installed ## create .venv and install bertree into it
 demo: $(VENV)/.installed ## the whole path on the data in this repository
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash demo/run.sh
 
-# Several processes of one thread each: tiny models spend a second thread on waiting. A file's tests stay together.
+# Several processes of one thread each: tiny models spend a second thread on waiting. Neighbouring tests stay together until
+# a process runs out of work and takes half of what another has left.
 test: $(VENV)/.installed-dev ## run the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands for SECONDS=60; ARGS="--help" tells more
