@@ -20,6 +20,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from bertree.data.lanes.lane_stream import LaneStream  # noqa: E402
 from bertree.data.store import EncodedLengths, Shard, Store  # noqa: E402
 from bertree.data.stream import Stream  # noqa: E402
 from bertree.data.varint import encode  # noqa: E402
@@ -36,6 +37,11 @@ CASES = [  # format, masking, fixed, million tokens per second it must reach
     ("segment-pair+sop", "ngram", False, 2.0),
     ("segment-pair+nsp", "word", False, 2.0),
     ("sentence-pair+nsp", "token", False, 2.0),
+    ("full-sentences", "permutation", True, 0.7),
+    ("segment-pair+nsp", "permutation", False, 0.7),
+    ("lanes", "next", True, 0.7),
+    ("lanes", "permutation", True, 0.7),
+    ("lanes+pairs", "permutation", True, 0.7),
 ]
 
 
@@ -67,7 +73,26 @@ def made_up(tokens: int, vocab_size: int = 30_000) -> Store:
     )
 
 
-def measure(stream: Stream, seconds: float) -> tuple[float, float, float]:
+def build(
+    store: Store, format: str, masking: str, fixed: bool, batch_tokens: int, max_length: int
+) -> Stream | LaneStream:
+    """A stream of one of the cases; lanes of a permutation run both ways."""
+    if not format.startswith("lanes"):
+        return Stream(
+            store, format=format, masking=masking, batch_tokens=batch_tokens, max_length=max_length, fixed=fixed
+        )
+    return LaneStream(
+        store,
+        lanes=batch_tokens // max_length,
+        length=max_length,
+        masking=masking,
+        backward=masking == "permutation",
+        reuse=0.5 if format == "lanes+pairs" else 0.0,
+        fixed=fixed,
+    )
+
+
+def measure(stream: Stream | LaneStream, seconds: float) -> tuple[float, float, float]:
     """Tokens per second over consecutive steps, waste of the worst batch, seconds to reach step 1,000,000."""
     began = time.perf_counter()
     _ = stream[1_000_000]
@@ -90,6 +115,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=65_536)
     parser.add_argument("--max-length", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each of three runs of a case")
+    parser.add_argument("--only", default="", help="masking or format of the cases to measure")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -105,15 +131,10 @@ def main() -> None:
     ]
     print("\n".join(lines), flush=True)
     for format, masking, fixed, bar in CASES:
+        if arguments.only and arguments.only not in (format, masking):
+            continue
         began = time.perf_counter()
-        stream = Stream(
-            store,
-            format=format,
-            masking=masking,
-            batch_tokens=arguments.batch_tokens,
-            max_length=arguments.max_length,
-            fixed=fixed,
-        )
+        stream = build(store, format, masking, fixed, arguments.batch_tokens, arguments.max_length)
         indexed = time.perf_counter() - began
         rate, waste, seek = measure(stream, arguments.seconds)
         lines.append(

@@ -70,7 +70,7 @@ class LaneStream:
         self._check(lanes, rank, world, bool(reuse))
         self.all_lanes, self._world = lanes, world
         self._lanes = range(rank * lanes // world, (rank + 1) * lanes // world)
-        self.line = Line(self.store, seed, len(self._lanes))
+        self.line = Line(self.store, seed, len(self._lanes), sentences=bool(reuse))
         self._pairs = PairReader(self.line, length, reuse) if reuse else None
         self._stride = self._pairs.reused if self._pairs else length - self.store.prefixes.longest
         self.index, self.epoch_tokens = self.line.index, self.line.tokens  # separators and control codes included
@@ -142,8 +142,11 @@ class LaneStream:
         if step < 0:
             raise IndexError("steps count from 0")
         epoch, place = divmod(step, self.steps_per_epoch)
-        read = self._pair if self._pairs else self._segment
-        return self._batch(PackedSegments.of([read(epoch, lane, place) for lane in self._lanes]), epoch, place)
+        if self._pairs:
+            segments = self._pair_segments(self._pairs, epoch, place)
+        else:
+            segments = [self._segment(epoch, lane, place) for lane in self._lanes]
+        return self._batch(PackedSegments.of(segments), epoch, place)
 
     def one_epoch(self, epoch: int = 0) -> Iterator[Batch]:
         """Yield the batches of one epoch, for evaluation."""
@@ -163,14 +166,11 @@ class LaneStream:
         beyond = min(last + 1, self.epoch_tokens)  # the token after the segment, if there is one
         if self.store.controls:
             start, begun = self.line.code_start(epoch, first)
-            piece = self.line.read(epoch, start, beyond)
+            piece = self.line.read_once(epoch, start, beyond)
             piece.begins[0] = begun
         else:
-            start, before = first, min(first, 1)  # the token before tells whether a document starts here
-            piece = self.line.read(epoch, first - before, beyond).since(before)
-        size, begins = last - start, piece.begins
-        if not self.documents:
-            begins[:] = False
+            start, piece = first, self.line.read(epoch, first, beyond)
+        size, begins = last - start, piece.begins if self.documents else np.zeros(beyond - start, np.bool_)
         ends = begins[size] if beyond > last else True  # the text does not continue after the segment
         cuts = (np.flatnonzero(begins[1:size]) + 1).tolist()
         return Segment(
@@ -196,19 +196,25 @@ class LaneStream:
         following[read - 1 : read] = -1
         return following
 
-    def _pair(self, epoch: int, lane: int, place: int) -> Segment:
-        """Return the pair that a step of an epoch reads of a lane."""
-        assert self._pairs is not None
-        backward, low = self._is_backward(lane), place * self._stride
-        key = keyed_random.key(self.seed, epoch, place, lane, "pair")
-        others = len(self._lanes) - 1
-        shift = int(keyed_random.uniform_below(keyed_random.bits(key, np.array([9])), max(others, 1))[0]) + 1
-        other = self._lanes[(lane - self._lanes[0] + shift) % len(self._lanes)]
-        starts = []
-        for number in (lane, other):
-            start, end = number * self._lane_tokens, (number + 1) * self._lane_tokens
-            starts.append(end - low - self._stride if self._is_backward(number) else start + low)
-        return self._pairs.read(epoch, starts[0], starts[1], place == 0, backward, key)
+    def _pair_segments(self, pairs: PairReader, epoch: int, place: int) -> list[Segment]:
+        """Return the pairs that a step of an epoch reads."""
+        lanes = np.array(self._lanes)
+        low = np.where(
+            self.backward & (lanes % 2 == 1),
+            (lanes + 1) * self._lane_tokens - (place + 1) * self._stride,
+            lanes * self._lane_tokens + place * self._stride,
+        )
+        key = keyed_random.key(self.seed, epoch, place, "pairs")
+        draws = keyed_random.bits(key, lanes[:, None] * 4 + np.arange(4))
+        if lanes.size > 1:  # a random text is one of another lane
+            others = np.arange(lanes.size) + 1 + keyed_random.uniform_below(draws[:, 3], lanes.size - 1)
+            elsewhere = low[others % lanes.size]
+        else:
+            elsewhere = keyed_random.uniform_below(draws[:, 3], self.epoch_tokens)
+        return [
+            pairs.read(epoch, start, other, place == 0, self._is_backward(lane), row)
+            for lane, start, other, row in zip(self._lanes, low.tolist(), elsewhere.tolist(), draws, strict=True)
+        ]
 
     # Batches.
 
