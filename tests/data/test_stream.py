@@ -67,10 +67,10 @@ def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
     assert ids.numel() == read.epoch_tokens
     assert sorted(ids[ids >= FIRST].tolist()) == list(range(FIRST, FIRST + made.store.tokens))
     # Steps go on from epoch to epoch: read up to the end of the third, nothing is missing or twice.
-    total, step, found = 3 * read.epoch_tokens, 0, []
-    while sum(batch.numel() for batch in found) < total:
-        found.append(read[step].ids)
-        step += 1
+    total, size, found = 3 * read.epoch_tokens, 0, []
+    while size < total:
+        found.append(read[len(found)].ids)
+        size += found[-1].numel()
     three = torch.cat(found)[:total]
     counts = Counter(three[three >= FIRST].tolist())
     assert set(counts) == set(range(FIRST, FIRST + made.store.tokens))
