@@ -113,24 +113,25 @@ def test_runs_in_lanes(token_store: Path, tmp_path: Path, format: str, memory: i
     assert load(tmp_path / "out" / "model").max_length == 16 + memory
 
 
-def test_batches_of_a_compiled_run_have_one_shape() -> None:
+@pytest.mark.parametrize("masking", ["next", "permutation", "token"])
+def test_batches_of_a_compiled_run_have_one_shape(masking: str) -> None:
     given = recipe.load("transformer-xl-tiny", small("transformer-xl-tiny"))
     draw = np.random.default_rng(0)
     documents = [[draw.choice([SPECIAL["unk"], 5, 6, 7], 100).tolist()] for _ in range(600)]
     store = Store.from_documents(documents, vocab_size=8, special=SPECIAL)
     assert assembly.can_be_compiled(given.data, store)
     phases = [Phase(400, 16, 96 * 16)]
-    stream = LaneStream(store, lanes=96, length=16, fixed=True)
+    stream = LaneStream(store, lanes=96, length=16, fixed=True, masking=masking, backward=masking != "next")
     feed = StreamFeed(TrainingPlan(phases, given.schedule, 1e-3), [[stream]], fixed=True)
     assert stream.steps_per_epoch < 350
     shapes, predicted = set(), set()
     for number in range(0, 400, 7):
         (batch,) = feed[number].batches
         labels = PretrainingLabels.of(batch).predicted
-        shapes.add((batch.ids.shape, batch.cu_seqlens.shape, batch.max_seqlen, labels[0].shape, labels[1].shape))
+        shapes.add(tuple(getattr(leaf, "shape", leaf) for leaf in batch.leaves()))
         predicted.add(int((labels[1] >= 0).sum()))
     assert len(shapes) == 1
-    assert len(predicted) > 1, "ignored labels fill up what varies"
+    assert (len(predicted) > 1) == (masking != "permutation"), "ignored labels fill up what varies"
 
 
 def test_a_model_knows_the_control_codes_of_its_store(tmp_path: Path) -> None:

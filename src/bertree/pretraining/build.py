@@ -231,16 +231,16 @@ def can_be_compiled(data: DataSettings, store: Store) -> bool:
 
 def held_out_lanes(recipe: Recipe, store: Store, phase: Phase) -> LaneStream:
     """Return held-out text in lanes of several segments each, so that most are read with a memory."""
-    if store.tokens <= phase.max_length:
+    least = 2 if recipe.data.backward else 1  # one of them backwards
+    if store.tokens // least <= phase.max_length:
         raise UserError(
             f"{store.folder}: the {store.tokens:,} tokens that are held out are too few for segments of "
             f"{phase.max_length}; set a larger data.held_out_share, or data.held_out=ANOTHER-STORE"
         )
     tokens = min(EVALUATION_TOKENS, min(recipe.run.eval_tokens, store.tokens) // EVALUATION_SEGMENTS)
-    lanes = max(2 if recipe.data.backward else 1, tokens // phase.max_length)
     return LaneStream(
         store,
-        lanes=lanes,
+        lanes=max(least, tokens // phase.max_length),
         length=phase.max_length,
         seed=recipe.run.seed,
         masking=masking_of(recipe.data),

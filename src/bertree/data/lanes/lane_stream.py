@@ -22,17 +22,16 @@ reads the code again before it goes on. So a step reads fewer tokens of the line
 from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from bertree import keyed_random
 from bertree.batch import Batch, PretrainingLabels
-from bertree.data.lanes.line import Line
+from bertree.data.lanes.line import Flags, Line
 from bertree.data.lanes.pairs import PairReader
 from bertree.data.lanes.segments import PackedSegments, Segment
-from bertree.data.masking import Masking, NextTokenTargets, target_maker
+from bertree.data.masking import UNMASKED, Masking, NextTokenTargets, target_maker
 from bertree.data.permutation import Parts, PermutationTargets
 from bertree.data.store import Store
 from bertree.errors import UserError
@@ -82,11 +81,8 @@ class LaneStream:
             )
         self.batch_tokens, self.max_length = lanes * length, length
         self._predicted = NextTokenTargets(self.store).predicted
-        self._targets: Any = None
-        if found.unit == "permutation":
-            self._targets = PermutationTargets(found, self.store)
-        elif found.unit != "next":
-            self._targets = target_maker(found, self.store)
+        self._permuted = PermutationTargets(found, self.store) if found.unit == "permutation" else None
+        self._masks = target_maker(found, self.store) if found.unit not in UNMASKED else None
 
     def _check(self, lanes: int, rank: int, world: int, paired: bool) -> None:
         where = self.store.folder or "store"
@@ -183,7 +179,7 @@ class LaneStream:
             given=None if piece.given is None else piece.given[:size],
         )
 
-    def _following(self, ids: Ints, begins: Any, given: Any, read: int, size: int) -> Ints | None:
+    def _following(self, ids: Ints, begins: Flags, given: Flags | None, read: int, size: int) -> Ints | None:
         """Return the token that follows each, -1 where none is predicted: the step before has predicted the first
         token after the `read` ones."""
         if self.masking.unit != "next":
@@ -231,14 +227,15 @@ class LaneStream:
             pairs = torch.tensor([layout.label for layout in layouts])
             summary = torch.from_numpy(np.where(packed.backward, bounds[:-1], bounds[1:] - 1))
         permutation = None
-        if isinstance(self._targets, PermutationTargets):
-            found = self._targets.choose(ids, self._parts(packed, epoch, place), given)
+        if self._permuted is not None:
+            parts = self._parts(packed, self._permuted.counts(bounds), epoch, place)
+            found = self._permuted.choose(ids, parts, given)
             permutation = found.permutation(bounds)
             masked, targets = ids.size + np.arange(found.places.size), found.ids
-        elif self._targets is not None:
+        elif self._masks is not None:
             counters = packed.pack([segment.counters for segment in segments])
             key = keyed_random.key(self.seed, epoch, "lanes mask")
-            masked, targets = self._targets.apply(ids, bounds, counters, key, given)
+            masked, targets = self._masks.apply(ids, bounds, counters, key, given)
         else:
             following = packed.pack([segment.following for segment in segments if segment.following is not None])
             masked = np.flatnonzero(following >= 0)
@@ -256,21 +253,11 @@ class LaneStream:
             labels=PretrainingLabels(torch.from_numpy(masked), torch.from_numpy(targets), pairs),
         )
 
-    def _parts(self, packed: PackedSegments, epoch: int, place: int) -> Parts:
+    def _parts(self, packed: PackedSegments, counts: Ints, epoch: int, place: int) -> Parts:
         """Return what has an order of its own: sequences, and of pairs the reused text and the rest, which sees it."""
-        bounds, before = packed.bounds, None
-        counts = self._targets.counts(bounds)
-        numbers = (packed.lanes + self._lanes[0]) * self.length + packed.offsets
-        if self._pairs:
-            reused = np.where(packed.backward, self.length - self._pairs.reused, self._pairs.reused)
-            bounds = np.append(np.stack([bounds[:-1], bounds[:-1] + reused], 1).ravel(), bounds[-1])
-            share = counts * self._pairs.reused // self.length
-            sequences = np.arange(counts.size)
-            counts = np.stack([share, counts - share], 1)
-            counts[packed.backward] = counts[packed.backward, ::-1]
-            before = np.stack([np.full_like(sequences, -1), 2 * sequences], 1)
-            before[packed.backward] = np.stack([2 * sequences + 1, np.full_like(sequences, -1)], 1)[packed.backward]
-            counts, before = counts.ravel(), before.ravel()
-            numbers = np.stack([numbers, numbers + 1], 1).ravel()
         key = keyed_random.key(self.seed, epoch, place, "permutation")
-        return Parts(bounds, counts, keyed_random.bits(key, numbers), before)
+        numbers = (packed.lanes + self._lanes[0]) * self.length + packed.offsets
+        if self._pairs is None:
+            return Parts(packed.bounds, counts, keyed_random.bits(key, numbers))
+        random = keyed_random.bits(key, np.stack([numbers, numbers + 1], 1).ravel())
+        return self._pairs.parts(packed.bounds, packed.backward, counts, random)

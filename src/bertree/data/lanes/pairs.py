@@ -11,7 +11,8 @@ reads the mirror image: its A stands before the reused text, its B before A.
 import numpy as np
 
 from bertree.data.lanes.line import BLOCK, Line
-from bertree.data.lanes.segments import PairLayout, Segment
+from bertree.data.lanes.segments import Flags, PairLayout, Segment
+from bertree.data.permutation import Parts
 from bertree.errors import UserError
 from bertree.keyed_random import Bits, Ints
 
@@ -68,6 +69,20 @@ class PairReader:
         ids = np.concatenate(parts)
         counters = place * self._length + np.arange(self._length)
         return Segment(ids, counters, fresh, backward, pair=PairLayout(kinds, self.reused, label))
+
+    def parts(self, bounds: Ints, backward: Flags, counts: Ints, random: Bits) -> Parts:
+        """Return the parts of s segments with an order of their own: the reused text, and the pair, which sees all of
+        it. `counts` (s) are the targets of the segments, `random` (2 s) the bits of the parts."""
+        borders = bounds[:-1] + np.where(backward, self._length - self.reused, self.reused)
+        share = counts * self.reused // self._length
+        pair = np.where(backward, 0, 1)  # which of the two parts is the pair
+        rows = np.arange(counts.size)
+        targets = np.stack([share, share], 1)
+        targets[rows, pair] = counts - share
+        before = np.full_like(targets, -1)
+        before[rows, pair] = 2 * rows + 1 - pair
+        edges = np.append(np.stack([bounds[:-1], borders], 1).ravel(), bounds[-1])
+        return Parts(edges, targets.ravel(), random, before.ravel())
 
     def _random_text(self, epoch: int, elsewhere: int, size: int, random: int) -> Ints:
         """Return some text of the block at a place, which a lane has in memory."""
