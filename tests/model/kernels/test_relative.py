@@ -77,6 +77,9 @@ def test_the_grouped_kernel_computes_half_precision_in_single() -> None:
         assert out.dtype == q.dtype
         return out
 
+    with torch.autocast("cpu", torch.bfloat16):
+        out = ours(*given[:3], *given[3:])
+    assert torch.equal(out, ours(*given)), "autocast changes nothing within"
     for name, one, other in zip(
         NAMES, with_gradients(ours, given), with_gradients(ours, [x.float() for x in given]), strict=True
     ):

@@ -109,6 +109,7 @@ def _first_places(places_t: Tensor, cu_q: Tensor) -> tuple[list[int], bool]:
 
 
 @custom_op("bertree::grouped_relative_attention", mutates_args=())
+@torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def _attend(
     qu_tnd: Tensor,
     qv_tnd: Tensor,
@@ -142,6 +143,7 @@ def _attend(
 
 
 @custom_op("bertree::grouped_relative_attention_backward", mutates_args=())
+@torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def _attend_backward(
     grad_tnd: Tensor,
     qu_tnd: Tensor,
