@@ -14,6 +14,7 @@ from bertree.data.preview import BLANK, ExamplePreview, PreviewToken
 STYLES = {"masked": "bold red", "random": "bold yellow", "kept": "bold magenta", "ordered": "bold red"}
 NAMES, SEGMENTS = "AB-", ("cyan", "green", "dim")  # the third is that of a [CLS] with a segment of its own
 SEEN, HIDDEN, ITSELF = "x", ".", "?"
+MOST_NAMED = 6  # earlier tokens of an order that are named; more of them are counted
 
 
 def print_example(example: ExamplePreview, console: Console | None = None) -> None:
@@ -73,7 +74,8 @@ def _order(example: ExamplePreview) -> Table:
     table = Table("order", "position", "segment", "token", "is predicted from", box=None, pad_edge=False)
     earlier: list[str] = []
     for token in _in_order(example):
-        seen = "context" + (f" + {', '.join(earlier)}" if earlier else "")
+        named = ", ".join(earlier) if len(earlier) <= MOST_NAMED else f"the {len(earlier)} above"
+        seen = f"context + {named}" if earlier else "context"
         if token.target is None:
             table.add_row(str(token.rank), str(token.position), NAMES[token.segment], token.text, "not predicted")
         else:
