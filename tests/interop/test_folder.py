@@ -250,6 +250,14 @@ def test_broken_folders_are_one_line(case: str, theirs: Path) -> None:
     assert str(theirs.parent) in str(error.value)
 
 
+def test_the_folder_of_a_run_says_where_its_model_is(theirs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    model = theirs.rename(run / "model")
+    with pytest.raises(UserError, match=f"is not a model folder; the model of this run is {model}$"):
+        bertree.load(run)
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

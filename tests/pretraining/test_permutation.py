@@ -8,7 +8,7 @@ import torch
 
 from bertree.batch import PretrainingLabels
 from bertree.data.store import Store
-from bertree.errors import UserError
+from bertree.errors import BertreeWarning, UserError
 from bertree.inference.load import load
 from bertree.model.network import build
 from bertree.model.presets import preset
@@ -46,7 +46,8 @@ def small(*changes: str) -> list[str]:
         ("transformer-xl-tiny", ["data.backward=true"], "data.backward: true: the next token is predicted forwards"),
         ("transformer-xl-tiny", ["data.format=lanes+pairs"], r"data.format: lanes\+pairs: the next token is predicted"),
         ("xlnet-tiny", ["data.format=lanes+pairs", "data.reuse=0"], "data.reuse: 0.0: give a share of more than 0"),
-        ("xlnet-tiny", ["objective.nsp=1"], "objective.nsp: needs a format that provides it"),
+        ("xlnet-tiny", ["objective.nsp=1"], r"objective.nsp: needs a format .* for example lanes\+pairs, not lanes"),
+        ("xlnet-tiny", ["data.format=lanes+pair"], r"data.format: lanes\+pair: unknown, did you mean 'lanes\+pairs'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(name: str, changes: list[str], message: str) -> None:
@@ -123,7 +124,7 @@ FORMATS = {
     "lanes of pairs": ["data.format=lanes+pairs", "objective.nsp=1"],
     "no memory": ["data.format=full-sentences", "data.backward=false", "model.memory=0"],
     "pairs": ["data.format=segment-pair+nsp", "data.backward=false", "model.memory=0", "objective.nsp=1"],
-    "masks": ["data.masking=word"],
+    "masks": ["data.masking=word", "model.query_stream=false"],
     "forwards": ["data.backward=false", "data.spans=1"],
 }
 
@@ -133,6 +134,11 @@ def test_runs(token_store: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
     changes = small(*FORMATS[name], "run.micro_tokens=32")
     assert pretrain("xlnet-tiny", store=token_store, out=out, overrides=changes).complete
-    assert load(out / "model").architecture.query_stream
+    assert load(out / "model").architecture.query_stream == (name != "masks")
     page = (out / "report.html").read_text()
     assert ("held-out MLM loss" if name == "masks" else "held-out PLM loss") in page
+
+
+def test_a_query_stream_that_is_not_trained_is_said(token_store: Path, tmp_path: Path) -> None:
+    with pytest.warns(BertreeWarning, match="model.query_stream: data.masking=word does not train the stream"):
+        pretrain("xlnet-tiny", store=token_store, out=tmp_path / "out", overrides=small("data.masking=word"))

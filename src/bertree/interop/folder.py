@@ -25,6 +25,7 @@ from bertree.interop.huggingface.folder import make_config, read_huggingface, re
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
+from bertree.run_folder import MODEL
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
         elif (folder / CONFIG).is_file():
             contents = read_huggingface(folder, dtype)
         else:
-            raise UserError(f"{folder}: holds neither {CONFIG} nor {DESCRIPTION}, so it is not a model folder")
+            raise _not_a_model(folder)
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read ({error.strerror})") from None
     contents.tokenizer = tokenizer or Tokenizer.load(folder)
@@ -60,8 +61,15 @@ def read_architecture(folder: Path) -> Architecture:
     if (folder / DESCRIPTION).is_file():
         return read_description(folder / DESCRIPTION).architecture
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder}: holds neither {CONFIG} nor {DESCRIPTION}, so it is not a model folder")
+        raise _not_a_model(folder)
     return read_huggingface_architecture(folder)
+
+
+def _not_a_model(folder: Path) -> UserError:
+    inside = folder / MODEL
+    of_run = any((inside / name).is_file() for name in (CONFIG, DESCRIPTION))
+    where = f"; the model of this run is {inside}" if of_run else ""
+    return UserError(f"{folder}: holds neither {CONFIG} nor {DESCRIPTION}, so it is not a model folder{where}")
 
 
 def _read_bertree(folder: Path, dtype: torch.dtype) -> Contents:

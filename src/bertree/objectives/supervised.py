@@ -166,31 +166,23 @@ class HeadKind:
     pair_names: tuple[str, str] = ("text", "pair")  # names of two texts that are given without any
 
 
+_SPAN = HeadKind(
+    "span",
+    SpanSelection,
+    reads_tokens=True,
+    competing=True,
+    labels="span",
+    named_classes=False,
+    default_task="squad",
+    pair_names=("question", "context"),
+)
 HEAD_KINDS = {
     kind.name: kind
     for kind in (
         HeadKind("sequence", SequenceClassification, rows_per_unit=1, orders=True, default_task="classification"),
         HeadKind("token", TokenClassification, reads_tokens=True, labels="row", default_task="tagging"),
-        HeadKind(
-            "span",
-            SpanSelection,
-            reads_tokens=True,
-            competing=True,
-            labels="span",
-            named_classes=False,
-            default_task="squad",
-            pair_names=("question", "context"),
-        ),
-        HeadKind(
-            "beam-span",
-            BeamSpanSelection,
-            reads_tokens=True,
-            competing=True,
-            labels="span",
-            named_classes=False,
-            default_task="squad",
-            pair_names=("question", "context"),
-        ),
+        _SPAN,
+        replace(_SPAN, name="beam-span", term=BeamSpanSelection),
         HeadKind("choice", MultipleChoice, competing=True, named_classes=False, default_task="choice"),
         HeadKind("vector", competing=True),  # a vector for each sequence: embedding_losses.py
         HeadKind("compare", competing=True, rows_per_unit=1),  # a classifier on the vectors of a unit

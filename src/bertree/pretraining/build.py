@@ -84,6 +84,11 @@ def fit_to_recipe(contents: Contents, recipe: Recipe, store: Store) -> Contents:
         )
     if contents.network.state_specs(1) and not recipe.data.in_lanes:
         note(f"model.memory: nothing is remembered with data.format={recipe.data.format}; set data.format=lanes")
+    if contents.architecture.axes().get("query_stream") and masking_of(recipe.data).unit != "permutation":
+        note(
+            f"model.query_stream: data.masking={recipe.data.masking} does not train the stream that predicts tokens "
+            "in `bertree fill`; set model.query_stream=false"
+        )
     contents.controls = tuple(dict.fromkeys([*contents.controls, *(known.code for known in store.controls)]))
     return contents
 

@@ -199,6 +199,8 @@ def check(recipe: Recipe, where: str) -> None:
 def _check_lanes(recipe: Recipe, where: str) -> None:
     data = recipe.data
     if not data.in_lanes:
+        if data.format.startswith("lanes"):
+            raise UserError(f"{where}: data.format: {data.format}: unknown, {suggest(data.format, LANES)}")
         if data.backward:
             raise UserError(
                 f"{where}: data.backward: only lanes run backwards; set data.format=lanes, or backward=false"
@@ -234,7 +236,9 @@ def _check_objective(recipe: Recipe, where: str) -> None:
     for term in used:
         provided = "nsp" if recipe.data.paired else recipe.data.format.partition("+")[2]
         if term.format and provided != term.format:
+            has_lanes = recipe.data.in_lanes and term.format == "nsp"
+            example = "lanes+pairs" if has_lanes else f"segment-pair+{term.format}"
             raise UserError(
-                f"{where}: objective.{term.name}: needs a format that provides it, for example "
-                f"segment-pair+{term.format}, not {recipe.data.format}"
+                f"{where}: objective.{term.name}: needs a format that provides it, for example {example}, not "
+                f"{recipe.data.format}"
             )

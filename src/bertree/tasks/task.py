@@ -44,9 +44,8 @@ class Unit(NamedTuple):
 
     example: int  # number of its example
     sequences: tuple[Encoded, ...]
-    chosen: Sequence[int] | None = (
-        None  # for `token`, `span` and `beam-span`: the tokens of its sequence that the head reads
-    )
+    # For `token`, `span` and `beam-span`: the tokens of its sequence that the head reads.
+    chosen: Sequence[int] | None = None
     answer: Any = None
     source: Any = None  # private data of the task for `predict`
     soft: Logits | None = None  # a teacher's logits, if there is one: a row for each row of the head

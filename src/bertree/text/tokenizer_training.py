@@ -29,8 +29,7 @@ from bertree.text.tokenizer import CONFIG, JSON, Tokenizer
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
-XLNET = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]
-NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT, "xlnet": XLNET}
+NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT, "xlnet": vocabulary_files.XLNET}
 CASED = ("bpe", "xlnet")  # kinds that keep capitals unless asked not to
 HELD_OUT = 20  # every n-th document is held out for the report
 HELD_OUT_CHARACTERS = 4_000_000  # at most, to bound the memory

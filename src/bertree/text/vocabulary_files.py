@@ -10,6 +10,8 @@ from bertree.files.formats import Json, parse_json
 from bertree.text import word_bpe
 from bertree.text.tokenizer_checks import check_charsmap, check_scores
 
+XLNET = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]  # special tokens, by their ids
+
 
 def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
     """Build the tokenizer of the first vocabulary found among the files; None if there is none."""
@@ -163,8 +165,7 @@ def build_unigram(data: bytes, config: Json) -> Tokenizer:
 def set_xlnet_template(tokenizer: Tokenizer) -> None:
     """Set XLNet's template: A <sep> <cls> or A <sep> B <sep> <cls>, the second part in segment 1, <cls> in 2; <mask>
     includes the space before it."""
-    names = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
-    special = [token for token in names if tokenizer.token_to_id(token) is not None]
+    special = [token for token in XLNET if tokenizer.token_to_id(token) is not None]
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in special]
     )

@@ -150,7 +150,7 @@ def test_what_cannot_be_read(small_chunks: Corpus) -> None:
         ({"length": 400}, "too few for 4 lanes of more than 400"),
         ({"reuse": 0.5, "documents": True}, "do not start at documents"),
         ({"reuse": 1.0}, "share of a segment"),
-        ({"reuse": 0.9}, "leaves no room for a pair"),
+        ({"reuse": 0.9}, "reuse 0.9: .* leaves no room for a pair; give a smaller share"),
     ):
         with pytest.raises(UserError, match=said):
             permuted(made, **settings)

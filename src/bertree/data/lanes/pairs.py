@@ -38,7 +38,10 @@ class PairReader:
         self.reused = max(1, int(length * reuse))  # tokens a step
         self.room = length - self.reused - SPECIAL  # of A and B
         if self.room < 2:
-            raise UserError(f"length {length}: leaves no room for a pair beside {self.reused} reused tokens")
+            raise UserError(
+                f"reuse {reuse}: {self.reused} of {length} tokens are reused, which leaves no room for a pair; give a "
+                "smaller share, or a larger length"
+            )
 
     @property
     def reads(self) -> int:

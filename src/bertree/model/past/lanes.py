@@ -31,7 +31,7 @@ class Spans(NamedTuple):
 
 
 def lanes_of(batch: Batch) -> Continuation:
-    """Return how a batch continues another; without a word of it, every sequence starts a lane."""
+    """Return how a batch continues another; if it does not say, every sequence starts a lane."""
     if batch.continuation is not None:
         return batch.continuation
     count = len(batch.cu_seqlens) - 1
