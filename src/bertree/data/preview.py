@@ -85,6 +85,8 @@ def preview_example(
     epoch: int = 0,
 ) -> ExamplePreview:
     """Return example `number` of a store (in corpus order) as the model reads it in an epoch."""
+    if isinstance(format, str) and format.startswith("lanes"):
+        raise UserError(f"format '{format}': lanes are continuous text, which has no examples; give 'stream' instead")
     stream = Stream(store, format=format, masking=masking, batch_tokens=max_length, max_length=max_length, seed=seed)
     example = stream.example(number, epoch)
     return ExamplePreview(

@@ -81,7 +81,10 @@ class Transformer(Architecture):
     )
     shared_position_bias: bool = axis(False, "the two biases of relative positions are the same in all layers")
     memory: int = axis(
-        0, "tokens before a segment whose states are kept and seen by it; 0: no memory", not_negative, at_most(MAX_ROWS)
+        0,
+        "tokens next to a segment, read before it, whose states it sees; 0: no memory",
+        not_negative,
+        at_most(MAX_ROWS),
     )
     memory_start: str = axis(
         "none",
