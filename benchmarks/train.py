@@ -180,6 +180,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", help="which rows (default: all)")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warm", type=int, default=6, help="steps that are not counted")
+    parser.add_argument("--tokens", type=int, help="tokens at once, instead of the rows'")
     parser.add_argument("--vocab-size", type=int, help="another vocabulary than the presets'")
     parser.add_argument("--only-ours", action="store_true")
     parser.add_argument("--not-deterministic", action="store_true")
@@ -196,7 +197,8 @@ def main() -> None:
     rows: list[list[object]] = []
     head = ["case", "ours, tokens/s", "MFU", "GB", "transformers, tokens/s", "GB", "ratio"]
     for name in given.cases or cases:
-        for row in measure(name, cases[name], machine, peak, given):
+        case = cases[name]._replace(tokens=given.tokens) if given.tokens else cases[name]
+        for row in measure(name, case, machine, peak, given):
             rows.append(row)
             print(row, flush=True)
         if given.out:

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from bertree.interop import folder
 from bertree.objectives.supervised import supervised_objective
 from bertree.objectives.task_labels import TaskLabels
-from tests.support.parity import batch_of, gradients, load, peer
+from tests.support.parity import batch_of, gradients, load, peer, round_trip
 from tests.support.xlnet import draw_orders, masks_of, with_order
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
@@ -162,24 +160,10 @@ def test_the_loss_of_answers_with_a_beam_equals_transformers(seed: int, tmp_path
 @pytest.mark.parametrize("suffix", [*HEADS, "ForQuestionAnswering"])
 def test_what_is_read_and_written_is_the_same_for_transformers(suffix: str, tmp_path: Path) -> None:
     model = peer("xlnet", suffix, 0, **settings(7) | {"num_labels": 2})
-    contents = load(model, tmp_path / "theirs")
-    folder.write(contents, tmp_path / "ours", to="huggingface")
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("theirs", "ours"))
-    assert before.keys() == after.keys()
-    for name, tensor in before.items():
-        assert tensor.dtype == after[name].dtype
-        assert torch.equal(tensor, after[name]), name
+    contents = round_trip(model, tmp_path)
     again = type(model).from_pretrained(tmp_path / "ours").eval()
     ids, kinds = inputs(contents.architecture.vocab_size, 0)
     given = padded(ids, kinds)
     if suffix == "ForMultipleChoice":
         given = as_options(given)
     assert (again(**given)[0] - model(**given)[0]).abs().max() < HIDDEN
-    folder.write(contents, tmp_path / "both")
-    both = folder.read(tmp_path / "both")
-    assert both.architecture == contents.architecture
-    assert (tmp_path / "both" / "model.safetensors").read_bytes() == (
-        tmp_path / "ours" / "model.safetensors"
-    ).read_bytes()
-    state = contents.network.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in both.network.state_dict().items())

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bertree.batch import Batch
@@ -97,3 +98,22 @@ def load(model: transformers.PreTrainedModel, path: Path) -> Contents:
 def batch_of(ids: list[list[int]], kinds: list[list[int]]) -> Batch:
     """The packed form."""
     return Batch.pack(ids, kinds)
+
+
+def round_trip(model: transformers.PreTrainedModel, where: Path) -> Contents:
+    """Read a model of transformers, write it in both layouts (`ours` is Hugging Face's), and check every tensor."""
+    contents = load(model, where / "theirs")
+    folder.write(contents, where / "ours", to="huggingface")
+    before, after = (load_file(where / name / "model.safetensors") for name in ("theirs", "ours"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype
+        assert torch.equal(tensor, after[name]), name
+    folder.write(contents, where / "both")
+    both = folder.read(where / "both")
+    assert both.architecture == contents.architecture
+    ours, kept = ((where / name / "model.safetensors").read_bytes() for name in ("ours", "both"))
+    assert ours == kept
+    state = contents.network.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in both.network.state_dict().items())
+    return contents
