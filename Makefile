@@ -16,9 +16,10 @@ demo: $(VENV)/.installed ## the whole path on the data in this repository
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash demo/run.sh
 
 # Several processes of one thread each: tiny models spend a second thread on waiting. Neighbouring tests stay together until
-# a process runs out of work and takes half of what another has left.
+# a process runs out of work and takes half of what another has left. Compiled files are kept, whatever the environment
+# says: the tests start many interpreters.
 test: $(VENV)/.installed-dev ## run the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands for SECONDS=60; ARGS="--help" tells more

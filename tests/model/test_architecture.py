@@ -13,6 +13,7 @@ from bertree.errors import UserError
 from bertree.model.architecture import MEANING, TYPES, Architecture, BiLstm, Transformer
 from bertree.model.architecture.axes import axis
 from bertree.model.bilstm import BiLstmEncoder
+from bertree.model.init import without_weights
 from bertree.model.network import HEADS, build
 from bertree.model.presets import PRESETS, preset
 from bertree.model.transformer import TransformerEncoder
@@ -122,3 +123,16 @@ def test_no_code_asks_for_the_kind_by_its_name() -> None:
     found = [f"{path}: {line}" for path in SOURCE.rglob("*.py") for line in path.read_text().splitlines()
              if asked.search(line)]  # fmt: skip
     assert not found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_weights_nothing_is_drawn(kind: str) -> None:
+    full = build(KINDS[kind], {"sequence": 2}).state_dict()
+    state = torch.get_rng_state()
+    with without_weights():
+        empty = build(KINDS[kind], {"sequence": 2}).state_dict()
+        other = torch.empty(2, device="cpu").fill_(3.0)
+    assert {name: tensor.shape for name, tensor in empty.items()} == {name: t.shape for name, t in full.items()}
+    assert all(tensor.is_meta for tensor in empty.values())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert other.tolist() == [3.0, 3.0]

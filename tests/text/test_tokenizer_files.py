@@ -153,12 +153,19 @@ def test_our_own_tokenizers_are_not_tried_in_a_child(
     load(contents[kind], tmp_path)
 
 
-def test_unusual_parts_are_tried_and_used(contents: dict[str, Content], tmp_path: Path) -> None:
+def test_unusual_parts_are_tried_once_and_used(
+    contents: dict[str, Content], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = copy.deepcopy(contents["wordpiece"])
     content["normalizer"] = {"type": "Sequence", "normalizers": [replace("[0-9]", "0"), content["normalizer"]]}
     tokenizer = load(content, tmp_path)
     assert tokenizer.encode(["12 9"]) == tokenizer.encode(["00 0"])
     assert len(tokenizer_hash(tokenizer)) == 64
+    monkeypatch.setattr(tokenizer_checks.subprocess, "run", lambda *given, **more: pytest.fail("takes half a second"))
+    load(content, tmp_path)
+    content["normalizer"]["normalizers"][0]["content"] = "1"
+    with pytest.raises(pytest.fail.Exception):
+        load(content, tmp_path)
 
 
 def test_a_panic_in_a_later_text_is_one_line(contents: dict[str, Content], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from bertree.finetuning.tuner import FineTuning
 from bertree.model.architecture import Architecture
 from bertree.model.heads import PairClassifier
+from bertree.model.init import without_weights
 from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig
 
@@ -47,7 +48,7 @@ class EmbeddingFineTuning(FineTuning):
 
     def check(self) -> None:
         """Raise an error if the network cannot be built, before anything is written."""
-        with torch.device("meta"):
+        with without_weights():
             self._built()
 
     def _built(self) -> Network:

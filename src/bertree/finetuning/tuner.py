@@ -19,6 +19,7 @@ from bertree.files.formats import Json, file_hash
 from bertree.finetuning.config import FineTuneConfig
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed, steps_per_epoch
 from bertree.model.architecture import Architecture
+from bertree.model.init import without_weights
 from bertree.model.network import Network, build
 from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
@@ -98,7 +99,7 @@ class FineTuning:
 
     def check(self) -> None:
         """Raise an error if the network cannot be built, before anything is written."""
-        with torch.device("meta"):
+        with without_weights():
             build(self.architecture, self._heads, self.config.top)
 
     @property

@@ -10,6 +10,7 @@ from bertree.files.formats import Json
 from bertree.interop import sentence_transformers
 from bertree.model.architecture import Architecture
 from bertree.model.heads import ClassHead
+from bertree.model.init import without_weights
 from bertree.model.network import Network, build
 from bertree.model.pooling import PoolingConfig, SentencePooling
 from bertree.model.readout import Readout
@@ -43,7 +44,7 @@ def build_empty(
 ) -> Network:
     """Build a network without storage, to be loaded."""
     try:
-        with torch.device("meta"):
+        with without_weights():
             return build(a, heads, readout, vector)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
@@ -55,7 +56,7 @@ def add_pooling(
     """Add the pooling of a folder of sentence-transformers."""
     if vector is None:
         return
-    with torch.device("meta"):
+    with without_weights():
         pooling = SentencePooling(a.width, vector, a.ends_in_summary)
     if vector.dense:
         sentence_transformers.load_dense(pooling, sentence_transformers.dense_folders(folder), dtype)

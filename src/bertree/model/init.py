@@ -1,9 +1,36 @@
 """Initial weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+
+DRAWS = {torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.fill_, torch.Tensor.zero_}
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Build networks on the meta device, and leave out their initial values.
+
+    PyTorch draws random numbers for the meta device in Python: it imports its compiler first, which takes seconds.
+    """
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
+            tensor = given["tensor"] if "tensor" in given else args[0]
+            if tensor.is_meta:
+                return tensor
+        return func(*args, **given)
 
 
 def initialize(module: nn.Module, std: float) -> None:

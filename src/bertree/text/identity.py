@@ -20,6 +20,8 @@ BYTE_SPACES = (
     "Č",
 )  # space, line feed, tab, carriage return, vertical tab, form feed
 
+_HASHES: dict[bytes, str] = {}  # what was found of the tokenizers of this process, which takes a second for large ones
+
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
     """Return the sha256 of the vocabulary and of the ids given to difficult texts and to the vocabulary's own tokens.
@@ -27,13 +29,24 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
     Two sets of files that turn text into the same ids have the same hash, whatever their format or library version; a
     hash of the files would reject a store because of a changed blank.
     """
+    known = hashlib.sha256(tokenizer.backend.to_str().encode()).digest()
+    if known not in _HASHES:
+        _HASHES[known] = _hash_behaviour(tokenizer)
+    return _HASHES[known]
+
+
+def _hash_behaviour(tokenizer: Tokenizer) -> str:
     vocabulary = sorted(
         tokenizer.backend.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0])
     )
     texts = [*TEXTS, *(token for token, _ in vocabulary)]
-    digest = hashlib.sha256(json.dumps(vocabulary).encode())
+    numbers: list[int] = []
     for encoding in tokenizer.encode_plain(texts):
-        digest.update(np.array([len(encoding.ids), *encoding.ids], dtype="<u4").tobytes())
+        ids = encoding.ids
+        numbers.append(len(ids))
+        numbers += ids
+    digest = hashlib.sha256(json.dumps(vocabulary).encode())
+    digest.update(np.array(numbers, dtype="<u4").tobytes())
     return digest.hexdigest()
 
 

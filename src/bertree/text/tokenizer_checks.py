@@ -7,6 +7,7 @@ regular expressions, are tried in a child process with a time limit first; the u
 
 import base64
 import binascii
+import hashlib
 import json
 import math
 import os
@@ -44,6 +45,7 @@ SAFE_REPLACEMENTS = (
     *(({"Regex": " {2,}"}, " "), ({"Regex": r"\s+"}, " ")),
 )
 SAFE_SPLITS = ({"Regex": r"\S+\n?"},)  # CTRL's words
+_TRIED: set[bytes] = set()  # hashes of files that passed the trial in this process
 
 
 def is_panic(error: BaseException) -> bool:
@@ -232,7 +234,10 @@ def check_scores(scores: list[float]) -> None:
 
 
 def _try_in_child(data: bytes, name: str) -> None:
-    """Encode some texts in a child process, which may crash, run out of memory or never end."""
+    """Encode some texts in a child process, which may crash or never end; the same bytes are tried once."""
+    digest = hashlib.sha256(data).digest()
+    if digest in _TRIED:
+        return
     command = [sys.executable, "-P", tokenizer_trial.__file__, str(TRIAL_SECONDS)]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     try:
@@ -249,3 +254,4 @@ def _try_in_child(data: bytes, name: str) -> None:
         unreadable = result.returncode == tokenizer_trial.UNREADABLE
         what = "cannot be read" if unreadable else "short texts cannot be encoded with it"
         raise UserError(f"{name}: {what} ({reason})")
+    _TRIED.add(digest)
