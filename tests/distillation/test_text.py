@@ -14,6 +14,7 @@ import bertree
 from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.data.prepare import prepare
 from bertree.data.store import Store
+from bertree.distillation import teacher_cache
 from bertree.distillation import text_student as students
 from bertree.distillation.run import distill
 from bertree.errors import UserError
@@ -28,6 +29,7 @@ from tests.support import runs
 from tests.support.command import Command
 from tests.support.learnable import one_thread
 
+VOCABULARY = 150
 TEACHER = """
 extends = "bert-base-tiny"
 [model]
@@ -49,7 +51,7 @@ device = "cpu"
 eval_tokens = 4096
 log_every = 50
 [[phases]]
-steps = 400
+steps = 150
 max_length = 32
 batch_tokens = 512
 mask_rate = 0.15
@@ -58,6 +60,7 @@ QUICK = (
     *("phases.0.batch_tokens=512", "phases.0.mask_rate=0.15", "schedule.warmup=3", "data.held_out_share=0.1"),
     *("run.device=cpu", "run.log_every=1", "run.eval_tokens=4096"),
 )
+SHORT = (*QUICK, "phases.0.steps=20", "schedule.warmup=5")
 
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -65,14 +68,14 @@ pytestmark = pytest.mark.usefixtures("alone")
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of three words each, of 200, in any order: what stands at a mask is told by the context alone."""
+    """Documents of three words each, of 30, in any order: what stands at a mask is told by the context alone."""
     folder = tmp_path_factory.mktemp("stories")
     draw = np.random.default_rng(0)
     halves = [first + second for first in "bdfgklmnprst" for second in "aeiou"]
-    words = [one + other for one in halves[:20] for other in halves[20:30]]
-    texts = [" ".join(draw.choice(draw.choice(words, 3, replace=False), 28)) + " ." for _ in range(3000)]
+    words = [one + other for one in halves[:6] for other in halves[20:25]]
+    texts = [" ".join(draw.choice(draw.choice(words, 3, replace=False), 28)) + " ." for _ in range(1500)]
     (folder / "text.txt").write_text("\n\n".join(texts))
-    tokenizer = tokenizer_training.train(lambda: texts, "wordpiece", 320)
+    tokenizer = tokenizer_training.train(lambda: texts, "wordpiece", VOCABULARY)
     tokenizer_training.save(tokenizer, folder / "tokenizer")
     prepare(Corpus([str(folder / "text.txt")]), tokenizer, folder / "store")
     return folder / "store"
@@ -101,18 +104,23 @@ def learned(out: Path) -> float:
     return [float(line["mlm"]) for line in lines if line["kind"] == "eval"][-1]
 
 
-def test_a_teacher_helps_and_so_does_a_warm_start(teacher: Path, stories: Path, tmp_path: Path) -> None:
-    rows = {
-        "whole": [],
-        "random": ["distil.start=random"],
-        "alone": ["distil.ce=0", "distil.cos=0"],
-    }
+@pytest.fixture(scope="module")
+def untaught(teacher: Path, stories: Path, tmp_path_factory: pytest.TempPathFactory) -> float:
+    """Held-out loss of a student that has its teacher's layers and is not taught."""
+    out = tmp_path_factory.mktemp("untaught") / "out"
+    with one_thread():
+        assert distill_tiny(teacher, stories, [*SHORT, "distil.ce=0", "distil.cos=0"], out)
+    return learned(out)
+
+
+def test_a_teacher_helps_and_so_does_a_warm_start(
+    teacher: Path, stories: Path, untaught: float, tmp_path: Path
+) -> None:
     found = {}
-    for name, changes in rows.items():
-        given = [*QUICK, "phases.0.steps=50", "schedule.warmup=10", *changes]
-        assert distill_tiny(teacher, stories, given, tmp_path / name)
+    for name, changes in {"whole": [], "random": ["distil.start=random"]}.items():
+        assert distill_tiny(teacher, stories, [*SHORT, *changes], tmp_path / name)
         found[name] = learned(tmp_path / name)
-    assert found["whole"] < found["alone"] - 0.03, "the same start, the same steps: the teacher helps"
+    assert found["whole"] < untaught - 0.05, "the same start, the same steps: the teacher helps"
     assert found["whole"] < found["random"] - 1.0, "and so do its layers"
 
 
@@ -144,12 +152,12 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
     from transformers import AutoModelForMaskedLM
 
     (tmp_path / "teacher.toml").write_text(
-        TEACHER.replace("steps = 400", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
+        TEACHER.replace("steps = 150", "steps = 5").replace("[data]", 'residual = "post-norm"\n[data]')
     )
     assert pretrain(tmp_path / "teacher.toml", store=stories, out=tmp_path / "t", warmup=1).complete
     said = command.well(
         *("distill", tmp_path / "t" / "model", "--corpus", stories, "--out", tmp_path / "out", "--compare", "0.5"),
-        *("--epochs", "0.2", "--layers", "2,4", *[change for change in QUICK if "phases" not in change]),
+        *("--epochs", "0.4", "--layers", "2,4", *[change for change in QUICK if "phases" not in change]),
     )
     assert "layers 2, 4" in said.out
     assert "ce 5, mlm 2, cos 1" in said.out
@@ -258,8 +266,11 @@ def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> Non
     assert runs.results(out) == runs.results(tmp_path / "whole")
 
 
-def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> None:
-    shape = [*QUICK, "phases.0.steps=70", "distil.cos=0"]
+def test_targets_kept_on_disk(
+    teacher: Path, stories: Path, untaught: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_cache, "CHUNK", 16)
+    shape = [*SHORT, "distil.cos=0"]
     cache = tmp_path / "cache"
 
     def run(name: str, *changes: str, kept: bool = True) -> float:
@@ -268,9 +279,8 @@ def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> N
 
     live = run("live", kept=False)
     kept = run("kept", "distil.top_k=16")
-    alone = run("alone", "distil.ce=0", kept=False)
-    assert kept == pytest.approx(live, abs=0.06), "16 of 320 tokens say nearly all"
-    assert kept < alone - 0.02
+    assert kept == pytest.approx(live, abs=0.03), "16 of 150 tokens say nearly all"
+    assert kept < untaught - 0.05
     files = sorted(cache.glob("steps-*"))
     assert len(files) == 2
     stamps = [file.stat().st_mtime_ns for file in files]
@@ -286,7 +296,7 @@ def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> N
     kept_ = load_file(files[0])
     for name, wrong in (
         ("ids", kept_["ids"].astype(np.int64) - 1000),
-        ("ids", np.full_like(kept_["ids"], 320)),
+        ("ids", np.full_like(kept_["ids"], VOCABULARY)),
         ("scores", np.full_like(kept_["scores"], -0.01)),
         ("rows", kept_["rows"].astype(np.float32)),
     ):
@@ -305,7 +315,7 @@ def test_targets_kept_on_disk(teacher: Path, stories: Path, tmp_path: Path) -> N
     [
         (["distil.cos=1"], "distil.cos=0"),
         (["distil.cos=0", "distil.everywhere=true"], "distil.everywhere=false"),
-        (["distil.cos=0", "distil.top_k=320"], "must be less than the vocabulary"),
+        (["distil.cos=0", f"distil.top_k={VOCABULARY}"], "must be less than the vocabulary"),
     ],
 )
 def test_what_cannot_be_kept(changes: list[str], why: str, teacher: Path, stories: Path, tmp_path: Path) -> None:
