@@ -20,7 +20,7 @@ from bertree.tasks.logits import logits
 from bertree.tasks.registry import make_task
 from tests.support import learnable
 from tests.support.command import Command
-from tests.support.learnable import KINDS, SETTINGS
+from tests.support.learnable import KINDS, SETTINGS, Trained
 from tests.support.shared import make_once
 from tests.support.xlnet_folder import save_xlnet, xlnet_tokenizer
 
@@ -47,12 +47,18 @@ def finetune(command: Command, start: Path, name: str, where: Path, *settings: s
     return where / "out"
 
 
+@pytest.fixture(scope="module")
+def tuned(xlnet: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """XLNets, fine-tuned on each kind of task."""
+    return Trained(tmp_path_factory.mktemp("tuned"), xlnet)
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_what_can_be_learned_is_learned(name: str, xlnet: Path, command: Command, tmp_path: Path) -> None:
-    out, kind = finetune(command, xlnet, name, tmp_path), KINDS[name]
+def test_what_can_be_learned_is_learned(name: str, tuned: Trained, command: Command) -> None:
+    out, kind = tuned(name), KINDS[name]
     found = json.loads((out / "metrics.json").read_text())[kind.metric]
     assert found >= kind.bar - 0.05
-    said = command.well("evaluate", out / "model", *kind.options, "--data", tmp_path / "data", "--json")
+    said = command.well("evaluate", out / "model", *kind.options, "--data", out.parent / "data", "--json")
     assert said.json[kind.metric] == pytest.approx(found, abs=1e-6)
 
 
@@ -62,7 +68,7 @@ def test_a_memory_is_not_used_by_tasks(xlnet: Path, command: Command, tmp_path: 
     folder.write(contents, tmp_path / "memory")
     weights = []
     for start, where in ((xlnet, tmp_path / "without"), (tmp_path / "memory", tmp_path / "with")):
-        out = finetune(command, start, "classification", where, "epochs=1")
+        out = finetune(command, start, "classification", where, "epochs=0.5")
         weights.append(bertree.load(out / "model").network.state_dict())
     assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
 
@@ -169,7 +175,7 @@ def test_texts_may_be_longer_than_usual(xlnet: Path, command: Command, tmp_path:
         (short,) = model.hidden([text])
     (long,) = model.hidden([text], max_length=200)
     assert (len(short), len(long)) == (64, 162)
-    out = finetune(command, xlnet, "classification", tmp_path, "epochs=1", "max_length=128")
+    out = finetune(command, xlnet, "classification", tmp_path, "epochs=0.2", "max_length=128")
     assert bertree.load(out / "model").task["max_length"] == 128
     learned = Transformer()
     assert learned.longest_input == learned.max_positions
@@ -191,10 +197,10 @@ def test_a_pair_in_the_other_order_is_another_input(model: Model) -> None:
         assert not torch.allclose(model.network(flat)[-1], one[-1], atol=1e-4), "segments are read"
 
 
-def test_a_student_of_an_xlnet(xlnet: Path, command: Command, tmp_path: Path) -> None:
-    teacher = finetune(command, xlnet, "squad", tmp_path / "teacher") / "model"
-    data, small = tmp_path / "teacher" / "data", ("epochs=2", "batch=16", *SETTINGS)
-    given = ("distill", teacher, "--task", "squad", "--data", data, "--student", "half")
+def test_a_student_of_an_xlnet(tuned: Trained, command: Command, tmp_path: Path) -> None:
+    teacher = tuned("squad")
+    data, small = teacher.parent / "data", ("epochs=1", "batch=16", *SETTINGS)
+    given = ("distill", teacher / "model", "--task", "squad", "--data", data, "--student", "half", "--compare", "0")
     out = tmp_path / "half"
     command.well(*given, "--out", out, *small)
     assert json.loads((out / "metrics.json").read_text())["f1"] > 0.9
@@ -205,9 +211,8 @@ def test_a_student_of_an_xlnet(xlnet: Path, command: Command, tmp_path: Path) ->
     assert "head: beam finds the end of an answer given its start" in said.lines[-1]
 
 
-def test_a_teacher_with_a_beam_is_refused(xlnet: Path, command: Command, tmp_path: Path) -> None:
-    teacher = finetune(command, xlnet, "beam", tmp_path / "teacher", "epochs=1") / "model"
-    data = tmp_path / "teacher" / "data"
+def test_a_teacher_with_a_beam_is_refused(tuned: Trained, command: Command, tmp_path: Path) -> None:
+    teacher, data = tuned("beam") / "model", tuned.root / "beam" / "data"
     said = command("distill", teacher, "--task", "squad2", "--data", data, "--student", "half", "--out", tmp_path / "o")
     assert said.code == 2
     assert "scores the end of an answer given its start (head=beam)" in said.lines[-1]
@@ -215,11 +220,11 @@ def test_a_teacher_with_a_beam_is_refused(xlnet: Path, command: Command, tmp_pat
     assert set(line) >= {"predicted", "null_odds", "score"}
 
 
-def test_logits_do_not_depend_on_the_batch(xlnet: Path, command: Command, tmp_path: Path) -> None:
+def test_logits_do_not_depend_on_the_batch(tuned: Trained) -> None:
     """The beam of a question is its own, whatever else is in the batch."""
-    model = bertree.load(finetune(command, xlnet, "beam", tmp_path, "epochs=1") / "model")
+    model = bertree.load(tuned("beam") / "model")
     task = model.find_task()
-    examples = task.read([tmp_path / "data" / "dev-v2.0.json"])
+    examples = task.read([tuned.root / "beam" / "data" / "dev-v2.0.json"])
     units, _ = task.units(examples, model.required_tokenizer, 64)
     together, alone = logits(model.network, task.head, units), [logits(model.network, task.head, [u])[0] for u in units]
     for one, other in zip(together, alone, strict=True):
