@@ -7,11 +7,12 @@ import torch
 
 from bertree.batch import Batch
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
-from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed
+from bertree.finetuning.feed import LENGTHS, ShapeBuckets, UnitFeed, split_by_tokens
 from bertree.model.network import Network
 from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import collate
 from bertree.tasks.task import Unit
+from bertree.text.tokenizer import Encoded
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
@@ -102,13 +103,22 @@ def test_every_unit_once_an_epoch_in_an_order_of_its_own() -> None:
     assert [read(feed(some, 4, 18, seed=1)[step].batches) for step in range(6)] != [backwards[s] for s in range(6)]
 
 
+def test_a_step_is_split_by_tokens_not_by_the_longest_text_of_all() -> None:
+    lengths = [3000, 5, 40, 7, 400, 6, 38, 41, 390]
+    some = [Unit(row, (Encoded([9] * length, None, 0),), answer=0) for row, length in enumerate(lengths)]
+    pieces = split_by_tokens(some, 800)
+    found = [[len(unit.sequences[0].ids) for unit in piece] for piece in pieces]
+    assert found == [[5, 6, 7, 38, 40, 41], [390, 400], [3000]]
+    assert [len(piece) for piece in split_by_tokens(some, 1)] == [1] * 9
+
+
 @pytest.mark.parametrize(("head", "regression"), HEADS)
 def test_micro_batches_add_up(head: str, regression: bool) -> None:
     some = units(head, 12, 3, regression)
     found = []
-    for micro in (1, 3, 12):
-        work = feed(some, 12, 1, head, regression=regression, micro=micro)[0]
-        assert len(work.batches) == micro
+    for limit, least in ((0, 1), (150, 2), (1, 12)):
+        work = feed(some, 12, 1, head, regression=regression, limit=limit)[0]
+        assert len(work.batches) >= least
         made = (regression_network if regression else network)().train()
         loop = Loop(made, supervised_objective(head, regression), build_optimizer(made, OptimSettings()))
         sums, counts = run_backward(loop, work)

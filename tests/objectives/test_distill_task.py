@@ -292,7 +292,7 @@ def test_how_a_step_is_cut_changes_nothing() -> None:
     some = asked("sequence", False, 12, 3)
     some = [one._replace(soft=rows([0.1, 0.2, 0.4]) if one.soft is None else one.soft) for one in some]
     norms = []
-    for micro in (1, 3):
+    for limit in (0, 30):
         made = network()
         plan = TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3)
         loop = Loop(
@@ -300,6 +300,8 @@ def test_how_a_step_is_cut_changes_nothing() -> None:
             task_distillation_objective("sequence", False, "soft", 0.4, 2.0),
             build_optimizer(made, OptimSettings()),
         )
-        result = loop.step(UnitFeed(plan, some, 12, "sequence", micro=micro)[0])
+        step = UnitFeed(plan, some, 12, "sequence", limit=limit)[0]
+        assert (len(step.batches) > 1) == (limit > 0)
+        result = loop.step(step)
         norms.append((result.norm, result.loss, result.losses["hard"], result.losses["soft"]))
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)

@@ -68,9 +68,9 @@ def units(loss: str, count: int = SIZE, seed: int = 0) -> list[Unit]:
     return found
 
 
-def feed(some: Sequence[Unit], micro: int, shapes: ShapeBuckets | None = None) -> UnitFeed:
+def feed(some: Sequence[Unit], limit: int = 0, shapes: ShapeBuckets | None = None) -> UnitFeed:
     plan = TrainingPlan([Phase(steps=6)], ScheduleSettings(warmup=2), 1e-3)
-    return UnitFeed(plan, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, micro=micro)
+    return UnitFeed(plan, some, SIZE, "vector", regression=False, seed=1, shapes=shapes, limit=limit)
 
 
 def gradients(loop: Loop, step: int, works: UnitFeed) -> tuple[Tensor, list[Tensor], dict[str, int]]:
@@ -92,13 +92,13 @@ def loop_of(method: GradientMethod, **axes: object) -> Loop:
     )
 
 
-@pytest.mark.parametrize("micro", [2, 3, 8, SIZE])
-def test_pieces_change_nothing(micro: int) -> None:
+@pytest.mark.parametrize(("limit", "count"), [(900, 2), (500, 3), (1, SIZE)])
+def test_pieces_change_nothing(limit: int, count: int) -> None:
     some = units("ranking")
     with one_thread():
-        whole = gradients(loop_of(plain_gradients), 0, feed(some, 1))
-        parts = gradients(loop_of(cached_gradients), 0, feed(some, micro))
-    assert len(feed(some, micro)[0].batches) == micro
+        whole = gradients(loop_of(plain_gradients), 0, feed(some))
+        parts = gradients(loop_of(cached_gradients), 0, feed(some, limit))
+    assert len(feed(some, limit)[0].batches) == count
     assert whole[2] == parts[2] == {"ranking": SIZE}
     assert parts[0].item() == pytest.approx(whole[0].item(), rel=1e-5)
     for one, other in zip(whole[1], parts[1], strict=True):
@@ -108,8 +108,8 @@ def test_pieces_change_nothing(micro: int) -> None:
 def test_pieces_forgotten_one_by_one_would_change_it() -> None:
     some = units("ranking")
     whole, apart = (
-        gradients(loop_of(plain_gradients), 0, feed(some, 1)),
-        gradients(loop_of(plain_gradients), 0, feed(some, 4)),
+        gradients(loop_of(plain_gradients), 0, feed(some)),
+        gradients(loop_of(plain_gradients), 0, feed(some, 400)),
     )
     assert apart[0].item() < 0.8 * whole[0].item(), "fewer negatives are easier"
 
@@ -127,12 +127,12 @@ def test_dropout_is_the_same_both_times(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(EmbeddingObjective, "part", watched)
     loop = loop_of(cached_gradients, dropout=0.3, attention_dropout=0.0)
-    loop.step(feed(units("ranking"), 4)[0])
+    loop.step(feed(units("ranking"), 400)[0])
     assert len(seen[0]) == len(seen[1]) == 4
     assert all(map(torch.equal, *seen))
     again = loop_of(cached_gradients, dropout=0.3, attention_dropout=0.0)
     seen[0].clear()
-    again.step(feed(units("ranking"), 4)[1])
+    again.step(feed(units("ranking"), 400)[1])
     assert not torch.equal(seen[0][0], seen[1][0]), "another step, another dropout"
 
 
@@ -165,7 +165,7 @@ def test_gradients_are_those_of_their_cached_loss(tokenizers: dict[str, Tokenize
     optimizer = build_optimizer(net, OptimSettings(lr=1e-3))
     loop = Loop(net, embedding_objective(RankingLoss()), optimizer, seed=0, gradients=cached_gradients)
     loop.network.train = lambda: None  # no dropout, as there
-    works = UnitFeed(TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", micro=3)
+    works = UnitFeed(TrainingPlan([Phase(steps=1)], ScheduleSettings(), 1e-3), some, 7, "vector", limit=100)
     sums, counts = run_backward(loop, works[0])
     assert sums["ranking"].item() / counts["ranking"] == pytest.approx(loss.item(), rel=1e-5)
     ours = net.encoder.embeddings.tokens.weight.grad

@@ -102,12 +102,12 @@ class UnitFeed(Feed):
         regression: bool = False,
         seed: int = 0,
         shapes: ShapeBuckets | None = None,
-        micro: int = 1,
+        limit: int = 0,
         special: frozenset[int] | None = None,
     ) -> None:
-        """`size` units a step, in `micro` micro-batches. `special`: see `collate`."""
+        """`size` units a step, in micro-batches of `limit` tokens (0: in one). `special`: see `collate`."""
         self.plan = plan
-        self._units, self._size, self._micro = units, size, micro
+        self._units, self._size, self._limit = units, size, limit
         self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
         self._special = special
         self.steps_per_epoch = steps_per_epoch(len(units), size)
@@ -120,9 +120,9 @@ class UnitFeed(Feed):
         if self._order[0] != epoch:
             self._order = epoch, _shuffled(len(self._units), self._seed, epoch)
         rows = self._order[1][place * self._size : (place + 1) * self._size]
-        pieces = [piece for piece in np.array_split(rows, self._micro) if len(piece)]
-        chosen = ([self._units[i] for i in piece] for piece in pieces)
-        batches = [collate(units, self._head, self._regression, self._special) for units in chosen]
+        units = [self._units[row] for row in rows]
+        pieces = split_by_tokens(units, self._limit) if self._limit else [units]
+        batches = [collate(piece, self._head, self._regression, self._special) for piece in pieces]
         tokens = sum(batch.ids.numel() for batch in batches)
         if self._shapes is not None:
             batches = [self._shapes(batch) for batch in batches]
@@ -132,6 +132,24 @@ class UnitFeed(Feed):
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the batches of the steps from `first` on, prepared ahead."""
         return prefetch(self.__getitem__, first, len(self.plan))
+
+
+def split_by_tokens(units: Sequence[Unit], limit: int) -> list[list[Unit]]:
+    """Split the units of a step into pieces that would have at most `limit` tokens if all of a piece were as long as
+    its longest. A unit that is longer is a piece of its own. The shortest come first, so that pieces are few."""
+    pieces: list[list[Unit]] = []
+    sequences = 0  # of the last piece
+    for unit in sorted(units, key=_longest):
+        if not pieces or (sequences + len(unit.sequences)) * _longest(unit) > limit:
+            pieces.append([])
+            sequences = 0
+        pieces[-1].append(unit)
+        sequences += len(unit.sequences)
+    return pieces
+
+
+def _longest(unit: Unit) -> int:
+    return max(len(sequence.ids) for sequence in unit.sequences)
 
 
 def steps_per_epoch(units: int, size: int) -> int:

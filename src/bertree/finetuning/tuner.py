@@ -134,12 +134,12 @@ class FineTuning:
         limit = config.run.micro_tokens or (GPU_TOKENS if gpu else CPU_TOKENS)
         if config.train.lm and not config.run.micro_tokens:
             limit = max(1, min(limit, (GPU_LOGITS if gpu else CPU_LOGITS) // self.architecture.vocab_size))
-        micro = min(size, math.ceil(size * options * longest / limit))
+        fits = size * options * longest <= limit  # every step, in one batch
         crf = network.crf is not None
         lstm = config.top.lstm > 0 or not self.architecture.replayable
         on_host = crf or lstm or config.optim.name != "adamw"  # they read values on the host during a step
-        replayed = gpu and self.machine.compiled and micro == 1 and not on_host
-        whole = micro > 1 and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches
+        replayed = gpu and self.machine.compiled and fits and not on_host
+        whole = not fits and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches
         loop = Loop(
             network,
             self._objective(crf),
@@ -160,7 +160,7 @@ class FineTuning:
             regression=task.regression,
             seed=seed,
             shapes=shapes,
-            micro=micro,
+            limit=0 if fits else limit,
             special=self.special if config.train.lm else None,
         )
         return loop, feed
