@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.kernels.custom_ops import look_up
 from bertree.model.layers.adaptive import AdaptiveEmbeddings
-from bertree.model.layers.positions import LearnedPositions, SinusoidalPositions
+from bertree.model.layers.positions import EmbeddedPositions
 
 
 class TokenEmbeddings(nn.Embedding):
@@ -35,7 +35,7 @@ class Embeddings(nn.Module):
     def __init__(
         self,
         tokens: TokenEmbeddings | AdaptiveEmbeddings,
-        positions: LearnedPositions | SinusoidalPositions | None,
+        positions: EmbeddedPositions | None,
         segments: nn.Embedding | None,
         norm: nn.Module | None,
         dropout: float,

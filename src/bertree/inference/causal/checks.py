@@ -21,4 +21,4 @@ def check_left_to_right(model: LoadedModel, what: str) -> None:
 
 def position_limit(a: Architecture) -> int | None:
     """Return how long a sequence may be; None if positions have no table and so no end."""
-    return a.max_positions if getattr(a, "positions", "learned") == "learned" else None
+    return a.max_positions if getattr(a, "positions", "learned") in ("learned", "axial") else None

@@ -12,7 +12,7 @@ from bertree.interop.huggingface.family import Family, Row
 from bertree.interop.huggingface.family_config import FamilyConfig, number
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
-from bertree.model.architecture.transformer import SUMMARIES
+from bertree.model.architecture.transformer_axes import SUMMARIES
 
 _LAYER, _ATTENTION, _FFN = "layer.{i}.rel_attn.", "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
 _BEAM = 5  # starts, and ends of each, that Hugging Face's search for answers keeps

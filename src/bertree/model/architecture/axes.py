@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from math import prod
 from typing import Any
 
 from bertree.errors import suggest
@@ -54,7 +55,32 @@ def list_of(options: Sequence[str]) -> Bound:
 def list_of_rising_numbers(value: str) -> str:
     """Whole numbers that rise, divided by commas; may be empty."""
     parts = value.split(",") if value else []
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+    if not all(map(_is_number, parts)):
         return f"must be whole numbers divided by commas, not '{value}'"
     numbers = [int(part) for part in parts]
     return "" if numbers == sorted(set(numbers)) else f"{value}: each number must be larger than the one before"
+
+
+def two_sizes(value: str) -> str:
+    """Two sizes, divided by a comma; may be empty."""
+    parts = value.split(",")
+    if not value or (len(parts) == 2 and all(_is_number(part) and int(part) >= 1 for part in parts)):
+        return ""
+    return f"must be two whole numbers of at least 1 divided by a comma, not '{value}'"
+
+
+def bucket_counts(value: str) -> str:
+    """An even number, or two even factors; 0: none is fixed."""
+    parts = value.split(",")
+    if value == "0":
+        return ""
+    if len(parts) > 2 or not all(map(_is_number, parts)):
+        return f"must be an even number, or two even factors such as 32,64, not '{value}'"
+    works = ",".join(str(max(2, int(part) + int(part) % 2)) for part in parts)
+    if works != value:
+        return f"each hash has as many buckets on either side of 0, so numbers must be even: {works}, not {value}"
+    return at_most(MAX_ROWS)(prod(map(int, parts)))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10

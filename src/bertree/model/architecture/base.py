@@ -158,9 +158,14 @@ class Architecture(ABC):
         return False
 
     @property
+    def output_width(self) -> int:
+        """Width of the hidden states after the last layer."""
+        return self.width
+
+    @property
     def sequence_width(self) -> int:
         """Width of a sequence's state."""
-        return self.width
+        return self.output_width
 
     @property
     @abstractmethod

@@ -1,42 +1,22 @@
-"""The axes of a transformer, and what it answers."""
+"""What a transformer answers, and how its axes change together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, ClassVar, Self
 
-from bertree.model.architecture.axes import (
-    MAX_ROWS,
-    MAX_WIDTH,
-    above_zero,
-    at_most,
-    axis,
-    list_of,
-    list_of_rising_numbers,
-    not_negative,
-    one_of,
-    positive,
-    probability,
-)
+from bertree.model.architecture.axes import MAX_ROWS, two_sizes
 from bertree.model.architecture.base import TASK_HEADS, Architecture
+from bertree.model.architecture.transformer_axes import TransformerAxes
+from bertree.model.architecture.transformer_checks import transformer_problems
 
-SHARING = ("none", "attention", "ffn", "all")
-ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
-ATTENTION = ("full", "causal", "local")
-POSITIONS = ("learned", "sinusoidal", "relative", "rotary")
-MEMORY_STARTS = ("none", "zeros")
-SEGMENT_ENCODINGS = ("absolute", "relative")
-SUMMARIES = ("first", "last")
-FEED_FORWARD = ("plain", "gated")
-NORMS = ("layer", "rms")
-RESIDUALS = ("post-norm", "pre-norm")
-RESIDUAL_INITS = ("plain", "scaled")
 # Heads that read a pooler, in which families: RoBERTa's classifier does not, but its choice head does.
 POOLED = {"sequence": ("pooler",), "choice": ("pooler", "tanh")}
 LEARNING_RATES = ((1024, 2e-5), (768, 3e-5), (384, 1e-4), (0, 2e-4))  # from this width on
 
 
 @dataclass(frozen=True)
-class Transformer(Architecture):
+class Transformer(TransformerAxes):
     """A transformer encoder."""
 
     body: ClassVar[str] = "transformer"
@@ -45,184 +25,15 @@ class Transformer(Architecture):
     layers_readable: ClassVar[bool] = True
     head_names: ClassVar[tuple[str, ...]] = ("mask", "pair", *TASK_HEADS)
 
-    heads: int = axis(12, "attention heads", positive, at_most(MAX_WIDTH))
-    head_width: int = axis(0, "width of one attention head; 0: width / heads", not_negative, at_most(MAX_WIDTH))
-    attention: str = axis(
-        "full",
-        "tokens that a token sees: all of its sequence (full), itself and those before it (causal), or those near it "
-        "(local); full,local,local: in turn, from layer to layer",
-        list_of(ATTENTION),
-    )
-    window: int = axis(64, "tokens that local attention sees to each side", positive, at_most(MAX_ROWS))
-    embedding_projection: bool = axis(False, "linear map from E to H after the embeddings")
-    embedding_scale: bool = axis(False, "token embeddings times the square root of the width")
-    cutoffs: str = axis(
-        "",
-        "adaptive embeddings and softmax: ids at which the vocabulary, sorted by frequency, is cut into clusters, for "
-        "example 20000,40000; empty: one table",
-        list_of_rising_numbers,
-    )
-    embedding_divisor: int = axis(
-        1, "embeddings of each cluster are so many times narrower than those of the cluster before", positive
-    )
-    output_projections: str = axis(
-        "0",
-        "clusters whose projection before the softmax is their own; the others use that of their embeddings",
-        list_of_rising_numbers,
-    )
-    positions: str = axis(
-        "learned",
-        "how the order of tokens is known: a vector for each place, learned or of sines and cosines (sinusoidal); "
-        "scores by distance, as in Transformer-XL (relative); or queries and keys rotated by their place (rotary)",
-        one_of(POSITIONS),
-    )
-    clamp: int = axis(
-        0, "largest distance that relative positions tell apart; 0: no limit", not_negative, at_most(MAX_ROWS)
-    )
-    shared_position_bias: bool = axis(False, "the two biases of relative positions are the same in all layers")
-    memory: int = axis(
-        0,
-        "tokens next to a segment, read before it, whose states it sees; 0: no memory",
-        not_negative,
-        at_most(MAX_ROWS),
-    )
-    memory_start: str = axis(
-        "none",
-        "what is in the memory before the first segment: nothing (none), or states of zeros, as Hugging Face has it",
-        one_of(MEMORY_STARTS),
-    )
-    same_length: bool = axis(False, "every token sees as many tokens as the memory holds, itself included")
-    rotary_base: float = axis(10_000.0, "base of the wavelengths of rotary positions", above_zero)
-    local_rotary_base: float = axis(10_000.0, "the same, in local attention", above_zero)
-    position_offset: int = axis(
-        0, "rows of the position table that are never used, before position 0", not_negative, at_most(MAX_ROWS)
-    )
-    segments: int = axis(2, "segments (token types) that are told apart: 0, 1 or more", not_negative, at_most(MAX_ROWS))
-    segment_encoding: str = axis(
-        "absolute",
-        "how segments are told apart: by embeddings added to the tokens (absolute), or by scores of whether two tokens "
-        "are of the same segment (relative)",
-        one_of(SEGMENT_ENCODINGS),
-    )
-    query_stream: bool = axis(
-        False, "a second stream predicts tokens from their places, in any order of the tokens (XLNet)"
-    )
-    summary: str = axis(
-        "first",
-        "token that represents a sequence: first or last; with causal attention always the last",
-        one_of(SUMMARIES),
-    )
-    sharing: str = axis("none", "what the layers share: none, attention, ffn or all", one_of(SHARING))
-    groups: int = axis(1, "distinct layers among the shared ones")
-    ffn: str = axis(
-        "plain",
-        "feed-forward part: two linear layers (plain), or with a gate beside the activation (gated)",
-        one_of(FEED_FORWARD),
-    )
-    activation: str = axis("gelu", "of the feed-forward part", one_of(ACTIVATIONS))
-    mask_activation: str = axis("gelu", "of the MLM head", one_of(ACTIVATIONS))
-    mask_transform: bool = axis(True, "the MLM or LM head has a dense layer, an activation and a norm")
-    mask_bias: bool = axis(True, "the MLM or LM head has a bias for each entry of the vocabulary")
-    norm: str = axis(
-        "layer", "norms of the encoder: layer norms, or by the root mean square alone (rms)", one_of(NORMS)
-    )
-    norm_bias: bool = axis(True, "biases of the encoder's layer norms; rms has none")
-    attention_bias: bool = axis(True, "biases of the linear layers of attention")
-    ffn_bias: bool = axis(True, "biases of the linear layers of the feed-forward part")
-    residual: str = axis(
-        "post-norm",
-        "norms after each part (post-norm), or before it and once at the end (pre-norm)",
-        one_of(RESIDUALS),
-    )
-    final_norm: bool = axis(True, "norm after the last layer of a pre-norm model")
-    residual_init: str = axis(
-        "plain",
-        "initial matrices that write into the residual: plain, or scaled by 1 / sqrt(2 layers)",
-        one_of(RESIDUAL_INITS),
-    )
-    pooler: bool = axis(True, "dense + tanh on the token that represents a sequence, trained with the encoder")
-    attention_dropout: float = axis(
-        0.1, "on attention probabilities (above 0, training takes the padded kernel)", probability
-    )
-
     def _problems(self) -> list[str]:
-        found = []
-        if self.width % self.heads and not self.head_width:
-            found.append(f"heads: {self.heads} heads cannot divide a width of {self.width} evenly; or set head_width")
-        if self.embedding_width != self.width and not (self.embedding_projection or self.cutoffs):
-            found.append(
-                f"embedding_width: {self.embedding_width} differs from width {self.width}, "
-                "so embedding_projection must be true"
-            )
-        if self.sequence_head == "compare":
-            found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
-        if self.positions != "learned" and self.position_offset:
-            found.append(
-                f"position_offset: {self.positions} positions have no table, so it must be 0, not "
-                f"{self.position_offset}"
-            )
-        if self.positions == "rotary" and self.head_size % 2:
-            found.append(f"heads: rotary positions need heads of an even width, not {self.head_size}")
-        if self.positions in ("sinusoidal", "relative") and self.width % 2:
-            found.append(f"width: {self.positions} positions need an even width, not {self.width}")
-        found += self._memory_problems() + self._stream_problems() + self._cluster_problems()
-        if not 1 <= self.groups <= self.layers:
-            found.append(f"groups: {self.groups} groups do not fit {self.layers} layers")
-        if self.sharing == "none" and self.groups != 1:
-            found.append(f"groups: {self.groups} has no meaning when nothing is shared (sharing = none)")
-        kinds = () if found else set(zip(self.plan("attention"), self.attention_kinds, strict=True))
-        if len(kinds) > len({stored for stored, _ in kinds}):
-            found.append(f"sharing: layers with different attention ({self.attention}) cannot share it")
-        return found
-
-    def _memory_problems(self) -> list[str]:
-        found = []
-        if self.positions != "relative":
-            for name in ("memory", "clamp", "shared_position_bias"):
-                if getattr(self, name):
-                    found.append(f"{name}: needs positions = relative, not {self.positions}")
-        if self.memory and self.attention not in ("causal", "full"):
-            found.append(f"memory: needs attention = causal or full, not {self.attention}")
-        if not self.memory and self.same_length:
-            found.append("same_length: has no meaning without a memory")
-        if self.same_length and not self.causal:
-            found.append(f"same_length: needs attention = causal, not {self.attention}")
-        return found
-
-    def _stream_problems(self) -> list[str]:
-        """Problems of what XLNet has beside Transformer-XL."""
-        needs = []
-        if self.segment_encoding == "relative":
-            needs.append("segment_encoding: relative")
-            if self.segments < 2:
-                return [f"segments: there must be 2 or more to be told apart by scores, not {self.segments}"]
-        if self.query_stream:
-            needs.append("query_stream:")
-        found = [f"{what} needs positions = relative, not {self.positions}" for what in needs]
-        found = found if self.positions != "relative" else []
-        if self.attention != "full":
-            found += [f"{what} needs attention = full, not {self.attention}" for what in needs]
-        return found
-
-    def _cluster_problems(self) -> list[str]:
-        if not self.cutoffs:
-            return ["embedding_divisor: has no meaning without cutoffs"] if self.embedding_divisor > 1 else []
-        found = []
-        if self.cluster_starts[-2] >= self.vocab_size:
-            found.append(f"cutoffs: {self.cutoffs} must lie below the vocabulary size {self.vocab_size}")
-        if self.embedding_projection:
-            found.append("embedding_projection: clusters (cutoffs) have projections of their own")
-        if self.mask_transform or not self.mask_bias:
-            found.append("cutoffs: an adaptive softmax has a bias and no transform (mask_transform = false)")
-        if self.embedding_norm or self.segments or self.positions == "learned":
-            found.append("cutoffs: need embeddings without norm, segments and learned positions")
-        if int(self.output_projections.split(",")[-1] or 0) >= len(self.cluster_starts) - 1:
-            found.append(f"output_projections: {self.output_projections} names a cluster that is not there")
-        return found
+        return transformer_problems(self)
 
     @classmethod
     def _make(cls, values: Mapping[str, Any]) -> Self:
-        return cls(**_without_body(values))
+        own = _without_body(values)
+        if own.get("positions") == "axial" and "max_positions" not in own:
+            own["max_positions"] = _places(own.get("axial_shape", cls.axial_shape))
+        return cls(**own)
 
     @classmethod
     def _changed(cls, before: Architecture, changes: Mapping[str, Any]) -> Self:
@@ -254,35 +65,19 @@ class Transformer(Architecture):
             implied["groups"] = 1
         if changes.get("residual", self.residual) != self.residual:
             implied["embedding_norm"] = changes["residual"] == "post-norm"
-            implied["residual_init"] = "plain" if changes["residual"] == "post-norm" else "scaled"
+            implied["residual_init"] = "scaled" if changes["residual"] == "pre-norm" else "plain"
+        if changes.get("positions", self.positions) == "axial":
+            implied |= self._implied_by_axial({**changes, **implied})
         return implied
 
-    @property
-    def head_size(self) -> int:
-        """Width of one attention head."""
-        return self.head_width or self.width // self.heads
-
-    @property
-    def cluster_starts(self) -> tuple[int, ...]:
-        """The first id of each cluster of the vocabulary, and the end of the last."""
-        return (0, *(int(cut) for cut in self.cutoffs.split(",") if cut), self.vocab_size)
-
-    def plan(self, part: str) -> tuple[int, ...]:
-        """Return which stored copy of `part` ("attention" or "ffn") each layer uses: the sharing plan."""
-        if self.sharing in (part, "all"):
-            return tuple(int(depth / (self.layers / self.groups)) for depth in range(self.layers))
-        return tuple(range(self.layers))
-
-    @property
-    def attention_kinds(self) -> tuple[str, ...]:
-        """The kind of attention of each layer."""
-        kinds = self.attention.split(",")
-        return tuple(kinds[depth % len(kinds)] for depth in range(self.layers))
-
-    @property
-    def causal(self) -> bool:
-        """True if no token sees those after it."""
-        return set(self.attention_kinds) == {"causal"}
+    def _implied_by_axial(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The longest sequence is the product of the shape; parts of another width are halves."""
+        implied: dict[str, Any] = {}
+        if self.positions != "axial" or "axial_shape" in changes:
+            implied["max_positions"] = _places(changes.get("axial_shape", self.axial_shape))
+        if changes.get("embedding_width", self.embedding_width) != self.embedding_width:
+            implied["axial_widths"] = ""
+        return implied
 
     @property
     def summarizes_last(self) -> bool:
@@ -306,8 +101,10 @@ class Transformer(Architecture):
 
     @property
     def replayable(self) -> bool:
-        """True unless the vocabulary is cut: how many tokens of a batch are in each cluster is read on the host."""
-        return not self.cutoffs
+        """True unless the host reads how many tokens a cluster of the vocabulary or a bucket has, or saves the state
+        of the random numbers for a reversible layer."""
+        reads_sizes = self.cutoffs or {"chunked", "lsh"} & set(self.attention_kinds)
+        return not reads_sizes and self.residual != "reversible"
 
     @property
     def learning_rate(self) -> float:
@@ -330,3 +127,8 @@ class Transformer(Architecture):
 
 def _without_body(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "body"}
+
+
+def _places(axial_shape: str) -> int:
+    """Return the product of an axial shape; 1 if it is none, which the checks report."""
+    return 1 if two_sizes(axial_shape) or not axial_shape else prod(int(part) for part in axial_shape.split(","))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.errors import UserError
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend, attend_fused
@@ -97,13 +98,15 @@ class Attention(nn.Module):
 MASKS: dict[str, Callable[[Transformer], Mask]] = {
     "full": lambda a: Full(),
     "causal": lambda a: Window(a.memory - 1, 0) if a.same_length else Causal(),
-    "local": lambda a: Window(a.window, a.window),
+    "local": lambda a: Window(a.window, a.window if a.look_ahead else 0),
 }
 
 
 def build_attention(a: Transformer) -> list[Attention]:
     """Build the attention of the layers; what layers share is built once."""
     kinds = list(dict(zip(a.plan("attention"), a.attention_kinds, strict=True)).values())  # of each stored copy
+    if missing := [kind for kind in kinds if kind not in MASKS] or ["shared_qk"] * a.shared_qk:
+        raise UserError(f"architecture: {missing[0]}: attention of this kind cannot be built yet")
     masks = {kind: MASKS[kind](a) for kind in kinds}
     return [
         Attention(a.width, a.heads, a.attention_dropout, masks[kind], positions, a.attention_bias, a.head_width)

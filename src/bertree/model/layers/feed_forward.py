@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.batch import Batch
+from bertree.errors import UserError
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.custom_ops import gelu
 
@@ -65,4 +66,6 @@ FEED_FORWARD: dict[str, Callable[[int, int, str, bool], FeedForward | GatedFeedF
 
 def build_feed_forward(a: Transformer) -> list[FeedForward | GatedFeedForward]:
     """Build the feed-forward part of the layers; what layers share is built once."""
+    if a.ffn_chunk:
+        raise UserError("architecture: ffn_chunk: a feed-forward part in chunks cannot be built yet")
     return [FEED_FORWARD[a.ffn](a.width, a.ffn_width, a.activation, a.ffn_bias) for _ in set(a.plan("ffn"))]

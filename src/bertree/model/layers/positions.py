@@ -1,6 +1,6 @@
 """How a model knows the order of tokens. A kind of positions has one or both of two hooks:
 
-    embed     a vector for each token, added to the embeddings: learned, sinusoidal
+    embed     a vector for each token, added to the embeddings: learned, axial, sinusoidal
     change    queries and keys are changed by their places (rotary), or scores by their distance (relative)
 
 The first is called by the embeddings, the second by each attention.
@@ -65,6 +65,20 @@ class LearnedPositions(Positions, nn.Embedding):
         return look_up(self.weight, batch.positions + self.offset)
 
 
+class AxialPositions(Positions, nn.Module):
+    """A vector for each place of a grid, learned: that of its row, then that of its column (Kitaev et al. 2020)."""
+
+    def __init__(self, sizes: tuple[int, int], widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.rows, self.columns = (nn.Embedding(*shape) for shape in zip(sizes, widths, strict=True))
+
+    def embed(self, batch: Batch) -> Tensor:
+        """Look up row and column of each token's place (t x e)."""
+        row_t = batch.positions // self.columns.num_embeddings
+        column_t = batch.positions % self.columns.num_embeddings
+        return torch.cat([look_up(self.rows.weight, row_t), look_up(self.columns.weight, column_t)], -1)
+
+
 def sinusoids(places_t: Tensor, width: int) -> Tensor:
     """Return sines, then cosines, of places at wavelengths from 2 pi to 20,000 pi (t x width, float32)."""
     exponents = torch.arange(0, width, 2, dtype=torch.float32, device=places_t.device) / width
@@ -82,6 +96,9 @@ class SinusoidalPositions(Positions, nn.Module):
     def embed(self, batch: Batch) -> Tensor:
         """Return the vector of each token's place (t x e)."""
         return sinusoids(batch.positions, self.width)
+
+
+EmbeddedPositions = LearnedPositions | AxialPositions | SinusoidalPositions
 
 
 class Rotation(NamedTuple):
@@ -200,7 +217,7 @@ class PositionKind(NamedTuple):
     """What is built for a value of the axis `positions`: what the embeddings add, and the positions of each attention
     of some kinds."""
 
-    embedded: Callable[[Transformer], LearnedPositions | SinusoidalPositions | None]
+    embedded: Callable[[Transformer], EmbeddedPositions | None]
     attention: Callable[[Transformer, list[str]], list[Positions | None]]
 
 
@@ -228,13 +245,14 @@ POSITIONS = {
     "learned": PositionKind(
         lambda a: LearnedPositions(a.max_positions, a.embedding_width, a.position_offset), _no_positions
     ),
+    "axial": PositionKind(lambda a: AxialPositions(a.axial_sizes, a.axial_parts), _no_positions),
     "sinusoidal": PositionKind(lambda a: SinusoidalPositions(a.embedding_width), _no_positions),
     "relative": PositionKind(lambda a: None, _relative),
     "rotary": PositionKind(lambda a: None, _rotary),
 }
 
 
-def build_embedded_positions(a: Transformer) -> LearnedPositions | SinusoidalPositions | None:
+def build_embedded_positions(a: Transformer) -> EmbeddedPositions | None:
     """Build what is added to the embeddings."""
     return POSITIONS[a.positions].embedded(a)
 
