@@ -19,7 +19,7 @@ from bertree.files.formats import Json
 from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS
 from bertree.pretraining.recipe import DataSettings, Recipe
@@ -97,9 +97,9 @@ def _check_masking(a: Architecture, recipe: Recipe) -> None:
     """Check that the model can learn what the data asks for."""
     unit, where = masking_of(recipe.data).unit, f"{recipe.source}: data.masking"
     if unit == "next" and not a.causal:
-        raise UserError(
-            f"{where}: next: with full attention a token sees the one it must predict; set model.attention=causal"
-        )
+        kinds = str(a.axes().get("attention", "full"))
+        way = "model.attention=causal" if "full" in kinds else "model.look_ahead=false"
+        raise UserError(f"{where}: next: with {kinds} attention a token sees the one it must predict; set {way}")
     if unit == "permutation" and a.causal:
         raise UserError(
             f"{where}: permutation: with causal attention a token sees those before it in the text, whatever the "
@@ -166,7 +166,7 @@ def build_feed(
         if phase.max_length > a.max_positions:
             raise UserError(
                 f"{recipe.source}: phases.{number}.max_length: {phase.max_length} is more than the model's "
-                f"{a.max_positions} positions"
+                f"{a.max_positions} positions{_longer_positions(a, phase.max_length)}"
             )
         masking = masking_of(recipe.data, phase.mask_rate)
         count = micro_batch_count(phase, recipe.run, placement, a, logit_share or masking.share)
@@ -191,6 +191,14 @@ def build_feed(
             ]
         )
     return StreamFeed(plan, streams, fixed=placement.compiled)
+
+
+def _longer_positions(a: Architecture, length: int) -> str:
+    """Return how an architecture can have so many positions, for messages: more rows of axial ones."""
+    if not isinstance(a, Transformer) or a.positions != "axial":
+        return ""
+    _, columns = a.axial_sizes
+    return f" (axial_shape={a.axial_shape}); set model.axial_shape={-(-length // columns)},{columns}"
 
 
 def _lanes(
