@@ -146,8 +146,9 @@ def _more_tokenizers(root: Path) -> None:
     """Write tokenizers in the files of the original releases, each with a model of its size."""
     import sentencepiece
 
-    from bertree.text import tokenizer_training, vocabulary_files
+    from bertree.text import tokenizer_training
     from bertree.text.tokenizer import Tokenizer
+    from bertree.text.vocabularies import files as vocabulary_files
 
     text = (root / "texts.txt").read_text()
     plain = tokenizer_training.train(lambda: [text], "wordpiece", 200)
@@ -168,7 +169,7 @@ def _more_tokenizers(root: Path) -> None:
     }
     lines = iter(text.split("\n\n"))
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=made, minloglevel=2, **options)
-    unigram = Tokenizer(vocabulary_files.build_unigram(made.getvalue(), {}))
+    unigram = Tokenizer(vocabulary_files.build_sentencepiece(made.getvalue(), {}))
     model = learnable.model(root / "spiece", unigram, layers=1, width=16)
     _clear(model)
     (model / "spiece.model").write_bytes(made.getvalue())

@@ -47,10 +47,10 @@ def train_tokenizer(
     corpus: CorpusArgument,
     out: Annotated[Path, typer.Option("--out", help="Folder to write.", show_default=False)],
     kind: Annotated[
-        str, typer.Option("--kind", help="wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT) or xlnet.")
+        str, typer.Option("--kind", help="wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet or bytes.")
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Tokens in the vocabulary.")] = 30_000,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals (bpe and xlnet always do).")] = False,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals (bpe, xlnet and bytes always do).")] = False,
     text: FieldOption = "text",
     format: FormatOption = None,
     whole_files: WholeFilesOption = False,
@@ -91,7 +91,7 @@ def train_tokenizer(
         )
         return
     print(f"{out}: {kind}, {size:,} tokens, from {found.documents:,} documents")
-    if size < vocab_size:
+    if size < vocab_size and kind != "bytes":
         print(f"the corpus gives only {size:,} of the {vocab_size:,} tokens asked for")
     _print_lines(found.dropped)
     if report is None:

@@ -66,7 +66,7 @@ def train_tokenizer(
 ) -> TrainedTokenizer:
     """Train a tokenizer on text files, save it as a folder and measure it on held-out documents.
 
-    `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT) or xlnet;
+    `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet or bytes;
     `lowercase` is the kind's own unless given. `text` is the field of JSON, CSV and parquet records, `format` that of
     the files where the suffix does not say it; `whole_files`: a text file is one document; `wrapped`: a single line end
     is a space.

@@ -2,7 +2,7 @@
 
 `tokenizer.json` is used as it is. Without it the tokenizer is built from the vocabulary files of the original releases:
 `vocab.txt` (WordPiece, or whole words), `vocab.json` + `merges.txt` (BPE of bytes or within words) or `spiece.model`
-(Unigram). The files a tokenizer was loaded from are kept, so that saving writes them unchanged.
+(Unigram or BPE). The files a tokenizer was loaded from are kept, so that saving writes them unchanged.
 """
 
 import json
@@ -17,8 +17,9 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, read_json
-from bertree.text import tokenizer_checks, vocabulary_files
+from bertree.text import tokenizer_checks
 from bertree.text.cleaning import replace_surrogates
+from bertree.text.vocabularies import files as vocabulary_files
 
 JSON, CONFIG = "tokenizer.json", "tokenizer_config.json"
 FILES = (

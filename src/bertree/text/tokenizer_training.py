@@ -1,4 +1,5 @@
-"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's Unigram.
+"""Train a tokenizer: BERT's WordPiece, RoBERTa's byte-level BPE, ALBERT's or XLNet's Unigram. One
+of bytes needs no training.
 
 The algorithms are those of the `tokenizers` library. Ours are the family's normalization, special tokens and template,
 and a report on documents that were not trained on.
@@ -23,14 +24,22 @@ from tokenizers import Tokenizer as Backend
 
 from bertree.errors import UserError, suggest
 from bertree.files.atomic import new_folder
-from bertree.text import vocabulary_files
 from bertree.text.tokenizer import CONFIG, JSON, Tokenizer
+from bertree.text.vocabularies import byte_tokenizer
+from bertree.text.vocabularies import files as vocabulary_files
 
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 ALBERT = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
-NAMES = {"wordpiece": BERT, "bpe": ROBERTA, "unigram": ALBERT, "xlnet": vocabulary_files.XLNET}
-CASED = ("bpe", "xlnet")  # kinds that keep capitals unless asked not to
+NAMES = {
+    "wordpiece": BERT,
+    "bpe": ROBERTA,
+    "unigram": ALBERT,
+    "xlnet": vocabulary_files.XLNET,
+    "bytes": byte_tokenizer.SPECIAL,
+}
+OF_BYTES = ("bpe", "bytes")
+CASED = (*OF_BYTES, "xlnet")  # kinds that keep capitals unless asked not to
 HELD_OUT = 20  # every n-th document is held out for the report
 HELD_OUT_CHARACTERS = 4_000_000  # at most, to bound the memory
 BYTES = 256
@@ -92,16 +101,21 @@ def train(
 
     `documents` starts a new pass over the text on each call; `name` stands for them in messages. `lowercase` defaults
     to True for WordPiece and Unigram, as in BERT-uncased and ALBERT, to False for XLNet's Unigram, and is not possible
-    for byte-level BPE.
+    for byte-level BPE and for bytes, of which there are always 256.
     """
     if kind not in NAMES:
         raise UserError(f"tokenizer kind '{kind}': unknown; {suggest(kind, NAMES)}")
-    least = len(NAMES[kind]) + (BYTES if kind == "bpe" else 1)
+    least = len(NAMES[kind]) + (BYTES if kind in OF_BYTES else 1)
     if not least <= vocab_size <= 1_000_000:
         raise UserError(f"vocab_size {vocab_size}: must be between {least} and 1,000,000 for {kind}")
-    if kind == "bpe" and lowercase:
-        raise UserError("lowercase: byte-level BPE keeps case; choose wordpiece or unigram, or drop this option")
+    if kind in OF_BYTES and lowercase:
+        what = "byte-level BPE" if kind == "bpe" else "a tokenizer of bytes"
+        raise UserError(f"lowercase: {what} keeps case; choose wordpiece or unigram, or drop this option")
     lower = kind not in CASED if lowercase is None else lowercase
+    if kind == "bytes":
+        for _ in documents():  # counted, and held out for the report
+            pass
+        return Tokenizer(byte_tokenizer.build_bytes(), byte_tokenizer.CONFIG)
     make = {"wordpiece": _wordpiece, "bpe": _bpe}.get(kind) or partial(_unigram, special=NAMES[kind])
     try:
         backend = make(documents, vocab_size, lower)

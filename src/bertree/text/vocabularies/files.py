@@ -1,14 +1,13 @@
 """Build tokenizers from the vocabulary files of the original releases, as their own code reads them."""
 
-import struct
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertree.errors import UserError
 from bertree.files.formats import Json, parse_json
-from bertree.text import word_bpe
-from bertree.text.tokenizer_checks import check_charsmap, check_scores
+from bertree.text.vocabularies import word_bpe
+from bertree.text.vocabularies.sentencepiece import UNIGRAM, PieceModel, build_plain, read_sentencepiece
 
 XLNET = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"]  # special tokens, by their ids
 
@@ -22,7 +21,7 @@ def build_tokenizer(files: dict[str, bytes], config: Json) -> Tokenizer | None:
     if "vocab.json" in files and "merges.txt" in files:
         return build_bpe(files["vocab.json"], files["merges.txt"], config)
     if "spiece.model" in files:
-        return build_unigram(files["spiece.model"], config)
+        return build_sentencepiece(files["spiece.model"], config)
     if "vocab.json" in files or "merges.txt" in files:
         raise UserError("a BPE tokenizer needs both vocab.json and merges.txt")
     return None
@@ -126,29 +125,28 @@ def set_roberta_template(tokenizer: Tokenizer, prefix: bool = False) -> None:
         tokenizer.post_processor = processors.RobertaProcessing(end, start, True, prefix)
 
 
-def build_unigram(data: bytes, config: Json) -> Tokenizer:
+def build_sentencepiece(data: bytes, config: Json) -> Tokenizer:
+    """Build ALBERT's or XLNet's tokenizer from a SentencePiece model, or one without their special tokens."""
+    model = read_sentencepiece(data)
+    names = {piece for piece, _ in model.pieces}
+    for has in ({"[CLS]", "[SEP]"}, {"<cls>", "<sep>"}):
+        if has <= names and model.algorithm == UNIGRAM:
+            return build_unigram(model, config, xlnet="<cls>" in has)
+    return build_plain(model)
+
+
+def build_unigram(model: PieceModel, config: Json, xlnet: bool) -> Tokenizer:
     """Build ALBERT's or XLNet's tokenizer from the pieces and scores of a SentencePiece model."""
-    try:
-        pieces, charsmap, unknown = read_sentencepiece(data)
-    except (struct.error, IndexError, UnicodeDecodeError, ValueError):
-        raise UserError("spiece.model: is not a SentencePiece model") from None
-    try:
-        check_scores([score for _, score in pieces])
-        if charsmap:
-            check_charsmap(charsmap)
-    except ValueError as error:
-        raise UserError(f"spiece.model: is damaged ({error})") from None
     # The original code splits a number from its comma in a second step: "9,5" is 9 , 5.
-    scored = [(p, s - 100 if len(p) > 1 and p[-1] == "," and p[-2].isdigit() else s) for p, s in pieces]
-    tokenizer = Tokenizer(models.Unigram(scored, unk_id=unknown))
+    scored = [(p, s - 100 if len(p) > 1 and p[-1] == "," and p[-2].isdigit() else s) for p, s in model.pieces]
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=model.unknown))
     steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not config.get("keep_accents", False):
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    xlnet = {"<cls>", "<sep>"} <= {piece for piece, _ in pieces}
     if config.get("do_lower_case", not xlnet):
         steps.append(normalizers.Lowercase())
-    if charsmap:
-        steps.append(normalizers.Precompiled(charsmap))
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
     steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -174,62 +172,3 @@ def set_xlnet_template(tokenizer: Tokenizer) -> None:
         pair="$A:0 <sep>:0 $B:1 <sep>:1 <cls>:2",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in ("<sep>", "<cls>")],
     )
-
-
-def read_sentencepiece(data: bytes) -> tuple[list[tuple[str, float]], bytes, int]:
-    """Return the pieces with scores, the normalizer's character map and the id of the unknown piece.
-
-    The file is one protocol-buffer message; only three fields are needed, so it is parsed here.
-    """
-    pieces: list[tuple[str, float]] = []
-    charsmap, unknown = b"", 0
-    for field, value in _read_message(data):
-        if field == 1 and isinstance(value, bytes):
-            piece, score, kind = "", 0.0, 1
-            for key, item in _read_message(value):
-                if key == 1 and isinstance(item, bytes):
-                    piece = item.decode("utf-8")
-                elif key == 2 and isinstance(item, bytes):
-                    score = struct.unpack("<f", item)[0]
-                elif key == 3 and isinstance(item, int):
-                    kind = item
-            if kind == 2:
-                unknown = len(pieces)
-            pieces.append((piece, score))
-        elif field == 3 and isinstance(value, bytes):
-            charsmap = next((v for k, v in _read_message(value) if k == 2 and isinstance(v, bytes)), b"")
-    if not pieces:
-        raise ValueError("no pieces")
-    return pieces, charsmap, unknown
-
-
-def _read_message(data: bytes) -> list[tuple[int, int | bytes]]:
-    """Return the fields of a protocol-buffer message: numbers as int, everything else as bytes."""
-    found: list[tuple[int, int | bytes]] = []
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-            if shift > 63:
-                raise ValueError("number too long")
-
-    while at < len(data):
-        key = varint()
-        field, wire = key >> 3, key & 7
-        if wire == 0:
-            found.append((field, varint()))
-            continue
-        size = {1: 8, 5: 4}.get(wire) or (varint() if wire == 2 else -1)
-        if size < 0 or at + size > len(data):
-            raise ValueError("broken field")
-        found.append((field, data[at : at + size]))
-        at += size
-    return found

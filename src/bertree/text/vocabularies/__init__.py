@@ -1,0 +1,1 @@
+"""Tokenizers from vocabularies: the files of the original releases, SentencePiece models, bytes."""
