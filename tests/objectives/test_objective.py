@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bertree.model.heads import NEVER, ROUND, MaskHead
+from bertree.objectives import pretraining
 from bertree.objectives.objective import cross_entropy
 from bertree.objectives.pretraining import pretraining_objective
 from tests.support.batches import fresh, joined, sequences
@@ -43,9 +44,11 @@ def test_half_precision_logits_are_summed_in_full() -> None:
     assert float(found) == pytest.approx(float(F.cross_entropy(logits.float()[:3], torch.tensor(TARGETS[:3])) * 3))
 
 
-@pytest.mark.parametrize("question", ["nsp", "sop"])
-def test_masked_tokens_and_pairs(question: str) -> None:
+@pytest.mark.parametrize(("question", "at_once"), [("nsp", 8192), ("sop", 4)])
+def test_masked_tokens_and_pairs(question: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "EVALUATED", at_once)
     batch = joined(sequences(9))
+    assert len(batch.labels.targets) > 4
     network = fresh().eval()
     objective = pretraining_objective(mlm=2.0, **{question: 0.5})
     assert objective.weights == {"mlm": 2.0, question: 0.5}

@@ -14,6 +14,8 @@ from bertree.batch import IGNORED, Batch, PretrainingLabels
 from bertree.model.network import Network
 from bertree.objectives.objective import Loss, Term, WeightedTerms, cross_entropy
 
+EVALUATED = 8192  # tokens whose logits exist at the same time where there are no gradients: 1 GB of 30,000 entries
+
 
 class PretrainingTerm(Term, Protocol):
     """A term of the pretraining loss."""
@@ -48,7 +50,11 @@ class MaskedTokens:
         masked_m, targets_m = PretrainingLabels.of(batch).predicted
         if torch.is_grad_enabled():
             return Loss(network.mask_loss(hidden_th, masked_m, targets_m), None)
-        return cross_entropy(network.mask_logits(hidden_th, masked_m), targets_m)
+        total, correct = hidden_th.new_zeros((), dtype=torch.float32), targets_m.new_zeros(())
+        for some_m, wanted_m in zip(masked_m.split(EVALUATED), targets_m.split(EVALUATED), strict=True):
+            part = cross_entropy(network.mask_logits(hidden_th, some_m), wanted_m)
+            total, correct = total + part.sum, correct + part.correct  # type: ignore[operator]
+        return Loss(total, correct)
 
     def more_figures(self, loss: float) -> dict[str, float]:
         """Return the perplexity."""

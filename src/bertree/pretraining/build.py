@@ -263,11 +263,12 @@ def held_out_lanes(recipe: Recipe, store: Store, phase: Phase) -> LaneStream:
 
 def held_out_stream(recipe: Recipe, store: Store, phase: Phase) -> Stream:
     """Return held-out text as a phase reads it, with the same masks every time."""
+    few = 6 if 6 * phase.max_length <= 2 * EVALUATION_TOKENS else 2  # sequences in a batch, of the longest
     return Stream(
         store,
         format=recipe.data.format,
         masking=replace(masking_of(recipe.data), duplicates=0),
-        batch_tokens=max(min(EVALUATION_TOKENS, recipe.run.eval_tokens), 6 * phase.max_length),
+        batch_tokens=max(min(EVALUATION_TOKENS, recipe.run.eval_tokens), few * phase.max_length),
         max_length=phase.max_length,
         seed=recipe.run.seed,
     )
