@@ -21,4 +21,6 @@ EVERYTHING = {
     "residual": "pre-norm",
     "segments": 0,
     "embedding_norm": True,
+    "first_norm": False,
+    "head_bias": False,
 }

@@ -23,6 +23,7 @@ CONFIGS = {
     "openai-gpt": transformers.OpenAIGPTConfig,
     "ctrl": transformers.CTRLConfig,
     "xlnet": transformers.XLNetConfig,
+    "modernbert": transformers.ModernBertConfig,
 }
 
 

@@ -50,7 +50,7 @@ class Encoder(nn.Module, ABC):
         return batch.first if batch.summary is None else batch.summary
 
     def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
-        """Return one state per sequence: its summary token's (s x h)."""
+        """Return one state per sequence, of states of any width: its summary token's (s x h)."""
         return hidden_th[self.summary_index(batch)]
 
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:

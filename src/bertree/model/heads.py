@@ -24,7 +24,8 @@ STARTS = 5  # first tokens of answers that a `BeamSpanHead` looks for the last t
 class MaskHead(nn.Module):
     """MLM or LM: logits over the vocabulary. Its output matrix is the token embedding, passed in, never copied.
 
-    `transform`: a dense layer, an activation and a norm come first. `bias`: one for each entry of the vocabulary.
+    `transform`: a dense layer, an activation and a norm come first, with biases or without (`transform_bias`). `bias`:
+    one for each entry of the vocabulary.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class MaskHead(nn.Module):
         eps: float,
         transform: bool = True,
         bias: bool = True,
+        transform_bias: bool = True,
     ) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, embedding_width) if transform else None
-        self.norm = nn.LayerNorm(embedding_width, eps=eps) if transform else None
+        self.dense = nn.Linear(width, embedding_width, bias=transform_bias) if transform else None
+        self.norm = nn.LayerNorm(embedding_width, eps=eps, bias=transform_bias) if transform else None
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.vocab_size = vocab_size
         self.activation = ACTIVATION[activation]
@@ -69,8 +71,9 @@ class MaskHead(nn.Module):
 class ClassHead(nn.Module):
     """A logit per class for each state it is given: a token's or a sequence's.
 
-    With `dense` the head first transforms the state (RoBERTa, DistilBERT). `reads` says which states it is given:
-    each token's ("tokens"), the pooler's output ("pooled"), or one state per sequence ("sequence").
+    With `dense` the head first transforms the state (RoBERTa, DistilBERT), with `norm` it also norms it (ModernBERT).
+    `reads` says which states it is given: each token's ("tokens"), the pooler's output ("pooled"), or one state per
+    sequence ("sequence").
     """
 
     def __init__(
@@ -81,11 +84,13 @@ class ClassHead(nn.Module):
         dense: nn.Linear | None = None,
         activation: str = "tanh",
         input_dropout: float = 0.0,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.reads = reads
         self.input_dropout = nn.Dropout(input_dropout)
         self.dense = dense
+        self.norm = norm
         self.activation = ACTIVATION[activation]
         self.dropout = nn.Dropout(dropout)
         self.out = out
@@ -94,6 +99,8 @@ class ClassHead(nn.Module):
         """Return logits (... x c)."""
         if self.dense is not None:
             x_h = self.activation(self.dense(self.input_dropout(x_h)))
+        if self.norm is not None:
+            x_h = self.norm(x_h)
         logits: Tensor = self.out(self.dropout(x_h))
         return logits
 

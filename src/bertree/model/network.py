@@ -143,10 +143,10 @@ class Network(nn.Module):
         return vectors_sd
 
     def sequence_states(self, hidden_tw: Tensor, batch: Batch) -> Tensor:
-        """Return one state per sequence (s x w), from the encoder or from the readout's features."""
-        if self.features is None:
+        """Return one state per sequence (s x w): as the encoder represents it, or the final states of an LSTM."""
+        if self.features is None or self.features.lstm is None:
             return self.encoder.sequence_states(hidden_tw, batch)
-        return self.features.sequence_states(hidden_tw, batch, self.encoder.summary_index(batch))
+        return self.features.lstm.final_states(hidden_tw, batch)
 
 
 def build(
@@ -192,8 +192,7 @@ def build_head(
     elif classes < 1:
         raise UserError(f"head '{name}': needs at least one class")
     elif name in TOKEN_HEADS:
-        out = nn.Linear(width or a.width, classes)
-        head = ClassHead(out, "tokens", a.classifier_dropout if name == "token" else 0.0)
+        head = _token_head(a, name, classes, width, readout.transforms)
     elif readout.reads_states and name != "pair":
         read = width if readout.transforms and width else a.sequence_width
         head = ClassHead(nn.Linear(read, classes), "sequence", a.classifier_dropout)
@@ -208,10 +207,25 @@ def build_mask_head(a: Transformer) -> nn.Module:
     clusters = vocabulary_clusters(a)
     if clusters is None:
         sizes = (a.width, a.embedding_width, a.vocab_size)
-        return MaskHead(*sizes, a.mask_activation, a.norm_eps, a.mask_transform, a.mask_bias)
+        return MaskHead(*sizes, a.mask_activation, a.norm_eps, a.mask_transform, a.mask_bias, a.head_bias)
     projected = not clusters.same_width or a.embedding_width != a.width
     own = [int(cluster) for cluster in a.output_projections.split(",") if cluster and projected]
     return AdaptiveSoftmax(clusters, a.width, own)
+
+
+def _token_head(a: Architecture, name: str, classes: int, width: int, reads_features: bool) -> ClassHead:
+    """Build a head on each token's state."""
+    out = nn.Linear(width or a.width, classes)
+    if isinstance(a, Transformer) and a.sequence_head == "normed" and not reads_features:
+        return _normed_head(a, out, "tokens")
+    return ClassHead(out, "tokens", a.classifier_dropout if name == "token" else 0.0)
+
+
+def _normed_head(a: Transformer, out: nn.Linear, reads: str) -> ClassHead:
+    """Build ModernBERT's head: a dense layer, an activation and a norm come first."""
+    dense = nn.Linear(a.width, a.width, bias=a.head_bias)
+    norm = nn.LayerNorm(a.width, eps=a.norm_eps, bias=a.head_bias)
+    return ClassHead(out, reads, a.classifier_dropout, dense, a.mask_activation, norm=norm)
 
 
 def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
@@ -219,6 +233,8 @@ def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
     if a.sequence_head == "linear" and name != "pair":
         return ClassHead(nn.Linear(a.width, classes, bias=False), "sequence", 0.0)
     out = nn.Linear(a.width, classes)
+    if a.sequence_head == "normed" and name != "pair":
+        return _normed_head(a, out, "sequence")
     if a.sequence_head == "summary":
         return ClassHead(out, "sequence", a.classifier_dropout, dense=nn.Linear(a.width, a.width))
     # RoBERTa's and DistilBERT's classifiers have a dense layer of their own; a choice head reads the pooler if there

@@ -46,7 +46,8 @@ def _counts(batch: Batch) -> Tensor:
     return batch.lengths.clamp(min=1).float()[:, None]
 
 
-def _mean(states_tw: Tensor, batch: Batch) -> Tensor:
+def mean_states(states_tw: Tensor, batch: Batch) -> Tensor:
+    """Return the mean of each sequence's states, in float32 (s x w)."""
     return _sum(states_tw, batch) / _counts(batch)
 
 
@@ -68,7 +69,7 @@ def _max(states_tw: Tensor, batch: Batch) -> Tensor:
 
 POOLINGS: dict[str, Callable[[Tensor, Batch], Tensor]] = {
     "cls": _cls,  # the token that represents a text: the first, or the last of an encoder that ends in it
-    "mean": _mean,
+    "mean": mean_states,
     "max": _max,
     "last": _last,
     "sqrt": _sqrt,

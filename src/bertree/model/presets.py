@@ -59,6 +59,37 @@ _add(
     residual="pre-norm",
 )
 _add(
+    "modernbert-base",
+    "bert-base",
+    "Warner et al. 2024: rotary positions, two of three layers local, gated feed-forward, 8,192 tokens",
+    "149M",
+    vocab_size=50368,
+    layers=22,
+    ffn_width=1152,
+    max_positions=8192,
+    attention="full,local,local",
+    positions="rotary",
+    rotary_base=160_000.0,
+    ffn="gated",
+    segments=0,
+    residual="pre-norm",
+    embedding_norm=True,
+    first_norm=False,
+    norm_eps=1e-5,
+    norm_bias=False,
+    attention_bias=False,
+    ffn_bias=False,
+    head_bias=False,
+    pooler=False,
+    sequence_head="normed",
+    dropout=0.0,
+    attention_dropout=0.0,
+    classifier_dropout=0.0,
+)
+_add(
+    "modernbert-large", "modernbert-base", "Warner et al. 2024", "395M", layers=28, width=1024, heads=16, ffn_width=2624
+)
+_add(
     "bert-xlarge",
     "bert-large",
     "the width at which Lan et al. 2019 saw BERT degrade",

@@ -119,10 +119,6 @@ class LayerFeatures(nn.Module):
         features_tw: Tensor = self.join(states)
         return features_tw if self.lstm is None else self.lstm(features_tw, batch)
 
-    def sequence_states(self, features_tw: Tensor, batch: Batch, summary_s: Tensor) -> Tensor:
-        """Return one state per sequence (s x w): its summary token's, or the final states of the LSTM."""
-        return features_tw[summary_s] if self.lstm is None else self.lstm.final_states(features_tw, batch)
-
 
 def build_features(a: Architecture, readout: Readout) -> tuple[LayerFeatures | None, int]:
     """Build the modules between the encoder of `a` and its heads; return them and the width of their output."""

@@ -24,6 +24,7 @@ from bertree.model.layers.positions import LearnedPositions, build_embedded_posi
 from bertree.model.layers.residual import RESIDUALS, Block, PostNorm, PreNorm
 from bertree.model.masks import Window
 from bertree.model.past import KEYS, LENGTHS, MEMORY, VALUES, CachePast, MemoryPast, Past, TwoStreams
+from bertree.model.pooling import mean_states
 from bertree.model.stack import Stack
 from bertree.model.state import EncoderOutput, State, StateSpec
 
@@ -41,7 +42,7 @@ class TransformerEncoder(Encoder):
     """Embeddings and stack; optionally a norm after the last layer (pre-norm needs it) and a pooler.
 
     `causal`: no token sees those after it. `query_stream`: a second stream predicts the tokens of a permutation.
-    `summarizes_last`: a sequence is represented by its last token instead of its first.
+    `summary`: what represents a sequence: its first token, its last, or the mean of all.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class TransformerEncoder(Encoder):
         causal: bool = False,
         memory: MemorySettings | None = None,
         query_stream: bool = False,
-        summarizes_last: bool = False,
+        summary: str = "first",
     ) -> None:
         super().__init__(embeddings, width, len(stack.plan))
         self.causal = causal
@@ -62,7 +63,7 @@ class TransformerEncoder(Encoder):
         self.norm = norm
         self.pooler = pooler
         self.memory = memory
-        self.summarizes_last = summarizes_last
+        self.summary = summary
         self.query_start = nn.Parameter(torch.zeros(width)) if query_stream else None
         self.drawn = ("query_start",) if query_stream else ()
 
@@ -157,12 +158,18 @@ class TransformerEncoder(Encoder):
         int64)."""
         if batch.summary is not None:
             return batch.summary
-        return batch.last if self.summarizes_last else batch.first
+        return batch.last if self.summary == "last" else batch.first
+
+    def sequence_states(self, hidden_th: Tensor, batch: Batch) -> Tensor:
+        """Return one state per sequence, of states of any width: a token's, or the mean of all (s x h)."""
+        if self.summary == "mean":
+            return mean_states(hidden_th, batch).to(hidden_th.dtype)
+        return super().sequence_states(hidden_th, batch)
 
     def pool(self, hidden_th: Tensor, batch: Batch) -> Tensor:
         """Return the pooler's output for each sequence (s x h)."""
         assert self.pooler is not None, "this architecture has no pooler"
-        pooled: Tensor = self.pooler(hidden_th[self.summary_index(batch)]).tanh()
+        pooled: Tensor = self.pooler(self.sequence_states(hidden_th, batch)).tanh()
         return pooled
 
     def recompute(self, wanted: bool) -> None:
@@ -189,7 +196,7 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
     encoder = TransformerEncoder(
         embeddings,
         Stack(
-            [Block(part, build_norm(a, a.width), a.dropout) for part in attention],
+            [Block(part, norm, a.dropout) for part, norm in zip(attention, _attention_norms(a), strict=True)],
             [Block(part, build_norm(a, a.width), a.dropout) for part in ffn],
             list(zip(a.plan("attention"), a.plan("ffn"), strict=True)),
             residual,
@@ -200,12 +207,18 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
         not any(part.mask.looks_ahead for part in attention),
         MemorySettings(a.memory, a.same_length, a.memory_start == "zeros") if a.memory else None,
         a.query_stream,
-        a.summarizes_last,
+        "last" if a.summarizes_last else a.summary,
     )
     initialize(encoder, a.init_std)
     if a.residual_init == "scaled":  # so that the sum over all layers starts as large as one term
         scale_weights([part.out for part in attention] + [part.down for part in ffn], (2 * a.layers) ** -0.5)
     return encoder
+
+
+def _attention_norms(a: Transformer) -> list[nn.Module]:
+    """Build the norm of each stored attention; the first may be without one."""
+    norms = [build_norm(a, a.width) for _ in set(a.plan("attention"))]
+    return norms if a.first_norm else [nn.Identity(), *norms[1:]]
 
 
 def build_token_embeddings(a: Transformer) -> TokenEmbeddings | AdaptiveEmbeddings:

@@ -12,6 +12,7 @@ from bertree.files.formats import Json
 from bertree.interop.huggingface.causal_config import CAUSAL_CONFIGS, causal_family
 from bertree.interop.huggingface.family import Family
 from bertree.interop.huggingface.family_config import different_axis, read_values, write_keys
+from bertree.interop.huggingface.modernbert import MODERNBERT_CONFIG
 from bertree.interop.huggingface.names import FAMILIES
 from bertree.interop.huggingface.xlnet import XLNET_CONFIG
 from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
@@ -56,7 +57,7 @@ KEYS: dict[str, dict[str, str]] = {
         "activation": "activation",
     },
 }
-CONFIGS = {**CAUSAL_CONFIGS, "xlnet": XLNET_CONFIG}
+CONFIGS = {**CAUSAL_CONFIGS, "xlnet": XLNET_CONFIG, "modernbert": MODERNBERT_CONFIG}
 _PRESET = {
     "bert": "bert-base",
     "megatron-bert": "megatron-bert",
@@ -170,7 +171,7 @@ def require_transformer(a: Architecture) -> Transformer:
 def family_of_architecture(architecture: Architecture) -> Family:
     """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
     a = require_transformer(architecture)
-    if a.causal or a.positions == "relative":
+    if a.causal or a.positions in ("relative", "rotary"):
         return _described_family(a)
     if a.residual == "pre-norm":
         name = "megatron-bert"
@@ -215,7 +216,8 @@ def family_of_architecture(architecture: Architecture) -> Family:
 
 
 def _described_family(a: Transformer) -> Family:
-    family = FAMILIES[causal_family(a) if a.causal else "xlnet"]
+    bidirectional = "modernbert" if a.positions == "rotary" else "xlnet"
+    family = FAMILIES[causal_family(a) if a.causal else bidirectional]
     if (different := different_axis(CONFIGS[family.model_type], a, _base(family))) is not None:
         raise _cannot_hold(family, a, *different)
     return family

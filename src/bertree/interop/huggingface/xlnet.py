@@ -12,9 +12,9 @@ from bertree.interop.huggingface.family import Family, Row
 from bertree.interop.huggingface.family_config import FamilyConfig, number
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
-from bertree.model.architecture.transformer_axes import SUMMARIES
 
 _LAYER, _ATTENTION, _FFN = "layer.{i}.rel_attn.", "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
+_SUMMARIES = ("first", "last")
 _BEAM = 5  # starts, and ends of each, that Hugging Face's search for answers keeps
 
 
@@ -22,8 +22,8 @@ def _read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
     width, heads = number(config, "d_model", base.width, where), number(config, "n_head", base.heads, where)
     if config.get("d_head") is not None and number(config, "d_head", 0, where) * heads != width:
         raise UserError(f"{where}: d_head: must be d_model / n_head, not {config['d_head']}")
-    if config.get("summary_type", "last") not in SUMMARIES:
-        known = " or ".join(map(repr, SUMMARIES))
+    if config.get("summary_type", "last") not in _SUMMARIES:
+        known = " or ".join(map(repr, _SUMMARIES))
         raise UserError(f"{where}: summary_type: {config['summary_type']!r} has no equal here, only {known}")
     dropout = config.get("dropout")
     return {

@@ -18,7 +18,7 @@ from bertree.model.architecture.axes import (
 )
 
 MAX_LAYERS = 1024
-SEQUENCE_HEADS = ("pooler", "tanh", "relu", "compare", "linear", "summary")
+SEQUENCE_HEADS = ("pooler", "tanh", "relu", "compare", "linear", "summary", "normed")
 # Axes in the order of files. All of these are written; any other only where it differs from its default.
 WRITTEN = (
     *("vocab_size", "body", "width", "layers", "heads", "attention", "ffn_width", "embedding_width"),
@@ -56,7 +56,7 @@ class Architecture(ABC):
     sequence_head: str = axis(
         "pooler",
         "classifier: on the pooler, with a dense layer of its own (tanh, relu, or compare on two; summary: tanh, no "
-        "dropout before it), or alone (linear)",
+        "dropout before it; normed: with a norm behind it, on tokens too), or alone (linear)",
         one_of(SEQUENCE_HEADS),
     )
     dropout: float = axis(0.1, "on embeddings and on both parts of each block", probability)

@@ -82,7 +82,7 @@ class Transformer(TransformerAxes):
     @property
     def summarizes_last(self) -> bool:
         """True if a sequence is represented by its last token."""
-        return self.causal or self.summary == "last"
+        return self.summary == "last" or (self.causal and self.summary != "mean")
 
     @property
     def longest_input(self) -> int:

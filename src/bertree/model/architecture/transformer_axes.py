@@ -26,7 +26,7 @@ ATTENTION = ("full", "causal", "local", "chunked", "lsh")
 POSITIONS = ("learned", "axial", "sinusoidal", "relative", "rotary")
 MEMORY_STARTS = ("none", "zeros")
 SEGMENT_ENCODINGS = ("absolute", "relative")
-SUMMARIES = ("first", "last")
+SUMMARIES = ("first", "last", "mean")
 FEED_FORWARD = ("plain", "gated")
 NORMS = ("layer", "rms")
 RESIDUALS = ("post-norm", "pre-norm", "reversible")
@@ -147,7 +147,8 @@ class TransformerAxes(Architecture):
     )
     summary: str = axis(
         "first",
-        "token that represents a sequence: first or last; with causal attention always the last",
+        "what represents a sequence: its first or last token (with causal attention always the last), or the mean of "
+        "all",
         one_of(SUMMARIES),
     )
     sharing: str = axis("none", "what the layers share: none, attention, ffn or all", one_of(SHARING))
@@ -168,6 +169,7 @@ class TransformerAxes(Architecture):
     mask_transform: bool = axis(True, "the MLM or LM head has a dense layer, an activation and a norm")
     tied_output: bool = axis(True, "the output matrix of the MLM or LM head is the token embeddings")
     mask_bias: bool = axis(True, "the MLM or LM head has a bias for each entry of the vocabulary")
+    head_bias: bool = axis(True, "biases of the dense layers and norms in the heads")
     norm: str = axis(
         "layer", "norms of the encoder: layer norms, or by the root mean square alone (rms)", one_of(NORMS)
     )
@@ -180,6 +182,7 @@ class TransformerAxes(Architecture):
         "from which the backward pass computes the states of each layer again)",
         one_of(RESIDUALS),
     )
+    first_norm: bool = axis(True, "norm before the first layer's attention of a pre-norm or reversible model")
     final_norm: bool = axis(True, "norm after the last layer of a pre-norm or reversible model")
     residual_init: str = axis(
         "plain",

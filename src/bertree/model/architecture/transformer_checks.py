@@ -16,6 +16,8 @@ def transformer_problems(a: TransformerAxes) -> list[str]:
         )
     if a.sequence_head == "compare":
         found.append("sequence_head: compare reads the texts of a pair apart, which only body = bilstm does")
+    if not a.first_norm and (a.residual == "post-norm" or a.sharing in ("attention", "all")):
+        found.append("first_norm: only a pre-norm or reversible model whose attention is not shared can be without it")
     if a.positions != "learned" and a.position_offset:
         found.append(
             f"position_offset: {a.positions} positions have no table, so it must be 0, not {a.position_offset}"

@@ -44,6 +44,7 @@ class TransformerCosts:
         last = norm * a.width if a.residual == "pre-norm" and a.final_norm else 0
         last += 2 * inner if a.shared_position_bias else 0
         last += a.width if a.query_stream else 0
+        last -= 0 if a.first_norm else norm * a.width
         return Parameters(
             embeddings=self._embeddings(norm),
             encoder=(attention + norm * a.width) * copies[0] + (ffn + norm * a.width) * copies[1] + last,
@@ -74,7 +75,8 @@ class TransformerCosts:
 
     def _mask_head(self) -> int:
         a, clusters = self.a, self._clusters()
-        transform = linear(a.width, a.embedding_width) + 2 * a.embedding_width if a.mask_transform else 0
+        transform = linear(a.width, a.embedding_width, a.head_bias) + (2 if a.head_bias else 1) * a.embedding_width
+        transform = transform if a.mask_transform else 0
         found = transform + (a.vocab_size if a.mask_bias else 0)
         if self._projections():
             found += sum(clusters[int(i)][1] * a.width for i in a.output_projections.split(",") if i)
