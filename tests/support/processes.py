@@ -9,5 +9,6 @@ PROCESSES.set_forkserver_preload(
     [
         *("tests.support.all_modules", "tests.support.runs", "tests.support.killing"),
         *("tests.kill.trial", "torch._inductor", "faiss", "jinja2", "rich.table", "rich.progress"),
+        *("numpy.ma", "numpy.ctypeslib", "zoneinfo", "rich._emoji_codes"),
     ]
 )

@@ -15,6 +15,7 @@ from random import Random
 from safetensors.torch import load_file
 
 from tests.support import faults
+from tests.support.command import make_tree
 from tests.support.processes import PATIENCE, PROCESSES
 
 context = PROCESSES
@@ -145,9 +146,11 @@ def _command(arguments: tuple[str, ...], said: Path | None, fault: str, where: s
 def run_command(arguments: Sequence[str], said: Path | None) -> None:
     """Become `bertree` with these arguments; what it says goes to a file."""
     import torch
+    import typer.main
 
     from bertree.cli.main import main
 
+    typer.main.get_command = make_tree
     torch.set_num_threads(1)  # products this small take longer with two, and much longer beside other work
     with open(said or os.devnull, "a") as file:
         os.dup2(file.fileno(), 1)

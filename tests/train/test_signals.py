@@ -77,7 +77,9 @@ def test_stopped_at_many_moments(token_store: Path, tmp_path: Path) -> None:
         "--store",
         str(token_store),
         "run.save_every=1000",
-        "phases.1.steps=60",
+        "phases.0.batch_tokens=256",
+        "phases.1.batch_tokens=256",
+        "phases.1.steps=51",
     )
     assert runs.finish(*given, "--out", str(tmp_path / "whole"), said=said) == 0
     taken = 0
