@@ -230,7 +230,7 @@ def build_objective(
             raise UserError(f"distil.relation_layer: {layer} is more than the teacher's {its.layers} layers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        learner = add_projections(contents.network, a.width, its.width, weights, len(pairs))
+        learner = add_projections(contents.network, a.output_width, its.output_width, weights, len(pairs))
     needed = any(weight for term, weight in weights.items() if term != "mlm") and not wanted.cache
     objective = distillation_objective(
         weights,

@@ -57,7 +57,7 @@ def add_pooling(
     if vector is None:
         return
     with without_weights():
-        pooling = SentencePooling(a.width, vector, a.ends_in_summary)
+        pooling = SentencePooling(a.output_width, vector, a.ends_in_summary)
     if vector.dense:
         sentence_transformers.load_dense(pooling, sentence_transformers.dense_folders(folder), dtype)
     network.vector = pooling

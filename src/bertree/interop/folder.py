@@ -150,7 +150,7 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
         weights.save(network, _table(layout, a, network), work / weights.SINGLE, dtype)
         if network.vector is not None and layout == "huggingface":
             limit = min(contents.max_length or a.max_positions, a.max_positions)
-            sentence_transformers.write_pooling(network.vector, a.width, work, limit, dtype)
+            sentence_transformers.write_pooling(network.vector, a.output_width, work, limit, dtype)
         if contents.tokenizer:
             contents.tokenizer.save(work, contents.max_length if to == "huggingface" else None, a.reads_segments)
         if to == "bertree":

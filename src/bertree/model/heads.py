@@ -22,7 +22,8 @@ STARTS = 5  # first tokens of answers that a `BeamSpanHead` looks for the last t
 
 
 class MaskHead(nn.Module):
-    """MLM or LM: logits over the vocabulary. Its output matrix is the token embedding, passed in, never copied.
+    """MLM or LM: logits over the vocabulary. Its output matrix is the token embedding, passed in, never copied; or its
+    own, if it is not `tied`.
 
     `transform`: a dense layer, an activation and a norm come first, with biases or without (`transform_bias`). `bias`:
     one for each entry of the vocabulary.
@@ -38,13 +39,19 @@ class MaskHead(nn.Module):
         transform: bool = True,
         bias: bool = True,
         transform_bias: bool = True,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         self.dense = nn.Linear(width, embedding_width, bias=transform_bias) if transform else None
         self.norm = nn.LayerNorm(embedding_width, eps=eps, bias=transform_bias) if transform else None
+        self.output = None if tied else nn.Linear(embedding_width if transform else width, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
         self.vocab_size = vocab_size
         self.activation = ACTIVATION[activation]
+
+    def matrix(self, tokens: nn.Embedding) -> Tensor:
+        """Return the output matrix (v x e)."""
+        return tokens.weight if self.output is None else self.output.weight
 
     def forward(self, hidden_mh: Tensor, tokens: nn.Embedding, pad_vocab: bool = False) -> Tensor:
         """Return logits for the hidden states of the chosen positions (m x v).
@@ -52,15 +59,14 @@ class MaskHead(nn.Module):
         `pad_vocab`: on a GPU, pad the vocabulary to a multiple of 64 with entries whose probability is 0. Matrices of
         an odd size (BERT's vocabulary has 30,522 entries) are multiplied several times slower.
         """
-        tokens_ve: Tensor = tokens.weight
-        bias_v: Tensor | None = self.bias
-        spare = -self.vocab_size % ROUND if pad_vocab and tokens_ve.is_cuda else 0
+        matrix_ve, bias_v = self.matrix(tokens), self.bias
+        spare = -self.vocab_size % ROUND if pad_vocab and matrix_ve.is_cuda else 0
         if spare:
-            bias_v = tokens_ve.new_zeros(self.vocab_size) if bias_v is None else bias_v
-            tokens_ve, bias_v = F.pad(tokens_ve, (0, 0, 0, spare)), F.pad(bias_v, (0, spare), value=NEVER)
+            bias_v = matrix_ve.new_zeros(self.vocab_size) if bias_v is None else bias_v
+            matrix_ve, bias_v = F.pad(matrix_ve, (0, 0, 0, spare)), F.pad(bias_v, (0, spare), value=NEVER)
         if self.dense is not None and self.norm is not None:
             hidden_mh = self.norm(self.activation(self.dense(hidden_mh)))
-        return F.linear(hidden_mh, tokens_ve, bias_v)
+        return F.linear(hidden_mh, matrix_ve, bias_v)
 
     def loss(self, hidden_mh: Tensor, tokens: nn.Embedding, targets_m: Tensor) -> Tensor:
         """Return the cross-entropy, summed over the targets that are not -100."""

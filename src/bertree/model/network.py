@@ -188,7 +188,7 @@ def build_head(
         assert isinstance(a, Transformer)
         head: nn.Module = build_mask_head(a)
     elif name == "beam-span":
-        head = BeamSpanHead(width or a.width, a.norm_eps)
+        head = BeamSpanHead(width or a.output_width, a.norm_eps)
     elif classes < 1:
         raise UserError(f"head '{name}': needs at least one class")
     elif name in TOKEN_HEADS:
@@ -206,8 +206,9 @@ def build_mask_head(a: Transformer) -> nn.Module:
     """Build the head of masked or next tokens."""
     clusters = vocabulary_clusters(a)
     if clusters is None:
-        sizes = (a.width, a.embedding_width, a.vocab_size)
-        return MaskHead(*sizes, a.mask_activation, a.norm_eps, a.mask_transform, a.mask_bias, a.head_bias)
+        sizes = (a.output_width, a.embedding_width, a.vocab_size)
+        parts = (a.mask_transform, a.mask_bias, a.head_bias, a.tied_output)
+        return MaskHead(*sizes, a.mask_activation, a.norm_eps, *parts)
     projected = not clusters.same_width or a.embedding_width != a.width
     own = [int(cluster) for cluster in a.output_projections.split(",") if cluster and projected]
     return AdaptiveSoftmax(clusters, a.width, own)
@@ -215,15 +216,15 @@ def build_mask_head(a: Transformer) -> nn.Module:
 
 def _token_head(a: Architecture, name: str, classes: int, width: int, reads_features: bool) -> ClassHead:
     """Build a head on each token's state."""
-    out = nn.Linear(width or a.width, classes)
     if isinstance(a, Transformer) and a.sequence_head == "normed" and not reads_features:
-        return _normed_head(a, out, "tokens")
+        return _normed_head(a, nn.Linear(a.width, classes), "tokens")
+    out = nn.Linear(width or a.output_width, classes)
     return ClassHead(out, "tokens", a.classifier_dropout if name == "token" else 0.0)
 
 
 def _normed_head(a: Transformer, out: nn.Linear, reads: str) -> ClassHead:
     """Build ModernBERT's head: a dense layer, an activation and a norm come first."""
-    dense = nn.Linear(a.width, a.width, bias=a.head_bias)
+    dense = nn.Linear(a.output_width, a.width, bias=a.head_bias)
     norm = nn.LayerNorm(a.width, eps=a.norm_eps, bias=a.head_bias)
     return ClassHead(out, reads, a.classifier_dropout, dense, a.mask_activation, norm=norm)
 
@@ -231,12 +232,12 @@ def _normed_head(a: Transformer, out: nn.Linear, reads: str) -> ClassHead:
 def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
     """Build the sequence head of a family."""
     if a.sequence_head == "linear" and name != "pair":
-        return ClassHead(nn.Linear(a.width, classes, bias=False), "sequence", 0.0)
+        return ClassHead(nn.Linear(a.output_width, classes, bias=False), "sequence", 0.0)
     out = nn.Linear(a.width, classes)
     if a.sequence_head == "normed" and name != "pair":
         return _normed_head(a, out, "sequence")
     if a.sequence_head == "summary":
-        return ClassHead(out, "sequence", a.classifier_dropout, dense=nn.Linear(a.width, a.width))
+        return ClassHead(out, "sequence", a.classifier_dropout, dense=nn.Linear(a.output_width, a.width))
     # RoBERTa's and DistilBERT's classifiers have a dense layer of their own; a choice head reads the pooler if there
     # is one.
     if name == "pair" or a.sequence_head == "pooler" or (name == "choice" and a.pooler):
@@ -247,7 +248,7 @@ def _transformer_head(a: Transformer, name: str, classes: int) -> ClassHead:
         out,
         "sequence",
         a.classifier_dropout,
-        dense=nn.Linear(a.width, a.width),
+        dense=nn.Linear(a.output_width, a.width),
         activation=a.sequence_head,
         input_dropout=a.classifier_dropout if a.sequence_head == "tanh" else 0.0,
     )

@@ -123,7 +123,7 @@ class LayerFeatures(nn.Module):
 def build_features(a: Architecture, readout: Readout) -> tuple[LayerFeatures | None, int]:
     """Build the modules between the encoder of `a` and its heads; return them and the width of their output."""
     if not readout.transforms:
-        return None, a.width
+        return None, a.output_width
     if not a.layers_readable:
         raise UserError("top.layers, top.lstm: are for transformers; of a bilstm only the last states can be read")
     chosen = DEPTHS[readout.layers] or tuple(range(1, a.layers + 1))
@@ -133,7 +133,7 @@ def build_features(a: Architecture, readout: Readout) -> tuple[LayerFeatures | N
             f"top.layers: {readout.layers} needs {-min(chosen)} layers, but the encoder has {a.layers}; try sum-all"
         )
     summed = readout.layers.startswith("sum-")
-    width = a.width if summed else a.width * len(depths)
+    width = a.output_width if summed else a.output_width * len(depths)
     lstm = BidirectionalLstm(width, readout.lstm, readout.lstm_layers, a.classifier_dropout) if readout.lstm else None
     features = LayerFeatures(depths, ScalarMix(len(depths)) if summed else Concat(), lstm)
     return features, width if lstm is None else lstm.width

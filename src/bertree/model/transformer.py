@@ -74,7 +74,7 @@ class TransformerEncoder(Encoder):
         Layers are computed as the states are taken, so a caller that stops early saves the layers above.
         """
         x_th, past = self._start(batch, past)
-        yield x_th
+        yield self.stack.residual.close(self.stack.residual.open(x_th))
         for depth, state in enumerate(self.stack(x_th, batch, past), 1):
             is_last = depth == self.depth
             yield self.norm(state) if is_last and self.norm is not None else state
@@ -201,9 +201,9 @@ def build_transformer(a: Transformer) -> TransformerEncoder:
             list(zip(a.plan("attention"), a.plan("ffn"), strict=True)),
             residual,
         ),
-        a.width,
-        build_norm(a, a.width) if residual.norms_last and a.final_norm else None,
-        nn.Linear(a.width, a.width) if a.pooler else None,
+        a.output_width,
+        build_norm(a, a.output_width) if residual.norms_last and a.final_norm else None,
+        nn.Linear(a.output_width, a.width) if a.pooler else None,
         not any(part.mask.looks_ahead for part in attention),
         MemorySettings(a.memory, a.same_length, a.memory_start == "zeros") if a.memory else None,
         a.query_stream,

@@ -53,7 +53,7 @@ class DecoderWeights:
         assert isinstance(head, MaskHead)
         if not all(isinstance(cast(Attention, block.part).mask, Causal) for block in encoder.stack.attention):
             return None
-        weight_ve = encoder.embeddings.tokens.weight
+        weight_ve = head.matrix(encoder.embeddings.tokens)
         on_cpu = weight_ve.device.type == "cpu"
         packed = linear_class(weight_ve.dtype) if on_cpu and not one_lane else None
         kind = packed or (TransposedLinear if on_cpu and weight_ve.dtype == torch.float32 else EagerLinear)
