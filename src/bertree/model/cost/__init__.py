@@ -24,6 +24,7 @@ from typing import Any
 from bertree.model.architecture import Architecture, BiLstm, Transformer
 from bertree.model.cost.bilstm import BiLstmCosts, classifier_parameters
 from bertree.model.cost.counts import Costs, Parameters
+from bertree.model.cost.options import long_lengths, option_variants
 from bertree.model.cost.transformer import KEYS, MASK_RATE, QUERY_RATE, TransformerCosts
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "describe_architecture",
     "forward_flops",
     "largest_batch",
+    "long_lengths",
+    "option_variants",
     "parameters",
     "pretraining_forward_flops",
     "training_bytes",
@@ -105,8 +108,8 @@ def training_bytes(
     rate = found.rate if rate is None else rate
     everything = counts.total + counts.mlm_head
     tokens = batch * length
-    kept = tokens * found.activation_bytes() + round(rate * tokens) * found.predicted_bytes(_queries(a, query_stream))
-    begins = 12 * everything + 2 * everything + 4 * a.vocab_size * a.embedding_width + kept
+    kept = found.peak_bytes(tokens, round(rate * tokens), _queries(a, query_stream))
+    begins = 12 * everything + 2 * everything + 4 * found.output_matrix() + kept
     return max(begins, 16 * everything)
 
 

@@ -43,9 +43,13 @@ class BiLstmCosts:
         """Bytes per token in fp32: each layer's input, and each unit's gates, cell and output."""
         return sum(4 * (each + 6 * self.a.width) + (each if self.a.dropout else 0) for each in self.below)
 
-    def predicted_bytes(self, query_stream: bool) -> int:
-        """None."""
-        return 0
+    def output_matrix(self) -> int:
+        """The token embedding, whose gradient is written first."""
+        return self.a.vocab_size * self.a.embedding_width
+
+    def peak_bytes(self, tokens: int, predicted: int, query_stream: bool) -> int:
+        """Bytes of the activations."""
+        return tokens * self.activation_bytes()
 
 
 def classifier_parameters(a: Architecture, classes: int = 2) -> int:

@@ -9,9 +9,9 @@ class Parameters:
     """Exact counts; a tensor shared by several layers or tied to another counts once."""
 
     embeddings: int  # tables, their norm, and the projection from E to H
-    encoder: int  # the layers, the norm after the last in pre-norm, and the start of a query stream
+    encoder: int  # the layers, the norm after the last in pre-norm or reversible, and the start of a query stream
     pooler: int
-    mlm_head: int  # without its output matrix, which is the token embedding
+    mlm_head: int  # without its output matrix, where that is the token embedding
 
     @property
     def total(self) -> int:
@@ -47,7 +47,10 @@ class Costs(Protocol):
         """Operations per predicted token: those of the MLM head and, if asked for, of its row of the query stream."""
 
     def activation_bytes(self) -> int:
-        """Bytes per token that autograd keeps for the encoder's backward pass."""
+        """Bytes per token that autograd keeps for the encoder's backward pass, if every layer keeps its own."""
 
-    def predicted_bytes(self, query_stream: bool) -> int:
-        """Bytes per predicted token: the tensors that autograd keeps, and the logits."""
+    def peak_bytes(self, tokens: int, predicted: int, query_stream: bool) -> int:
+        """Bytes of activations and logits at the worst moment, `predicted` of the tokens being predicted."""
+
+    def output_matrix(self) -> int:
+        """Return the size of the matrix whose gradient is written first."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from bertree.model.architecture import Transformer
+from bertree.model.cost.activations import Activations
 from bertree.model.cost.counts import Parameters, linear
 
 MASK_RATE = 0.15
@@ -13,7 +14,11 @@ LOGIT_BYTES = 10  # per logit: score in bf16, log-softmax and its gradient in fp
 KEYS: dict[str, Callable[[Transformer, int], float]] = {
     "full": lambda a, length: a.memory + length,
     "causal": lambda a, length: a.memory if a.same_length else a.memory + (length + 1) / 2,
-    "local": lambda a, length: _window_keys(min(a.window, length - 1), length),
+    "local": lambda a, length: _window_keys(min(a.window, length - 1), a.look_ahead, length),
+    "chunked": lambda a, length: _chunk_keys(a.chunk_length, a.chunks_before + 1 + a.chunks_after, length),
+    "lsh": lambda a, length: (
+        a.hashes * _chunk_keys(a.lsh_chunk_length, a.lsh_chunks_before + 1 + a.lsh_chunks_after, length)
+    ),
 }
 
 UP = {"plain": 1, "gated": 2}  # outputs of the first linear layer in units of `ffn_width`, by the axis `ffn`
@@ -34,23 +39,29 @@ class TransformerCosts:
         a = self.a
         norm = 2 if a.norm == "layer" and a.norm_bias else 1  # vectors
         inner = a.heads * a.head_size
-        attention = linear(a.width, 3 * inner, a.attention_bias) + linear(inner, a.width, a.attention_bias)
+        attention = linear(inner, a.width, a.attention_bias) + norm * a.width
         if a.positions == "relative":
             attention += a.width * inner + (0 if a.shared_position_bias else 2 * inner)
         if a.segment_encoding == "relative":
             attention += 3 * inner
+        kinds = dict(zip(a.plan("attention"), a.attention_kinds, strict=True)).values()  # of each stored copy
+        projections = sum(linear(a.width, self._projected(kind) * inner, a.attention_bias) for kind in kinds)
         ffn = linear(a.width, UP[a.ffn] * a.ffn_width, a.ffn_bias) + linear(a.ffn_width, a.width, a.ffn_bias)
-        copies = len(set(a.plan("attention"))), len(set(a.plan("ffn")))
-        last = norm * a.width if a.residual == "pre-norm" and a.final_norm else 0
+        ffn += norm * a.width
+        last = norm * a.output_width if a.residual != "post-norm" and a.final_norm else 0
         last += 2 * inner if a.shared_position_bias else 0
         last += a.width if a.query_stream else 0
         last -= 0 if a.first_norm else norm * a.width
         return Parameters(
             embeddings=self._embeddings(norm),
-            encoder=(attention + norm * a.width) * copies[0] + (ffn + norm * a.width) * copies[1] + last,
-            pooler=linear(a.width, a.width) if a.pooler else 0,
+            encoder=attention * len(kinds) + projections + ffn * len(set(a.plan("ffn"))) + last,
+            pooler=linear(a.output_width, a.width) if a.pooler else 0,
             mlm_head=self._mask_head(),
         )
+
+    def _projected(self, kind: str) -> int:
+        """Return how many of queries, keys and values attention of some kind computes by products of their own."""
+        return 2 if kind == "lsh" or (self.a.shared_qk and kind in ("full", "causal")) else 3
 
     def _clusters(self) -> list[tuple[int, int]]:
         """Return the entries and the embedding width of each cluster of the vocabulary."""
@@ -70,17 +81,25 @@ class TransformerCosts:
         places = a.max_positions + a.position_offset if a.positions == "learned" else 0
         segments = a.segments if a.segment_encoding == "absolute" else 0
         tables = sum(rows * width for rows, width in self._clusters()) + (places + segments) * a.embedding_width
+        if a.positions == "axial":
+            tables += sum(size * width for size, width in zip(a.axial_sizes, a.axial_parts, strict=True))
         projection = linear(a.embedding_width, a.width) if a.embedding_projection else sum(self._projections())
         return tables + (norm * a.embedding_width if a.embedding_norm else 0) + projection
 
     def _mask_head(self) -> int:
         a, clusters = self.a, self._clusters()
-        transform = linear(a.width, a.embedding_width, a.head_bias) + (2 if a.head_bias else 1) * a.embedding_width
+        transform = linear(a.output_width, a.embedding_width, a.head_bias)
+        transform += (2 if a.head_bias else 1) * a.embedding_width
         transform = transform if a.mask_transform else 0
-        found = transform + (a.vocab_size if a.mask_bias else 0)
+        found = transform + (a.vocab_size if a.mask_bias else 0) + (0 if a.tied_output else self.output_matrix())
         if self._projections():
             found += sum(clusters[int(i)][1] * a.width for i in a.output_projections.split(",") if i)
         return found + (len(clusters) - 1) * (a.embedding_width + 1)
+
+    def output_matrix(self) -> int:
+        """Return the size of the head's output matrix, whether it is the token embedding or not."""
+        a = self.a
+        return a.vocab_size * (a.embedding_width if a.mask_transform or a.tied_output else a.output_width)
 
     def classifiers(self) -> dict[str, int]:
         """None: papers count the encoder."""
@@ -89,10 +108,13 @@ class TransformerCosts:
     def forward_flops(self, length: int) -> int:
         """Operations per token of the encoder's forward pass at a sequence length."""
         a = self.a
+        inner = a.heads * a.head_size
         # Keys and values of the memory are computed with every segment.
-        keys_and_values = (2 + 2 * a.memory / length) * a.width * a.heads * a.head_size
+        keys_and_values = a.layers * (2 + 2 * a.memory / length) * a.width * inner
+        keys_and_values -= sum(3 - self._projected(kind) for kind in a.attention_kinds) * a.width * inner
+        hashing = a.attention_kinds.count("lsh") * a.hashes * _hash_axes(a, length) * inner
         projection = a.embedding_width * a.width if a.embedding_projection else 0
-        return round(2 * (self._row(length) + a.layers * keys_and_values + projection))
+        return round(2 * (self._row(length) + keys_and_values + hashing + projection))
 
     def _row(self, length: int) -> float:
         """Products per row of the layers, without those of keys and values."""
@@ -106,35 +128,42 @@ class TransformerCosts:
     def predicted_flops(self, length: int, query_stream: bool) -> int:
         """Operations per predicted token: those of the MLM head and, if asked for, of its row of the query stream."""
         a = self.a
-        transform = a.width * a.embedding_width if a.mask_transform else 0
+        transform = a.output_width * a.embedding_width if a.mask_transform else 0
         row = self._row(length) if query_stream else 0
-        return round(2 * (transform + a.embedding_width * a.vocab_size + row))
+        return round(2 * (transform + self.output_matrix() + row))
 
     def activation_bytes(self) -> int:
-        """Bytes per token that autograd keeps for the encoder's backward pass."""
-        a = self.a
-        h, f = a.width, a.ffn_width
-        masks = 2 * h if a.dropout else 0  # one byte per element, after attention and after feed-forward
-        attention = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
-        attention += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
-        attention += 2 * h if a.positions == "relative" else 0  # q with each of two biases
-        angles = 4 * a.head_size * len(set(a.attention_kinds)) if a.positions == "rotary" else 0  # cosines and sines
-        ffn = 2 * h + 2 * f + 2 * f  # input, before and after the activation
-        ffn += 4 * f if a.ffn == "gated" else 0  # the gate, and its product with the activation
-        norms = 2 * (2 * h + 8)  # inputs, mean and deviation of two norms
-        embeddings = (4 * a.embedding_width + 8 if a.embedding_norm else 0) + (a.embedding_width if a.dropout else 0)
-        if a.embedding_projection:
-            embeddings += 2 * a.embedding_width
-        final_norm = 2 * h + 8 if a.residual == "pre-norm" and a.final_norm else 0
-        return a.layers * (masks + attention + ffn + norms) + embeddings + angles + final_norm
+        """Bytes per token that autograd keeps for the encoder's backward pass, if every layer keeps its own."""
+        return Activations(self.a).per_token()
+
+    def peak_bytes(self, tokens: int, predicted: int, query_stream: bool) -> int:
+        """Bytes of activations and logits at the worst moment, `predicted` of the tokens being predicted."""
+        return Activations(self.a).peak(tokens, predicted * self.predicted_bytes(query_stream))
 
     def predicted_bytes(self, query_stream: bool) -> int:
         """Bytes per predicted token: the tensors that autograd keeps, and the logits."""
         a = self.a
         row = self.activation_bytes() - 4 * a.layers * a.width if query_stream else 0  # it has no keys and values
-        return 6 * a.width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size + row
+        return 6 * a.output_width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size + row
 
 
-def _window_keys(window: int, length: int) -> float:
-    """Keys per query with a window to each side, which is cut at both ends of the sequence."""
-    return 2 * window + 1 - window * (window + 1) / length
+def _window_keys(window: int, both_sides: bool, length: int) -> float:
+    """Keys per query with a window before it, or to both sides, which is cut at the ends of the sequence."""
+    return 1 + (1 + both_sides) * (window - window * (window + 1) / (2 * length))
+
+
+def _chunk_keys(chunk: int, seen: int, length: int) -> int:
+    """Keys per query that sees so many chunks of a sequence; scores of whole chunks are computed, hidden or not."""
+    return min(length, chunk) if length <= chunk else min(seen, -(-length // chunk)) * chunk
+
+
+def _hash_axes(a: Transformer, length: int) -> int:
+    """Axes that each vector is multiplied with in one round of hashing: half of the buckets of each factor."""
+    if length <= a.lsh_chunk_length:
+        return 0
+    if a.buckets != "0":
+        return sum(int(factor) // 2 for factor in a.buckets.split(","))
+    exponent = max(1, (2 * (length // a.lsh_chunk_length)).bit_length() - 1)
+    if 2**exponent <= 2 * a.lsh_chunk_length:
+        return int(2**exponent // 2)
+    return int((2 ** (exponent // 2) + 2 ** (exponent - exponent // 2)) // 2)
