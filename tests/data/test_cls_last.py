@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from bertree.batch import IGNORED
 from bertree.data.build import prepare, train_tokenizer
@@ -24,6 +24,7 @@ def streams(shape: list[list[int]], format: str, fixed: bool = False) -> tuple[S
 
 
 @pytest.mark.parametrize("format", [*PAIRED, *SINGLE])
+@settings(max_examples=30)
 @given(shape=shapes)
 def test_the_same_texts_with_cls_behind_them(format: str, shape: list[list[int]]) -> None:
     first, last = streams(shape, format)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 
 from bertree.data.masking import Masking
 from bertree.data.stream import Stream
@@ -13,6 +13,7 @@ PERMUTED = Masking("permutation", partial=4)
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@settings(max_examples=30)
 @given(shape=shapes)
 def test_every_format_can_be_permuted(format: str, shape: list[list[int]]) -> None:
     store = corpus([*shape, [3, 3], [4, 2]]).store
