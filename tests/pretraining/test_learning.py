@@ -77,38 +77,38 @@ def test_golden_losses(books: Path) -> None:
 
 
 def topical(count: int, seed: int) -> list[list[list[int]]]:
-    """Documents that stay with their own twenty words, and whose first half uses other words than the second."""
+    """Documents about one of two topics, each with six words of its own: the first half uses other words than the
+    second."""
     draw = np.random.default_rng(seed)
     documents = []
     for _ in range(count):
-        topic = 10 + 20 * int(draw.integers(10))
-        halves = (0, 10)
-        documents.append([draw.integers(topic + half, topic + half + 10, 6).tolist() for half in halves for _ in "123"])
+        topic = 10 + 6 * int(draw.integers(2))
+        documents.append([draw.integers(topic + half, topic + half + 3, 6).tolist() for half in (0, 3) for _ in "123"])
     return documents
 
 
 def repeated(count: int, seed: int) -> list[list[list[int]]]:
     """Documents of three words each, in any order: what stands here is told by the context, not by one neighbour."""
     draw = np.random.default_rng(seed)
-    return [[draw.choice(draw.choice(200, 3, replace=False) + 10, 30).tolist()] for _ in range(count)]
+    return [[draw.choice(draw.choice(30, 3, replace=False) + 10, 30).tolist()] for _ in range(count)]
 
 
 def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *changes: str) -> dict[str, float]:
-    """Held-out figures of a tiny recipe after 200 steps on made-up documents, and what counting would give."""
+    """Held-out figures of a tiny recipe after 80 steps on made-up documents, and what counting would give."""
     train, held = (
-        Store.from_documents(documents(count, seed), vocab_size=210, special=SPECIAL)
-        for count, seed in ((3000, 0), (200, 1))
+        Store.from_documents(documents(count, seed), vocab_size=40, special=SPECIAL)
+        for count, seed in ((1500, 0), (200, 1))
     )
     always = (
         "run.device=cpu",
-        "phases.0.steps=200",
+        "phases.0.steps=80",
         "phases.0.batch_tokens=512",
         "phases.0.mask_rate=0.15",
-        "schedule.warmup=20",
+        "schedule.warmup=8",
     )
     given = recipe.load(family, [*always, *changes])
     axes = {key: value for key, value in given.model.items() if key != "preset"}
-    a = preset(given.model["preset"]).architecture.with_values(axes | {"vocab_size": 210})
+    a = preset(given.model["preset"]).architecture.with_values(axes | {"vocab_size": 40})
     torch.manual_seed(0)
     network = build(a, {"mask": 0, "pair": 0} if given.objective["nsp"] or given.objective["sop"] else {"mask": 0})
     plan = TrainingPlan(given.phases, given.schedule, given.optim.lr)
@@ -123,15 +123,15 @@ def tried(family: str, documents: Callable[[int, int], list[list[list[int]]]], *
 
 def test_context_beats_counting() -> None:
     found = tried("bert-base-tiny", repeated, "data.format=full-sentences", "objective.nsp=0")
-    assert found["mlm"] < found["bigram"] - 1.0
-    assert found["mlm"] < found["unigram"] - 1.0
+    assert found["mlm"] < found["bigram"] - 0.4
+    assert found["mlm"] < found["unigram"] - 0.8
 
 
 def test_the_next_token_is_learned_from_what_stands_before_it() -> None:
     found = tried("bert-base-ltr-tiny", repeated, "data.format=doc-sentences")
     # Once its three words have been seen a document goes on with one of them; those that begin it are anyone's guess.
-    assert found["mlm"] < 2.8
-    assert found["perplexity"] < 17
+    assert found["mlm"] < 2.3
+    assert found["perplexity"] < 10
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_next_token_is_learned_from_what_stands_before_it() -> None:
     [("bert-base-tiny", "segment-pair+nsp", "nsp"), ("albert-base-tiny", "sentence-pair+sop", "sop")],
 )
 def test_pairs_are_learned_where_the_text_carries_the_signal(family: str, format: str, question: str) -> None:
-    assert tried(family, topical, f"data.format={format}")[f"{question}_accuracy"] > 0.6
+    assert tried(family, topical, f"data.format={format}")[f"{question}_accuracy"] > 0.63
 
 
 if __name__ == "__main__":
