@@ -40,12 +40,13 @@ def test_zero_length_sequences_and_empty_batches_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"), [("bert-tiny", "full"), ("bert-tiny", "causal"), ("albert-base-e128-attention", "full")]
+    ("name", "attention", "layers"),
+    [("bert-tiny", "full", 1), ("bert-tiny", "causal", 1), ("albert-base-e128-attention", "full", 2)],
 )
-def test_compiles_without_graph_breaks_or_recompilation_storms(name: str, attention: str) -> None:
+def test_compiles_without_graph_breaks_or_recompilation_storms(name: str, attention: str, layers: int) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    sizes = {"vocab_size": 97, "width": 32, "heads": 2, "layers": 2, "attention_dropout": 0.0, "dropout": 0.0}
+    sizes = {"vocab_size": 97, "width": 32, "heads": 2, "layers": layers, "attention_dropout": 0.0, "dropout": 0.0}
     network = build(preset(name).architecture.with_values(sizes | {"attention": attention}))
     compiled_times = torch._dynamo.utils.counters["stats"]
     compiled = torch.compile(network.encoder, fullgraph=True, dynamic=True, backend="aot_eager")
