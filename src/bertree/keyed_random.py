@@ -53,6 +53,13 @@ def uniform_below(random: Bits, limits: Ints | int) -> Ints:
     return (high * limits) >> 32
 
 
+def normal(key: np.uint64, counters: NDArray[Any]) -> NDArray[np.float32]:
+    """Return a normal number for each counter (Box and Muller)."""
+    first, second = (bits(key, 2 * counters + i) >> np.uint64(11) for i in range(2))
+    radius = np.sqrt(-2.0 * np.log((first + 1.0) * 2.0**-53))
+    return (radius * np.cos(second * (2.0**-52 * np.pi))).astype(np.float32)
+
+
 def concatenate_ranges(starts: Ints, lengths: Ints) -> Ints:
     """Return start, start + 1, ... of each range, concatenated."""
     ends = np.cumsum(lengths)
