@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.layers.attention import LayerPast
-from bertree.model.layers.residual import Block, Residual, Stream
+from bertree.model.layers.residual import Block, Residual, Reversible, Stream
+from bertree.model.layers.reversible import reversible_states
 from bertree.model.past import Past
 
 
@@ -50,6 +51,21 @@ class Stack(nn.Module):
             else:
                 stream = self._layer(a, f, stream, batch, given, seen)
             yield self.residual.close(stream)
+
+    def last(self, x_th: Tensor, batch: Batch, past: Past | None = None) -> Tensor:
+        """Return the hidden states after the last layer. Reversible layers keep no activations for the backward pass,
+        unless there is a past."""
+        if isinstance(self.residual, Reversible) and past is None and torch.is_grad_enabled():
+            prepared, blocks = self._prepare(batch, None), []
+            for a, f in self.plan:
+                attention, ffn = cast(Block, self.attention[a]), cast(Block, self.ffn[f])
+                positions = getattr(attention.part, "positions", None)
+                given = (batch,) if positions is None else (batch, prepared[positions.same])
+                blocks += [(attention, given), (ffn, (batch,))]
+            return reversible_states(self.residual.open(x_th)[0], blocks, list(self.parameters()))
+        for state in self(x_th, batch, past):
+            x_th = state
+        return x_th
 
     def _prepare(self, batch: Batch, past: Past | None) -> dict[Hashable, Any]:
         """Return what the attention blocks' positions need for a batch, computed once for all that are the same."""

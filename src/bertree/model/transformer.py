@@ -82,8 +82,7 @@ class TransformerEncoder(Encoder):
     def forward(self, batch: Batch, past: Past | None = None) -> Tensor:
         """Return the last hidden states (t x h), and behind them those that predict the tokens of a permutation."""
         x_th, past = self._start(batch, past)
-        for state in self.stack(x_th, batch, past):
-            x_th = state
+        x_th = self.stack.last(x_th, batch, past)
         return x_th if self.norm is None else self.norm(x_th)
 
     def _start(self, batch: Batch, past: Past | None) -> tuple[Tensor, Past | None]:

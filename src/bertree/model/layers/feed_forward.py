@@ -4,12 +4,14 @@ Shape letters: t tokens, h width.
 """
 
 from collections.abc import Callable
+from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
-from bertree.errors import UserError
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.custom_ops import gelu
 
@@ -21,11 +23,28 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(nn.Module):
-    """Two linear layers with an activation between them, applied to each token alone."""
+def in_chunks(transform: Callable[[Tensor], Tensor], x_th: Tensor, chunk: int) -> Tensor:
+    """Transform each token's state, so many tokens at a time; 0: all at once.
 
-    def __init__(self, width: int, inner: int, activation: str, bias: bool = True) -> None:
+    With gradients each chunk is computed again in the backward pass, so what is inside exists for one chunk at a time.
+    """
+    if not 0 < chunk < len(x_th):
+        return transform(x_th)
+    if torch.is_grad_enabled():
+        again = partial(checkpoint, transform, use_reentrant=False, preserve_rng_state=False)
+        return torch.cat([again(some_th) for some_th in x_th.split(chunk)])
+    return torch.cat([transform(some_th) for some_th in x_th.split(chunk)])
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them, applied to each token alone.
+
+    `chunk`: tokens at a time; 0: all at once.
+    """
+
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = True, chunk: int = 0) -> None:
         super().__init__()
+        self.chunk = chunk
         self.up = nn.Linear(width, inner, bias=bias)
         self.down = nn.Linear(inner, width, bias=bias)
         self.activation = ACTIVATION[activation]
@@ -37,28 +56,39 @@ class FeedForward(nn.Module):
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Transform each token's hidden state. The batch is not used."""
+        return in_chunks(self._transform, x_th, self.chunk)
+
+    def _transform(self, x_th: Tensor) -> Tensor:
         out_th: Tensor = self.down(self.activation(self.up(x_th)))
         return out_th
 
 
 class GatedFeedForward(nn.Module):
-    """down(activation(a) * gate), where a and gate are the two halves of one product (Shazeer 2020)."""
+    """down(activation(a) * gate), where a and gate are the two halves of one product (Shazeer 2020).
 
-    def __init__(self, width: int, inner: int, activation: str, bias: bool = True) -> None:
+    `chunk`: tokens at a time; 0: all at once.
+    """
+
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = True, chunk: int = 0) -> None:
         super().__init__()
+        self.chunk = chunk
         self.up = nn.Linear(width, 2 * inner, bias=bias)
         self.down = nn.Linear(inner, width, bias=bias)
         self.activation = ACTIVATION[activation]
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Transform each token's hidden state. The batch is not used."""
+        return in_chunks(self._transform, x_th, self.chunk)
+
+    def _transform(self, x_th: Tensor) -> Tensor:
         a, gate = self.up(x_th).chunk(2, -1)
         out_th: Tensor = self.down(self.activation(a) * gate)
         return out_th
 
 
-# Width, inner width, activation and whether there are biases -> the part, for each value of the axis `ffn`.
-FEED_FORWARD: dict[str, Callable[[int, int, str, bool], FeedForward | GatedFeedForward]] = {
+# Width, inner width, activation, whether there are biases, tokens at a time -> the part, for each value of the axis
+# `ffn`.
+FEED_FORWARD: dict[str, Callable[[int, int, str, bool, int], FeedForward | GatedFeedForward]] = {
     "plain": FeedForward,
     "gated": GatedFeedForward,
 }
@@ -66,6 +96,5 @@ FEED_FORWARD: dict[str, Callable[[int, int, str, bool], FeedForward | GatedFeedF
 
 def build_feed_forward(a: Transformer) -> list[FeedForward | GatedFeedForward]:
     """Build the feed-forward part of the layers; what layers share is built once."""
-    if a.ffn_chunk:
-        raise UserError("architecture: ffn_chunk: a feed-forward part in chunks cannot be built yet")
-    return [FEED_FORWARD[a.ffn](a.width, a.ffn_width, a.activation, a.ffn_bias) for _ in set(a.plan("ffn"))]
+    parts = (a.width, a.ffn_width, a.activation, a.ffn_bias, a.ffn_chunk)
+    return [FEED_FORWARD[a.ffn](*parts) for _ in set(a.plan("ffn"))]

@@ -1,7 +1,8 @@
-"""How the parts of a layer are connected to the residual stream: post-norm or pre-norm.
+"""How the parts of a layer are connected to the residual stream: post-norm, pre-norm or reversible.
 
 The connection belongs to the stack: it opens a stream from the embeddings, applies one block after the other to it, and
-closes it to hidden states. A stream may be more than one tensor; those here are the hidden states themselves.
+closes it to hidden states. A stream may be more than one tensor: that of post-norm and pre-norm is the hidden states,
+a reversible one is two halves of them.
 
 Shape letters: t tokens, h width.
 """
@@ -9,6 +10,7 @@ Shape letters: t tokens, h width.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 Stream = Any  # what a residual connection carries from block to block
@@ -109,5 +111,34 @@ class PreNorm:
         return x_th
 
 
+@dataclass(frozen=True)
+class Reversible:
+    """Two streams, as in Reformer: y1 = x1 + attention(norm(x2)), y2 = x2 + feed_forward(norm(y1)).
+
+    Each block adds to one stream what it computes from the other, so its input can be computed from its output
+    (`layers.reversible`). Under autocast both are float32: sums in half precision cannot be undone.
+    """
+
+    norms_last = True
+
+    def open(self, x_th: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the states twice."""
+        x_th = x_th.float() if torch.is_autocast_enabled(x_th.device.type) else x_th
+        return x_th, x_th
+
+    def read(self, stream: tuple[Tensor, Tensor], block: Block) -> Tensor:
+        """Return the stream that the block reads, normed."""
+        normed_th: Tensor = block.norm(stream[1])
+        return normed_th
+
+    def apply(self, stream: tuple[Tensor, Tensor], block: Block, *given: Any) -> tuple[Tensor, Tensor]:
+        """Return the stream that was read, and the one that was written: the next block reads it."""
+        return stream[1], stream[0] + block(self.read(stream, block), *given)
+
+    def close(self, stream: tuple[Tensor, Tensor]) -> Tensor:
+        """Return both streams side by side (t x 2 h)."""
+        return torch.cat(stream, -1)
+
+
 # The connection for each value of the axis `residual`.
-RESIDUALS: dict[str, Residual] = {"post-norm": PostNorm(), "pre-norm": PreNorm()}
+RESIDUALS: dict[str, Residual] = {"post-norm": PostNorm(), "pre-norm": PreNorm(), "reversible": Reversible()}

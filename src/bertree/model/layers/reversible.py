@@ -1,0 +1,135 @@
+"""Reversible layers: the backward pass computes each layer's input from its output, so no layer's is kept.
+
+A block adds to one stream what it computes from the other, so its input is its output less what it added (Gomez et al.
+2017; Kitaev et al. 2020). The backward pass walks from the last block to the first: it computes what the block added
+once more, with the same random numbers, subtracts it, and takes the block's gradients. Memory holds the last states and
+the activations of one block, whatever the depth; the price is one more forward pass.
+
+Shape letters: t tokens, h width.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from bertree.model.layers.residual import Block
+
+Arguments = tuple[Any, ...]
+
+
+def reversible_states(
+    x_th: Tensor, blocks: Sequence[tuple[Block, Arguments]], parameters: Sequence[nn.Parameter]
+) -> Tensor:
+    """Return both streams side by side (t x 2 h) after blocks, each with the other arguments of its part.
+
+    `x_th`: both streams before the first block. `parameters`: all that the blocks may use. Gradients reach these and
+    `x_th`, nothing else.
+    """
+    compiling = torch.compiler.is_compiling()
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    # The compiler must not look inside: it would compute blocks of the forward pass other than those of the backward
+    # pass. (To import it takes seconds, so the function is not decorated.)
+    run = torch.compiler.disable(_run) if compiling else _run
+    states: Tensor = run(x_th, blocks, trained, compiling)
+    return states
+
+
+def added(block: Block, x_th: Tensor, *given: Any) -> Tensor:
+    """Return what a block adds to the other stream."""
+    out_th: Tensor = block(block.norm(x_th), *given)
+    return out_th
+
+
+def _run(
+    x_th: Tensor, blocks: Sequence[tuple[Block, Arguments]], trained: Sequence[nn.Parameter], compiled: bool
+) -> Tensor:
+    compute = torch.compile(added, dynamic=False) if compiled else added
+    states: Tensor = _ReversibleBlocks.apply(x_th, compute, blocks, *trained)
+    return states
+
+
+class _ReversibleBlocks(torch.autograd.Function):
+    """Blocks from first to last: (a, b) -> (b, a + added(b)). After an even number each stream is in its place."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x_th: Tensor,
+        compute: Callable[..., Tensor],
+        blocks: Sequence[tuple[Block, Arguments]],
+        *trained: Tensor,
+    ) -> Tensor:
+        first_th = second_th = x_th
+        autocast, before = Autocast.now(x_th.device.type), []
+        for block, given in blocks:
+            before.append(RandomState.now(x_th.device))
+            # With gradients, which are dropped: parts may compute, and draw random numbers, in another way without.
+            with torch.enable_grad(), autocast.again():
+                added_th = compute(block, second_th.detach().requires_grad_(), *given).detach()
+            first_th, second_th = second_th, first_th + added_th
+        states_th = torch.cat([first_th, second_th], -1)
+        ctx.compute, ctx.blocks, ctx.before, ctx.autocast = compute, blocks, before, autocast  # type: ignore[attr-defined]
+        ctx.save_for_backward(states_th, *trained)
+        return states_th
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_th: Tensor) -> tuple[Any, ...]:
+        states_th, *trained = ctx.saved_tensors
+        first_th, second_th = states_th.chunk(2, -1)
+        d_first_th, d_second_th = gradient_th.chunk(2, -1)
+        sums: list[Tensor | None] = [None] * len(trained)
+        device = states_th.device
+        now = RandomState.now(device)
+        for (block, given), before in zip(reversed(ctx.blocks), reversed(ctx.before), strict=True):
+            before.set(device)
+            x_th = first_th.detach().requires_grad_()
+            with torch.enable_grad(), ctx.autocast.again():
+                added_th = ctx.compute(block, x_th, *given)
+            d_x_th, *found = torch.autograd.grad(
+                added_th, [x_th, *trained], d_second_th.to(added_th.dtype), allow_unused=True
+            )
+            sums = [a if b is None else b if a is None else a + b for a, b in zip(sums, found, strict=True)]
+            first_th, second_th = second_th - added_th.detach(), first_th
+            d_first_th, d_second_th = d_second_th, d_first_th + d_x_th
+        now.set(device)
+        return d_first_th + d_second_th, None, None, *sums
+
+
+class RandomState(NamedTuple):
+    """The states of the random numbers of the CPU and of a device."""
+
+    cpu: Tensor
+    device: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> "RandomState":
+        """Return the present states."""
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+
+    def set(self, device: torch.device) -> None:
+        """Go on from these states."""
+        torch.set_rng_state(self.cpu)
+        if self.device is not None:
+            torch.cuda.set_rng_state(self.device, device)
+
+
+class Autocast(NamedTuple):
+    """The precision of products on a kind of device."""
+
+    kind: str
+    dtype: torch.dtype
+    enabled: bool
+
+    @classmethod
+    def now(cls, kind: str) -> "Autocast":
+        """Return the present precision."""
+        return cls(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+    def again(self) -> AbstractContextManager[object]:
+        """Return a context with this precision. It keeps no weights in it, which would grow with depth."""
+        return torch.autocast(self.kind, self.dtype, self.enabled, cache_enabled=False)
