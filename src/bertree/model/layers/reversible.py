@@ -19,6 +19,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from bertree.model.layers.residual import Block
 
 Arguments = tuple[Any, ...]
+COMPILATION: dict[str, Any] = {"dynamic": False}  # of the blocks, where the step is compiled
 
 
 def reversible_states(
@@ -31,8 +32,8 @@ def reversible_states(
     """
     compiling = torch.compiler.is_compiling()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    # The compiler must not look inside: it would compute blocks of the forward pass other than those of the backward
-    # pass. (To import it takes seconds, so the function is not decorated.)
+    # The compiler sees the forward pass alone; blocks that it changed would draw other random numbers than those of the
+    # backward pass. So it compiles the blocks, for both. (The function is not decorated: that imports the compiler.)
     run = torch.compiler.disable(_run) if compiling else _run
     states: Tensor = run(x_th, blocks, trained, compiling)
     return states
@@ -47,7 +48,7 @@ def added(block: Block, x_th: Tensor, *given: Any) -> Tensor:
 def _run(
     x_th: Tensor, blocks: Sequence[tuple[Block, Arguments]], trained: Sequence[nn.Parameter], compiled: bool
 ) -> Tensor:
-    compute = torch.compile(added, dynamic=False) if compiled else added
+    compute = torch.compile(added, **COMPILATION) if compiled else added
     states: Tensor = _ReversibleBlocks.apply(x_th, compute, blocks, *trained)
     return states
 
@@ -80,7 +81,7 @@ class _ReversibleBlocks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_th: Tensor) -> tuple[Any, ...]:
         states_th, *trained = ctx.saved_tensors
-        first_th, second_th = states_th.chunk(2, -1)
+        first_th, second_th = (x_th.contiguous() for x_th in states_th.chunk(2, -1))
         d_first_th, d_second_th = gradient_th.chunk(2, -1)
         sums: list[Tensor | None] = [None] * len(trained)
         device = states_th.device
