@@ -37,6 +37,8 @@ MEMBERS: dict[str, Architecture] = {
     "distilbert": preset("distilbert-base").architecture.with_values(SMALL),
     "pre-norm": preset("bert-base").architecture.with_values(SMALL | {"residual": "pre-norm"}),
     "relu": preset("bert-base").architecture.with_values(SMALL | {"activation": "relu"}),
+    "chunks": preset("bert-base").architecture.with_values(SMALL | {"ffn_chunk": 7}),
+    "chunks, pre-norm": preset("bert-base").architecture.with_values(SMALL | {"ffn_chunk": 9, "residual": "pre-norm"}),
 }
 needs_int8 = pytest.mark.skipif(linear_class(torch.int8) is None, reason="needs VNNI or AMX")
 

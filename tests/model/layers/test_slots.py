@@ -47,7 +47,9 @@ def stack(residual: Residual, positions: Positions | None = None, layers: int = 
     attention = [
         Block(Attention(WIDTH, HEADS, 0.0, mask, positions), NORMS["layer"](WIDTH, 1e-5, True), 0) for mask in masks
     ]
-    parts = [Block(FEED_FORWARD[ffn](WIDTH, 24, "gelu", True, 0), NORMS["rms"](WIDTH, 1e-5, False), 0) for _ in attention]
+    parts = [
+        Block(FEED_FORWARD[ffn](WIDTH, 24, "gelu", True, 0), NORMS["rms"](WIDTH, 1e-5, False), 0) for _ in attention
+    ]
     return Stack(attention, parts, [(i, i) for i in range(layers)], residual)
 
 

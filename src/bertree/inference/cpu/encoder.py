@@ -23,7 +23,7 @@ from bertree.errors import UserError
 from bertree.inference.cpu.linear import PackedLinear, linear_class
 from bertree.model.encoder import Encoder
 from bertree.model.layers.attention import Attention
-from bertree.model.layers.feed_forward import FeedForward
+from bertree.model.layers.feed_forward import FeedForward, in_chunks
 from bertree.model.layers.residual import Block, PreNorm
 from bertree.model.masks import Full
 from bertree.model.network import Network
@@ -127,13 +127,19 @@ class CpuBlock:
     down: PackedLinear
     attention_norm: CpuNorm
     ffn_norm: CpuNorm
+    ffn_chunk: int  # tokens at a time; 0: all at once
 
     def __call__(self, x_uh: Tensor, mixing: Mixing) -> Tensor:
         """Return the residual stream after this layer."""
         if self.pre_norm:
             x_uh = self.out.add_residual(mixing.attend(self.qkv(self.attention_norm(x_uh)), self.heads), x_uh)
+        else:
+            x_uh = self.attention_norm(self.out.add_residual(mixing.attend(self.qkv(x_uh), self.heads), x_uh))
+        return in_chunks(self._feed_forward, x_uh, self.ffn_chunk)
+
+    def _feed_forward(self, x_uh: Tensor) -> Tensor:
+        if self.pre_norm:
             return self.down.add_residual(self.up.with_activation(self.ffn_norm(x_uh), self.activation), x_uh)
-        x_uh = self.attention_norm(self.out.add_residual(mixing.attend(self.qkv(x_uh), self.heads), x_uh))
         return self.ffn_norm(self.down.add_residual(self.up.with_activation(x_uh, self.activation), x_uh))
 
 
@@ -209,6 +215,7 @@ def build_blocks(encoder: TransformerEncoder, kind: type[PackedLinear]) -> list[
                 down=pack(ffn.down),
                 attention_norm=CpuNorm.from_module(cast(nn.LayerNorm, attention_block.norm)),
                 ffn_norm=CpuNorm.from_module(cast(nn.LayerNorm, ffn_block.norm)),
+                ffn_chunk=ffn.chunk,
             )
         )
     return blocks
@@ -265,4 +272,9 @@ def _structure(encoder: Encoder) -> tuple[object, ...]:
     stack = encoder.stack
     attention = [cast(Attention, cast(Block, block).part) for block in stack.attention]
     ffn = [cast(FeedForward, cast(Block, block).part) for block in stack.ffn]
-    return stack.plan, stack.residual, tuple((a.heads, a.mask) for a in attention), tuple(f.activation for f in ffn)
+    return (
+        stack.plan,
+        stack.residual,
+        tuple((a.heads, a.mask) for a in attention),
+        tuple((f.activation, f.chunk) for f in ffn),
+    )
