@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.errors import UserError
 from bertree.model.architecture import ACTIVATIONS, Transformer
 from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder
@@ -178,8 +177,6 @@ class TransformerEncoder(Encoder):
 
 def build_transformer(a: Transformer) -> TransformerEncoder:
     """Build a transformer encoder with random weights."""
-    if a.residual not in RESIDUALS:
-        raise UserError(f"architecture: residual: {a.residual} layers cannot be built yet")
     residual = RESIDUALS[a.residual]
     embeddings = Embeddings(
         tokens=build_token_embeddings(a),

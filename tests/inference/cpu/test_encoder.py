@@ -191,6 +191,7 @@ def test_changed_weights_are_seen() -> None:
     [
         (MEMBERS["bert"].with_values({"attention": "causal"}), Readout()),
         (MEMBERS["bert"].with_values({"body": "bilstm"}), Readout()),
+        (MEMBERS["bert"].with_values({"residual": "reversible"}), Readout()),
         (MEMBERS["bert"], Readout(layers="sum-all")),
     ],
 )
