@@ -23,6 +23,7 @@ CONFIGS = {
     "openai-gpt": transformers.OpenAIGPTConfig,
     "ctrl": transformers.CTRLConfig,
     "xlnet": transformers.XLNetConfig,
+    "reformer": transformers.ReformerConfig,
     "modernbert": transformers.ModernBertConfig,
 }
 

@@ -50,6 +50,7 @@ def read(folder: Path, dtype: torch.dtype = torch.float32, tokenizer: Tokenizer 
     if tokenizer is None and contents.tokenizer is not None and sentence_transformers.wants_lowercase(folder):
         contents.tokenizer = contents.tokenizer.with_lowercase()
     if not (folder / DESCRIPTION).is_file():
+        contents.tokenizer = contents.tokenizer or hf_folder.known_tokenizer(folder, contents.architecture)
         contents.controls = hf_folder.read_controls(folder, contents.tokenizer)
     _check_vocabulary(contents, folder)
     _check_max_length(contents, folder)
@@ -132,8 +133,6 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
             "int8: Hugging Face's tools do not read bertree's int8 (one scale per row); convert to float32 first, "
             "or write a bertree folder"
         )
-    if to == "huggingface":
-        hf_folder.warn_of_differences(a)
     config: Json = {"model_type": "bertree"}
     layout = "bertree"
     try:
@@ -142,6 +141,8 @@ def write(contents: Contents, folder: Path, to: str = "bertree", dtype: torch.dt
     except UserError:
         if to == "huggingface":
             raise
+    if to == "huggingface":
+        hf_folder.warn_of_differences(contents)
     with new_folder(
         folder, (CONFIG, DESCRIPTION, weights.SINGLE, *TOKENIZER_FILES, *sentence_transformers.files())
     ) as work:

@@ -11,9 +11,10 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.interop.huggingface.causal_config import CAUSAL_CONFIGS, causal_family
 from bertree.interop.huggingface.family import Family
-from bertree.interop.huggingface.family_config import different_axis, read_values, write_keys
+from bertree.interop.huggingface.family_config import IDLE, different_axis, read_values, write_keys
 from bertree.interop.huggingface.modernbert import MODERNBERT_CONFIG
 from bertree.interop.huggingface.names import FAMILIES
+from bertree.interop.huggingface.reformer import REFORMER_CONFIG
 from bertree.interop.huggingface.xlnet import XLNET_CONFIG
 from bertree.model.architecture import Architecture, Transformer, check_type, later_axes
 from bertree.model.presets import PRESETS
@@ -57,7 +58,7 @@ KEYS: dict[str, dict[str, str]] = {
         "activation": "activation",
     },
 }
-CONFIGS = {**CAUSAL_CONFIGS, "xlnet": XLNET_CONFIG, "modernbert": MODERNBERT_CONFIG}
+CONFIGS = {**CAUSAL_CONFIGS, "xlnet": XLNET_CONFIG, "modernbert": MODERNBERT_CONFIG, "reformer": REFORMER_CONFIG}
 _PRESET = {
     "bert": "bert-base",
     "megatron-bert": "megatron-bert",
@@ -171,7 +172,7 @@ def require_transformer(a: Architecture) -> Transformer:
 def family_of_architecture(architecture: Architecture) -> Family:
     """Return the Hugging Face family that can hold this architecture; UserError says why none can."""
     a = require_transformer(architecture)
-    if a.causal or a.positions in ("relative", "rotary"):
+    if a.causal or a.positions in ("relative", "rotary") or a.residual == "reversible":
         return _described_family(a)
     if a.residual == "pre-norm":
         name = "megatron-bert"
@@ -206,7 +207,8 @@ def family_of_architecture(architecture: Architecture) -> Family:
         },
     }
     # How initial weights are drawn (residual_init) does not matter for a trained model: any value fits any family.
-    always = {"embedding_norm": name != "megatron-bert", "attention": "full"} | later_axes(a)
+    later = {axis: value for axis, value in later_axes(a).items() if axis not in IDLE}
+    always = {"embedding_norm": name != "megatron-bert", "attention": "full"} | later
     for axis, value in {**required[name], **always}.items():
         if getattr(a, axis) != value:
             raise _cannot_hold(FAMILIES[name], a, axis, value)
@@ -217,7 +219,8 @@ def family_of_architecture(architecture: Architecture) -> Family:
 
 def _described_family(a: Transformer) -> Family:
     bidirectional = "modernbert" if a.positions == "rotary" else "xlnet"
-    family = FAMILIES[causal_family(a) if a.causal else bidirectional]
+    name = causal_family(a) if a.causal else bidirectional
+    family = FAMILIES["reformer" if a.residual == "reversible" else name]
     if (different := different_axis(CONFIGS[family.model_type], a, _base(family))) is not None:
         raise _cannot_hold(family, a, *different)
     return family
@@ -235,8 +238,10 @@ def config_from_architecture(architecture: Architecture, family: Family, pad_id:
     a = require_transformer(architecture)
     if family.model_type in CONFIGS:
         known = write_keys(CONFIGS[family.model_type], a)
+        if pad_id is None and family.model_type == "reformer":
+            pad_id = 0  # transformers pads every text to whole chunks, and needs an id for it
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": pad_id}
-        return {"model_type": family.model_type, **known, **ends, "tie_word_embeddings": True}
+        return {"model_type": family.model_type, "tie_word_embeddings": True, **known, **ends}
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}
     for ours, theirs in KEYS[family.model_type].items():

@@ -5,7 +5,7 @@ parameter belongs to no such module. Queries, keys and values may be three tenso
 `Stored` says so, and what else differs. `{i}` is the number of a stored layer or cluster.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bertree.interop.weights import Stored
@@ -23,20 +23,23 @@ class Family:
     prefix: str  # of the encoder's names in models that have a head
     encoder: tuple[Row, ...]
     heads: dict[str, tuple[Row, ...]]  # rows relative to `heads.NAME.`
-    classes: dict[str, tuple[str, ...]]  # class name without the title -> heads
+    classes: dict[str, tuple[str, ...]]  # class name without the title -> heads; left-to-right ones first
     special_rows: Callable[[Transformer], tuple[Row, ...]] = lambda a: ()  # further rows, which depend on the model
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)  # copy -> the tensor; else the next
     ignored: tuple[str, ...] = ()  # regular expressions: buffers that some releases stored
     other_names: dict[str, str] = field(default_factory=dict)  # name without the prefix -> another it may have
+    problem: Callable[[Transformer, Sequence[str]], str] = lambda a, heads: ""  # of these heads on this encoder
+    unapplied_bias: str = ""  # a tensor of the LM head that transformers keeps and does not apply
 
     def head_rows(self, head: str) -> Iterable[Row]:
         """Return the rows of one head, with bertree's full names."""
         return ((f"heads.{head}.{ours}" if ours else f"heads.{head}", theirs) for ours, theirs in self.heads[head])
 
-    def class_name(self, heads: Iterable[str]) -> str | None:
-        """Return the Hugging Face class with exactly these heads, or None."""
+    def class_name(self, heads: Iterable[str], causal: bool = True) -> str | None:
+        """Return the Hugging Face class with exactly these heads, or None; of a pair, the one for left-to-right."""
         wanted = set(heads)
-        return next((self.title + name for name, has in self.classes.items() if set(has) == wanted), None)
+        found = [self.title + name for name, has in self.classes.items() if set(has) == wanted]
+        return found[0 if causal else -1] if found else None
 
     def heads_of(self, class_name: str) -> tuple[str, ...] | None:
         """Return the heads of a class of the family; None for an unknown class."""

@@ -4,7 +4,7 @@ Each family is a preset. Some axes have a key of their own, some are computed, s
 axis must have the preset's value, and every key named under `only` the value that has an equal here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -13,7 +13,10 @@ from bertree.files.formats import Json
 from bertree.model.architecture import Transformer
 
 # Axes without influence on the outputs of these models as they are stored.
-IDLE = ("mask_activation", "residual_init", "init_std", "dropout", "attention_dropout", "classifier_dropout", "window")
+IDLE = (
+    *("mask_activation", "residual_init", "init_std", "dropout", "attention_dropout", "classifier_dropout"),
+    *("window", "ffn_chunk"),
+)
 # Names that transformers reads for the same keys.
 OTHER_KEYS = {
     "n_embd": "hidden_size",
@@ -37,6 +40,7 @@ class FamilyConfig:
     read: Callable[[Json, Transformer, str], dict[str, Any]] = lambda config, base, where: {}
     write: Callable[[Transformer], Json] = lambda a: {}
     defaults: Json = field(default_factory=dict)  # what transformers takes for a missing key, if not the preset's value
+    different: Callable[[Transformer], tuple[str, Any] | None] = lambda a: None  # an axis whose value there is another
 
 
 def read_values(family: FamilyConfig, config: Json, base: Transformer, where: str) -> dict[str, Any]:
@@ -74,7 +78,8 @@ def different_axis(family: FamilyConfig, a: Transformer, base: Transformer) -> t
         wanted["final_norm"] = False
     if "activation" in family.keys and a.activation not in family.activations.values():
         wanted["activation"] = " or ".join(family.activations.values())
-    return next(((axis, value) for axis, value in wanted.items() if getattr(a, axis) != value), None)
+    found = next(((axis, value) for axis, value in wanted.items() if getattr(a, axis) != value), None)
+    return found or family.different(a)
 
 
 def write_keys(family: FamilyConfig, a: Transformer) -> Json:
@@ -84,6 +89,12 @@ def write_keys(family: FamilyConfig, a: Transformer) -> Json:
         names = {ours: theirs for theirs, ours in reversed(family.activations.items())}
         config[family.keys["activation"]] = names[a.activation]
     return config | family.write(a)
+
+
+def pattern(kinds: Sequence[str]) -> str:
+    """Return the kinds of layers as the axis `attention` has them: the shortest list that gives them in turn."""
+    period = next(n for n in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % n] for i in range(len(kinds))))
+    return ",".join(kinds[:period])
 
 
 def number(config: Json, key: str, default: int, where: str) -> int:

@@ -21,8 +21,9 @@ from bertree.interop.huggingface.config import (
 from bertree.interop.huggingface.family import Family, hf_tensor_names
 from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture, Transformer
-from bertree.model.network import FIXED_CLASSES
+from bertree.model.network import FIXED_CLASSES, Network
 from bertree.text.tokenizer import Tokenizer
+from bertree.text.vocabularies import byte_tokenizer
 
 CONFIG = "config.json"
 CONTROLS = "control_codes"  # a key of config.json, which transformers keeps
@@ -41,11 +42,15 @@ def read_huggingface(folder: Path, dtype: torch.dtype) -> Contents:
         name: stored[other] for name, other in family.other_names.items() if name not in stored and other in stored
     }
     heads = _heads_in(config, family, tensors, stored, path)
+    if problem := family.problem(a, tuple(heads)):
+        raise UserError(f"{path}: {problem}")
     network = build_empty(a, heads, path)
     table = hf_tensor_names(family, a, heads, network.state_dict(), prefixed=False)
     _check_unused(family, heads, table, tensors, stored)
     table = {ours: s._replace(names=tuple(stored.get(name, name) for name in s.names)) for ours, s in table.items()}
     weights.load_into(network, tensors, table, dtype)
+    if bias := unapplied_bias(family, network):
+        _warn(f"{folder}: its {bias} is not zero; bertree adds it to the logits, transformers 5 does not")
     add_pooling(network, a, sentence_transformers.read_pooling(folder, a.ends_in_summary), folder, dtype)
     return Contents(a, network, labels=_labels(config), max_length=_max_length(folder))
 
@@ -147,7 +152,9 @@ def make_config(contents: Contents) -> Json:
         raise UserError(f"Hugging Face has no model with this readout: {network.readout.differences()}")
     a = require_transformer(contents.architecture)
     family = family_of_architecture(a)
-    class_name = family.class_name(network.heads)
+    if problem := family.problem(a, tuple(network.heads)):
+        raise UserError(f"Hugging Face's {problem}")
+    class_name = family.class_name(network.heads, a.causal)
     if class_name is None:
         raise UserError(f"Hugging Face's {family.title} has no class with the heads {', '.join(network.heads)}")
     if family.model_type == "roberta" and pad is not None and pad != a.position_offset - 1:
@@ -170,6 +177,14 @@ def make_config(contents: Contents) -> Json:
     return config
 
 
+def known_tokenizer(folder: Path, a: Architecture) -> Tokenizer | None:
+    """Return the tokenizer of a Hugging Face folder that holds none: bytes, if it is a Reformer with their number."""
+    if read_json(folder / CONFIG).get("model_type") != "reformer" or a.vocab_size != byte_tokenizer.SIZE:
+        return None
+    _warn(f"{folder}: holds no tokenizer; with {a.vocab_size} ids it is taken to read bytes (id = byte + 2)")
+    return Tokenizer(byte_tokenizer.build_bytes(), byte_tokenizer.CONFIG)
+
+
 def read_controls(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:
     """Return the control codes of a Hugging Face folder: those that bertree wrote, or CTRL's own."""
     path = folder / CONFIG
@@ -184,12 +199,30 @@ def read_controls(folder: Path, tokenizer: Tokenizer | None) -> tuple[str, ...]:
     return tuple(code for code, tokens in read if len(tokens.ids) == 1 and tokens.ids[0] != unknown)
 
 
-def warn_of_differences(a: Architecture) -> None:
+def unapplied_bias(family: Family, network: Network) -> str:
+    """Return the name of a bias that the LM head has and transformers does not apply; "" if there is none."""
+    bias = network.state_dict().get("heads.mask.bias")
+    return family.unapplied_bias if bias is not None and bool(bias.any()) else ""
+
+
+def warn_of_differences(contents: Contents) -> None:
     """Warn of what Hugging Face's tools will do differently with a model."""
+    a = contents.architecture
     if isinstance(a, Transformer) and a.causal and a.memory and a.memory_start != "zeros":
         _warn(
             "Hugging Face's TransfoXL begins with a memory of zeros, this model with none: first segments will differ"
         )
+    if isinstance(a, Transformer) and "lsh" in a.attention_kinds:
+        rounds = a.eval_hashes or a.hashes
+        if rounds > 1 and a.duplicates == "once":
+            _warn(
+                "Hugging Face's Reformer counts a token once for every hash that finds it, this model once in all "
+                "(duplicates): outputs will differ"
+            )
+        if rounds != a.hashes:
+            _warn(f"Hugging Face's Reformer hashes {a.hashes} times; give it num_hashes={rounds} outside of training")
+    if bias := unapplied_bias(family_of_architecture(a), contents.network):
+        _warn(f"transformers 5 does not apply {bias}, which is not zero: its logits will differ")
 
 
 def _label_tables(contents: Contents) -> Json:

@@ -9,7 +9,7 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.interop.huggingface.family import Family, Row
-from bertree.interop.huggingface.family_config import FamilyConfig, number
+from bertree.interop.huggingface.family_config import FamilyConfig, number, pattern
 from bertree.model.architecture import Transformer
 
 _ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
@@ -56,9 +56,7 @@ def _pattern(config: Json, layers: int, where: str) -> str:
     unknown = next((kind for kind in kinds if kind not in _LAYER_TYPES), None)
     if unknown is not None:
         raise UserError(f"{where}: layer_types: {unknown!r} is not one of {', '.join(_LAYER_TYPES)}")
-    found = [_LAYER_TYPES[kind] for kind in kinds]
-    period = next(n for n in range(1, len(found) + 1) if all(found[i] == found[i % n] for i in range(len(found))))
-    return ",".join(found[:period])
+    return pattern([_LAYER_TYPES[kind] for kind in kinds])
 
 
 def _base(config: Json, kind: str, key: str, default: float, where: str) -> Any:

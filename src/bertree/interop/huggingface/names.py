@@ -6,6 +6,7 @@ from dataclasses import replace
 from bertree.interop.huggingface.causal_names import CAUSAL
 from bertree.interop.huggingface.family import Family, Row
 from bertree.interop.huggingface.modernbert import MODERNBERT
+from bertree.interop.huggingface.reformer import REFORMER
 from bertree.interop.huggingface.xlnet import XLNET
 
 _EMBEDDING_TABLES: tuple[Row, ...] = (
@@ -161,5 +162,8 @@ _ENCODERS = (
 )
 FAMILIES = {
     family.model_type: family
-    for family in (*(replace(family, tied=_TIED, ignored=_IGNORED) for family in _ENCODERS), *CAUSAL, XLNET, MODERNBERT)
+    for family in (
+        *(replace(family, tied=_TIED, ignored=_IGNORED) for family in _ENCODERS),
+        *(*CAUSAL, XLNET, MODERNBERT, REFORMER),
+    )
 }
