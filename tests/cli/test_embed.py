@@ -78,14 +78,14 @@ def test_a_prompt_stands_before_every_text(command: Command, tiny: Path, tmp_pat
 
 def test_killed_at_random_moments(tiny: Path, tmp_path: Path) -> None:
     texts = tmp_path / "a.txt"
-    texts.write_text("\n".join(lines(16 * 256 + 100)) + "\n")
+    texts.write_text("\n".join(lines(16 * 64 + 100)) + "\n")
     given = ("embed", str(tiny), str(texts), "--out")
     whole, out, said = tmp_path / "whole.npy", tmp_path / "v.npy", tmp_path / "said"
-    assert runs.finish(*given, str(whole), said=said, fault="window:256") == 0, said.read_text()
-    runs.kill(*given, str(out), said=said, after=(1, 1, 2), moments=random.Random(3), fault="window:256")
+    assert runs.finish(*given, str(whole), said=said, fault="window:64") == 0, said.read_text()
+    runs.kill(*given, str(out), said=said, after=(1, 1, 2), moments=random.Random(3), fault="window:64")
     assert not out.exists()
-    assert 4 * 256 <= _rows(out) < 16 * 256
-    assert runs.finish(*given, str(out), said=said, fault="window:256") == 0, said.read_text()
+    assert 4 * 64 <= _rows(out) < 16 * 64
+    assert runs.finish(*given, str(out), said=said, fault="window:64") == 0, said.read_text()
     assert "going on after" in said.read_text()
     assert out.read_bytes() == whole.read_bytes()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("v.npy.", ".v.npy"))]

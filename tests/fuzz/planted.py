@@ -96,7 +96,7 @@ def run_planted(work: Path) -> None:
     """Run a case with each of the faults and write what was found."""
     said = {}
     for fault, plant in FAULTS.items():
-        limits = Limits(wall=10, cpu=8, memory=200 * MiB)
+        limits = Limits(wall=2 if fault == "hang" else 60, cpu=8, memory=200 * MiB)
         found = session(work, fault in SHRUNK, limits=limits, plant=plant)
         case = CASES.get(fault, _default)()
         case.kind, case.number = "planted", 1
