@@ -125,3 +125,24 @@ def test_quiet_prints_the_result_alone(small_folder: Path, command: Command) -> 
     assert "random weights" in loud.err
     assert quiet.err == ""
     assert quiet.json == loud.json
+
+
+def test_memory_of_long_sequences(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("reformer-base", "reformer-enwik8"):
+        shown = command.well("info", name, "--card", "24").out
+        lines = shown[shown.index("training on long sequences") :].splitlines()
+        assert max(map(len, lines)) <= 80
+        assert lines[0].split()[-7:] == ["1,024", "2,048", "4,096", "8,192", "16,384", "32,768", "65,536"]
+        for option in ("none of them", "lsh attention", "reversible layers", "feed-forward in chunks", "all of them"):
+            assert sum(line.strip().startswith(option) for line in lines) >= 2
+        assert "largest batch, 24 GB card" in shown
+    point = command.well("info", "reformer-base", "--json").json
+    needed = point["training_bytes_of_one_sequence"]
+    assert needed["all of them"]["65536"] < needed["none of them"]["65536"] / 3
+    assert "65536" in point["flops_per_token"]
+    short = command.well("info", "reformer-base", "axial_shape=64,64").out
+    assert "4,096" in short
+    assert "8,192" not in short
+    assert "training on long" not in command.well("info", "gpt2").out
+    assert "training_bytes_of_one_sequence" not in command.well("info", "bert-base", "--json").json

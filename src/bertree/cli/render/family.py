@@ -12,7 +12,7 @@ from bertree.cli.render.long_texts import long_costs, long_json
 from bertree.config import default_model
 from bertree.errors import UserError
 from bertree.model import cost
-from bertree.model.architecture import MEANING, later_axes, parse_override
+from bertree.model.architecture import MEANING, Architecture, later_axes, parse_override
 from bertree.model.presets import DEFAULT, PRESETS, Preset, preset
 
 
@@ -129,10 +129,17 @@ def print_point(console: Console, point: Preset, batch: int, length: int, card: 
     if long := long_costs(a, card):
         console.print(Group(Text(), long))
     if attention_dropout := a.axes()["attention_dropout"]:
-        console.print(
-            f"\n[dim]attention_dropout {attention_dropout}: training takes the padded attention kernel, "
-            "the only one with dropout on probabilities; set attention_dropout=0 for the padding-free one.[/dim]"
-        )
+        console.print(f"\n[dim]attention_dropout {attention_dropout}: {_dropout_note(a)}[/dim]")
+
+
+def _dropout_note(a: Architecture) -> str:
+    kinds = set(a.axes()["attention"].split(","))
+    if kinds <= {"chunked", "lsh"}:
+        return "training computes attention in plain PyTorch; set attention_dropout=0 for the kernels."
+    return (
+        "training takes the padded attention kernel, the only one with dropout on probabilities; set "
+        "attention_dropout=0 for the padding-free one."
+    )
 
 
 def _print_folder(console: Console, folder: Path) -> None:

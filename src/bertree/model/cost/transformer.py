@@ -159,8 +159,6 @@ def _chunk_keys(chunk: int, seen: int, length: int) -> int:
 
 def _hash_axes(a: Transformer, length: int) -> int:
     """Axes that each vector is multiplied with in one round of hashing: half of the buckets of each factor."""
-    if length <= a.lsh_chunk_length:
-        return 0
     if a.buckets != "0":
         return sum(int(factor) // 2 for factor in a.buckets.split(","))
     exponent = max(1, (2 * (length // a.lsh_chunk_length)).bit_length() - 1)
