@@ -10,7 +10,8 @@ checkpointing. The peak is the larger of two moments:
     start of the backward pass    weights and moments (12 bytes per parameter), autocast's bf16 copies of
                                   the matrices (2), the token embedding's gradient, everything autograd
                                   keeps for the backward pass, and the logits of the masked tokens
-    end of the backward pass      weights, moments and gradients (16 bytes per parameter)
+    end of the backward pass      weights, moments and gradients (16 bytes per parameter), and what reversible
+                                  layers need to compute a layer again
 
 A BiLSTM is not pretrained: its figures are for a step in fp32 without a head, and were not measured.
 
@@ -108,9 +109,9 @@ def training_bytes(
     rate = found.rate if rate is None else rate
     everything = counts.total + counts.mlm_head
     tokens = batch * length
-    kept = found.peak_bytes(tokens, round(rate * tokens), _queries(a, query_stream))
+    kept = found.bytes_at_start(tokens, round(rate * tokens), _queries(a, query_stream))
     begins = 12 * everything + 2 * everything + 4 * found.output_matrix() + kept
-    return max(begins, 16 * everything)
+    return max(begins, 16 * everything + found.bytes_at_end(tokens))
 
 
 def largest_batch(a: Architecture, length: int, card_gb: float) -> int:

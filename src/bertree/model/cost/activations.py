@@ -52,15 +52,22 @@ class Activations:
         attention = sum(map(self.attention, self.a.attention_kinds))
         return attention + self.a.layers * (self.feed_forward() + inner) + self.outside()
 
-    def peak(self, tokens: int, predicted: int) -> int:
-        """Bytes of a batch at the worst moment; `predicted`: those of its predicted tokens."""
+    def at_start(self, tokens: int, predicted: int) -> int:
+        """Bytes of a batch at the start of the backward pass; `predicted`: those of its predicted tokens."""
         a = self.a
-        in_chunk = min(tokens, a.ffn_chunk) if a.ffn_chunk else 0
+        if a.residual == "reversible":
+            last = 8 * a.width + (8 * a.width + 8 if a.final_norm else 0)  # both streams, float32, and their norm
+            return tokens * (self.outside() + last) + predicted
         # The inner states of a chunk are computed again, and have gradients beside them.
+        in_chunk = 2 * self.inner() * min(tokens, a.ffn_chunk)
+        return tokens * self.per_token() + predicted + in_chunk
+
+    def at_end(self, tokens: int) -> int:
+        """Bytes of a batch while the first layer's gradients are computed: reversible layers need as much as before."""
+        a = self.a
         if a.residual != "reversible":
-            return tokens * self.per_token() + predicted + 2 * in_chunk * self.inner()
-        inner = 2 * self.inner() * (in_chunk or tokens)
-        blocks = [tokens * 2 * self.attention(kind) for kind in set(a.attention_kinds)]
-        blocks.append(tokens * self.feed_forward() + inner)
-        last = tokens * (8 * a.width + (8 * a.width + 8 if a.final_norm else 0)) + predicted
-        return tokens * self.outside() + max(last, tokens * REVERSIBLE_WIDTHS * a.width + max(blocks))
+            return 0
+        blocks = [2 * self.attention(kind) * tokens for kind in set(a.attention_kinds)]  # with gradients beside
+        inner = 2 * self.inner() * (min(tokens, a.ffn_chunk) if a.ffn_chunk else tokens)
+        blocks.append(self.feed_forward() * tokens + inner)
+        return tokens * (self.outside() + REVERSIBLE_WIDTHS * a.width) + max(blocks)

@@ -47,9 +47,13 @@ class BiLstmCosts:
         """The token embedding, whose gradient is written first."""
         return self.a.vocab_size * self.a.embedding_width
 
-    def peak_bytes(self, tokens: int, predicted: int, query_stream: bool) -> int:
+    def bytes_at_start(self, tokens: int, predicted: int, query_stream: bool) -> int:
         """Bytes of the activations."""
         return tokens * self.activation_bytes()
+
+    def bytes_at_end(self, tokens: int) -> int:
+        """None."""
+        return 0
 
 
 def classifier_parameters(a: Architecture, classes: int = 2) -> int:

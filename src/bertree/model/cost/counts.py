@@ -49,8 +49,11 @@ class Costs(Protocol):
     def activation_bytes(self) -> int:
         """Bytes per token that autograd keeps for the encoder's backward pass, if every layer keeps its own."""
 
-    def peak_bytes(self, tokens: int, predicted: int, query_stream: bool) -> int:
-        """Bytes of activations and logits at the worst moment, `predicted` of the tokens being predicted."""
+    def bytes_at_start(self, tokens: int, predicted: int, query_stream: bool) -> int:
+        """Bytes of activations and logits at the start of the backward pass, `predicted` of the tokens predicted."""
+
+    def bytes_at_end(self, tokens: int) -> int:
+        """Bytes of activations beside the gradients of all weights."""
 
     def output_matrix(self) -> int:
         """Return the size of the matrix whose gradient is written first."""

@@ -136,9 +136,13 @@ class TransformerCosts:
         """Bytes per token that autograd keeps for the encoder's backward pass, if every layer keeps its own."""
         return Activations(self.a).per_token()
 
-    def peak_bytes(self, tokens: int, predicted: int, query_stream: bool) -> int:
-        """Bytes of activations and logits at the worst moment, `predicted` of the tokens being predicted."""
-        return Activations(self.a).peak(tokens, predicted * self.predicted_bytes(query_stream))
+    def bytes_at_start(self, tokens: int, predicted: int, query_stream: bool) -> int:
+        """Bytes of activations and logits at the start of the backward pass, `predicted` of the tokens predicted."""
+        return Activations(self.a).at_start(tokens, predicted * self.predicted_bytes(query_stream))
+
+    def bytes_at_end(self, tokens: int) -> int:
+        """Bytes of activations beside the gradients of all weights."""
+        return Activations(self.a).at_end(tokens)
 
     def predicted_bytes(self, query_stream: bool) -> int:
         """Bytes per predicted token: the tensors that autograd keeps, and the logits."""
