@@ -5,11 +5,13 @@ w width of a grid, d width of a vector.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import IGNORED
 from bertree.errors import UserError, suggest
@@ -26,7 +28,7 @@ class MaskHead(nn.Module):
     own, if it is not `tied`.
 
     `transform`: a dense layer, an activation and a norm come first, with biases or without (`transform_bias`). `bias`:
-    one for each entry of the vocabulary.
+    one for each entry of the vocabulary. `chunk`: states whose logits exist at the same time in training; 0: all.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class MaskHead(nn.Module):
         bias: bool = True,
         transform_bias: bool = True,
         tied: bool = True,
+        chunk: int = 0,
     ) -> None:
         super().__init__()
+        self.chunk = chunk
         self.dense = nn.Linear(width, embedding_width, bias=transform_bias) if transform else None
         self.norm = nn.LayerNorm(embedding_width, eps=eps, bias=transform_bias) if transform else None
         self.output = None if tied else nn.Linear(embedding_width if transform else width, vocab_size, bias=False)
@@ -70,7 +74,16 @@ class MaskHead(nn.Module):
         return F.linear(hidden_mh, matrix_ve, bias_v)
 
     def loss(self, hidden_mh: Tensor, tokens: nn.Embedding, targets_m: Tensor) -> Tensor:
-        """Return the cross-entropy, summed over the targets that are not -100."""
+        """Return the cross-entropy, summed over the targets that are not -100.
+
+        The logits of a chunk are computed again in the backward pass."""
+        if not 0 < self.chunk < len(targets_m):
+            return self._loss(hidden_mh, tokens, targets_m)
+        again = partial(checkpoint, self._loss, use_reentrant=False, preserve_rng_state=False)
+        chunks = zip(hidden_mh.split(self.chunk), targets_m.split(self.chunk), strict=True)
+        return torch.stack([again(some_mh, tokens, wanted_m) for some_mh, wanted_m in chunks]).sum()
+
+    def _loss(self, hidden_mh: Tensor, tokens: nn.Embedding, targets_m: Tensor) -> Tensor:
         logits_mv = self(hidden_mh, tokens, pad_vocab=True)
         return F.cross_entropy(logits_mv.float(), targets_m, ignore_index=IGNORED, reduction="sum")
 

@@ -208,7 +208,7 @@ def build_mask_head(a: Transformer) -> nn.Module:
     if clusters is None:
         sizes = (a.output_width, a.embedding_width, a.vocab_size)
         parts = (a.mask_transform, a.mask_bias, a.head_bias, a.tied_output)
-        return MaskHead(*sizes, a.mask_activation, a.norm_eps, *parts)
+        return MaskHead(*sizes, a.mask_activation, a.norm_eps, *parts, chunk=a.ffn_chunk)
     projected = not clusters.same_width or a.embedding_width != a.width
     own = [int(cluster) for cluster in a.output_projections.split(",") if cluster and projected]
     return AdaptiveSoftmax(clusters, a.width, own)

@@ -160,7 +160,7 @@ class TransformerAxes(Architecture):
     )
     ffn_chunk: int = axis(
         0,
-        "tokens that are in the feed-forward part at the same time, in training; 0: all",
+        "tokens that are in the feed-forward part, and in the MLM or LM head, at the same time in training; 0: all",
         not_negative,
         at_most(MAX_ROWS),
     )

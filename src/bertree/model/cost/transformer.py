@@ -138,17 +138,21 @@ class TransformerCosts:
 
     def bytes_at_start(self, tokens: int, predicted: int, query_stream: bool) -> int:
         """Bytes of activations and logits at the start of the backward pass, `predicted` of the tokens predicted."""
-        return Activations(self.a).at_start(tokens, predicted * self.predicted_bytes(query_stream))
+        a = self.a
+        row = self.activation_bytes() - 4 * a.layers * a.width if query_stream else 0  # it has no keys and values
+        in_head, outside = predicted, row
+        if a.ffn_chunk and not a.cutoffs:  # the head's tensors exist for a chunk at a time; its input stays
+            in_head, outside = min(predicted, a.ffn_chunk), row + 2 * a.output_width
+        return Activations(a).at_start(tokens, in_head * self.head_bytes() + predicted * outside)
 
     def bytes_at_end(self, tokens: int) -> int:
         """Bytes of activations beside the gradients of all weights."""
         return Activations(self.a).at_end(tokens)
 
-    def predicted_bytes(self, query_stream: bool) -> int:
-        """Bytes per predicted token: the tensors that autograd keeps, and the logits."""
+    def head_bytes(self) -> int:
+        """Bytes per predicted token that autograd keeps of the MLM head, and those of the logits."""
         a = self.a
-        row = self.activation_bytes() - 4 * a.layers * a.width if query_stream else 0  # it has no keys and values
-        return 6 * a.output_width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size + row
+        return 6 * a.output_width + 12 * a.embedding_width + LOGIT_BYTES * a.vocab_size
 
 
 def _window_keys(window: int, both_sides: bool, length: int) -> float:
