@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bertree.keyed_random import key as random_key
 from bertree.keyed_random import normal
+from bertree.model.kernels.chunks import triton_line
 
 _BLOCK = 2**18  # numbers that are hashed at a time
 
@@ -81,6 +82,8 @@ def fixed_rotations(
 @torch.no_grad()
 def hash_buckets(qk_tnd: Tensor, rotations: tuple[Tensor, ...], counts: BucketCounts, sequence_ids_t: Tensor) -> Tensor:
     """Return the bucket of each token in each round (n x r x t, int64)."""
+    if not triton_line.refusal(qk_tnd):
+        return triton_line.hash_buckets(qk_tnd, rotations, counts.of_s, sequence_ids_t)
     tokens, heads, width = qk_tnd.shape
     rounds = rotations[0].shape[2]
     buckets_nrt = torch.zeros(heads, rounds, tokens, dtype=torch.int64, device=qk_tnd.device)

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EMPTY = 2**30  # the place of an empty slot: behind every token
+from bertree.model.kernels.chunks import triton_line
+
+EMPTY = triton_line.EMPTY_PLACE  # the place of an empty slot: behind every token
 
 
 class ChunkSettings(NamedTuple):
@@ -55,6 +57,7 @@ class Rings(NamedTuple):
     places_t: Tensor
     slots_t: Tensor  # of the tokens as they lie in the stream
     neighbours_cw: Tensor  # of all rounds
+    sequences: int
 
     @classmethod
     def of(cls, cu_seqlens: Tensor, tokens: int, settings: ChunkSettings, rounds: int = 1) -> "Rings":
@@ -74,7 +77,7 @@ class Rings(NamedTuple):
         is_used_c, owner_c = owner_c < count, owner_c.clamp(max=max(0, count - 1))
         size_c = torch.where(is_used_c, chunks_s[owner_c], 1)
         neighbours_cw = _neighbours(chunk_c - first_s[owner_c], size_c, settings, rounds)
-        return cls(ids_t, places_t, places_t + first_s[ids_t] * length, neighbours_cw)
+        return cls(ids_t, places_t, places_t + first_s[ids_t] * length, neighbours_cw, count)
 
 
 def _neighbours(place_c: Tensor, size_c: Tensor, settings: ChunkSettings, rounds: int) -> Tensor:
@@ -104,6 +107,10 @@ def text_order(rings: Rings, length: int) -> ChunkOrder:
 
 def bucket_order(rings: Rings, buckets_nrt: Tensor, most: int, length: int) -> ChunkOrder:
     """Return the order by buckets, of which there are at most `most` in a sequence."""
+    if buckets_nrt.is_cuda and not triton_line.MISSING:
+        size = len(rings.neighbours_cw) // buckets_nrt.shape[1] * length
+        line = triton_line.line(buckets_nrt, *rings[:3], rings.sequences, most, size)
+        return ChunkOrder(*line, rings.neighbours_cw)
     sorted_nrt = (rings.sequence_ids_t * most + buckets_nrt).argsort(dim=-1, stable=True)
     return _order(rings, sorted_nrt, length)
 

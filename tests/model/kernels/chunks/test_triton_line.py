@@ -1,0 +1,40 @@
+"""Hashing and the line of slots by Triton are those of the plain path. Without a GPU: TRITON_INTERPRET=1."""
+
+import pytest
+import torch
+
+from bertree.model.kernels.chunks import triton_line
+from bertree.model.kernels.chunks.hashing import bucket_counts, fixed_rotations, hash_buckets
+from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_order
+from tests.support.chunks import bounds
+from tests.support.interpreter import DEVICE, DTYPE, INTERPRETED, needs_triton
+
+pytestmark = needs_triton
+LENGTHS, HEADS, WIDTH, ROUNDS = [70, 5, 0, 23], 2, 16, 2
+
+
+@pytest.mark.parametrize("buckets", [None, (6,), (4, 6), (200,)])
+def test_buckets_are_those_of_the_plain_path(buckets: tuple[int, ...] | None) -> None:
+    cu_seqlens = bounds(LENGTHS)
+    counts = bucket_counts(cu_seqlens.diff(), max(LENGTHS), 2, buckets)
+    assert buckets or len(counts.axes) == 2, "some sequences have two factors, others one"
+    rotations = fixed_rotations(0, 0, HEADS, WIDTH, ROUNDS, counts.axes)
+    ids = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    fused = torch.randn(sum(LENGTHS), 2, HEADS, WIDTH, generator=torch.Generator().manual_seed(0)).to(DTYPE)
+    qk = fused[:, 0]  # rows that are apart
+    there = [tuple(x.to(DEVICE) for x in given) for given in (rotations, counts.of_s)]
+    ours = triton_line.hash_buckets(qk.to(DEVICE), *there, ids.to(DEVICE)).cpu()
+    rounded = tuple(rotation.to(DTYPE).double() for rotation in rotations)
+    theirs = hash_buckets(qk.double(), rounded, counts, ids)
+    assert (ours != theirs).float().mean() <= (0 if INTERPRETED else 0.01)
+
+
+def test_the_line_is_that_of_the_plain_path() -> None:
+    settings, most = ChunkSettings(4, 1, 0), 8
+    rings = Rings.of(bounds(LENGTHS), sum(LENGTHS), settings, ROUNDS)
+    buckets = torch.randint(most, (HEADS, ROUNDS, sum(LENGTHS)), generator=torch.Generator().manual_seed(0))
+    plain = bucket_order(rings, buckets, most, settings.length)
+    given = [x.to(DEVICE) for x in (buckets, rings.sequence_ids_t, rings.places_t, rings.slots_t)]
+    ours = triton_line.line(*given, len(LENGTHS), most, plain.tokens_al.shape[1] // ROUNDS)
+    for name, one, two in zip(plain._fields, ours, plain[:3], strict=False):
+        assert torch.equal(one.cpu(), two), name
