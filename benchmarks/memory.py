@@ -2,15 +2,14 @@
 
     python benchmarks/memory.py
 
-Each case runs two steps of MLM under bf16 autocast with fused AdamW, packed, and reads the peak that
-PyTorch's allocator saw; weights and inputs are random, which does not change the sizes.
+Each case runs two steps of MLM (of next tokens, where the model is causal) under bf16 autocast with fused AdamW,
+packed, and reads the peak that PyTorch's allocator saw; weights and inputs are random, which does not change the sizes.
 """
 
 import argparse
 import gc
 
 import torch
-import torch.nn.functional as F
 
 from benchmarks.common import environment, table
 from bertree.batch import Batch
@@ -30,6 +29,10 @@ CASES = [
         "distilbert-base",
     )
     for batch, length in ((32, 128), (256, 128), (16, 512), (64, 512))
+] + [
+    (name, batch, length)
+    for name in ("reformer-base", "reformer-enwik8")
+    for batch, length in ((16, 1024), (1, 16384), (4, 16384), (1, 65536))
 ]
 
 
@@ -40,12 +43,13 @@ def peak(name: str, batch: int, length: int) -> int:
     optimizer = torch.optim.AdamW(network.parameters(), fused=True)
     ids = torch.randint(5, a.vocab_size, (batch, length)).tolist()
     packed = Batch.pack(ids).to("cuda")
-    masked = torch.randperm(batch * length)[: round(cost.MASK_RATE * batch * length)].cuda()
+    rate = cost.costs(a).rate
+    masked = torch.randperm(batch * length)[: round(rate * batch * length)].cuda()
     targets = packed.ids[masked]
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats()
         with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(network.mask_logits(network(packed), masked), targets)
+            loss = network.mask_loss(network(packed), masked, targets) / len(targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -18,7 +18,18 @@ from bertree.model.network import build
 from tests.support.later_axes import EVERYTHING, LATER
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 4, "max_positions": 40, "attention_dropout": 0.0}
-POINTS = {name: axes for name, (axes, _) in LATER.items()} | {"everything": EVERYTHING}
+POINTS = {name: axes for name, (axes, _) in LATER.items()} | {
+    "everything": EVERYTHING,
+    "output matrix of its own": {"tied_output": False},
+    "reversible": {
+        "residual": "reversible",
+        "positions": "axial",
+        "axial_shape": "5,8",
+        "ffn_chunk": 5,
+        "mask_transform": False,
+        "tied_output": False,
+    },
+}
 XL = {"positions": "relative"}
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -145,7 +156,7 @@ def test_hugging_faces_families_do_not_hold_them(point: str) -> None:
     axes, _ = LATER[point]
     (axis, value), *_ = axes.items()
     # What has rotary positions is compared with ModernBERT, which differs from BERT in more.
-    named = "sequence_head is pooler" if axis == "positions" else f"{axis} is {value}"
+    named = "sequence_head is pooler" if value == "rotary" else f"{axis} is {value}"
     with pytest.raises(UserError, match=f"Bert cannot hold this architecture: {named}, there it is"):
         family_of_architecture(architecture(**axes))
 

@@ -4,9 +4,12 @@ import pytest
 import torch
 import transformers
 
+from bertree.batch import Batch
 from bertree.model import cost
 from bertree.model.architecture import Transformer
+from bertree.model.network import build
 from bertree.model.presets import preset
+from tests.support.live_bytes import LiveBytes
 
 PRESETS = ("reformer-enwik8", "reformer-base")
 
@@ -100,7 +103,7 @@ def test_a_chunk_bounds_the_inner_states() -> None:
     def activations(a: Transformer, tokens: int) -> int:
         return cost.costs(a).bytes_at_start(tokens, 0, query_stream=False)
 
-    assert activations(whole, 65536) - activations(chunked, 65536) == 12 * 65536 * inner - 2 * 4096 * inner
+    assert activations(whole, 65536) - activations(chunked, 65536) == 12 * 65536 * inner - 4096 * inner * 3 // 2
     assert activations(chunked, 1024) < activations(whole, 1024)
 
 
@@ -160,3 +163,21 @@ def test_all_options_together_need_least() -> None:
             > 0
             == cost.largest_batch(found["none of them"], 65536, 24)
         )
+
+
+@pytest.mark.parametrize("residual", ["pre-norm", "reversible"])
+@pytest.mark.parametrize("ffn_chunk", [0, 256])
+def test_the_most_bytes_alive_in_a_step_are_what_the_memory_model_says(residual: str, ffn_chunk: int) -> None:
+    axes = {"layers": 3, "width": 128, "heads": 4, "vocab_size": 300, "axial_shape": "32,32", "dropout": 0.0}
+    a = architecture("reformer-base", **axes, attention="full", residual=residual, ffn_chunk=ffn_chunk)
+    torch.manual_seed(0)
+    network = build(a, {"mask": 0}).train()
+    batch, rate = Batch.pack(torch.randint(5, 300, (64, 32)).tolist()), 0.15
+    chosen = torch.randperm(2048)[: round(rate * 2048)]
+    with LiveBytes() as live:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = network.mask_loss(network(batch), chosen, batch.ids[chosen])
+        loss.backward()
+    counts = cost.parameters(a)
+    others = 12 * (counts.total + counts.mlm_head)  # weights and moments, which the step does not make
+    assert 0.9 < (cost.training_bytes(a, 64, 32, rate) - others) / live.most < 1.1

@@ -3,6 +3,10 @@
 LATER: dict[str, tuple[dict[str, object], str]] = {
     "local attention": ({"attention": "full,local", "window": 2}, "window mask"),
     "rotary positions": ({"positions": "rotary"}, "has RotaryPositions"),
+    "axial positions": (
+        {"positions": "axial", "axial_shape": "5,8"},
+        "encoder.embeddings.positions is a AxialPositions",
+    ),
     "gated feed-forward": ({"ffn": "gated"}, "encoder.stack.ffn.0.part is a GatedFeedForward"),
     "rms norms": ({"norm": "rms"}, "encoder.embeddings.norm is a RmsNorm"),
     "norms without bias": ({"norm_bias": False}, "encoder.embeddings.norm has no bias"),

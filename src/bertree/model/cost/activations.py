@@ -58,9 +58,7 @@ class Activations:
         if a.residual == "reversible":
             last = 8 * a.width + (8 * a.width + 8 if a.final_norm else 0)  # both streams, float32, and their norm
             return tokens * (self.outside() + last) + predicted
-        # The inner states of a chunk are computed again, and have gradients beside them.
-        in_chunk = 2 * self.inner() * min(tokens, a.ffn_chunk)
-        return tokens * self.per_token() + predicted + in_chunk
+        return tokens * self.per_token() + predicted + self._inner_again(min(tokens, a.ffn_chunk))
 
     def at_end(self, tokens: int) -> int:
         """Bytes of a batch while the first layer's gradients are computed: reversible layers need as much as before."""
@@ -68,6 +66,10 @@ class Activations:
         if a.residual != "reversible":
             return 0
         blocks = [2 * self.attention(kind) * tokens for kind in set(a.attention_kinds)]  # with gradients beside
-        inner = 2 * self.inner() * (min(tokens, a.ffn_chunk) if a.ffn_chunk else tokens)
-        blocks.append(self.feed_forward() * tokens + inner)
+        in_chunk = min(tokens, a.ffn_chunk) if a.ffn_chunk else tokens
+        blocks.append(self.feed_forward() * tokens + self._inner_again(in_chunk))
         return tokens * (self.outside() + REVERSIBLE_WIDTHS * a.width) + max(blocks)
+
+    def _inner_again(self, tokens: int) -> int:
+        """Bytes of inner states that are computed again, with their gradients: each is freed when it is used."""
+        return 3 * self.inner() // 2 * tokens
