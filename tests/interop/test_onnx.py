@@ -46,41 +46,56 @@ def session(path: Path) -> "runtime.InferenceSession":
     return runtime.InferenceSession(str(path / onnx.FILE), providers=["CPUExecutionProvider"])
 
 
-def computed(path: Path, texts: list[list[int]]) -> np.ndarray:
-    """By ONNX Runtime, all texts padded to the longest, with an id that means something."""
-    opened = session(path)
+def padded(texts: list[list[int]]) -> dict[str, np.ndarray]:
+    """All texts padded to the longest, with an id that means something."""
     longest = max(map(len, texts))
     mask = np.array([[1] * len(t) + [0] * (longest - len(t)) for t in texts])
-    given = {
-        "input_ids": np.array([t + [7] * (longest - len(t)) for t in texts]),
-        "attention_mask": mask,
-        "token_type_ids": np.zeros_like(mask),
-    }
+    ids = np.array([t + [7] * (longest - len(t)) for t in texts])
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+
+
+def computed(path: Path, texts: list[list[int]]) -> np.ndarray:
+    """By ONNX Runtime."""
+    opened, given = session(path), padded(texts)
     (found,) = opened.run(None, {i.name: given[i.name] for i in opened.get_inputs()})
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "vector"),
-    [
-        ("roberta-base", {}, PoolingConfig("cls+max+last", False, (Dense(20, "tanh"),))),
-        ("albert-base", {"embedding_width": 16, "layers": 2}, PoolingConfig("sqrt+weighted", True)),
-    ],
-)
-def test_vectors(tmp_path: Path, name: str, changes: dict[str, object], vector: PoolingConfig) -> None:
-    a = preset(name).architecture.with_values(SMALL | changes)
-    contents = made(a, vector)
-    onnx.write(contents, tmp_path / "o")
+def vectors(contents: Contents) -> np.ndarray:
+    """By the model itself."""
     model = Model(contents)
     batch = pack_inputs(model.tokenize(TEXTS), model.architecture.vocab_size)
     with torch.no_grad():
-        wanted = model.network.vectors(model.network(batch), batch).numpy()
+        return model.network.vectors(model.network(batch), batch).numpy()
+
+
+@pytest.mark.parametrize("pooling", ["cls+max", "last", "mean+sqrt", "weighted"])
+@pytest.mark.parametrize("name", ["bert-base", "roberta-base", "albert-base", "distilbert-base"])
+def test_vectors_of_what_is_exported(name: str, pooling: str) -> None:
+    a = preset(name).architecture.with_values(SMALL | {"layers": 2})
+    contents = made(a, PoolingConfig(pooling, True, (Dense(20, "tanh"),)))
+    module = onnx.PaddedModel(contents)
+    given = padded(TEXTS)
+    with torch.no_grad():
+        found = module(*(torch.from_numpy(given[name]) for name in module.names)).numpy()
+    np.testing.assert_allclose(found, vectors(contents), atol=1e-5)
+
+
+def test_vectors_of_a_file(tmp_path: Path) -> None:
+    """One that has all kinds of pooling, positions with an offset, a narrow embedding and shared layers."""
+    axes = SMALL | {"embedding_width": 16, "layers": 2, "sharing": "all"}
+    vector = PoolingConfig("cls+max+last+sqrt+weighted", True, (Dense(20, "tanh"),))
+    contents = made(preset("roberta-base").architecture.with_values(axes), vector)
+    onnx.write(contents, tmp_path / "o")
+    wanted = vectors(contents)
     np.testing.assert_allclose(computed(tmp_path / "o", TEXTS), wanted, atol=1e-5)
     np.testing.assert_allclose(computed(tmp_path / "o", TEXTS[:1]), wanted[:1], atol=1e-5)
 
 
 def test_states_of_a_model_without_vectors(tmp_path: Path) -> None:
-    contents = made(preset("bert-base").architecture.with_values(SMALL | {"residual": "pre-norm"}), None)
+    contents = made(
+        preset("bert-base").architecture.with_values(SMALL | {"residual": "pre-norm", "activation": "gelu-tanh"}), None
+    )
     contents.network.heads["sequence"] = build(contents.architecture, {"sequence": 2}).heads["sequence"]
     folder.write(contents, tmp_path / "model")
     with pytest.warns(BertreeWarning, match="the head 'sequence' is left out"):
