@@ -1,6 +1,7 @@
 """What many tests need: real trained weights, a small model folder, and the command line in-process."""
 
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -72,15 +73,18 @@ def minilm() -> Path:
 
 
 @pytest.fixture
-def small_folder(tmp_path: Path, minilm: Path) -> Path:
+def small_folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Path:
     """A tiny untrained BERT with an MLM head and the real BERT vocabulary."""
+    made = make_once(common_folder(tmp_path_factory) / "small", lambda folder: _make_small(folder, minilm))
+    return shutil.copytree(made, tmp_path / "small")
+
+
+def _make_small(folder: Path, vocabulary: Path) -> None:
     import bertree
-    from bertree.text.tokenizer import Tokenizer
 
     model = bertree.load("bert-tiny")
-    model.tokenizer = Tokenizer.load(minilm)
-    model.save(tmp_path / "small")
-    return tmp_path / "small"
+    model.tokenizer = Tokenizer.load(vocabulary)
+    model.save(folder)
 
 
 @pytest.fixture(scope="session")
