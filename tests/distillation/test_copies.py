@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("name", ["classification", "pair", "regression"])
 def test_copies_are_labelled_by_the_teacher(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
     out, count = tmp_path / "out", 320 if name == "regression" else 240
-    said = command.well(*command_of(trained, name, out, "copies=3", "epochs=1"))
+    said = command.well(*command_of(trained, name, out, "copies=3", "epochs=0.5"))
     found = json.loads((out / "metrics.json").read_text())
     units = found["examples"]["train"]
     assert 2 * count < units <= 4 * count

@@ -14,7 +14,7 @@ from tests.support.lessons import command_of
 
 
 def arguments(trained: Trained, out: Path) -> list[str]:
-    return [*map(str, command_of(trained, "classification", out, "epochs=4", "dropout=0.1"))]
+    return [*map(str, command_of(trained, "classification", out, "epochs=2", "dropout=0.1"))]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def same(one: Path, other: Path) -> None:
 def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, out)
-    runs.kill(*given, "--resume", said=said, after=(3, 14, 23), moments=random.Random(0), fault="pause:0")
+    runs.kill(*given, "--resume", said=said, after=(3, 7, 9), moments=random.Random(0), fault="pause:0")
     assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
     same(out, whole)
 
@@ -47,8 +47,8 @@ def test_killed_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) 
 def test_stopped_and_gone_on_with(whole: Path, trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, out)
-    assert runs.finish(*given, said=said, fault=f"signal:{signal.SIGINT}:20:5") == 130, said.read_text()
-    assert 20 <= newest(out) < 60
+    assert runs.finish(*given, said=said, fault=f"signal:{signal.SIGINT}:12:5") == 130, said.read_text()
+    assert 12 <= newest(out) < 30
     assert runs.finish(*given, "alpha=0.9", "--resume", said=said) == 2
     assert "was started with other data or settings" in said.read_text()
     assert runs.finish(*given, "--resume", said=said) == 0, said.read_text()

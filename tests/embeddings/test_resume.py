@@ -11,8 +11,8 @@ from tests.support.topics import files
 
 SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0.1", "max_length=32", "evaluations=2")
 KINDS = {
-    "softmax": ("--loss", "softmax", "epochs=2", "batch=16", "layers=sum-all"),
-    "ranking": ("--loss", "ranking", "epochs=4", "batch=16", "micro_tokens=500"),  # in pieces
+    "softmax": ("--loss", "softmax", "epochs=0.7", "batch=16", "layers=sum-all"),
+    "ranking": ("--loss", "ranking", "epochs=2", "batch=16", "micro_tokens=500"),  # in pieces
 }
 
 
