@@ -22,10 +22,7 @@ POINTS = {name: point.architecture for name, point in PRESETS.items()} | {
 }
 
 
-BUILT = [name for name in POINTS if not name.startswith("reformer")]  # whose layers cannot be built yet
-
-
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", POINTS)
 def test_the_arithmetic_counts_what_is_built(name: str) -> None:
     a = POINTS[name]
     with torch.device("meta"):

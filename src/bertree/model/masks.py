@@ -65,5 +65,66 @@ class Window:
         return (ahead >= -self.left) & (ahead <= self.right)
 
 
-Mask = Full | Causal | Window
-NAMES = {Full: "full", Causal: "causal", Window: "window"}
+@dataclass(frozen=True)
+class FullButSelf:
+    """Every other token of the sequence; the token itself only if there is no other."""
+
+    band = (-1, -1)
+    looks_ahead = True
+
+    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+        """Return where a query sees a key (... x q x k, bool), if its sequence has another token."""
+        return key_places[..., None, :] != query_places[..., :, None]
+
+
+@dataclass(frozen=True)
+class CausalButSelf:
+    """The tokens before the token; the first token sees itself."""
+
+    band = (-1, 0)
+    looks_ahead = False
+
+    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+        """Return where a query sees a key (... x q x k, bool)."""
+        return key_places[..., None, :] < query_places[..., :, None].clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The tokens of the token's chunk and of the chunks beside it; causal: itself and those before it.
+
+    If not causal, the first chunk is also beside the last, which `sees` does not know.
+    """
+
+    length: int
+    before: int
+    after: int
+    causal: bool
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """How many keys before and after its own place a query sees at most."""
+        return self.length * (self.before + 1) - 1, 0 if self.causal else self.length * (self.after + 1) - 1
+
+    @property
+    def looks_ahead(self) -> bool:
+        """True if a token sees some of those after it."""
+        return not self.causal
+
+    def sees(self, query_places: Tensor, key_places: Tensor) -> Tensor:
+        """Return where a query sees a key (... x q x k, bool)."""
+        queries, keys = query_places[..., :, None], key_places[..., None, :]
+        ahead = keys // self.length - queries // self.length
+        near = (ahead >= -self.before) & (ahead <= self.after)
+        return near & (keys <= queries) if self.causal else near
+
+
+Mask = Full | Causal | Window | FullButSelf | CausalButSelf | Chunks
+NAMES: dict[type, str] = {
+    Full: "full",
+    Causal: "causal",
+    Window: "window",
+    FullButSelf: "full but itself",
+    CausalButSelf: "causal but itself",
+    Chunks: "chunks",
+}

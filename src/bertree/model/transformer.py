@@ -16,7 +16,8 @@ from bertree.model.embeddings import Embeddings, TokenEmbeddings
 from bertree.model.encoder import Encoder
 from bertree.model.init import initialize, scale_weights
 from bertree.model.layers.adaptive import AdaptiveEmbeddings, VocabularyClusters
-from bertree.model.layers.attention import Attention, build_attention
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.attention_kinds import build_attention
 from bertree.model.layers.feed_forward import FeedForward, build_feed_forward
 from bertree.model.layers.norms import build_norm
 from bertree.model.layers.positions import LearnedPositions, build_embedded_positions

@@ -15,7 +15,7 @@ from torch.library import custom_op
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
 from bertree.model.kernels.streams import cut_streams
-from bertree.model.masks import Causal, Full, Window
+from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Window
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -26,24 +26,35 @@ def attend(
 ) -> Tensor:
     """Queries, keys and values of packed sequences -> mixed values (t x n x d)."""
     cu_k = layout.cu_k if layout.separate_keys else None
-    mixed_tnd: Tensor = _attend(q_tnd, k_tnd, v_tnd, layout.cu_q, cu_k, *layout.mask.band)[0]
+    hides_self = isinstance(layout.mask, FullButSelf | CausalButSelf)
+    mixed_tnd: Tensor = _attend(q_tnd, k_tnd, v_tnd, layout.cu_q, cu_k, *layout.mask.band, hides_self)[0]
     return mixed_tnd
 
 
-def _mask(queries: int, keys: int, left: int, right: int, like: Tensor) -> tuple[bool, Tensor | None]:
+def _mask(queries: int, keys: int, left: int, right: int, hides_self: bool, like: Tensor) -> tuple[bool, Tensor | None]:
     """Return how the CPU kernel is told what a query sees: a flag for causal, or a mask (q x k)."""
-    if left < 0 and right < 0:
+    if left < 0 and right < 0 and not hides_self:
         return False, None
-    if left < 0 and right == 0 and queries == keys:
+    if left < 0 and right == 0 and queries == keys and not hides_self:
         return True, None
     window = Window(*(keys + queries if side < 0 else side for side in (left, right)))
     seen = window.sees(torch.arange(keys - queries, keys), torch.arange(keys))
-    return False, like.new_zeros(queries, keys).masked_fill_(~seen, float("-inf"))
+    mask = like.new_zeros(queries, keys).masked_fill_(~seen, float("-inf"))
+    if hides_self:  # a score so low that it counts only where there is no other
+        mask[:, keys - queries :].fill_diagonal_(-1e4)
+    return False, mask
 
 
 @custom_op("bertree::grouped_attention", mutates_args=())
 def _attend(
-    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_q: Tensor, cu_k: Tensor | None, left: int, right: int
+    q_tnd: Tensor,
+    k_tnd: Tensor,
+    v_tnd: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor | None,
+    left: int,
+    right: int,
+    hides_self: bool,
 ) -> tuple[Tensor, Tensor]:
     queries, keys = cut_streams(cu_q, cu_k)
     scale_type, mixed = torch.promote_types(q_tnd.dtype, torch.float32), []
@@ -51,7 +62,7 @@ def _attend(
         if not (q.shape[2] and k.shape[2]):  # the kernel would divide by zero
             mixed.append((torch.zeros_like(q), torch.zeros_like(q[..., 0], dtype=scale_type)))
             continue
-        causal, mask = _mask(q.shape[2], k.shape[2], left, right, q)
+        causal, mask = _mask(q.shape[2], k.shape[2], left, right, hides_self, q)
         mixed.append(_flash(q, k, v, is_causal=causal, attn_mask=mask))
     out_tnd = queries.join([out for out, _ in mixed], q_tnd)
     # The second output, log-sum-exp of the scores, is what the backward pass needs instead of them.
@@ -70,6 +81,7 @@ def _attend_backward(
     cu_k: Tensor | None,
     left: int,
     right: int,
+    hides_self: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     queries, keys = cut_streams(cu_q, cu_k)
     grads = []
@@ -78,7 +90,7 @@ def _attend_backward(
         if not (q.shape[2] and k.shape[2]):
             grads.append([torch.zeros_like(x) for x in (q, k, v)])
             continue
-        causal, mask = _mask(q.shape[2], k.shape[2], left, right, q)
+        causal, mask = _mask(q.shape[2], k.shape[2], left, right, hides_self, q)
         grads.append(_flash_backward(grad, q, k, v, *made, 0.0, causal, attn_mask=mask))
     q_grad = queries.join([grad[0] for grad in grads], q_tnd)
     return q_grad, keys.join([grad[1] for grad in grads], k_tnd), keys.join([grad[2] for grad in grads], v_tnd)
@@ -86,7 +98,14 @@ def _attend_backward(
 
 @_attend.register_fake
 def _(
-    q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, cu_q: Tensor, cu_k: Tensor | None, left: int, right: int
+    q_tnd: Tensor,
+    k_tnd: Tensor,
+    v_tnd: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor | None,
+    left: int,
+    right: int,
+    hides_self: bool,
 ) -> tuple[Tensor, Tensor]:
     return _like(q_tnd), _like(q_tnd[..., 0].to(torch.promote_types(q_tnd.dtype, torch.float32)))
 
@@ -103,6 +122,7 @@ def _(
     cu_k: Tensor | None,
     left: int,
     right: int,
+    hides_self: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _like(q_tnd), _like(k_tnd), _like(v_tnd)
 
@@ -117,7 +137,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _back(ctx: Any, grad_out: Tensor, grad_scale: Tensor | None) -> tuple[Tensor | None, ...]:
-    return (*_attend_backward(grad_out, *ctx.saved_tensors, *ctx.band), None, None, None, None)
+    return (*_attend_backward(grad_out, *ctx.saved_tensors, *ctx.band), None, None, None, None, None)
 
 
 _attend.register_autograd(_back, setup_context=_keep)
@@ -125,6 +145,6 @@ _attend.register_autograd(_back, setup_context=_keep)
 KERNEL = Kernel(
     "grouped",
     "sequences of equal lengths in one call each",
-    Supports("cpu", (Full, Causal, Window), separate_keys=True),
+    Supports("cpu", (Full, Causal, Window, FullButSelf, CausalButSelf), separate_keys=True),
     attend,
 )

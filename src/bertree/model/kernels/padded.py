@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, SegmentScores, Supports
-from bertree.model.masks import Causal, Full, Window
+from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Window
 
 
 def attend(
@@ -32,7 +32,10 @@ def attend(
     mask = real_sk[:, None, None, :]
     if not isinstance(layout.mask, Full):
         seen = layout.mask.sees(places_q, places_k)  # q x k, or s x q x k
-        mask = mask & (seen[:, None] if seen.dim() == 3 else seen)
+        seen = seen[:, None] if seen.dim() == 3 else seen
+        mask = mask & seen
+        if isinstance(layout.mask, FullButSelf):  # a sequence of one token sees itself
+            mask = mask | (~mask.any(-1, keepdim=True) & ~seen)
     if layout.ranks is not None:
         bounds_t, ranks_k = layout.ranks
         mask = mask & (ranks_k[token_sk][:, None, None, :] < bounds_t[token_sq][:, None, :, None])
@@ -82,6 +85,14 @@ def _rectangle(bounds: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor]:
 KERNEL = Kernel(
     "padded",
     "pads inside the kernel; supports everything",
-    Supports(None, (Full, Causal, Window), dropout=True, separate_keys=True, relative=True, ranked=True, segments=True),
+    Supports(
+        None,
+        (Full, Causal, Window, FullButSelf, CausalButSelf),
+        dropout=True,
+        separate_keys=True,
+        relative=True,
+        ranked=True,
+        segments=True,
+    ),
     attend,
 )

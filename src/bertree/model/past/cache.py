@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from bertree.batch import Batch
-from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.padded import scores_by_distance
-from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import Places
 from bertree.model.past.lanes import KEYS, LENGTHS, VALUES, Spans, lanes_of
@@ -57,7 +55,7 @@ class CachePast:
         keys_cnmd[self.lane_t, :, self.slot_t] = k_tnd.to(keys_cnmd.dtype)
         values_cnmd[self.lane_t, :, self.slot_t] = v_tnd.to(keys_cnmd.dtype)
         if self.is_fresh:
-            return attend(q_tnd, k_tnd, v_tnd, Layout.of(self.batch, part.mask), 0.0, relative)
+            return part.attend_within(q_tnd, k_tnd, v_tnd, self.batch, relative)
         if not self.all_lanes:
             keys_cnmd, values_cnmd = keys_cnmd[self.spans.lane_s], values_cnmd[self.spans.lane_s]
         longest, spans = self.batch.max_seqlen, self.spans

@@ -3,6 +3,7 @@
 Shape letters: t tokens, n heads, d head width.
 """
 
+import torch
 from torch import Tensor
 
 from bertree.model.kernels.chunks import plain, triton_attend
@@ -25,4 +26,5 @@ def attend_chunks(
 
 def unit_length(q_tnd: Tensor) -> Tensor:
     """Return queries as keys: of unit length, once scores are divided by sqrt(d)."""
-    return q_tnd * (q_tnd.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    kind = torch.promote_types(q_tnd.dtype, torch.float32)
+    return q_tnd * (q_tnd.to(kind).square().mean(-1, keepdim=True) + 1e-6).rsqrt().to(q_tnd.dtype)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import custom_op
 
 from bertree.keyed_random import key as random_key
 from bertree.keyed_random import normal
@@ -29,7 +30,7 @@ class BucketCounts(NamedTuple):
     @property
     def most(self) -> int:
         """No sequence has more buckets."""
-        return math.prod(2 * count for count in self.axes)
+        return math.prod([2 * count for count in self.axes])
 
 
 def bucket_counts(
@@ -79,16 +80,21 @@ def fixed_rotations(
     return tuple(found)
 
 
-@torch.no_grad()
 def hash_buckets(qk_tnd: Tensor, rotations: tuple[Tensor, ...], counts: BucketCounts, sequence_ids_t: Tensor) -> Tensor:
     """Return the bucket of each token in each round (n x r x t, int64)."""
     if not triton_line.refusal(qk_tnd):
         return triton_line.hash_buckets(qk_tnd, rotations, counts.of_s, sequence_ids_t)
+    found: Tensor = _hash_buckets(qk_tnd.detach(), list(rotations), list(counts.of_s), sequence_ids_t)
+    return found
+
+
+@custom_op("bertree::hash_buckets", mutates_args=())
+def _hash_buckets(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor], sequence_ids_t: Tensor) -> Tensor:
     tokens, heads, width = qk_tnd.shape
     rounds = rotations[0].shape[2]
     buckets_nrt = torch.zeros(heads, rounds, tokens, dtype=torch.int64, device=qk_tnd.device)
     times_t: Tensor | int = 1  # buckets of the factors before
-    for rotation_ndrx, count_s in zip(rotations, counts.of_s, strict=True):
+    for rotation_ndrx, count_s in zip(rotations, counts, strict=True):
         axes = rotation_ndrx.shape[3]
         half_t = count_s[sequence_ids_t] // 2
         axes_x = torch.arange(axes, device=qk_tnd.device)
@@ -108,3 +114,9 @@ def hash_buckets(qk_tnd: Tensor, rotations: tuple[Tensor, ...], counts: BucketCo
                 buckets_nrt[head, :, block] += bucket_tr.T
         times_t = times_t * count_s[sequence_ids_t]
     return buckets_nrt
+
+
+@_hash_buckets.register_fake
+def _(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor], sequence_ids_t: Tensor) -> Tensor:
+    shape = (qk_tnd.shape[1], rotations[0].shape[2], qk_tnd.shape[0])
+    return qk_tnd.new_empty(shape, dtype=torch.int64)

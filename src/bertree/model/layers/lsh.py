@@ -1,0 +1,128 @@
+"""Attention of Reformer (Kitaev et al. 2020): queries that are keys too, over hashed chunks; and chunks of the text.
+
+Shape letters: t tokens, n heads, d head width, h width, r rounds.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bertree.batch import Batch
+from bertree.model.kernels.chunks.attend import attend_chunks, unit_length
+from bertree.model.kernels.chunks.hashing import bucket_counts, draw_rotations, fixed_rotations, hash_buckets
+from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_order, text_order
+from bertree.model.kernels.layout import RelativeScores
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.positions import Positions
+from bertree.model.masks import CausalButSelf, Chunks, FullButSelf
+
+
+class SharedQueryKeyAttention(Attention):
+    """Attention whose queries are keys too, of unit length; a token sees itself only if it sees no other."""
+
+    fuses = False
+
+    def _add_projection(self, width: int, bias: bool) -> None:
+        self.qv = nn.Linear(width, 2 * self.heads * self.head_width, bias=bias)
+
+    def project(self, x_th: Tensor, source_kh: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of tokens (t x n x d)."""
+        assert source_kh is None, "queries are keys of the same tokens"
+        qv_t2nd = self.qv(x_th).unflatten(-1, (2, self.heads, self.head_width))
+        q_tnd = qv_t2nd[:, 0]
+        return q_tnd, unit_length(q_tnd), qv_t2nd[:, 1]
+
+
+class ChunkedAttention(Attention):
+    """Attention of each chunk of a sequence to itself and to its neighbours: Reformer's local attention."""
+
+    fuses = False
+
+    def __init__(
+        self,
+        settings: ChunkSettings,
+        width: int,
+        heads: int,
+        dropout: float,
+        positions: Positions | None = None,
+        bias: bool = True,
+        head_width: int = 0,
+    ) -> None:
+        super().__init__(width, heads, dropout, Chunks(*settings[:4]), positions, bias, head_width)
+        self.settings = settings
+
+    def attend_within(
+        self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, relative: RelativeScores | None
+    ) -> Tensor:
+        """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
+        assert relative is None, "attention over chunks has no scores by distance"
+        rings = Rings.of(batch.cu_seqlens, len(q_tnd), self.settings)
+        order = text_order(rings, self.settings.length)
+        return attend_chunks(q_tnd, k_tnd, v_tnd, order, self.settings, self._dropout_now)
+
+
+class Hashing(NamedTuple):
+    """How the tokens of a layer are hashed."""
+
+    rounds: int
+    eval_rounds: int  # outside of training
+    buckets: tuple[int, ...] | None  # factors; None: from the length of each sequence
+    seed: int  # of the rotations outside of training
+    depth: int  # the place of the attention among those that are stored
+
+
+class LshAttention(SharedQueryKeyAttention):
+    """Attention of tokens that hash alike: sorted by their buckets, each chunk sees itself and its neighbours.
+
+    In training the rotations are drawn anew at every step, outside of it they depend on the seed and the layer. A cache
+    is attended to exactly, token by token.
+    """
+
+    def __init__(
+        self,
+        settings: ChunkSettings,
+        hashing: Hashing,
+        width: int,
+        heads: int,
+        dropout: float,
+        positions: Positions | None = None,
+        bias: bool = True,
+        head_width: int = 0,
+    ) -> None:
+        mask = CausalButSelf() if settings.causal else FullButSelf()
+        super().__init__(width, heads, dropout, mask, positions, bias, head_width)
+        self.settings, self.hashing = settings, hashing
+        self._fixed: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}  # rotations outside of training
+
+    def project_within(self, x_th: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, again queries, and values of tokens (t x n x d): keys are made where they are attended to."""
+        q_tnd, v_tnd = self.qv(x_th).unflatten(-1, (2, self.heads, self.head_width)).unbind(1)
+        return q_tnd, q_tnd, v_tnd
+
+    def attend_within(
+        self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, relative: RelativeScores | None
+    ) -> Tensor:
+        """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
+        assert relative is None, "attention over chunks has no scores by distance"
+        settings = self.settings
+        counts = bucket_counts(batch.lengths, batch.max_seqlen, settings.length, self.hashing.buckets)
+        rotations = self.rotations(counts.axes, q_tnd)
+        rings = Rings.of(batch.cu_seqlens, len(q_tnd), settings, rotations[0].shape[2])
+        buckets_nrt = hash_buckets(q_tnd, rotations, counts, rings.sequence_ids_t)
+        order = bucket_order(rings, buckets_nrt, counts.most, settings.length)
+        return attend_chunks(q_tnd, None, v_tnd, order, settings, self._dropout_now)
+
+    def rotations(self, axes: tuple[int, ...], like: Tensor) -> tuple[Tensor, ...]:
+        """Return the rotations of each factor of the buckets (n x d x r x axes)."""
+        if self.training:
+            return draw_rotations(self.heads, self.head_width, self.hashing.rounds, axes, like)
+        return self._fixed_rotations(axes, like.device)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _fixed_rotations(self, axes: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+        if (axes, device) not in self._fixed:
+            _, rounds, _, seed, depth = self.hashing
+            drawn = fixed_rotations(seed, depth, self.heads, self.head_width, rounds, axes)
+            self._fixed[axes, device] = tuple(rotation.to(device) for rotation in drawn)
+        return self._fixed[axes, device]
