@@ -174,6 +174,7 @@ def _more_tokenizers(root: Path) -> None:
     _clear(model)
     (model / "spiece.model").write_bytes(made.getvalue())
     _xlnet(root / "xlnet")
+    _reformer(root / "reformer", text)
 
 
 def _xlnet(path: Path) -> None:
@@ -185,6 +186,23 @@ def _xlnet(path: Path) -> None:
     a = PRESETS["xlnet-base"].architecture.with_values(sizes)
     folder.write(Contents(a, build(a, {"mask": 0})), path, to="huggingface")
     (path / "spiece.model").write_bytes(small_model())
+
+
+def _reformer(path: Path, text: str) -> None:
+    """Write a model that hashes, as Hugging Face does, with a SentencePiece model of another kind."""
+    import sentencepiece
+
+    from bertree.model.presets import PRESETS
+
+    sizes = {"layers": 2, "width": 16, "heads": 2, "head_width": 8, "ffn_width": 32, "vocab_size": 90}
+    hashed = {"attention": "chunked,lsh", "chunk_length": 8, "lsh_chunk_length": 8, "buckets": "4", "hashes": 2}
+    axial = {"axial_shape": "8,16", "axial_widths": "6,10", "duplicates": "each"}
+    a = PRESETS["reformer-enwik8"].architecture.with_values({**sizes, **hashed, **axial})
+    folder.write(Contents(a, build(a, {"mask": 0})), path, to="huggingface")
+    made, lines = io.BytesIO(), iter(text.split("\n\n"))
+    options = {"vocab_size": 90, "model_type": "bpe", "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=made, **options)
+    (path / "spiece.model").write_bytes(made.getvalue())
 
 
 def _clear(model: Path) -> None:

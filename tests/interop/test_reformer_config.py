@@ -129,6 +129,7 @@ def test_settings_without_an_equal_are_refused(key: str, value: object, reason: 
         ({"local_num_chunks_after": 1}, "chunks_after: "),
         ({"num_hashes": 0}, "hashes: "),
         ({"attn_layers": ["lsh"] * 5000}, "layers: "),
+        ({"attn_layers": ["lsh"] * 200_000 + ["local"]}, "layers: "),
         ({"num_buckets": 2**40}, "buckets: "),
         ({"chunk_size_feed_forward": -1}, "ffn_chunk: "),
     ],

@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "bertree": ("verify", "info", "fill", "convert", "embed", "features"),
     "own": ("verify", "info", "fill", "convert", "embed", "features"),
     "xlnet": ("verify", "info", "fill", "convert", "embed", "features"),
+    "reformer": ("verify", "info", "convert", "embed"),
     "int8": ("verify", "info", "fill", "convert", "embed"),
     "classifier": ("verify", "info", "predict", "convert", "evaluate"),
     "ner": ("verify", "info", "predict", "convert"),
@@ -94,7 +95,7 @@ def several(random: Random) -> int:
 
 
 def _config(random: Random) -> Case:
-    model = random.choice(("hf", "hf", "xlnet", "xlnet", "sentences", "classifier"))
+    model = random.choice(("hf", "hf", "xlnet", "xlnet", "reformer", "reformer", "sentences", "classifier"))
     file = f"{model}/config.json"
     if random.random() < 0.1:
         return case(model, [raw.path_change(file, random)], random)

@@ -15,6 +15,7 @@ OLD_FILES = {
     "bpe": ("vocab.json", "merges.txt"),
     "spiece": ("spiece.model",),
     "xlnet": ("spiece.model",),
+    "reformer": ("spiece.model",),
 }
 
 

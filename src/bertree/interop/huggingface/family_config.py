@@ -93,8 +93,13 @@ def write_keys(family: FamilyConfig, a: Transformer) -> Json:
 
 def pattern(kinds: Sequence[str]) -> str:
     """Return the kinds of layers as the axis `attention` has them: the shortest list that gives them in turn."""
-    period = next(n for n in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % n] for i in range(len(kinds))))
-    return ",".join(kinds[:period])
+    same = [0]  # for each beginning of the list: how long its longest end is that the list begins with too
+    for kind in kinds[1:]:
+        length = same[-1]
+        while length and kind != kinds[length]:
+            length = same[length - 1]
+        same.append(length + (kind == kinds[length]))
+    return ",".join(kinds[: len(kinds) - same[-1]])
 
 
 def number(config: Json, key: str, default: int, where: str) -> int:
