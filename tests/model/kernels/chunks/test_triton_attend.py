@@ -62,6 +62,17 @@ def test_chunks_and_their_gradients_follow_the_definition(call: Call) -> None:
         assert (one.cpu() - true).norm() <= TOLERANCE * true.norm(), name
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_compilers_know_the_operator(shared: bool) -> None:
+    settings = ChunkSettings(4, 1, 0, causal=True, hides_self=True)
+    q, k, v = (torch.randn(5, 1, 16) for _ in range(3))
+    order, _ = hashed(q, [5], settings, 2, (4,))
+    given = [x.to(DEVICE, DTYPE).requires_grad_() for x in (q, k, v)]
+    keys = None if shared else given[1]
+    there = (x.to(DEVICE) for x in order)
+    torch.library.opcheck(triton_attend._attend, (given[0], keys, given[2], *there, 4, True, True, True))
+
+
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter takes programs in turn")
 def test_gradients_are_the_same_every_time() -> None:
     lengths, settings = [5000, 3001], ChunkSettings(64, 1, 0, causal=True, hides_self=True)

@@ -9,10 +9,10 @@ from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_orde
 from tests.support.chunks import bounds
 from tests.support.interpreter import DEVICE, DTYPE, INTERPRETED, needs_triton
 
-pytestmark = needs_triton
 LENGTHS, HEADS, WIDTH, ROUNDS = [70, 5, 0, 23], 2, 16, 2
 
 
+@needs_triton
 @pytest.mark.parametrize("buckets", [None, (6,), (4, 6), (200,)])
 def test_buckets_are_those_of_the_plain_path(buckets: tuple[int, ...] | None) -> None:
     cu_seqlens = bounds(LENGTHS)
@@ -29,6 +29,7 @@ def test_buckets_are_those_of_the_plain_path(buckets: tuple[int, ...] | None) ->
     assert (ours != theirs).float().mean() <= (0 if INTERPRETED else 0.01)
 
 
+@needs_triton
 def test_the_line_is_that_of_the_plain_path() -> None:
     settings, most = ChunkSettings(4, 1, 0), 8
     rings = Rings.of(bounds(LENGTHS), sum(LENGTHS), settings, ROUNDS)
@@ -38,3 +39,12 @@ def test_the_line_is_that_of_the_plain_path() -> None:
     ours = triton_line.line(*given, len(LENGTHS), most, plain.tokens_al.shape[1] // ROUNDS)
     for name, one, two in zip(plain._fields, ours, plain[:3], strict=False):
         assert torch.equal(one.cpu(), two), name
+
+
+@pytest.mark.parametrize("most", [8, 2**29])
+def test_one_sort_of_all_heads_and_rounds_is_a_sort_of_each(most: int) -> None:
+    ids = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    buckets = torch.randint(8, (HEADS, ROUNDS, len(ids)), generator=torch.Generator().manual_seed(0))
+    rows = triton_line.sort_rows(buckets, ids, len(LENGTHS), most).view(HEADS * ROUNDS, -1)
+    each = (ids * 8 + buckets).argsort(dim=-1, stable=True).flatten(0, 1)
+    assert torch.equal(rows - torch.arange(HEADS * ROUNDS)[:, None] * len(ids), each)
