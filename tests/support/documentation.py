@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import bertree
 from tests.support import learnable, topics
 from tests.support.learnable import Row, write
+from tests.support.reformer import long_texts
 from tests.support.xlnet_folder import save_xlnet
 
 ROOT = Path(__file__).parents[2]
@@ -257,6 +258,7 @@ def _glove(library: Library, path: Path) -> None:
     _lines((f"{word} {n % 7} {n % 5} {n % 3 - 1} 1" for n, word in enumerate(words)), path)
 
 
+FEELING = {"good": "pos", "bad": "neg"}
 FEELINGS = [str(row["text"]) for row in learnable.feelings(30)]
 MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "corpus": _corpus,
@@ -302,6 +304,11 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     ],
     "squad": _squad,
     "RACE": lambda library, path: learnable.race(path),
+    "imdb": lambda library, path: [
+        write(path / f"{split}.csv", [{**row, "label": FEELING[str(row["label"])]} for row in long_texts(count, seed)])
+        for split, count, seed in (("train", 20, 0), ("test", 8, 1))
+    ],
+    "reports.jsonl": lambda library, path: write(path, _renamed(long_texts(20), text="body", label="topic")),
     "conll2003": lambda library, path: [
         write(path / f"{split}.txt", learnable.tagged(count, seed)) for split, count, seed in
         (("train", 40, 0), ("valid", 8, 1))

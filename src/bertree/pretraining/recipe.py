@@ -81,7 +81,7 @@ class Recipe:
     def axes(self) -> dict[str, Any]:
         """The axes of the architecture that the recipe sets."""
         given = {axis: value for axis, value in self.model.items() if axis in TYPES}
-        return {axis: settings.read(TYPES[axis], value, self.source, f"model.{axis}") for axis, value in given.items()}
+        return {axis: _read_axis(axis, value, self.source) for axis, value in given.items()}
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,14 @@ def check(recipe: Recipe, where: str) -> None:
     for key, value in recipe.model.items():
         if key not in MODEL_KEYS:
             raise UserError(f"{where}: model.{key}: unknown key, {suggest(key, MODEL_KEYS)}")
-        settings.read(TYPES.get(key, str), value, where, f"model.{key}")
+        _read_axis(key, value, where)
+
+
+def _read_axis(name: str, value: Any, where: str) -> Any:
+    """Read an axis of the architecture, or the name of a preset. One number needs no quotes where a list may stand."""
+    kind = TYPES.get(name, str)
+    text = str(value) if kind is str and name in TYPES and type(value) is int else value
+    return settings.read(kind, text, where, f"model.{name}")
 
 
 def _check_lanes(recipe: Recipe, where: str) -> None:

@@ -1,0 +1,147 @@
+"""Queries that are keys too, against queries and keys of their own: left-to-right models on the same text.
+
+    python -m benchmarks.shared_qk --store STORE --out study                     # gpt1-tiny, equal steps
+    python -m benchmarks.shared_qk --store STORE --out study --recipe gpt1-h200-10min --minutes 8    # equal time
+
+Every row is a run of `bertree pretrain`: the recipe as it is, and with `model.shared_qk=true`, which has a third fewer
+weights in the projections before attention. With --minutes the speed of each is measured over a few steps, and each
+gets the steps that it can take in that time; without, all have the recipe's steps or --steps. The Reformer paper says
+that sharing costs nothing (Kitaev et al. 2020, figure 3).
+
+OUT/rows.jsonl has a line for every run that is done: those are not made again, and one that was stopped is resumed.
+OUT/table.md is the table of held-out perplexities.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import bertree
+from benchmarks.common import environment, table
+from benchmarks.standings import rows_in
+from bertree.files.formats import Json
+from bertree.pretraining import recipe as recipes
+from bertree.pretraining import run as pretraining
+
+ROWS: dict[str, list[str]] = {"separate": ["model.shared_qk=false"], "shared": ["model.shared_qk=true"]}
+PROBE = 60  # steps by which the speed is measured; the first third is not counted
+
+
+def parsed() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="token store to learn from")
+    parser.add_argument("--held", default="", help="token store to measure on; none: a share of the other")
+    parser.add_argument("--recipe", default="gpt1-tiny", help="a left-to-right recipe of one phase")
+    parser.add_argument("--steps", type=int, help="steps of every run")
+    parser.add_argument("--minutes", type=float, help="time of every run, in place of --steps")
+    parser.add_argument("--changes", nargs="+", default=[], metavar="KEY=VALUE", help="more changes, of every row")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    if given.steps and given.minutes:
+        parser.error("give --steps or --minutes")
+    return given
+
+
+def overrides(given: argparse.Namespace, name: str, seed: int) -> list[str]:
+    """Return the changes of a row, without its steps."""
+    found = [f"data.store={json.dumps(given.store)}", f"run.seed={seed}", *given.changes, *ROWS[name]]
+    return found + ([f"data.held_out={json.dumps(given.held)}"] if given.held else [])
+
+
+def steps_in(given: argparse.Namespace, name: str) -> int:
+    """Return how many steps a row takes in the time that is given, as measured once."""
+    path = given.out / f"{name}-steps.json"
+    if path.is_file():
+        return int(json.loads(path.read_text())["steps"])
+    out = given.out / f"{name}-probe"
+    changes = [*overrides(given, name, 0), f"phases.0.steps={PROBE}", f"run.log_every={PROBE // 3}"]
+    pretraining.pretrain(given.recipe, out=out, overrides=changes, resume=out.exists())
+    logged = [line for line in lines_of(out) if line["kind"] == "train"]
+    seconds = (logged[-1]["seconds"] - logged[0]["seconds"]) / (logged[-1]["step"] - logged[0]["step"])
+    shutil.rmtree(out)
+    steps = max(1, round(60 * given.minutes / seconds))
+    path.write_text(json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")
+    return steps
+
+
+def lines_of(out: Path) -> list[Json]:
+    """Return what a run has logged."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def run(given: argparse.Namespace, name: str, seed: int) -> Json:
+    """Return the row of one run."""
+    changes = overrides(given, name, seed)
+    steps = steps_in(given, name) if given.minutes else given.steps
+    changes += [f"phases.0.steps={steps}"] if steps else []
+    out = given.out / f"{name}-{seed}"
+    began = time.perf_counter()
+    if not pretraining.pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
+        raise SystemExit(130)
+    seconds = time.perf_counter() - began
+    recipe = recipes.load(given.recipe, changes)
+    last = [line for line in lines_of(out) if line["kind"] == "eval"][-1]
+    return {
+        "row": name,
+        "seed": seed,
+        "recipe": given.recipe,
+        "changes": changes,
+        "parameters": sum(p.numel() for p in bertree.load(out / "model").network.parameters()),
+        "steps": sum(phase.steps for phase in recipe.phases),
+        "tokens": sum(phase.steps * phase.batch_tokens for phase in recipe.phases),
+        "loss": last["mlm"],
+        "perplexity": last["perplexity"],
+        "seconds": round(seconds, 1),
+        "where": environment(),
+    }
+
+
+def summary(rows: Sequence[Json]) -> str:
+    """Return the table: means over the seeds, and how far the loss is from that of separate queries and keys."""
+    apart = {row["seed"]: row["loss"] for row in rows if row["row"] == "separate"}
+    lines = []
+    for name in ROWS:
+        found = [row for row in rows if row["row"] == name]
+        if not found:
+            continue
+        more = [row["loss"] - apart[row["seed"]] for row in found if row["seed"] in apart]
+        cells = [f"{found[0]['parameters']:,}", f"{found[0]['steps']:,}", f"{found[0]['tokens']:,}"]
+        cells += [_mean([row["loss"] for row in found], ".4f"), _mean(more, "+.4f") if name == "shared" else ""]
+        cells += [_mean([row["perplexity"] for row in found], ".2f"), _mean([row["seconds"] for row in found], ".0f")]
+        lines.append([name, len(found), *cells])
+    head = ["queries and keys", "seeds", "parameters", "steps", "tokens", "held-out loss", "against separate"]
+    return table([*head, "perplexity", "seconds"], lines)
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    """Return the mean, with the deviation if there are several."""
+    mean = format(statistics.mean(values), form)
+    return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean
+
+
+def main() -> None:
+    """Run what is not done yet, then write the table."""
+    given = parsed()
+    given.out.mkdir(parents=True, exist_ok=True)
+    path = given.out / "rows.jsonl"
+    done = {(row["row"], row["seed"]) for row in rows_in([path])}
+    for seed in range(given.seeds):
+        for name in ROWS:
+            if (name, seed) not in done:
+                row = run(given, name, seed)
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+    rows = rows_in([path])
+    text = f"{rows[-1]['where']}; {rows[-1]['recipe']}\n\n{summary(rows)}\n"
+    (given.out / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

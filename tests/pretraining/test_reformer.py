@@ -1,0 +1,45 @@
+"""Learning with hashed attention: what is random follows from seed and step, and a task that needs it is learned."""
+
+from argparse import Namespace
+
+import torch
+
+from benchmarks import duplication
+from bertree.config.sections import OptimSettings
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.train.feed import StepBatches
+from bertree.train.loop import Loop
+from bertree.train.optim import build_optimizer
+from tests.support.learnable import one_thread
+
+SMALL = Namespace(
+    length=32, chunk=4, width=64, heads=2, steps=100, batch=16, lr=4e-3, seed=0, watch=10**6, device="cpu", count=64
+)
+
+
+def loss_of_a_step(seed: int, step: int) -> tuple[float, float]:
+    """Loss and norm of the gradient of the same batch, as if it were that step of a run."""
+    torch.manual_seed(0)
+    network = duplication.build_model(SMALL, "1")
+    objective = pretraining_objective(mlm=1.0)
+    loop = Loop(network, objective, build_optimizer(network, OptimSettings()), clip=1.0, seed=seed)
+    feed = duplication.DuplicationFeed(10, 1e-3, 8, SMALL.length, 0)
+    result = loop.step(StepBatches(feed.plan.updates[step], feed[0].batches, 0.0))
+    return result.loss, result.norm
+
+
+def test_the_same_seed_and_step_hash_alike_and_others_do_not() -> None:
+    """There is no dropout: nothing but the hashes is random."""
+    once = loss_of_a_step(0, 3)
+    assert loss_of_a_step(0, 3) == once
+    assert loss_of_a_step(0, 4) != once
+    assert loss_of_a_step(1, 3) != once
+
+
+def test_the_second_half_of_a_sequence_is_found_by_hashing() -> None:
+    with one_thread():
+        network = duplication.train(SMALL, "2")
+        given = Namespace(**vars(SMALL), evaluated=("1", "2", "4"))
+        found = duplication.evaluate(given, network)
+    assert found["2"] > 0.9
+    assert found["4"] >= found["1"], "more rounds find more"
