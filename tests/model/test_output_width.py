@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from bertree.batch import Batch
 from bertree.model.architecture import Transformer
 from bertree.model.heads import BeamSpanHead, ClassHead, MaskHead
 from bertree.model.network import build, build_head
@@ -72,3 +73,39 @@ def test_an_own_matrix_decides_what_a_model_predicts() -> None:
     transformed = head.norm(head.activation(head.dense(states)))
     expected = transformed @ head.output.weight.T + head.bias
     assert torch.allclose(network.mask_logits(states, torch.arange(3)), expected, atol=1e-6)
+
+
+BATCH = Batch.pack([[5, 6, 7, 8], [9, 10], [11]])
+
+
+@pytest.mark.parametrize(("head", "rows"), [("sequence", 3), ("token", 7), ("span", 7), ("choice", 3), ("pair", 3)])
+@pytest.mark.parametrize("kind", ["pooler", "tanh", "normed"])
+def test_every_head_reads_a_reversible_encoder(head: str, rows: int, kind: str) -> None:
+    network = build(wide(sequence_head=kind), {head: 3})
+    hidden = network(BATCH)
+    assert hidden.shape == (7, 32)
+    logits = network.class_logits(head, hidden, BATCH)
+    assert len(logits) == rows
+    logits.sum().backward()
+    assert all(p.grad is not None for p in network.heads.parameters())
+
+
+@pytest.mark.parametrize("layers", ["last", "embeddings", "second-to-last", "sum-all"])
+@pytest.mark.parametrize("lstm", [0, 6])
+def test_every_readout_reads_a_reversible_encoder(layers: str, lstm: int) -> None:
+    network = build(
+        wide(), {"token": 4}, Readout(layers=layers, lstm=lstm, frozen=True, crf=True), PoolingConfig("mean+max")
+    )
+    hidden = network(BATCH)
+    assert hidden.shape == (7, network.width)
+    assert network.class_logits("token", hidden, BATCH).shape == (7, 4)
+    assert network.vectors(hidden, BATCH).shape == (3, 2 * network.width)
+
+
+def test_the_states_of_a_reversible_encoder_have_one_width() -> None:
+    network = build(wide(positions="axial", axial_shape="4,4")).eval()
+    states = list(network.encoder.states(BATCH))
+    assert {state.shape for state in states} == {(7, 32)}
+    assert torch.equal(states[0][:, :16], states[0][:, 16:])
+    assert torch.allclose(states[-1], network(BATCH), atol=1e-6)
+    assert network.encoder.width == 32

@@ -91,7 +91,8 @@ def test_memory_does_not_grow_with_the_depth_of_reversible_layers() -> None:
         return max(found.bytes_at_start(16384, 100, query_stream=False), found.bytes_at_end(16384))
 
     assert activations(12) == activations(48)
-    assert activations(12, ffn_chunk=0) == activations(48, ffn_chunk=0) > activations(12)
+    local = {"attention": "chunked"}
+    assert activations(12, **local, ffn_chunk=0) == activations(48, **local, ffn_chunk=0) > activations(12, **local)
     assert activations(48, residual="pre-norm") > 3.5 * activations(12, residual="pre-norm")
 
 
@@ -165,14 +166,20 @@ def test_all_options_together_need_least() -> None:
         )
 
 
-@pytest.mark.parametrize("residual", ["pre-norm", "reversible"])
-@pytest.mark.parametrize("ffn_chunk", [0, 256])
-def test_the_most_bytes_alive_in_a_step_are_what_the_memory_model_says(residual: str, ffn_chunk: int) -> None:
+@pytest.mark.parametrize(("attention", "residual", "ffn_chunk"), [
+    ("full", "pre-norm", 0), ("full", "reversible", 0), ("full", "pre-norm", 256), ("full", "reversible", 256),
+    ("chunked", "pre-norm", 256), ("lsh", "pre-norm", 256), ("chunked", "reversible", 256), ("lsh", "reversible", 256),
+])  # fmt: skip
+def test_the_most_bytes_alive_in_a_step_are_what_the_memory_model_says(
+    attention: str, residual: str, ffn_chunk: int
+) -> None:
     axes = {"layers": 3, "width": 128, "heads": 4, "vocab_size": 300, "axial_shape": "32,32", "dropout": 0.0}
-    a = architecture("reformer-base", **axes, attention="full", residual=residual, ffn_chunk=ffn_chunk)
+    a = architecture("reformer-base", **axes, attention=attention, residual=residual, ffn_chunk=ffn_chunk)
     torch.manual_seed(0)
     network = build(a, {"mask": 0}).train()
-    batch, rate = Batch.pack(torch.randint(5, 300, (64, 32)).tolist()), 0.15
+    # Full attention on a CPU keeps scores, which a flash kernel does not: of short texts they are few.
+    length = 32 if attention == "full" else 512
+    batch, rate = Batch.pack(torch.randint(5, 300, (2048 // length, length)).tolist()), 0.15
     chosen = torch.randperm(2048)[: round(rate * 2048)]
     with LiveBytes() as live:
         with torch.autocast("cpu", torch.bfloat16):
@@ -180,4 +187,4 @@ def test_the_most_bytes_alive_in_a_step_are_what_the_memory_model_says(residual:
         loss.backward()
     counts = cost.parameters(a)
     others = 12 * (counts.total + counts.mlm_head)  # weights and moments, which the step does not make
-    assert 0.9 < (cost.training_bytes(a, 64, 32, rate) - others) / live.most < 1.1
+    assert 0.9 < (cost.training_bytes(a, 2048 // length, length, rate) - others) / live.most < 1.1

@@ -23,6 +23,8 @@ class Activations:
         found = 2 * h + 6 * h + 2 * h + 4 * a.heads  # input, q k v, output, log-sum-exp
         found += 4 * h if a.positions == "rotary" else 0  # q and k before they are rotated
         found += 2 * h if a.positions == "relative" else 0  # q with each of two biases
+        shared = kind == "lsh" or (a.shared_qk and kind in ("full", "causal"))
+        found += 4 * h if shared else 0  # q in float32, of which keys of unit length are made
         lines = {"lsh": a.heads * a.hashes, "chunked": 1}.get(kind, 0)
         return self._mask + self._norm + found + ORDER_BYTES * lines
 
@@ -65,7 +67,8 @@ class Activations:
         a = self.a
         if a.residual != "reversible":
             return 0
-        blocks = [2 * self.attention(kind) * tokens for kind in set(a.attention_kinds)]  # with gradients beside
+        gradients = 2 * a.width + 6 * a.width + 6 * a.width  # of the output, of q, k and v, and of these side by side
+        blocks = [(self.attention(kind) + gradients) * tokens for kind in set(a.attention_kinds)]
         in_chunk = min(tokens, a.ffn_chunk) if a.ffn_chunk else tokens
         blocks.append(self.feed_forward() * tokens + self._inner_again(in_chunk))
         return tokens * (self.outside() + REVERSIBLE_WIDTHS * a.width) + max(blocks)
