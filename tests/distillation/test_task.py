@@ -101,7 +101,7 @@ def test_a_run_of_finetune_knows_nothing_of_it(trained: Trained) -> None:
 
 
 def test_the_teacher_is_asked_once(command: Command, trained: Trained, tmp_path: Path, asked: list[int]) -> None:
-    out, settings = tmp_path / "out", ("epochs=1",)
+    out, settings = tmp_path / "out", ("epochs=0.2",)
     assert taught(command, trained, "classification", out, *settings).code == 0
     assert sorted(asked) == [60, 240]
     kept = (out / teacher_scores.FILE).read_bytes()
@@ -139,9 +139,9 @@ def test_scores_of_something_else_are_not_taken(tmp_path: Path) -> None:
 
 def test_true_answers_alone_are_fine_tuning(command: Command, trained: Trained, tmp_path: Path) -> None:
     """alpha=1 on a student with weights of its own: the very run of `finetune`."""
-    settings = ("alpha=1", "epochs=2")
+    settings = ("alpha=1", "epochs=0.5")
     assert taught(command, trained, "squad2", tmp_path / "a", *settings, student=trained.start).code == 0
-    arguments = [*trained.command("squad2", tmp_path / "b"), "epochs=2"]
+    arguments = [*trained.command("squad2", tmp_path / "b"), "epochs=0.5"]
     command.well(*arguments)
     both = [(tmp_path / out / "model" / "model.safetensors").read_bytes() for out in "ab"]
     assert both[0] == both[1]
@@ -165,9 +165,9 @@ def turned(source: Path, target: Path) -> Path:
 def test_labels_in_another_order(name: str, command: Command, trained: Trained, tmp_path: Path) -> None:
     other = turned(trained(name) / "model", tmp_path / "turned")
     plain, mapped = tmp_path / "plain", tmp_path / "mapped"
-    given = command_of(trained, name, plain, "epochs=1")
+    given = command_of(trained, name, plain, "epochs=0.3")
     command.well(*given)
-    command.well("distill", other, *command_of(trained, name, mapped, "epochs=1")[2:])
+    command.well("distill", other, *command_of(trained, name, mapped, "epochs=0.3")[2:])
     kept = [load_file(out / teacher_scores.FILE)["scores"] for out in (plain, mapped)]
     assert np.array_equal(*kept)
     assert figures(plain)["distillation"]["teacher"] == figures(mapped)["distillation"]["teacher"]
@@ -190,7 +190,7 @@ def test_classes_without_names_are_taken_in_order(command: Command, trained: Tra
 
 
 def test_teacher_and_student_side_by_side(command: Command, trained: Trained, tmp_path: Path) -> None:
-    given = command_of(trained, "classification", tmp_path / "out", "epochs=1")
+    given = command_of(trained, "classification", tmp_path / "out", "epochs=0.2")
     said = command.well(*given, "--compare", "0.3")
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [model["name"] for model in found["models"]] == ["teacher", "student"]
@@ -260,7 +260,7 @@ def test_layers_that_are_asked_for(command: Command, trained: Trained, tmp_path:
     before = bertree.load(trained("ner") / "model").network.state_dict()
     for layer in (1, 2):
         out = tmp_path / str(layer)
-        command.well(*command_of(trained, "ner", out, "epochs=1", "lr=1e-9", more=("--layers", str(layer))))
+        command.well(*command_of(trained, "ner", out, "epochs=0.1", "lr=1e-9", more=("--layers", str(layer))))
         state = bertree.load(out / "model").network.state_dict()
         name = next(name for name in state if "ffn" in name and name.endswith("weight"))
         its = [tensor for key, tensor in before.items() if "ffn" in key and tensor.shape == state[name].shape]

@@ -144,7 +144,7 @@ def test_seeds_are_compared_and_the_best_is_kept(trained: Trained, command: Comm
 def test_a_seed_that_diverges_is_named(bad_steps: int, trained: Trained, command: Command, tmp_path: Path) -> None:
     trained("classification")
     out = tmp_path / "out"
-    extra = ("lr=1e30", "clip=0", "warmup=0", f"bad_steps={bad_steps}", "epochs=2", "--seeds", 2)
+    extra = ("lr=1e30", "clip=0", "warmup=0", f"bad_steps={bad_steps}", "epochs=0.6", "--seeds", 2)
     said = command(*trained.command("classification", out), *extra)
     assert said.code == (bad_steps == 5), "1 where there is no model"
     found = json.loads((out / "metrics.json").read_text(), parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
@@ -250,7 +250,7 @@ def weights(out: Path) -> bytes:
 
 def test_the_same_seed_gives_the_same_bytes(trained: Trained, command: Command, tmp_path: Path) -> None:
     trained("ner")
-    given = ("epochs=2", "dropout=0.1")
+    given = ("epochs=0.5", "dropout=0.1")
     command.well(*trained.command("ner", tmp_path / "one"), *given)
     command.well(*trained.command("ner", tmp_path / "two"), *given)
     command.well(*trained.command("ner", tmp_path / "other"), *given, "seed=1")
@@ -276,7 +276,7 @@ def test_micro_batches_change_next_to_nothing(name: str, trained: Trained, comma
 def test_a_tenth_is_held_out_where_there_is_no_dev_split(trained: Trained, command: Command, tmp_path: Path) -> None:
     for number, name in enumerate(("all.csv", "all.jsonl", "all.parquet", "all.tsv")):
         data = learnable.write(tmp_path / name, learnable.feelings(120))
-        given = ("finetune", trained.start, "--task", "classification", "--data", data, *SETTINGS, "epochs=1")
+        given = ("finetune", trained.start, "--task", "classification", "--data", data, *SETTINGS, "epochs=0.3")
         said = command.well(*given, "--out", tmp_path / f"out{number}")
         assert "120 examples, 12 held out of them" in said.out
         found = scores_of(tmp_path / f"out{number}" / "metrics.json")
@@ -306,7 +306,7 @@ def test_one_goes_on_from_a_model_with_the_same_labels(trained: Trained, command
     for name in ("classification", "crf"):
         start, kind = trained(name) / "model", KINDS[name]
         given = ("finetune", start, *kind.options, "--data", trained.root / name / "data", *SETTINGS, *kind.settings)
-        command.well(*given, "lr=1e-9", "epochs=1", "--out", tmp_path / name)
+        command.well(*given, "lr=1e-9", "epochs=0.1", "--out", tmp_path / name)
         found = scores_of(tmp_path / name / "metrics.json")
         assert found[kind.metric] == pytest.approx(scores_of(trained(name) / "metrics.json")[kind.metric])
         one, two = (bertree.load(path).network.state_dict() for path in (start, tmp_path / name / "model"))
@@ -334,7 +334,7 @@ def test_scores_of_evaluate_go_into_the_glue_table(trained: Trained, command: Co
     for name in ("train.tsv", "dev.tsv"):
         learnable.write(tmp_path / "SST-2" / name, rows)
     given = ("--task", "sst-2", "--data", tmp_path / "SST-2")
-    command.well("finetune", trained.start, *given, *SETTINGS, "epochs=1", "--out", tmp_path / "run")
+    command.well("finetune", trained.start, *given, *SETTINGS, "epochs=0.3", "--out", tmp_path / "run")
     command.well("evaluate", tmp_path / "run" / "model", *given, "--out", tmp_path / "scores")
     one, two = (command.well("glue", tmp_path / name).out for name in ("run", "scores"))
     for said in (one, two):
