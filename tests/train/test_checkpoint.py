@@ -15,6 +15,8 @@ from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
 from bertree.train import checkpoint
 from bertree.train.checkpoint import CheckpointFolder, restore
+from bertree.train.keep import newest_and_best
+from bertree.train.keep.newest_and_best import KeepNewestAndBest
 from bertree.train.optim import build_optimizer
 from tests.support import runs
 from tests.support.command import run_bertree
@@ -150,6 +152,19 @@ def test_a_full_disk_loses_nothing(error: Exception, tmp_path: Path, monkeypatch
         kept.save(2, net, optimizer)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert kept.read_newest() is not None
+
+
+def test_a_report_that_is_new_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter((1000.0, 1000.0, 1001.0, 1000.0 + newest_and_best.REPORT_PAUSE, 2000.0))
+    written: list[Path] = []
+    monkeypatch.setattr(newest_and_best, "write_run_report", written.append)
+    monkeypatch.setattr(newest_and_best.time, "monotonic", lambda: next(moments))
+    keep = KeepNewestAndBest(tmp_path, *[None] * 6)  # type: ignore[arg-type]
+    counts = []
+    for _ in range(3):
+        keep.after_save(None, CheckpointFolder(tmp_path))  # type: ignore[arg-type]
+        counts.append(len(written))
+    assert counts == [1, 1, 2]
 
 
 # The command.

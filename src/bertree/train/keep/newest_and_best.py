@@ -1,5 +1,6 @@
 """Keep the newest checkpoints and the one with the lowest held-out loss, on disk."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from bertree.train.checkpoint import Checkpoint, CheckpointFolder, restore
 from bertree.train.hooks import EvaluateStep, Evaluator, RunLog, StepLogger
 from bertree.train.keep.policy import KeepPolicy
 from bertree.train.loop import Loop, StepResult
+
+REPORT_PAUSE = 5.0  # seconds between the reports of a run that goes on; its end writes one in any case
 
 
 @dataclass
@@ -30,6 +33,7 @@ class KeepNewestAndBest(KeepPolicy):
     pause: float = 0.0
     saves_last: bool = True
     _evaluator: Evaluator | None = field(default=None, init=False)
+    _next_report: float = field(default=0.0, init=False)
 
     def evaluator(self, last: int, log: RunLog, logger: StepLogger) -> Evaluator:
         """Return what evaluates every so many steps."""
@@ -37,11 +41,13 @@ class KeepNewestAndBest(KeepPolicy):
         return self._evaluator
 
     def after_save(self, result: StepResult, folder: CheckpointFolder) -> None:
-        """Mark the checkpoint if it is the best; write the report."""
+        """Mark the checkpoint if it is the best; write the report, unless it is new."""
         newest = self._evaluator.newest if self._evaluator else None
         if newest and newest[0] == result.step:
             folder.mark_best(*newest, result.phase)
-        write_run_report(self.out)
+        if time.monotonic() >= self._next_report:
+            write_run_report(self.out)
+            self._next_report = time.monotonic() + REPORT_PAUSE
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
         """Say that there is nothing to go on from, if so."""
