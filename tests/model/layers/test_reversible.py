@@ -11,7 +11,7 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.errors import UserError
 from bertree.model.architecture import Transformer
-from bertree.model.layers import reversible
+from bertree.model.layers import lsh, reversible
 from bertree.model.layers.residual import Reversible
 from bertree.model.network import build, build_encoder
 from bertree.model.readout import Readout
@@ -163,6 +163,26 @@ def peak_bytes(layers: int, **axes: object) -> int:
             now += event.nbytes()
             most = max(most, now)
     return most - fixed
+
+
+def test_hashed_attention_sees_the_same_buckets_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs computed back from states a million times larger are so far off that tokens would change their bucket."""
+    encoder = made(layers=3, attention="lsh", hashes=4, lsh_chunk_length=8, max_positions=256)
+    seen: list[Tensor] = []
+    order = lsh.bucket_order
+
+    def watched(rings: Any, buckets: Tensor, *more: Any) -> Any:
+        seen.append(buckets)
+        return order(rings, buckets, *more)
+
+    monkeypatch.setattr(lsh, "bucket_order", watched)
+    with torch.no_grad():
+        for block in encoder.stack.ffn:
+            block.part.down.weight.mul_(1e6)  # type: ignore[union-attr,operator]
+    out = encoder(Batch.pack([torch.randint(50, (256,)).tolist()]))
+    out.sum().backward()
+    assert len(seen) == 6
+    assert all(torch.equal(first, again) for first, again in zip(seen[:3], reversed(seen[3:]), strict=True))
 
 
 def test_states_of_layers_have_gradients_too() -> None:

@@ -14,6 +14,7 @@ from bertree.model.kernels.chunks.hashing import bucket_counts, draw_rotations, 
 from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_order, text_order
 from bertree.model.kernels.layout import RelativeScores
 from bertree.model.layers.attention import Attention
+from bertree.model.layers.choices import chosen
 from bertree.model.layers.positions import Positions
 from bertree.model.masks import CausalButSelf, Chunks, FullButSelf
 
@@ -109,7 +110,7 @@ class LshAttention(SharedQueryKeyAttention):
         counts = bucket_counts(batch.lengths, batch.max_seqlen, settings.length, self.hashing.buckets)
         rotations = self.rotations(counts.axes, q_tnd)
         rings = Rings.of(batch.cu_seqlens, len(q_tnd), settings, rotations[0].shape[2])
-        buckets_nrt = hash_buckets(q_tnd, rotations, counts, rings.sequence_ids_t)
+        buckets_nrt = chosen(lambda: hash_buckets(q_tnd, rotations, counts, rings.sequence_ids_t))
         order = bucket_order(rings, buckets_nrt, counts.most, settings.length)
         return attend_chunks(q_tnd, None, v_tnd, order, settings, self._dropout_now)
 
@@ -117,9 +118,12 @@ class LshAttention(SharedQueryKeyAttention):
         """Return the rotations of each factor of the buckets (n x d x r x axes)."""
         if self.training:
             return draw_rotations(self.heads, self.head_width, self.hashing.rounds, axes, like)
-        return self._fixed_rotations(axes, like.device)
+        # Not traced by the compiler, and not decorated: that imports the compiler, which takes seconds.
+        fixed = (
+            torch.compiler.disable(self._fixed_rotations) if torch.compiler.is_compiling() else self._fixed_rotations
+        )
+        return fixed(axes, like.device)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _fixed_rotations(self, axes: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
         if (axes, device) not in self._fixed:
             _, rounds, _, seed, depth = self.hashing

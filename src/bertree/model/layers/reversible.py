@@ -2,8 +2,9 @@
 
 A block adds to one stream what it computes from the other, so its input is its output less what it added (Gomez et al.
 2017; Kitaev et al. 2020). The backward pass walks from the last block to the first: it computes what the block added
-once more, with the same random numbers, subtracts it, and takes the block's gradients. Memory holds the last states and
-the activations of one block, whatever the depth; the price is one more forward pass.
+once more, with the same random numbers and choices, subtracts it, and takes the block's gradients. Memory holds the
+last states and the activations of one block, whatever the depth, and the buckets of hashed attention; the price is one
+more forward pass.
 
 Shape letters: t tokens, h width.
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from bertree.model.layers.choices import Choices
 from bertree.model.layers.residual import Block
 
 Arguments = tuple[Any, ...]
@@ -67,9 +69,10 @@ class _ReversibleBlocks(torch.autograd.Function):
         first_th = second_th = x_th
         autocast, before = Autocast.now(x_th.device.type), []
         for block, given in blocks:
-            before.append(RandomState.now(x_th.device))
+            choices = Choices()
+            before.append((RandomState.now(x_th.device), choices))
             # With gradients, which are dropped: parts may compute, and draw random numbers, in another way without.
-            with torch.enable_grad(), autocast.again():
+            with torch.enable_grad(), autocast.again(), choices.made():
                 added_th = compute(block, second_th.detach().requires_grad_(), *given).detach()
             first_th, second_th = second_th, first_th + added_th
         states_th = torch.cat([first_th, second_th], -1)
@@ -86,10 +89,10 @@ class _ReversibleBlocks(torch.autograd.Function):
         sums: list[Tensor | None] = [None] * len(trained)
         device = states_th.device
         now = RandomState.now(device)
-        for (block, given), before in zip(reversed(ctx.blocks), reversed(ctx.before), strict=True):
-            before.set(device)
+        for (block, given), (random, choices) in zip(reversed(ctx.blocks), reversed(ctx.before), strict=True):
+            random.set(device)
             x_th = first_th.detach().requires_grad_()
-            with torch.enable_grad(), ctx.autocast.again():
+            with torch.enable_grad(), ctx.autocast.again(), choices.made():
                 added_th = ctx.compute(block, x_th, *given)
             d_x_th, *found = torch.autograd.grad(
                 added_th, [x_th, *trained], d_second_th.to(added_th.dtype), allow_unused=True
