@@ -5,9 +5,9 @@
     python -m benchmarks.reversible_memory --ffn-chunk 512  # and the feed-forward part in chunks
 
 Each case is a process of its own: one step to warm up, then one that is measured. The peak is given above what was held
-before the step and without the gradients of the weights, which grow with depth in any case. Plain layers are pre-norm.
-On the CPU freed memory goes back to the system at once (MALLOC_MMAP_THRESHOLD_): by default glibc keeps it, and the
-gaps between gradients grow with depth too. Linux.
+before the step. All layers share their weights, so that depth adds activations and no gradients of weights. Plain
+layers are pre-norm. On the CPU freed memory goes back to the system at once (MALLOC_MMAP_THRESHOLD_): by default glibc
+keeps it. Linux.
 """
 
 import argparse
@@ -46,14 +46,14 @@ def measure(kind: str, layers: int, given: argparse.Namespace) -> dict[str, floa
     """Peak in MiB and seconds of a step."""
     cuda = given.device == "cuda"
     torch.manual_seed(0)
-    axes = {"vocab_size": 1000, "width": given.width, "heads": given.width // 64, "layers": layers, "pooler": False}
-    options = {"residual": "reversible" if kind == "reversible" else "pre-norm", "ffn_chunk": given.ffn_chunk}
-    made = Transformer(max_positions=given.length, attention_dropout=0.0).with_values(axes | options)
+    axes: dict[str, object] = {"vocab_size": 1000, "width": given.width, "heads": given.width // 64, "layers": layers}
+    axes |= {"sharing": "all", "pooler": False, "ffn_chunk": given.ffn_chunk}
+    axes["residual"] = "reversible" if kind == "reversible" else "pre-norm"
+    made = Transformer(max_positions=given.length, attention_dropout=0.0).with_values(axes)
     encoder = build_encoder(made).train().to(given.device)
     encoder.recompute(kind == "recomputed")
     count = given.tokens // given.length
     batch = Batch.pack(torch.randint(5, 1000, (count, given.length)).tolist()).to(given.device)
-    gradients = sum(p.numel() * p.element_size() for p in encoder.parameters())
     for _ in range(2):
         encoder.zero_grad()
         if cuda:
@@ -72,7 +72,7 @@ def measure(kind: str, layers: int, given: argparse.Namespace) -> dict[str, floa
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
         peak = torch.cuda.max_memory_allocated() if cuda else resident(peak=True)
-    return {"mib": (peak - before - gradients) / MIB, "seconds": seconds}
+    return {"mib": (peak - before) / MIB, "seconds": seconds}
 
 
 def run_apart(kind: str, layers: int) -> dict[str, float]:
