@@ -16,13 +16,12 @@ from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 
 _KINDS = {"local": "chunked", "lsh": "lsh"}
-_DEFAULTS: Json = {
+_DEFAULTS: Json = {  # of transformers, also for null
     "vocab_size": 320,
     "hidden_size": 256,
     "num_attention_heads": 12,
     "attention_head_size": 64,
     "feed_forward_size": 512,
-    "hidden_act": "relu",
     "layer_norm_eps": 1e-12,
     "hidden_dropout_prob": 0.05,
     "initializer_range": 0.02,
@@ -79,7 +78,7 @@ def _read(config: Json, base: Transformer, where: str) -> dict[str, Any]:
         "duplicates": "each",
         "attention_dropout": known[f"{of_kind}_attention_probs_dropout_prob"],
         "classifier_dropout": known.get("classifier_dropout", known["hidden_dropout_prob"]),
-        **{axis: known[key] for axis, key in _KEYS.items() if config.get(key) is None and axis != "activation"},
+        **{axis: known[key] for axis, key in _KEYS.items() if key in _DEFAULTS and config.get(key) is None},
         **_positions(known, where),
     }
 
@@ -182,7 +181,6 @@ REFORMER_CONFIG = FamilyConfig(
     ),
     read=_read,
     write=_write,
-    defaults={"hidden_act": _DEFAULTS["hidden_act"]},
     different=_different,
 )
 
