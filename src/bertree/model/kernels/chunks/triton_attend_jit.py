@@ -76,16 +76,29 @@ if triton is not None:
         return factor
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def _meets(  # type: ignore[no-untyped-def]
+        met, near, row, row_k, number, ROUNDS: tl.constexpr, WINDOW: tl.constexpr
+    ):
+        """1 where queries meet keys in a round, given their rows of `met`."""
+        chunk = tl.load(met + row * ROUNDS + number)
+        chunk_k = tl.load(met + row_k * ROUNDS + number)
+        times = tl.zeros_like(row + row_k).to(tl.int32)
+        for column in tl.static_range(WINDOW):
+            times += (tl.load(near + chunk * WINDOW + column).to(tl.int32) == chunk_k).to(tl.int32)
+        return times
+
+    @triton.jit  # type: ignore[untyped-decorator]
     def _times(  # type: ignore[no-untyped-def]
         met, near, row, row_k, ROUNDS: tl.constexpr, WINDOW: tl.constexpr
     ):
-        """In how many rounds queries meet keys, given their rows of `met`."""
+        """In how many rounds queries meet keys."""
         times = tl.zeros_like(row + row_k).to(tl.int32)
-        for number in tl.static_range(ROUNDS):
-            chunk = tl.load(met + row * ROUNDS + number)
-            chunk_k = tl.load(met + row_k * ROUNDS + number)
-            for column in tl.static_range(WINDOW):
-                times += (tl.load(near + chunk * WINDOW + column).to(tl.int32) == chunk_k).to(tl.int32)
+        if ROUNDS <= 8:
+            for number in tl.static_range(ROUNDS):
+                times += _meets(met, near, row, row_k, number, ROUNDS, WINDOW)
+        else:  # too many to be written out
+            for number in range(ROUNDS):
+                times += _meets(met, near, row, row_k, number, ROUNDS, WINDOW)
         return times
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -161,11 +174,11 @@ if triton is not None:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         live = row < count
         high = tl.full([ROWS], float("-inf"), tl.float32)
-        for number in tl.static_range(ROUNDS):
+        for number in range(ROUNDS):
             high = tl.maximum(high, tl.load(sums + number * count + row, mask=live, other=0.0))
         share = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, PADDED], tl.float32)
-        for number in tl.static_range(ROUNDS):
+        for number in range(ROUNDS):
             one = tl.exp2(tl.load(sums + number * count + row, mask=live, other=0.0) - high)
             share += one
             mixed += one[:, None] * load_rows(parts, number * count + row, live, WIDTH, 0, WIDTH, PADDED)
