@@ -33,7 +33,7 @@ def test_what_a_reformer_answers() -> None:
 
 @pytest.mark.parametrize(("attention", "look_ahead", "causal"), [
     ("lsh", True, False), ("lsh", False, True), ("chunked,lsh", False, True), ("local", False, True),
-    ("causal,lsh", True, False), ("causal,lsh", False, True), ("causal", True, True),
+    ("causal,lsh", True, False), ("causal,lsh", False, True), ("causal", True, True), ("causal", False, True),
 ])  # fmt: skip
 def test_causal_is_what_never_looks_ahead(attention: str, look_ahead: bool, causal: bool) -> None:
     assert changed(attention=attention, look_ahead=look_ahead).causal is causal
@@ -70,7 +70,6 @@ def test_another_width_divides_axial_positions_into_halves() -> None:
     ({"duplicates": "onc"}, "duplicates: unknown value 'onc', did you mean 'once'"),
     ({"attention": "hashed"}, "attention: unknown value 'hashed'"),
     ({"attention": "full,lsh", "look_ahead": False}, "attention: full looks ahead, .*; use causal,lsh"),
-    ({"attention": "causal", "look_ahead": False}, "look_ahead: has no meaning with attention = causal"),
     ({"attention": "chunked", "look_ahead": False, "chunks_after": 2}, "chunks_after: .* look_ahead = false; use 0"),
     ({"attention": "local", "shared_qk": True}, "shared_qk: has no meaning with attention = local"),
     ({"attention": "lsh", "positions": "relative"}, "positions: attention = lsh has no scores by distance; use axial"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from bertree.model.architecture.transformer_axes import APART, TransformerAxes
+from bertree.model.architecture.transformer_axes import TransformerAxes
 
 
 def transformer_problems(a: TransformerAxes) -> list[str]:
@@ -95,8 +95,6 @@ def _attention_problems(a: TransformerAxes) -> Iterator[str]:
     if not a.look_ahead and "full" in kinds:
         causal = a.attention.replace("full", "causal")
         yield f"attention: full looks ahead, which look_ahead = false forbids; use {causal}"
-    if not a.look_ahead and not kinds & set(APART):
-        yield f"look_ahead: has no meaning with attention = {a.attention}; it is for {', '.join(APART)}"
     if a.shared_qk and not kinds & {"full", "causal", "lsh"}:
         yield f"shared_qk: has no meaning with attention = {a.attention}; it is for full and causal"
     if a.positions == "relative" and (a.shared_qk or kinds & {"chunked", "lsh"}):

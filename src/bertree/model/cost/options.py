@@ -53,8 +53,7 @@ def _options(a: Transformer) -> Iterator[Option]:
     pattern = a.attention if used else "lsh" if a.sharing in ("attention", "all") else "chunked,lsh"
     whole = "full" if a.look_ahead else "causal"
     plain = ",".join(whole if kind in _CHUNKS else kind for kind in a.attention.split(","))
-    # look_ahead has no meaning where only full or causal attention is left.
-    off = {"attention": plain, "look_ahead": a.look_ahead or "local" not in plain}
+    off = {"attention": plain, "look_ahead": a.look_ahead}
     on = {"attention": pattern, "look_ahead": a.look_ahead if used else not a.causal}
     yield Option("lsh attention" if "lsh" in pattern else "chunked attention", used, on, off)
     used = a.residual == "reversible"
