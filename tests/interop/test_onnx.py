@@ -155,7 +155,7 @@ def test_others_are_refused(tmp_path: Path, changes: dict[str, object], readout:
 def test_axes_it_does_not_know_are_refused(tmp_path: Path, point: str) -> None:
     axes, reason = LATER[point]
     contents = made(preset("bert-base").architecture.with_values(SMALL | axes), None)
-    wanted = "full attention" if "mask" in reason else re.escape(reason)
+    wanted = "full attention" if "attention" in axes else re.escape(reason)
     with pytest.raises(UserError, match=f"ONNX: .*{wanted}"):
         onnx.write(contents, tmp_path / "o")
     assert not (tmp_path / "o").exists()

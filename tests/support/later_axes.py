@@ -2,6 +2,16 @@
 
 LATER: dict[str, tuple[dict[str, object], str]] = {
     "local attention": ({"attention": "full,local", "window": 2}, "window mask"),
+    "chunked attention": (
+        {"attention": "chunked,full", "chunk_length": 8},
+        "encoder.stack.attention.0.part is a ChunkedAttention",
+    ),
+    # Texts of one chunk, which see all of themselves whatever the rotations of a step are.
+    "lsh attention": (
+        {"attention": "lsh", "lsh_chunk_length": 40},
+        "encoder.stack.attention.0.part is a LshAttention",
+    ),
+    "shared queries and keys": ({"shared_qk": True}, "encoder.stack.attention.0.part is a SharedQueryKeyAttention"),
     "rotary positions": ({"positions": "rotary"}, "has RotaryPositions"),
     "axial positions": (
         {"positions": "axial", "axial_shape": "5,8"},

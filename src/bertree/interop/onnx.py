@@ -72,7 +72,7 @@ class PaddedModel(nn.Module):
         if not a.has_attention or a.axes()["attention"] != "full" or network.features is not None:
             raise UserError(
                 "ONNX: is for transformers with full attention whose last layer is read, "
-                "not for a bilstm, causal or local attention, or a readout of other layers"
+                "not for a bilstm, attention of another kind, or a readout of other layers"
             )
         if part := _unsupported_part(network):
             raise UserError(f"ONNX: {part}, which bertree cannot export; it exports the parts it builds itself")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, threshold_
 from torch.library import custom_op
 
 from bertree.model.kernels.chunks.order import EMPTY, ChunkOrder, ChunkSettings
@@ -72,7 +72,8 @@ class _Line:
         self.counts = settings.counts_once and self.rounds > 1
         if self.counts:
             kind = torch.int16 if self.count < 2**15 else torch.int32
-            self.chunks_rt, self.seen_cw = (self.slots_rt // length).to(kind), order.neighbours_cw.to(kind)
+            self.chunks_rci = (self.slots_rt // length).to(kind)[:, self.tokens_ci]  # where else a slot's token is
+            self.seen_cw = order.neighbours_cw.to(kind)
 
     def groups(self) -> Iterator[_Group]:
         """Yield the chunks that are not empty."""
@@ -89,19 +90,22 @@ class _Line:
     def _group(self, chunks: slice, turn: int, number: int) -> _Group:
         seen_gw, tokens_gi = self.neighbours_cw[chunks], self.tokens_ci[chunks]
         tokens_gk, places_gk = self.tokens_ci[seen_gw].flatten(1), self.places_ci[seen_gw].flatten(1)
-        times_gik = self._times(tokens_gi, tokens_gk, turn) if self.counts else None
+        times_gik = self._times(chunks, seen_gw, turn) if self.counts else None
         return _Group(chunks, tokens_gi, self.places_ci[chunks], seen_gw, tokens_gk, places_gk, times_gik, number)
 
-    def _times(self, tokens_gi: Tensor, tokens_gk: Tensor, turn: int) -> Tensor:
-        """Count the rounds in which a query meets a key that it meets in this one (g x i x k, uint8)."""
-        times_gik = torch.ones(*tokens_gi.shape, tokens_gk.shape[1], dtype=torch.uint8, device=tokens_gi.device)
+    def _times(self, chunks: slice, seen_gw: Tensor, turn: int) -> Tensor:
+        """Count the rounds in which a query meets a key that it meets in this one (g x i x k)."""
+        length = self.settings.length
+        shape = (len(seen_gw), length, seen_gw.shape[1] * length)
+        times_gik = self.seen_cw.new_ones(shape)
+        same_gik = torch.empty_like(times_gik)  # not bool: comparisons into the numbers' own type are much faster
         for other in range(self.rounds):
             if other == turn:
                 continue
-            seen_giw = self.seen_cw[self.chunks_rt[other][tokens_gi].long()]
-            chunks_gk = self.chunks_rt[other][tokens_gk]
+            seen_giw = self.seen_cw[self.chunks_rci[other, chunks].long()]
+            chunks_gk = self.chunks_rci[other][seen_gw].flatten(1)
             for seen_gi in seen_giw.unbind(-1):
-                times_gik += (seen_gi[:, :, None] == chunks_gk[:, None]).view(torch.uint8)
+                times_gik += torch.eq(seen_gi[:, :, None], chunks_gk[:, None], out=same_gik)
         return times_gik
 
 
@@ -132,8 +136,9 @@ class _Tile:
         return scores_gmik
 
     def weigh(self, shifted_gmik: Tensor) -> Tensor:
-        """Turn scores into weights, in place."""
-        weights_gmik = shifted_gmik.exp_()
+        """Turn scores, less the largest, into weights, in place."""
+        # Exponentials of very low numbers take many times as long; so do products of the smallest numbers there are.
+        weights_gmik = threshold_(shifted_gmik.clamp_(min=-87.0).exp_(), 1e-37, 0.0)
         if self.group.times_gik is not None:
             weights_gmik.div_(self.group.times_gik[:, None])
         return weights_gmik
