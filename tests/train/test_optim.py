@@ -30,33 +30,33 @@ def reference(
     return found
 
 
-def thirds(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Queries, keys and values as the paper's model has them: tensors of their own."""
+def parts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Queries, keys and values as the papers' models have them: tensors of their own."""
     found = {}
     for name, tensor in tensors.items():
-        if ".qkv." in name:
-            found |= {f"{name} {part}": piece for part, piece in zip("qkv", tensor.chunk(3), strict=True)}
-        else:
-            found[name] = tensor
+        stacked = next((letters for letters in ("qkv", "qv") if f".{letters}." in name), "")
+        pieces = tensor.chunk(len(stacked)) if stacked else ()
+        found |= {f"{name} {letter}": piece for letter, piece in zip(stacked, pieces, strict=True)} or {name: tensor}
     return found
 
 
-def test_lamb_is_the_papers() -> None:
-    network = fresh()
+@pytest.mark.parametrize("shared_qk", [False, True])
+def test_lamb_is_the_papers(shared_qk: bool) -> None:
+    network = fresh(shared_qk=shared_qk)
     named = dict(network.named_parameters())
     with torch.no_grad():
         network.heads["mask"].bias.zero_()  # norm 0: its ratio is 1 in the first step
     optimizer = build_optimizer(network, OptimSettings(name="lamb", lr=0.02, eps=1e-6, weight_decay=0.1))
-    before = thirds({name: p.detach().clone() for name, p in named.items()})
+    before = parts({name: p.detach().clone() for name, p in named.items()})
     history = []
     for number in range(5):
         losses = pretraining_objective(mlm=1.0, nsp=1.0)(network, joined(sequences(6, number))).losses
         sum(loss.sum for loss in losses.values()).backward()
-        history.append(thirds({name: p.grad.clone() for name, p in named.items()}))
+        history.append(parts({name: p.grad.clone() for name, p in named.items()}))
         optimizer.step()
         optimizer.zero_grad()
     expected = reference(before, history, 0.02, 1e-6, 0.1)
-    for name, tensor in thirds({name: p.detach() for name, p in named.items()}).items():
+    for name, tensor in parts({name: p.detach() for name, p in named.items()}).items():
         moved = float((expected[name] - before[name]).norm())
         assert moved > 0
         assert float((tensor - expected[name]).norm()) < 1e-4 * moved, name

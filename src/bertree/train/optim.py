@@ -10,6 +10,8 @@ from torch.optim import AdamW, Optimizer
 
 from bertree.config.sections import OptimSettings
 
+STACKED = {".qkv.": 3, ".qv.": 2}  # matrices in one tensor, by a part of its name
+
 
 def build_optimizer(network: nn.Module, settings: OptimSettings, capturable: bool = False) -> Optimizer:
     """Return the optimizer over all trainable parameters; `capturable`: for CUDA graphs."""
@@ -21,9 +23,9 @@ def build_optimizer(network: nn.Module, settings: OptimSettings, capturable: boo
     groups = [group for group in groups if group["params"]]
     if settings.name == "adamw":
         return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True, capturable=capturable)
-    # Queries, keys and values are one tensor here and three in the paper's model: three trust ratios.
-    thirds = {id(p) for name, p in named if ".qkv." in name}
-    return Lamb(groups, settings.lr, settings.betas, settings.eps, lambda p: 3 if id(p) in thirds else 1)
+    # Queries, keys and values are one tensor here and several in the papers' models: a trust ratio for each.
+    pieces = {id(p): count for name, p in named for part, count in STACKED.items() if part in name}
+    return Lamb(groups, settings.lr, settings.betas, settings.eps, lambda p: pieces.get(id(p), 1))
 
 
 class Lamb(Optimizer):
