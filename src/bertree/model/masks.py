@@ -124,7 +124,7 @@ NAMES: dict[type, str] = {
     Full: "full",
     Causal: "causal",
     Window: "window",
-    FullButSelf: "full but itself",
-    CausalButSelf: "causal but itself",
+    FullButSelf: "others",
+    CausalButSelf: "earlier",
     Chunks: "chunks",
 }

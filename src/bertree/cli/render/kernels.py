@@ -9,7 +9,7 @@ from rich.table import Table
 from bertree.errors import UserError, suggest
 from bertree.model.kernels.layout import Case, Kernel, Supports
 from bertree.model.kernels.table import KERNELS, choose, refusals
-from bertree.model.masks import NAMES, Causal, Full, Window
+from bertree.model.masks import NAMES, Causal, CausalButSelf, Full, FullButSelf, Window
 
 DEVICES = ("cpu", "cuda")
 NEEDS = ("dropout", "separate_keys", "relative", "ranked", "segments")
@@ -21,6 +21,8 @@ CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_HALF, 512, {}),
     (_HALF, 512, {"mask": Causal}),
     (_HALF, 512, {"mask": Window}),
+    (_HALF, 512, {"mask": FullButSelf}),
+    (_HALF, 512, {"mask": CausalButSelf}),
     (_HALF, 512, {"separate_keys": True}),
     (_HALF, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
     (_HALF, 512, {"separate_keys": True, "relative": True, "ranked": True, "segments": True}),
@@ -28,11 +30,15 @@ CALLS: tuple[tuple[torch.dtype, int, dict[str, Any]], ...] = (
     (_SINGLE, 512, {}),
     (_SINGLE, 512, {"mask": Causal}),
     (_SINGLE, 512, {"mask": Window}),
+    (_SINGLE, 512, {"mask": FullButSelf}),
+    (_SINGLE, 512, {"mask": CausalButSelf}),
     (_SINGLE, 512, {"separate_keys": True}),
     (_SINGLE, 512, {"mask": Causal, "separate_keys": True, "relative": True}),
     (_SINGLE, 512, {"separate_keys": True, "relative": True, "ranked": True, "segments": True}),
     (_SINGLE, 512, {"dropout": True}),
 )
+
+KNOWN_MASKS = {mask for kernel in KERNELS for mask in kernel.supports.masks}
 
 
 def as_json(device: str) -> dict[str, Any]:
@@ -66,7 +72,7 @@ def print_kernels(console: Console, device: str) -> None:
             kernel.name,
             can.device or "any",
             "half" if can.dtypes else "any",
-            "all" if len(can.masks) == len(NAMES) else ", ".join(NAMES[mask] for mask in can.masks),
+            "all" if set(can.masks) == KNOWN_MASKS else ", ".join(NAMES[mask] for mask in can.masks),
             str(can.longest or "any"),
             ", ".join(_needs(can)) + ("" if can.plain else " only"),
         )
@@ -86,6 +92,7 @@ def print_kernels(console: Console, device: str) -> None:
             f"[dim]{_why_not(case)}[/]",
         )
     console.print(calls)
+    console.print("\nattention = lsh and chunked: kernels of their own, in Triton (cuda, half precision) or in PyTorch")
 
 
 def _needs(of: Case | Supports) -> list[str]:
