@@ -81,3 +81,11 @@ class Clock:
         """Tokens a second."""
         synchronise()
         return self._tokens / (time.perf_counter() - self._began)
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return the mean, with the deviation if there are several."""
+    if not values:
+        return ""
+    mean = format(statistics.mean(values), form)
+    return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean

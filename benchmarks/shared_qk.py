@@ -15,13 +15,12 @@ OUT/table.md is the table of held-out perplexities.
 import argparse
 import json
 import shutil
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import bertree
-from benchmarks.common import environment, table
+from benchmarks.common import environment, spread, table
 from benchmarks.standings import rows_in
 from bertree.files.formats import Json
 from bertree.pretraining import recipe as recipes
@@ -112,17 +111,11 @@ def summary(rows: Sequence[Json]) -> str:
             continue
         more = [row["loss"] - apart[row["seed"]] for row in found if row["seed"] in apart]
         cells = [f"{found[0]['parameters']:,}", f"{found[0]['steps']:,}", f"{found[0]['tokens']:,}"]
-        cells += [_mean([row["loss"] for row in found], ".4f"), _mean(more, "+.4f") if name == "shared" else ""]
-        cells += [_mean([row["perplexity"] for row in found], ".2f"), _mean([row["seconds"] for row in found], ".0f")]
+        cells += [spread([row["loss"] for row in found], ".4f"), spread(more, "+.4f") if name == "shared" else ""]
+        cells += [spread([row["perplexity"] for row in found], ".2f"), spread([row["seconds"] for row in found], ".0f")]
         lines.append([name, len(found), *cells])
     head = ["queries and keys", "seeds", "parameters", "steps", "tokens", "held-out loss", "against separate"]
     return table([*head, "perplexity", "seconds"], lines)
-
-
-def _mean(values: Sequence[float], form: str) -> str:
-    """Return the mean, with the deviation if there are several."""
-    mean = format(statistics.mean(values), form)
-    return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean
 
 
 def main() -> None:

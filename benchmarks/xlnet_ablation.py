@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 import bertree
-from benchmarks.common import environment, table
+from benchmarks.common import environment, spread, table
 from benchmarks.standings import rows_in
 from bertree.batch import Batch, Permutation, PretrainingLabels
 from bertree.data.masking import Masking
@@ -186,14 +186,6 @@ def summary(rows: Sequence[Json]) -> str:
         lines.append([name, len(found), *cells, f"{statistics.mean(row['seconds'] for row in found):.0f}"])
     head = ["row", "seeds", "loss of hidden tokens", "against xlnet", "accuracy", "loss of its own", "NSP, %"]
     return table([*head, *tasks, "seconds"], lines)
-
-
-def spread(values: Sequence[float], form: str) -> str:
-    """Return the mean, with the deviation if there are several."""
-    if not values:
-        return ""
-    mean = format(statistics.mean(values), form)
-    return f"{mean} ± {format(statistics.stdev(values), form.lstrip('+'))}" if len(values) > 1 else mean
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import transformers
 from bertree.model.cost import parameters
 from bertree.model.network import build
 from bertree.model.presets import PRESETS
-from tests.support.parity import batch_of, flat, gradients, load, padded, peer, ragged, round_trip
+from tests.support.parity import batch_of, flat, gradients, load, outputs, padded, peer, ragged, round_trip
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
 HEADS = {
@@ -58,20 +58,8 @@ def test_states_logits_and_gradients_equal_transformers(member: str, suffix: str
     ids, kinds = ragged(LENGTHS, contents.architecture.vocab_size, 0, seed)
     given, batch = padded(model, ids, kinds), batch_of(ids, kinds)
     out = model(**given, output_hidden_states=True)
-    hidden = network(batch)
-    assert (hidden - flat(out.hidden_states[-1], ids)).abs().max() < HIDDEN
-    kind = HEADS[suffix]
-    if kind == "mask":
-        ours, theirs = network.mask_logits(hidden, torch.arange(len(hidden))), flat(out.logits, ids)
-    elif kind == "sequence":
-        ours, theirs = network.class_logits(kind, hidden, batch), out.logits
-    elif kind == "token":
-        ours, theirs = network.class_logits(kind, hidden, batch), flat(out.logits, ids)
-    elif kind == "span":
-        ours = network.class_logits(kind, hidden, batch)
-        theirs = flat(torch.stack([out.start_logits, out.end_logits], -1), ids)
-    else:
-        ours, theirs = hidden, flat(out.last_hidden_state, ids)
+    assert (network(batch) - flat(out.hidden_states[-1], ids)).abs().max() < HIDDEN
+    ours, theirs = outputs(HEADS[suffix], network, batch, out, ids)
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < HIDDEN
     weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(seed)) / ours.numel() ** 0.5

@@ -17,7 +17,7 @@ from bertree.interop.huggingface.config import (
 )
 from bertree.model.cost import parameters
 from bertree.model.presets import PRESETS
-from tests.support.parity import batch_of, flat, gradients, load, padded, peer, ragged, round_trip
+from tests.support.parity import batch_of, flat, gradients, load, outputs, padded, peer, ragged, round_trip
 
 HIDDEN, GRADIENT = 1e-5, 1e-4
 HEADS = {
@@ -65,19 +65,7 @@ def test_states_logits_and_gradients_equal_transformers(suffix: str, seed: int, 
     kind = HEADS[suffix]
     if kind == "choice":
         given = {name: tensor[None] for name, tensor in given.items()}
-    out = model(**given)
-    hidden = network(batch)
-    if kind == "mask":
-        ours, theirs = network.mask_logits(hidden, torch.arange(len(hidden))), flat(out.logits, ids)
-    elif kind in ("sequence", "choice"):
-        ours, theirs = network.class_logits(kind, hidden, batch), out.logits.reshape(len(ids), -1)
-    elif kind == "token":
-        ours, theirs = network.class_logits(kind, hidden, batch), flat(out.logits, ids)
-    elif kind == "span":
-        ours = network.class_logits(kind, hidden, batch)
-        theirs = flat(torch.stack([out.start_logits, out.end_logits], -1), ids)
-    else:
-        ours, theirs = hidden, flat(out.last_hidden_state, ids)
+    ours, theirs = outputs(kind, network, batch, model(**given), ids)
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() < HIDDEN
     weight = torch.randn(ours.shape, generator=torch.Generator().manual_seed(seed)) / ours.numel() ** 0.5

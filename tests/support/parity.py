@@ -1,6 +1,7 @@
 """One helper for all members: a Hugging Face model and ours from the same folder, on the same ragged batch."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -12,6 +13,7 @@ from bertree.interop import folder
 from bertree.interop.contents import Contents, head_classes
 from bertree.interop.huggingface.config import family_of_config, require_transformer
 from bertree.interop.huggingface.family import hf_tensor_names
+from bertree.model.network import Network
 
 CONFIGS = {
     "bert": transformers.BertConfig,
@@ -67,6 +69,19 @@ def padded(model: transformers.PreTrainedModel, ids: list[list[int]], kinds: lis
 def flat(tensor: Tensor, ids: list[list[int]]) -> Tensor:
     """Padded rows -> the stream of real tokens."""
     return torch.cat([tensor[i, : len(row)] for i, row in enumerate(ids)])
+
+
+def outputs(kind: str, network: Network, batch: Batch, out: Any, ids: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return what a head computes, ours and theirs, without padding; the states, if `kind` is empty."""
+    hidden = network(batch)
+    if not kind:
+        return hidden, flat(out.last_hidden_state, ids)
+    if kind == "mask":
+        return network.mask_logits(hidden, torch.arange(len(hidden))), flat(out.logits, ids)
+    ours = network.class_logits(kind, hidden, batch)
+    if kind == "span":
+        return ours, flat(torch.stack([out.start_logits, out.end_logits], -1), ids)
+    return ours, flat(out.logits, ids) if kind == "token" else out.logits.reshape(len(ids), -1)
 
 
 def gradients(network: torch.nn.Module, contents: Contents, model: transformers.PreTrainedModel) -> float:

@@ -1,7 +1,7 @@
 """The architecture of a model: one point in a space of choices, frozen and checked.
 
 There are two kinds, each a frozen dataclass: `Transformer` and `BiLstm`. Every field is one axis. A new model of the
-family is a new value in `presets.py`; a new idea is one more option on one axis. Questions about an architecture are
+family is a new value in `presets`; a new idea is one more option on one axis. Questions about an architecture are
 its properties and class attributes (`Architecture`). Nothing here imports torch, so that `bertree info` starts fast.
 """
 
