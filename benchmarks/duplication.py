@@ -36,6 +36,8 @@ from bertree.train.feed import Feed, StepBatches, prefetch
 from bertree.train.loop import Loop, StepResult
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
+from bertree.train.steps.cuda_graph import CudaGraphLaunch
+from bertree.train.steps.eager import EagerLaunch
 
 FULL = "full"
 TRAINED, EVALUATED = ("1", "2", "4", FULL), ("1", "2", "4", "8", FULL)
@@ -140,9 +142,15 @@ def train(given: argparse.Namespace, rounds: str, out: Path | None = None) -> Ne
     torch.manual_seed(given.seed)
     network = build_model(given, rounds)
     optim = OptimSettings(lr=given.lr, betas=(0.9, 0.98), weight_decay=0.0)
-    bf16 = torch.device(given.device).type == "cuda"
+    gpu = torch.device(given.device).type == "cuda"
     loop = Loop(
-        network, pretraining_objective(mlm=1.0), build_optimizer(network, optim), clip=1.0, seed=given.seed, bf16=bf16
+        network,
+        pretraining_objective(mlm=1.0),
+        build_optimizer(network, optim, capturable=gpu),
+        clip=1.0,
+        seed=given.seed,
+        bf16=gpu,
+        launch=CudaGraphLaunch if gpu else EagerLaunch,
     )
     feed = DuplicationFeed(given.steps, given.lr, given.batch, given.length, given.seed)
     saved = CheckpointFolder(out, keep=1) if out else None

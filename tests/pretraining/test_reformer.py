@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+import pytest
 import torch
 
 from benchmarks import duplication
@@ -10,6 +11,8 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.feed import StepBatches
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
+from bertree.train.steps.cuda_graph import CudaGraphLaunch
+from bertree.train.steps.eager import EagerLaunch
 from tests.support.learnable import one_thread
 
 SMALL = Namespace(
@@ -43,3 +46,25 @@ def test_the_second_half_of_a_sequence_is_found_by_hashing() -> None:
         found = duplication.evaluate(given, network)
     assert found["2"] > 0.9
     assert found["4"] >= found["1"], "more rounds find more"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("rounds", ["1", "4"])
+def test_recorded_and_compiled_steps_are_those_of_the_loop_on_cuda(rounds: str) -> None:
+    given = Namespace(**vars(SMALL) | {"length": 512, "chunk": 64, "device": "cuda"})
+    losses = {}
+    for name in ("eager", "recorded", "compiled"):
+        torch.manual_seed(0)
+        network, recorded = duplication.build_model(given, rounds), name == "recorded"
+        loop = Loop(
+            network,
+            pretraining_objective(mlm=1.0),
+            build_optimizer(network, OptimSettings(), capturable=recorded),
+            bf16=True,
+            compiled=name == "compiled",
+            launch=CudaGraphLaunch if recorded else EagerLaunch,
+        )
+        feed = duplication.DuplicationFeed(5, 1e-3, 8, given.length, 0)
+        losses[name] = [loop.step(feed[number]).loss for number in range(5)]
+    assert losses["recorded"] == pytest.approx(losses["eager"], abs=1e-4)
+    assert losses["compiled"] == pytest.approx(losses["eager"], abs=1e-2)

@@ -77,9 +77,10 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _meets(  # type: ignore[no-untyped-def]
-        met, near, row, row_k, number, ROUNDS: tl.constexpr, WINDOW: tl.constexpr
+        met, near, own, row, row_k, number, ROUNDS: tl.constexpr, WINDOW: tl.constexpr
     ):
-        """1 where queries meet keys in a round, given their rows of `met`."""
+        """1 where queries meet keys in a round other than `own`, given their rows of `met`."""
+        number += (number >= own).to(tl.int32)
         chunk = tl.load(met + row * ROUNDS + number)
         chunk_k = tl.load(met + row_k * ROUNDS + number)
         times = tl.zeros_like(row + row_k).to(tl.int32)
@@ -88,22 +89,25 @@ if triton is not None:
         return times
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _times(  # type: ignore[no-untyped-def]
-        met, near, row, row_k, ROUNDS: tl.constexpr, WINDOW: tl.constexpr
+    def _share(  # type: ignore[no-untyped-def]
+        met, near, own, row, row_k, ROUNDS: tl.constexpr, WINDOW: tl.constexpr
     ):
-        """In how many rounds queries meet keys."""
-        times = tl.zeros_like(row + row_k).to(tl.int32)
+        """The logarithm (base 2) of the number of rounds in which queries meet keys; they do in round `own`."""
+        more = tl.zeros_like(row + row_k).to(tl.int32)
         if ROUNDS <= 8:
-            for number in tl.static_range(ROUNDS):
-                times += _meets(met, near, row, row_k, number, ROUNDS, WINDOW)
+            for number in tl.static_range(ROUNDS - 1):
+                more += _meets(met, near, own, row, row_k, number, ROUNDS, WINDOW)
         else:  # too many to be written out
-            for number in range(ROUNDS):
-                times += _meets(met, near, row, row_k, number, ROUNDS, WINDOW)
-        return times
+            for number in range(ROUNDS - 1):
+                more += _meets(met, near, own, row, row_k, number, ROUNDS, WINDOW)
+        share = more.to(tl.float32)
+        if ROUNDS > 2:
+            share = tl.log2(share + 1.0)
+        return share
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _scores(  # type: ignore[no-untyped-def]
-        s, met, near, slot, token, slot_k, token_k, head, HEADS: tl.constexpr, ROUNDS: tl.constexpr,
+        s, met, near, own, slot, token, slot_k, token_k, head, HEADS: tl.constexpr, ROUNDS: tl.constexpr,
         WINDOW: tl.constexpr, CAUSAL: tl.constexpr, HIDES: tl.constexpr, ONCE: tl.constexpr,
     ):  # fmt: skip
         """Scores (base 2) of what queries see, minus infinity elsewhere, and which of them have gradients.
@@ -118,8 +122,7 @@ if triton is not None:
         if ONCE:
             row = tl.maximum(token, 0).to(tl.int64) * HEADS + head
             row_k = tl.maximum(token_k, 0).to(tl.int64) * HEADS + head
-            times = _times(met, near, row, row_k, ROUNDS, WINDOW)
-            s = s - tl.log2(tl.maximum(times, 1).to(tl.float32))
+            s = s - _share(met, near, own, row, row_k, ROUNDS, WINDOW)
         s = tl.where(seen, s, float("-inf"))
         if HIDES:
             s = tl.where((slot == slot_k) & (token >= 0) & (token_k >= 0), ALONE, s)
@@ -151,8 +154,8 @@ if triton is not None:
             v = load_rows(v_, token_k, token_k >= 0, stride_v, head, WIDTH, PADDED)
             s = tl.dot(q, tl.trans(k)) * _factor(k, scale, WIDTH, SHARED)[None, :]
             s, _ = _scores(
-                s, met, near, slot[:, None], token[:, None], slot_k[None, :], token_k[None, :], head, HEADS, ROUNDS,
-                WINDOW, CAUSAL, HIDES, ONCE,
+                s, met, near, chunk // chunks, slot[:, None], token[:, None], slot_k[None, :], token_k[None, :], head,
+                HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
             )  # fmt: skip
             higher = tl.maximum(high, tl.max(s, 1))
             base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -225,8 +228,8 @@ if triton is not None:
             v = load_rows(v_, token_k, token_k >= 0, stride_v, head, WIDTH, PADDED)
             factor = _factor(k, scale, WIDTH, SHARED)
             s, seen = _scores(
-                tl.dot(q, tl.trans(k)) * factor[None, :], met, near, slot[:, None], token[:, None], slot_k[None, :],
-                token_k[None, :], head, HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
+                tl.dot(q, tl.trans(k)) * factor[None, :], met, near, chunk // chunks, slot[:, None], token[:, None],
+                slot_k[None, :], token_k[None, :], head, HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
             )  # fmt: skip
             p = tl.where(seen, tl.exp2(s - norm[:, None]), 0.0)
             ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None]) * (factor * LN_2)[None, :]
@@ -268,8 +271,8 @@ if triton is not None:
             norm = tl.load(sums + row, mask=live, other=0.0)
             delta = tl.load(deltas + row, mask=live, other=0.0)
             s, seen = _scores(
-                tl.dot(k, tl.trans(q)) * factor[:, None], met, near, slot[None, :], token[None, :], slot_k[:, None],
-                token_k[:, None], head, HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
+                tl.dot(k, tl.trans(q)) * factor[:, None], met, near, chunk // chunks, slot[None, :], token[None, :],
+                slot_k[:, None], token_k[:, None], head, HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
             )  # fmt: skip
             p = tl.exp2(s - norm[None, :])
             dv += tl.dot(p.to(do.dtype), do)
