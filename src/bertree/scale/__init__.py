@@ -1,0 +1,1 @@
+"""Training on many devices: how a model is split, what fits, and what it costs."""
