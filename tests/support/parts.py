@@ -32,8 +32,8 @@ class ScaledResidual(PostNorm):
 
 
 class ScaledBlock(Block):
-    def forward(self, x_th: Tensor, *given: Any) -> Tensor:
-        return 0.5 * super().forward(x_th, *given)
+    def change(self, x_th: Tensor, *given: Any) -> Tensor:
+        return 0.5 * super().change(x_th, *given)
 
 
 class RootNorm(nn.LayerNorm):

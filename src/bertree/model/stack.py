@@ -80,5 +80,5 @@ class Stack(nn.Module):
     def _layer(self, a: int, f: int, stream: Stream, batch: Batch, prepared: Any, past: LayerPast | None) -> Stream:
         # A part of one's own may take the batch alone.
         given = (batch,) if prepared is None and past is None else (batch, prepared, past)
-        stream = self.residual.apply(stream, self.attention[a], *given)  # type: ignore[arg-type]
-        return self.residual.apply(stream, self.ffn[f], batch)  # type: ignore[arg-type]
+        stream = self.attention[a](self.residual, stream, *given)
+        return self.ffn[f](self.residual, stream, batch)

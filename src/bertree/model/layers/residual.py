@@ -17,7 +17,11 @@ Stream = Any  # what a residual connection carries from block to block
 
 
 class Block(nn.Module):
-    """A part (attention or feed-forward) with its norm and dropout; the residual connection puts them in order."""
+    """A part (attention or feed-forward) with its norm and dropout; the residual connection puts them in order.
+
+    All of a block is computed in its `forward`, so that what is put on a module from outside (compilation, sharding)
+    covers the norm too.
+    """
 
     def __init__(self, part: nn.Module, norm: nn.Module, dropout: float) -> None:
         super().__init__()
@@ -25,8 +29,12 @@ class Block(nn.Module):
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x_th: Tensor, *given: Any) -> Tensor:
-        """Return dropout(part(x)), what is added to the stream; `given` are the part's other arguments."""
+    def forward(self, residual: "Residual", stream: Stream, *given: Any) -> Stream:
+        """Return the stream after this block; `given` are the part's other arguments."""
+        return residual.apply(stream, self, *given)
+
+    def change(self, x_th: Tensor, *given: Any) -> Tensor:
+        """Return dropout(part(x)), what is added to the stream."""
         out_th: Tensor = self.dropout(self.part(x_th, *given))
         return out_th
 
@@ -74,7 +82,7 @@ class PostNorm:
 
     def apply(self, x_th: Tensor, block: Block, *given: Any) -> Tensor:
         """Return the stream after a block, in its own precision."""
-        out_th: Tensor = block.norm(x_th + block(x_th, *given)).to(x_th.dtype)
+        out_th: Tensor = block.norm(x_th + block.change(x_th, *given)).to(x_th.dtype)
         return out_th
 
     def close(self, x_th: Tensor) -> Tensor:
@@ -103,7 +111,7 @@ class PreNorm:
 
     def apply(self, x_th: Tensor, block: Block, *given: Any) -> Tensor:
         """Return the stream after a block, in its own precision."""
-        out_th: Tensor = x_th + block(block.norm(x_th), *given)
+        out_th: Tensor = x_th + block.change(block.norm(x_th), *given)
         return out_th
 
     def close(self, x_th: Tensor) -> Tensor:
@@ -133,7 +141,7 @@ class Reversible:
 
     def apply(self, stream: tuple[Tensor, Tensor], block: Block, *given: Any) -> tuple[Tensor, Tensor]:
         """Return the stream that was read, and the one that was written: the next block reads it."""
-        return stream[1], stream[0] + block(self.read(stream, block), *given)
+        return stream[1], stream[0] + block.change(self.read(stream, block), *given)
 
     def close(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         """Return both streams side by side (t x 2 h)."""

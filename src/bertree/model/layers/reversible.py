@@ -43,7 +43,7 @@ def reversible_states(
 
 def added(block: Block, x_th: Tensor, *given: Any) -> Tensor:
     """Return what a block adds to the other stream."""
-    out_th: Tensor = block(block.norm(x_th), *given)
+    out_th: Tensor = block.change(block.norm(x_th), *given)
     return out_th
 
 
