@@ -1,6 +1,7 @@
 """The memory model of `bertree info` against measured peaks of a training step (needs CUDA).
 
-    python benchmarks/memory.py
+    python -m benchmarks.memory
+    python -m benchmarks.memory --presets reformer-base reformer-enwik8
 
 Each case runs two steps of MLM (of next tokens, where the model is causal) under bf16 autocast with fused AdamW,
 packed, and reads the peak that PyTorch's allocator saw; weights and inputs are random, which does not change the sizes.
@@ -58,9 +59,14 @@ def peak(name: str, batch: int, length: int) -> int:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    presets = sorted({name for name, *_ in CASES})
+    parser.add_argument("--presets", nargs="+", default=presets, choices=presets)
+    given = parser.parse_args()
     rows = []
     for name, batch, length in CASES:
+        if name not in given.presets:
+            continue
         measured = peak(name, batch, length)
         gc.collect()
         torch.cuda.empty_cache()
