@@ -1,5 +1,6 @@
 """What many tests need: real trained weights, a small model folder, and the command line in-process."""
 
+import gc
 import os
 import shutil
 import signal
@@ -15,7 +16,11 @@ from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
 from tests.support.command import Command
 from tests.support.learnable import Trained, one_thread
+from tests.support.quick import keep_for_good, skip_syncs
 from tests.support.shared import common_folder, make_once
+
+gc.disable()  # until the tests are collected: what they import would be searched again and again
+skip_syncs()
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # which writes to the home folder, and to the network
@@ -39,6 +44,10 @@ def _watched_names() -> set[Path]:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEFORE] = _watched_names()
+
+
+def pytest_collection_finish() -> None:
+    keep_for_good()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

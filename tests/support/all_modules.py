@@ -1,18 +1,28 @@
 """Import every module of bertree, and do what every command does: processes that are forked then start at once."""
 
+import gc
 import importlib
 import pkgutil
 from contextlib import redirect_stdout
 
-import bertree
-from bertree.cli.main import app
-from bertree.report import html
-from tests.support.command import make_tree
+gc.disable()  # until all is imported
 
-for found in pkgutil.walk_packages(bertree.__path__, "bertree."):
-    if not found.name.endswith("__main__"):
-        importlib.import_module(found.name)
+import bertree  # noqa: E402
+from bertree.cli.main import app  # noqa: E402
+from bertree.report import html  # noqa: E402
+from tests.support import quick  # noqa: E402
+from tests.support.command import make_tree  # noqa: E402
+
+OURS = ("tests.support.runs", "tests.support.killing", "tests.kill.trial")
+OTHERS = ("torch._inductor", "faiss", "jinja2", "rich.table", "rich.progress")
+OTHERS += ("numpy.ma", "numpy.ctypeslib", "zoneinfo", "rich._emoji_codes")
+
+names = [found.name for found in pkgutil.walk_packages(bertree.__path__, "bertree.")]
+for name in (*(name for name in names if not name.endswith("__main__")), *OURS, *OTHERS):
+    importlib.import_module(name)
 with redirect_stdout(None):
     make_tree(app)(["info", "--json"], standalone_mode=False)
 for name in html._environment().list_templates():
     html._environment().get_template(name)
+quick.skip_syncs()
+quick.keep_for_good()

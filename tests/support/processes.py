@@ -5,10 +5,4 @@ import multiprocessing
 PATIENCE = 1200  # seconds that a process may take on a slow and busy machine: after them it hangs
 PROCESSES = multiprocessing.get_context("forkserver")
 # There is one server per test process, so whoever starts it must load what every test needs.
-PROCESSES.set_forkserver_preload(
-    [
-        *("tests.support.all_modules", "tests.support.runs", "tests.support.killing"),
-        *("tests.kill.trial", "torch._inductor", "faiss", "jinja2", "rich.table", "rich.progress"),
-        *("numpy.ma", "numpy.ctypeslib", "zoneinfo", "rich._emoji_codes"),
-    ]
-)
+PROCESSES.set_forkserver_preload(["tests.support.all_modules"])
