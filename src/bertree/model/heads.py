@@ -69,9 +69,14 @@ class MaskHead(nn.Module):
         if spare:
             bias_v = matrix_ve.new_zeros(self.vocab_size) if bias_v is None else bias_v
             matrix_ve, bias_v = F.pad(matrix_ve, (0, 0, 0, spare)), F.pad(bias_v, (0, spare), value=NEVER)
-        if self.dense is not None and self.norm is not None:
-            hidden_mh = self.norm(self.activation(self.dense(hidden_mh)))
-        return F.linear(hidden_mh, matrix_ve, bias_v)
+        return F.linear(self.transform(hidden_mh), matrix_ve, bias_v)
+
+    def transform(self, hidden_mh: Tensor) -> Tensor:
+        """Return what is multiplied by the output matrix (m x e)."""
+        if self.dense is None or self.norm is None:
+            return hidden_mh
+        transformed_me: Tensor = self.norm(self.activation(self.dense(hidden_mh)))
+        return transformed_me
 
     def loss(self, hidden_mh: Tensor, tokens: nn.Embedding, targets_m: Tensor) -> Tensor:
         """Return the cross-entropy, summed over the targets that are not -100.

@@ -40,6 +40,11 @@ class Stack(nn.Module):
 
     def forward(self, x_th: Tensor, batch: Batch, past: Past | None = None) -> Iterator[Tensor]:
         """Yield the hidden states after each layer; `past`: what is seen beside the batch."""
+        for stream in self._streams(x_th, batch, past):
+            yield self.residual.close(stream)
+
+    def _streams(self, x_th: Tensor, batch: Batch, past: Past | None) -> Iterator[Stream]:
+        """Yield the residual stream after each layer."""
         stream, prepared = self.residual.open(x_th), self._prepare(batch, past)
         for a, f in self.plan:
             block = cast(Block, self.attention[a])
@@ -50,7 +55,7 @@ class Stack(nn.Module):
                 stream = checkpoint(self._layer, a, f, stream, batch, given, seen, use_reentrant=False)
             else:
                 stream = self._layer(a, f, stream, batch, given, seen)
-            yield self.residual.close(stream)
+            yield stream
 
     def last(self, x_th: Tensor, batch: Batch, past: Past | None = None) -> Tensor:
         """Return the hidden states after the last layer. Reversible layers keep no activations for the backward pass,
@@ -63,9 +68,9 @@ class Stack(nn.Module):
                 given = (batch,) if positions is None else (batch, prepared[positions.same])
                 blocks += [(attention, given), (ffn, (batch,))]
             return reversible_states(self.residual.open(x_th)[0], blocks, list(self.parameters()))
-        for state in self(x_th, batch, past):
-            x_th = state
-        return x_th
+        for stream in self._streams(x_th, batch, past):
+            last = stream
+        return self.residual.close(last)
 
     def _prepare(self, batch: Batch, past: Past | None) -> dict[Hashable, Any]:
         """Return what the attention blocks' positions need for a batch, computed once for all that are the same."""

@@ -94,6 +94,7 @@ class LshAttention(SharedQueryKeyAttention):
         mask = CausalButSelf() if settings.causal else FullButSelf()
         super().__init__(width, heads, dropout, mask, positions, bias, head_width)
         self.settings, self.hashing = settings, hashing
+        self.all_heads, self.own_heads = heads, slice(None)  # a layer may compute some heads of a larger one
         self._fixed: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}  # rotations outside of training
 
     def project_within(self, x_th: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +118,8 @@ class LshAttention(SharedQueryKeyAttention):
     def rotations(self, axes: tuple[int, ...], like: Tensor) -> tuple[Tensor, ...]:
         """Return the rotations of each factor of the buckets (n x d x r x axes)."""
         if self.training:
-            return draw_rotations(self.heads, self.head_width, self.hashing.rounds, axes, like)
+            drawn = draw_rotations(self.all_heads, self.head_width, self.hashing.rounds, axes, like)
+            return tuple(rotation[self.own_heads] for rotation in drawn)
         # Not traced by the compiler, and not decorated: that imports the compiler, which takes seconds.
         fixed = (
             torch.compiler.disable(self._fixed_rotations) if torch.compiler.is_compiling() else self._fixed_rotations
@@ -127,6 +129,6 @@ class LshAttention(SharedQueryKeyAttention):
     def _fixed_rotations(self, axes: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
         if (axes, device) not in self._fixed:
             _, rounds, _, seed, depth = self.hashing
-            drawn = fixed_rotations(seed, depth, self.heads, self.head_width, rounds, axes)
-            self._fixed[axes, device] = tuple(rotation.to(device) for rotation in drawn)
+            drawn = fixed_rotations(seed, depth, self.all_heads, self.head_width, rounds, axes)
+            self._fixed[axes, device] = tuple(rotation[self.own_heads].to(device) for rotation in drawn)
         return self._fixed[axes, device]

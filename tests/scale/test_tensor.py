@@ -1,0 +1,104 @@
+"""Networks whose heads, inner units and vocabulary are split among processes, against whole ones."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch import distributed
+
+from bertree.errors import UserError
+from bertree.model.presets import preset
+from bertree.scale.tensor import check_tensor, put_tensor_parallel
+from tests.support import batches
+from tests.support.parts import ScaledAttention
+from tests.support.tensor_parallel import MEMBERS, Ranks, compare, make_network, member, run_ranks, tensor_ranks
+
+FOUR = ("bert", "albert", "xlnet with memory", "reformer", "modernbert")  # the members that 4 ranks share too
+TOLERANCE = 1e-5
+
+
+def cases() -> Iterator[tuple[str, Any]]:
+    """In 4 processes: tensor 2 twice, the second pair with sequence parallelism; then tensor 4 with and without."""
+    two, four = tensor_ranks(2), tensor_ranks(4)
+    second = distributed.get_rank() >= 2
+    for name in MEMBERS:
+        yield f"{name}, 2", compare(name, two, second)
+        if name in FOUR:
+            yield f"{name}, 4", compare(name, four, False)
+            yield f"{name}, 4, sequence parallel", compare(name, four, True)
+    for name in ("bert", "bert pre-norm", "albert", "xlnet with memory"):
+        yield f"{name} recomputed, 2", compare(name, two, second, recompute=True)
+    yield "dropout, 4", compare("bert", four, False, dropout=0.3)
+    yield "dropout recomputed, 4", compare("bert", four, False, recompute=True, dropout=0.3)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(4, tmp_path_factory.mktemp("ranks"), cases)
+
+
+def check_equal(found: list[dict[str, Any]], start: str) -> None:
+    names = [name for name in found[0] if name.startswith(f"{start}, ")]
+    assert names
+    for name in names:
+        for result in (rank[name] for rank in found):
+            assert result["weights"][0] == 0.0, name
+            assert max(result[key] for key in ("loss", "evaluation", "logits")) < TOLERANCE, (name, result)
+            assert result["gradients"][0] < TOLERANCE, (name, result["gradients"])
+        size = 2 if ", 2" in name else 4
+        digests = [rank[name]["digest"] for rank in found]
+        assert all(len(set(digests[first : first + size])) == 1 for first in range(0, 4, size)), name
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_split_network_computes_what_the_whole_one_does(found: list[dict[str, Any]], name: str) -> None:
+    check_equal(found, name)
+
+
+@pytest.mark.parametrize("name", ["bert", "bert pre-norm", "albert", "xlnet with memory"])
+def test_layers_that_are_computed_again_have_the_same_gradients(found: list[dict[str, Any]], name: str) -> None:
+    check_equal(found, f"{name} recomputed")
+
+
+@pytest.mark.parametrize("name", ["dropout", "dropout recomputed"])
+def test_dropout_of_whole_tensors_is_that_of_one_device(found: list[dict[str, Any]], name: str) -> None:
+    check_equal(found, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("bert-base", 8, "8 ranks cannot share 12 heads; the nearest that can: 6 and 12"),
+        ("bert-base", 24, "24 ranks cannot share 12 heads; the nearest that can: 12"),
+        ("bilstm", 2, "a bilstm is not split"),
+    ],
+)
+def test_a_size_that_does_not_work_is_refused_with_those_that_do(name: str, size: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_tensor(preset(name).architecture, size)
+
+
+def test_inner_units_and_a_tiny_vocabulary_are_checked_too() -> None:
+    with pytest.raises(UserError, match="4 ranks cannot share 6 inner units"):
+        check_tensor(batches.tiny(heads=4, ffn_width=6), 4)
+    with pytest.raises(UserError, match="4 ranks cannot share a vocabulary of 6 entries"):
+        check_tensor(batches.tiny(heads=4, ffn_width=8, vocab_size=6), 4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 12])
+def test_sizes_that_divide_heads_and_units_work(size: int) -> None:
+    check_tensor(preset("bert-base").architecture, size)
+
+
+def test_a_part_of_ones_own_is_refused_by_name() -> None:
+    network = make_network(member("bert"))
+    network.encoder.stack.attention[1].part = ScaledAttention(32, 4, 0.0)
+    with pytest.raises(UserError, match=r"encoder.stack.attention.1.part is a ScaledAttention"):
+        put_tensor_parallel(network, Ranks(2, 0, None))
+
+
+def test_one_rank_leaves_the_network_as_it_is() -> None:
+    network = make_network(member("bert"))
+    before = {name: (type(module), len(module._forward_hooks)) for name, module in network.named_modules()}
+    put_tensor_parallel(network, Ranks(1, 0, None), sequence_parallel=True)
+    assert {name: (type(m), len(m._forward_hooks)) for name, m in network.named_modules()} == before

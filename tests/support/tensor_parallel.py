@@ -1,0 +1,256 @@
+"""Small members of the family, whole and split among gloo processes: cases that run in every rank of one spawn."""
+
+import hashlib
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from bertree.batch import Batch, Continuation, Permutation, PretrainingLabels
+from bertree.model.architecture import Architecture
+from bertree.model.network import Network, build
+from bertree.model.presets import PRESETS
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.scale.split import wholes_of
+from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
+from tests.support.processes import PATIENCE, PROCESSES
+
+VOCABULARY = 51  # neither 2 nor 4 ranks share it evenly
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "ffn_width": 64,
+    "max_positions": 40,
+    "init_std": 0.2,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+REFORMER: dict[str, Any] = {
+    "layers": 4,
+    "head_width": 0,
+    "axial_shape": "5,8",
+    "axial_widths": "",
+    "attention": "chunked,lsh",
+    "chunk_length": 4,
+    "lsh_chunk_length": 4,
+    "buckets": "0",
+    "hashes": 2,
+    "ffn_chunk": 4,
+}
+MEMBERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert-base", {}),
+    "bert pre-norm": ("megatron-bert", {}),
+    "roberta": ("roberta-base", {}),
+    "albert": ("albert-base", {"embedding_width": 16}),
+    "distilbert": ("distilbert-base", {}),
+    "gpt1": ("gpt1", {}),
+    "gpt2": ("gpt2", {}),
+    "transformer-xl": ("transformer-xl-enwik8-12", {"memory": 6}),
+    "transformer-xl adaptive": ("transformer-xl-base", {"memory": 6, "cutoffs": "20,40", "shared_position_bias": True}),
+    "transformer-xl pre-norm": ("transformer-xl-enwik8-12", {"memory": 6, "residual": "pre-norm"}),
+    "xlnet": ("xlnet-base", {}),
+    "xlnet with memory": ("xlnet-base", {"memory": 6}),
+    "ctrl": ("ctrl", {}),
+    "reformer": ("reformer-enwik8", REFORMER),
+    "reformer shared qk": ("reformer-base", REFORMER | {"attention": "full"} | {"shared_qk": True}),
+    "modernbert": ("modernbert-base", {"window": 4}),
+}
+
+
+def member(name: str, **axes: Any) -> Architecture:
+    """A small member of the family."""
+    parent, own = MEMBERS[name]
+    return PRESETS[parent].architecture.with_values(SMALL | own | axes)
+
+
+def make_network(a: Architecture, seed: int = 0) -> Network:
+    """Its network with the heads of pretraining, every parameter away from 0."""
+    torch.manual_seed(seed)
+    network = build(a, {"mask": 0} | ({"pair": 2} if getattr(a, "pooler", False) else {}))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return network
+
+
+def make_batches(a: Any, seed: int = 0, lengths: tuple[int, ...] = (11, 17, 9)) -> list[Batch]:
+    """Batches of 37 tokens, which no 2 or 4 ranks share evenly; with a memory a second one continues the first."""
+    draw = torch.Generator().manual_seed(seed)
+    found = []
+    for number in range(2 if a.memory else 1):
+        ids = [torch.randint(5, VOCABULARY, (length,), generator=draw).tolist() for length in lengths]
+        batch = Batch.pack(ids, [[0] * 4 + [1] * (length - 4) for length in lengths] if a.segments else None)
+        chosen = torch.tensor([1, 4, 12, 15, 20, 30, 33])
+        labels = PretrainingLabels(
+            chosen, torch.tensor([6, 50, -100, 13, 26, 25, 39]), torch.tensor([1, 1, -100]) if a.pooler else None
+        )
+        if a.memory:
+            lanes = len(lengths)
+            fresh = torch.full((lanes,), number == 0)
+            batch = replace(batch, continuation=Continuation(torch.arange(lanes), fresh, lanes))
+        if a.query_stream:
+            ranks = torch.zeros(sum(lengths), dtype=torch.int32)
+            ranks[chosen] = torch.tensor([2, 1, 1, 2, 3, 1, 2], dtype=torch.int32)
+            bounds = torch.tensor([0, 2, 5, 7], dtype=torch.int32)
+            batch = replace(batch, permutation=Permutation(ranks, chosen, bounds, 3))
+            labels = replace(labels, masked=sum(lengths) + torch.arange(len(chosen)))
+        found.append(replace(batch, labels=labels))
+    return found
+
+
+def train(network: Network, batches: list[Batch], seed: int = 3) -> Tensor:
+    """Compute the loss of some batches and its gradients; return the loss."""
+    total = loss_of(network, batches, seed)
+    total.backward()
+    return total.detach()
+
+
+def loss_of(network: Network, batches: list[Batch], seed: int = 3) -> Tensor:
+    """The loss of some batches, with dropout by a seed."""
+    torch.manual_seed(seed)
+    weights = {"mlm": 1.0} | ({"nsp": 1.0} if "pair" in network.heads else {})
+    objective, state, sums = pretraining_objective(**weights), None, []
+    for batch in batches:
+        computed = objective(network, batch, state)
+        state = computed.state
+        sums += [loss.sum for loss in computed.losses.values()]
+    return torch.stack(sums).sum()
+
+
+def evaluate(network: Network, batches: list[Batch]) -> tuple[list[float], Tensor]:
+    """Losses and numbers of correct predictions without gradients, and the logits of the last batch."""
+    objective, state, found = pretraining_objective(mlm=1.0), None, []
+    with torch.no_grad():
+        for batch in batches:
+            computed = objective(network, batch, state)
+            state = computed.state
+            found += [x for loss in computed.losses.values() for x in (float(loss.sum), float(loss.correct))]
+        hidden = network.encode(batch, None).hidden
+        return found, network.mask_logits(hidden, PretrainingLabels.of(batch).predicted[0])
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The tensor-parallel ranks of a process."""
+
+    tensor: int
+    tensor_rank: int
+    tensor_group: Any
+
+
+@cache
+def tensor_ranks(tensor: int) -> Ranks:
+    """Groups of so many neighbours among all processes."""
+    rank = distributed.get_rank()
+    groups = [
+        distributed.new_group(list(range(first, first + tensor)))
+        for first in range(0, distributed.get_world_size(), tensor)
+    ]
+    return Ranks(tensor, rank % tensor, groups[rank // tensor])
+
+
+def joined(network: Network, ranks: Ranks, of: Callable[[Any], Tensor | None]) -> dict[str, Tensor | None]:
+    """Whole tensors of the pieces of all ranks; of what all ranks have, this rank's."""
+    found: dict[str, Tensor | None] = {}
+    wholes = wholes_of(network)
+    for name, parameter in network.named_parameters():
+        own, split = of(parameter), wholes[name].split
+        found[name] = own
+        if split is not None and own is not None:
+            parts: list[Any] = [None] * ranks.tensor
+            distributed.all_gather_object(parts, own.tolist(), group=ranks.tensor_group)
+            found[name] = split.join([torch.tensor(part, dtype=own.dtype) for part in parts])
+    return found
+
+
+def difference(found: Tensor, wanted: Tensor) -> float:
+    """The relative norm of the difference."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-12))
+
+
+def worst(found: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> tuple[float, str]:
+    """The largest difference of two networks' tensors, and its name."""
+    assert found.keys() == wanted.keys()
+    pairs = []
+    for name, tensor in wanted.items():
+        got = found[name]
+        assert (tensor is None) == (got is None), name
+        if tensor is not None and got is not None:
+            assert tensor.shape == got.shape, name
+            # A bias of keys, which adds the same to all scores, has no gradient but noise.
+            pairs.append((difference(got, tensor) if tensor.norm() > 1e-5 else float(got.norm()), name))
+    return max(pairs)
+
+
+def compare(name: str, ranks: Ranks, sequence_parallel: bool, recompute: bool = False, **axes: Any) -> dict[str, Any]:
+    """How far a split member is from the whole one: loss, gradients, and evaluation."""
+    a = member(name, **axes)
+    whole, wanted_loss, wanted_figures, wanted_logits, batches = _of_whole(name, tuple(axes.items()))
+    network = make_network(a)
+    put_tensor_parallel(network, ranks, sequence_parallel)
+    network.encoder.recompute(recompute)
+    loss = train(network, batches)
+    if sequence_parallel:
+        sum_shared_gradients(network.named_parameters(), ranks)
+    gradients = joined(network, ranks, lambda parameter: parameter.grad)
+    weights = joined(network, ranks, lambda parameter: parameter.detach())
+    figures, logits = evaluate(network.eval(), batches)
+    return {
+        "loss": abs(float(loss / wanted_loss) - 1.0),
+        "gradients": worst(gradients, {name: p.grad for name, p in whole.named_parameters()}),
+        "weights": worst(weights, {name: p.detach() for name, p in whole.named_parameters()}),
+        "evaluation": max(abs(x / y - 1.0) if y else abs(x) for x, y in zip(figures, wanted_figures, strict=True)),
+        "logits": difference(logits, wanted_logits),
+        "digest": digest(gradients),
+    }
+
+
+@cache
+def _of_whole(name: str, axes: tuple[tuple[str, Any], ...]) -> tuple[Network, Tensor, list[float], Tensor, list[Batch]]:
+    a = member(name, **dict(axes))
+    batches, network = make_batches(a), make_network(a)
+    loss = train(network, batches)
+    return network, loss, *evaluate(network.eval(), batches), batches
+
+
+def digest(tensors: dict[str, Tensor | None]) -> str:
+    """What differs if any bit of some tensors does."""
+    found = hashlib.sha256()
+    for name, tensor in tensors.items():
+        found.update(name.encode() + (b"" if tensor is None else tensor.contiguous().numpy().tobytes()))
+    return found.hexdigest()
+
+
+def spawned(rank: int, ranks: int, folder: str, cases: Callable[[], Iterator[tuple[str, Any]]]) -> None:
+    """Run cases in one of several processes, and write what they found."""
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    found: dict[str, Any] = {}
+    try:
+        found.update(cases())
+    except BaseException:
+        Path(folder, f"failed-{rank}").write_text(traceback.format_exc())
+        os._exit(1)  # no waiting for the others
+    Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+def run_ranks(ranks: int, folder: Path, cases: Callable[[], Iterator[tuple[str, Any]]]) -> list[dict[str, Any]]:
+    """Run cases in several processes; return what each found."""
+    started = [PROCESSES.Process(target=spawned, args=(rank, ranks, str(folder), cases)) for rank in range(ranks)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(PATIENCE)
+    failed = [path.read_text() for path in sorted(folder.glob("failed-*"))]
+    assert not failed, failed[0]
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
