@@ -31,6 +31,15 @@ def showing(on: bool | None = True) -> Iterator[None]:
         _SHOWING.reset(token)
 
 
+@contextmanager
+def notes_shown(on: bool) -> Iterator[None]:
+    """Leave notes as they are while the block runs, or drop them: of several ranks one is enough."""
+    with warnings.catch_warnings():
+        if not on:
+            warnings.simplefilter("ignore", BertreeWarning)
+        yield
+
+
 def is_showing() -> bool:
     """Whether lines and progress bars are shown."""
     return _SHOWING.get()

@@ -1,5 +1,6 @@
 """The command line: the application, its verbs, and how errors become one line and an exit code."""
 
+import os
 import sys
 import warnings
 from io import TextIOWrapper
@@ -22,6 +23,7 @@ from bertree.cli import (
 )
 from bertree.console import showing
 from bertree.errors import BertreeWarning, UserError
+from bertree.scale.launch import launched
 from bertree.train.signals import interrupt_once
 from bertree.version import __version__
 
@@ -49,7 +51,11 @@ for room in (model, data, pretrain, left_to_right, distill, finetune, predict, s
 
 
 def main() -> None:
-    """Run a verb. A mistake of the user becomes one line on standard error and exit code 2."""
+    """Run a verb. A mistake of the user becomes one line on standard error and exit code 2.
+
+    Of several processes that were started together only the first prints; another one prints what it alone knows."""
+    if launched().rank:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     warnings.showwarning = _say_warning  # type: ignore[assignment]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -60,7 +66,7 @@ def main() -> None:
             code = app(aliases.translate(sys.argv[1:]), standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), of_one_rank=getattr(error, "of_one_rank", False))
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             sys.stderr.close()
@@ -78,8 +84,9 @@ def main() -> None:
         sys.exit(130)
 
 
-def _fail(line: str) -> NoReturn:
-    print(f"bertree: {_one_line(line)}", file=sys.stderr)
+def _fail(line: str, of_one_rank: bool = False) -> NoReturn:
+    if of_one_rank or not launched().rank:
+        print(f"bertree: {_one_line(line)}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -44,6 +44,19 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class ScaleSettings:
+    """How a run is spread over the processes that were started together (docs/scale.md)."""
+
+    data: Annotated[int, AtLeast(0)] = 0  # ranks that read different batches; 0: what is left of the processes
+    tensor: Annotated[int, AtLeast(1)] = 1  # ranks that hold pieces of the same tensors
+    # What data ranks share: 1: optimizer state, 2: gradients too, 3: weights too; 0: each has all of them.
+    zero: Annotated[int, AtLeast(0), AtMost(3)] = 0
+    shard: Annotated[int, AtLeast(0)] = 0  # neighbours that share one copy; 0: all data ranks
+    sequence_parallel: bool = False  # tensor ranks share norms and dropout by tokens
+    offload: bool = False  # weights, gradients and optimizer state in the host's memory while they are not used
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """How a run is computed, watched and saved."""
 

@@ -1,5 +1,7 @@
 """Build the parts of a run on a token store from a recipe: stores, model, batches."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from bertree.data.store_header import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.data.windows.window import CLS_SEGMENT
 from bertree.errors import UserError
-from bertree.files.formats import Json
+from bertree.files.formats import Json, read_json
 from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
@@ -23,8 +25,10 @@ from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS
 from bertree.pretraining.recipe import DataSettings, Recipe
+from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
+from bertree.train.checkpoint import HEADER, CheckpointFolder
 from bertree.train.device import Placement, micro_batch_count
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.schedule import TrainingPlan
@@ -155,12 +159,21 @@ def masking_of(data: DataSettings, rate: float = 0.0) -> Masking:
 
 
 def build_feed(
-    recipe: Recipe, plan: TrainingPlan, store: Store, placement: Placement, a: Architecture, logit_share: float = 0.0
+    recipe: Recipe,
+    plan: TrainingPlan,
+    store: Store,
+    placement: Placement,
+    a: Architecture,
+    logit_share: float = 0.0,
+    world: World | None = None,
+    counts: Sequence[int] = (),
 ) -> StreamFeed:
-    """Build the batches of every phase, split into micro-batches that fit the device.
+    """Build this rank's batches of every phase, split into micro-batches that fit the device.
 
     `logit_share` is the share of tokens whose logits over the vocabulary are computed, if not just the masked ones.
+    `counts`: how many micro-batches all ranks have in each phase, if a run goes on that has begun.
     """
+    rank, ranks = (world.data_rank, world.data) if world else (0, 1)
     streams: list[list[AnyStream]] = []
     for number, phase in enumerate(recipe.phases):
         if phase.max_length > a.max_positions:
@@ -169,10 +182,27 @@ def build_feed(
                 f"{a.max_positions} positions{_longer_positions(a, phase.max_length)}"
             )
         masking = masking_of(recipe.data, phase.mask_rate)
-        count = micro_batch_count(phase, recipe.run, placement, a, logit_share or masking.share)
+        where = f"{recipe.source}: phases.{number}.batch_tokens"
+        if counts:
+            count = counts[number]
+        else:
+            count = micro_batch_count(phase, recipe.run, placement, a, logit_share or masking.share, ranks)
+            if recipe.data.in_lanes:
+                count = _lane_parts(phase, count or ranks, placement.compiled, ranks)
+        if not count:
+            raise UserError(
+                f"{where}: {phase.batch_tokens} tokens in sequences of {phase.max_length} are too few for "
+                f"{ranks} data ranks; give more tokens, or start fewer processes"
+            )
+        if count % ranks:
+            raise UserError(
+                f"{where}: the run was started with {count} micro-batches a step, which {ranks} data ranks "
+                "cannot share equally; start a number of processes that divides it"
+            )
+        mine = range(rank * count // ranks, (rank + 1) * count // ranks)
         seed = recipe.run.seed + 1000 * number  # each phase has its own order
         if recipe.data.in_lanes:
-            streams.append(_lanes(recipe.data, masking, store, phase, count, seed, placement.compiled))
+            streams.append(_lanes(recipe.data, masking, store, phase, count, mine, seed, placement.compiled))
             continue
         streams.append(
             [
@@ -183,14 +213,14 @@ def build_feed(
                     batch_tokens=phase.batch_tokens,
                     max_length=phase.max_length,
                     seed=seed,
-                    rank=rank,
+                    rank=part,
                     world=count,
                     fixed=placement.compiled,
                 )
-                for rank in range(count)
+                for part in mine
             ]
         )
-    return StreamFeed(plan, streams, fixed=placement.compiled)
+    return StreamFeed(plan, streams, placement.compiled, rank, ranks)
 
 
 def _longer_positions(a: Architecture, length: int) -> str:
@@ -201,12 +231,26 @@ def _longer_positions(a: Architecture, length: int) -> str:
     return f" (axial_shape={a.axial_shape}); set model.axial_shape={-(-length // columns)},{columns}"
 
 
-def _lanes(
-    data: DataSettings, masking: Masking, store: Store, phase: Phase, parts: int, seed: int, fixed: bool
-) -> list[AnyStream]:
-    """Return the lanes of each micro-batch; equally many, where shapes must be the same."""
+def _lane_parts(phase: Phase, parts: int, fixed: bool, ranks: int) -> int:
+    """Return how many micro-batches the lanes are divided into: equal ones, where shapes must be the same; 0 if there
+    are too few lanes for so many ranks."""
     lanes = phase.batch_tokens // phase.max_length
-    parts = next(n for n in range(parts, lanes + 1) if lanes % n == 0 or not fixed)
+    counts = range(-(-parts // ranks) * ranks, lanes + 1, ranks)
+    return next((n for n in counts if lanes % n == 0 or not fixed), 0)
+
+
+def _lanes(
+    data: DataSettings,
+    masking: Masking,
+    store: Store,
+    phase: Phase,
+    parts: int,
+    mine: Sequence[int],
+    seed: int,
+    fixed: bool,
+) -> list[AnyStream]:
+    """Return the lanes of each micro-batch of a rank."""
+    lanes = phase.batch_tokens // phase.max_length
     return [
         LaneStream(
             store,
@@ -219,7 +263,7 @@ def _lanes(
             world=parts,
             fixed=fixed,
         )
-        for rank in range(parts)
+        for rank in mine
     ]
 
 
@@ -235,6 +279,22 @@ def identity_of_lanes(feed: StreamFeed) -> Json:
     """Return how the text of each phase is divided into lanes, which must be the same when a run is resumed."""
     found = [streams[0].identity for streams in feed.streams if isinstance(streams[0], LaneStream)]
     return {name: [one[name] for one in found] for name in (found[0] if found else ())}
+
+
+def micro_batches_of(checkpoints: Path, phases: Sequence[Phase]) -> list[int]:
+    """Return how many micro-batches a run that is resumed has in each phase, as its newest checkpoint says; none if no
+    checkpoint does."""
+    folder = CheckpointFolder(checkpoints)
+    most = [max(1, phase.batch_tokens // phase.max_length) for phase in phases]
+    for step in folder.steps():
+        with suppress(UserError):
+            extra = read_json(folder.path(step) / HEADER).get("extra")
+            counts = extra.get("micro_batches") if isinstance(extra, dict) else None
+            if not isinstance(counts, list) or len(counts) != len(phases):
+                continue
+            if all(type(n) is int and 0 < n <= top for n, top in zip(counts, most, strict=True)):
+                return counts
+    return []
 
 
 def can_be_compiled(data: DataSettings, store: Store) -> bool:

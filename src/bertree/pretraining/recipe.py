@@ -2,7 +2,7 @@
 
     extends = "bert-base"            another recipe, by name or path; this file holds the differences
     [model]                          preset or start, and any axis of the architecture
-    [data] [objective] [optim] [schedule] [run]
+    [data] [objective] [optim] [schedule] [run] [scale]
     [distil]                         in a recipe for a student
     [[phases]]                       one after the other: steps, max_length, batch_tokens
 
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from bertree.config import settings
 from bertree.config.bounds import Above, AtLeast, Keys, OneOf, Share
 from bertree.config.overrides import SECTION_ALIASES, Override, apply_overrides, parse
-from bertree.config.sections import OptimSettings, Phase, RunSettings, ScheduleSettings
+from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSettings, ScheduleSettings
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
 from bertree.model.architecture import TYPES
@@ -73,6 +73,7 @@ class Recipe:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     phases: tuple[Phase, ...] = ()
     run: RunSettings = field(default_factory=RunSettings)
+    scale: ScaleSettings = field(default_factory=ScaleSettings)
     # Where it was read from, for messages, and the keys that overrides have set.
     source: str = field(default="", compare=False, metadata=settings.NOT_A_SETTING)
     overridden: frozenset[str] = field(default=frozenset(), compare=False, metadata=settings.NOT_A_SETTING)

@@ -6,8 +6,10 @@ OUT/checkpoints/                      to resume from
 OUT/model/                            the final model
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import overrides_of
 from bertree.config.sections import Phase
 from bertree.config.settings import as_toml, differences
-from bertree.console import note, showing
+from bertree.console import note, notes_shown, showing
 from bertree.data.masking import UNMASKED
 from bertree.data.store import Store
 from bertree.errors import UserError
@@ -44,8 +46,12 @@ from bertree.run_folder import (
     REPORT,
     make_folders,
 )
+from bertree.scale.distribute import distribute
+from bertree.scale.launch import launched
+from bertree.scale.shard import Sharding
+from bertree.scale.world import World, join
 from bertree.train.checkpoint import BEST, CheckpointFolder
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device import Placement, set_deterministic, uses_gpu
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_held_out
 from bertree.train.keep.newest_and_best import KeepNewestAndBest
@@ -58,6 +64,7 @@ from bertree.train.session import Session
 WATCHING = {
     *("name", "note", "run.log_every", "run.eval_every", "run.eval_tokens", "run.save_every", "run.keep"),
     *("run.tensorboard", "run.bad_steps", "run.device"),
+    *("scale.data", "scale.tensor", "scale.zero", "scale.shard", "scale.sequence_parallel", "scale.offload"),
 }
 
 
@@ -80,48 +87,68 @@ def pretrain(
     >>> run = bertree.pretrain("bert-base-tiny", store="my-store", out="my-run")
     >>> run.model.fill_mask("The captain went down to the [MASK].")
     """
-    with showing(progress):
+    launch = launched()
+    with showing(progress if launch.rank == 0 else False), notes_shown(launch.rank == 0):
         given = overrides_of({"data.store": str(store)} if store is not None else {})
         found = resolve_paths(recipes.load(str(recipe), [*given, *overrides, *overrides_of(settings)]))
         if isinstance(found, DistillRecipe):
             raise UserError(
                 f"{recipe}: is a recipe for a student; use it with: bertree distill TEACHER --student {recipe} ..."
             )
-        return _pretrain(found, Path(out), resume)
+        scale = found.scale
+        sizes = {"data": scale.data, "tensor": scale.tensor, "zero": scale.zero, "shard": scale.shard}
+        with join(launch, cuda=uses_gpu(found.run), **sizes) as world:
+            return _pretrain(found, Path(out), resume or launch.restarts > 0, world)
 
 
-def _pretrain(recipe: Recipe, out: Path, resume: bool) -> Run:
-    check_run_folder(recipe, out, resume)
-    with make_folders(out, out / CHECKPOINTS), exclusive_lock(out):
-        remove_leftovers(run_files(out))
-        set_deterministic(recipe.run.deterministic)
-        machine = Placement.from_settings(recipe.run)
-        train, held = build.open_stores(recipe.data)
-        if machine.compiled and not build.can_be_compiled(recipe.data, train):
-            note("data.format: lanes that start at documents vary in shape, so steps are not compiled")
-            machine = replace(machine, compiled=False)
-        contents = build.build_model(recipe, train)
-        contents.network.to(machine.device)
-        plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
-        a, objective = contents.architecture, pretraining_objective(**recipe.objective)
-        feed = build.build_feed(recipe, plan, train, machine, a)
-        identity: Json = {"text in data.store": train.fingerprint, "held-out text": held.fingerprint}
-        training = PretrainingRun(
-            recipe,
-            machine,
-            held,
-            contents,
-            feed,
-            contents.network,
-            objective,
-            objective,
-            [
-                cost.training_flops(a, phase.max_length, mask_share(recipe, phase), by_query_stream(recipe))
-                for phase in recipe.phases
-            ],
-            identity | build.identity_of_lanes(feed),
-        )
+def _pretrain(recipe: Recipe, out: Path, resume: bool, world: World) -> Run:
+    with ExitStack() as stack:
+        world.check_together(lambda: _open_folder(recipe, out, resume, stack) if world.is_first else None)
+        training = world.check_together(lambda: _build(recipe, out, resume, world))
+        for what, text in training.identity.items():
+            world.check_same(what, json.dumps(text))
         return training.run(out, resume)
+
+
+def _open_folder(recipe: Recipe, out: Path, resume: bool, stack: ExitStack) -> None:
+    """Take possession of the folder of a run until the stack is closed."""
+    check_run_folder(recipe, out, resume)
+    stack.enter_context(make_folders(out, out / CHECKPOINTS))
+    stack.enter_context(exclusive_lock(out))
+    remove_leftovers(run_files(out))
+
+
+def _build(recipe: Recipe, out: Path, resume: bool, world: World) -> "PretrainingRun":
+    """Build the parts of a run."""
+    set_deterministic(recipe.run.deterministic)
+    machine = Placement.from_settings(recipe.run)
+    train, held = build.open_stores(recipe.data)
+    if machine.compiled and not build.can_be_compiled(recipe.data, train):
+        note("data.format: lanes that start at documents vary in shape, so steps are not compiled")
+        machine = replace(machine, compiled=False)
+    contents = build.build_model(recipe, train)
+    contents.network.to(machine.device)
+    plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
+    a, objective = contents.architecture, pretraining_objective(**recipe.objective)
+    begun = build.micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else ()
+    feed = build.build_feed(recipe, plan, train, machine, a, world=world, counts=begun)
+    identity: Json = {"text in data.store": train.fingerprint, "held-out text": held.fingerprint}
+    return PretrainingRun(
+        recipe,
+        machine,
+        held,
+        contents,
+        feed,
+        contents.network,
+        objective,
+        objective,
+        [
+            cost.training_flops(a, phase.max_length, mask_share(recipe, phase), by_query_stream(recipe))
+            for phase in recipe.phases
+        ],
+        identity | build.identity_of_lanes(feed),
+        world,
+    )
 
 
 @dataclass(frozen=True)
@@ -138,22 +165,26 @@ class PretrainingRun:
     asked: WeightedTerms  # what is evaluated on held-out text
     flops: Sequence[float]  # a token, in each phase
     identity: Json  # what must be the same when the run is resumed
+    world: World = field(default_factory=World.alone)
 
     def run(self, out: Path, resume: bool, intro: Sequence[str] = ()) -> Run:
         """Train, or resume training, and write the model."""
-        recipe, network = self.recipe, self.contents.network
-        network.encoder.recompute(recipe.run.recompute)
+        recipe, network, world = self.recipe, self.contents.network, self.world
+        parameters = sum(parameter.numel() for parameter in network.parameters())
+        sharding = self._distribute()
         held_out = build.held_out_lanes if recipe.data.in_lanes else build.held_out_stream
         measured: list[AnyStream] = [held_out(recipe, self.held, phase) for phase in recipe.phases]
         loop = Loop(
             self.learner,
             self.objective,
-            build_optimizer(self.learner, recipe.optim),
+            build_optimizer(self.learner, recipe.optim, world=world),
             clip=recipe.optim.clip,
             seed=recipe.run.seed,
             bf16=self.machine.bf16,
-            compiled=self.machine.compiled,
+            compiled=self.machine.compiled and not world.joined,  # else each block is
             bad_steps=recipe.run.bad_steps,
+            world=world,
+            sharding=sharding,
         )
         # Samples show masks being filled; there are none where the text is left as it is.
         filled = (
@@ -168,13 +199,17 @@ class PretrainingRun:
             loop,
             recipe.run.keep,
             recipe.run.eval_every,
-            evaluate=lambda step: evaluate_held_out(
-                network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast
+            evaluate=lambda step: loop.without_gradients(
+                lambda: evaluate_held_out(
+                    network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast
+                )
             ),
-            samples=lambda: samples(network) if samples else [],
+            samples=lambda: loop.without_gradients(lambda: samples(network)) if samples else [],
             write_model=lambda name: folder.write(self.contents, out / name),
         )
-        session = Session(out, as_toml(recipe), loop, self.feed, recipe.run, self.identity, keep, self.flops)
+        session = Session(
+            out, as_toml(recipe), loop, self.feed, recipe.run, self.identity, keep, self.flops, parameters
+        )
         try:
             signal = session.run(resume, [*self._intro(), *intro])
         except torch.OutOfMemoryError:
@@ -184,11 +219,30 @@ class PretrainingRun:
             ) from None
         return Run(out, signal=signal)
 
+    def _distribute(self) -> Sharding | None:
+        """Spread the network over the ranks."""
+        scale, run = self.recipe.scale, self.recipe.run
+        if not self.world.joined:
+            self.contents.network.encoder.recompute(run.recompute)
+            return None
+        return distribute(
+            self.contents.network,
+            self.world,
+            zero=scale.zero,
+            bf16=self.machine.bf16,
+            recompute=run.recompute,
+            compiled=self.machine.compiled,
+            offload=scale.offload,
+        )
+
     def _intro(self) -> list[str]:
         """Describe the run in two lines."""
         machine, streams = self.machine, self.feed.streams[0]
         where = f"{machine.device}, {'bf16' if machine.bf16 else 'fp32'}{', compiled' if machine.compiled else ''}"
-        cut = f" in {len(streams)} micro-batches" if len(streams) > 1 else ""
+        if self.world.joined:
+            where += f"; {self.world.data} data x {self.world.tensor} tensor ranks, ZeRO {self.recipe.scale.zero}"
+        count = self.feed.micro_batches[0]
+        cut = f" in {count} micro-batches" if count > 1 else ""
         return [
             f"{describe_architecture(self.contents.architecture)} on {where}",
             f"{streams[0].store.tokens:,} tokens to learn from, {self.held.tokens:,} held out; {len(self.feed.plan):,} "

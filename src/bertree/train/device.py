@@ -1,8 +1,11 @@
 """Where a run is computed: the device, the precision, and how many tokens at once."""
 
 import os
+import resource
+import sys
 import time
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -50,20 +53,25 @@ def set_deterministic(wanted: bool) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def micro_batch_count(phase: Phase, run: RunSettings, placement: Placement, a: Architecture, rate: float) -> int:
-    """Return how many micro-batches a batch is split into: as few as memory allows.
+def uses_gpu(run: RunSettings) -> bool:
+    """Return whether a run is computed on a GPU."""
+    return torch.cuda.is_available() if run.device == "auto" else run.device.startswith("cuda")
+
+
+def micro_batch_count(
+    phase: Phase, run: RunSettings, placement: Placement, a: Architecture, rate: float, ranks: int = 1
+) -> int:
+    """Return how many micro-batches a batch is split into: as few as memory allows, equally many for each rank; 0 if
+    the batch is too small for so many ranks.
 
     `rate` is the share of tokens that are predicted. Compiled steps need micro-batches of equal size.
     """
     gpu = placement.device.type == "cuda"
     limit = run.micro_tokens or (_tokens_that_fit(phase, a, run.recompute, rate) if gpu else CPU_TOKENS)
     tokens, smallest = phase.batch_tokens, phase.max_length * (1 if placement.compiled else 2)
-    most = max(1, tokens // smallest)
-    if not placement.compiled:
-        return min(-(-tokens // limit), most)
-    enough = (n for n in range(-(-tokens // limit), most + 1) if tokens % n == 0)
-    largest = (n for n in range(most, 0, -1) if tokens % n == 0)
-    return next(enough, None) or next(largest)
+    most, least = max(1, tokens // smallest), -(-tokens // limit)
+    enough, largest = range(-(-least // ranks) * ranks, most + 1, ranks), range(most - most % ranks, 0, -ranks)
+    return next((n for n in chain(enough, largest) if not placement.compiled or tokens % n == 0), 0)
 
 
 def _tokens_that_fit(phase: Phase, a: Architecture, recompute: bool, rate: float) -> int:
@@ -77,6 +85,13 @@ def _tokens_that_fit(phase: Phase, a: Architecture, recompute: bool, rate: float
             break
         tokens //= 2
     return tokens
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that this process has used: of the GPU's memory, or of the host's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def measure_peak_flops(device: torch.device) -> float | None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bertree.batch import Batch
 from bertree.data.lanes.lane_stream import LaneStream
 from bertree.data.stream import Stream
+from bertree.files.formats import Json
 from bertree.train.schedule import PlannedStep, TrainingPlan
 
 AnyStream = Stream | LaneStream
@@ -27,7 +28,8 @@ class StepBatches:
     batches: Sequence[Batch]
     epoch: float
     padding: int = 0  # tokens that only fill up the shape
-    slots: int = 1  # micro-batch i continues the one before it with the same i modulo this, if its batch says so
+    slots: int = 1  # a micro-batch continues the one before it with the same number modulo this, if its batch says so
+    numbers: Sequence[int] = ()  # of each micro-batch among those of all ranks; none: from 0 on
 
 
 class Feed(Protocol):
@@ -42,15 +44,37 @@ class Feed(Protocol):
         """Return how many lanes each slot has after so many steps; none where no batch continues another."""
         return ()
 
+    def extra(self) -> Json:
+        """Return what a checkpoint keeps, so that another number of ranks reads the same batches."""
+        return {}
+
 
 class StreamFeed(Feed):
     """The micro-batches of each step of a plan. `streams` holds, for each phase, one stream per micro-batch.
 
-    `fixed` pads the batches to one shape."""
+    `fixed` pads the batches to one shape. Rank `rank` of `ranks` has as many micro-batches as every other; they are
+    numbered from rank to rank."""
 
-    def __init__(self, plan: TrainingPlan, streams: Sequence[Sequence[AnyStream]], fixed: bool = False) -> None:
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        streams: Sequence[Sequence[AnyStream]],
+        fixed: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         self.plan, self.streams = plan, streams
-        self._shapes = [self._shape(stream[0], len(stream)) if fixed else _unchanged for stream in streams]
+        self._rank, self._ranks = rank, ranks
+        counts = self.micro_batches
+        self._shapes = [
+            self._shape(stream[0], count) if fixed else _unchanged
+            for stream, count in zip(streams, counts, strict=True)
+        ]
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """Micro-batches of all ranks in a batch, in each phase."""
+        return [len(streams) * self._ranks for streams in self.streams]
 
     @staticmethod
     def _shape(stream: AnyStream, parts: int) -> Callable[[Batch], Batch]:
@@ -70,12 +94,20 @@ class StreamFeed(Feed):
             for streams, phase in zip(self.streams[: update.phase], self.plan.phases, strict=False)
         )
         epoch = earlier + streams[0].epoch_at(update.first + update.batches)
-        return StepBatches(update, made, epoch, slots=len(streams))
+        count, first = self.micro_batches[update.phase], self._rank * len(streams)
+        numbers = [batch * count + first + i for batch in range(update.batches) for i in range(len(streams))]
+        return StepBatches(update, made, epoch, slots=count, numbers=numbers)
 
     def lanes_after(self, step: int) -> Sequence[int]:
-        """Return how many lanes each micro-batch has after so many steps."""
+        """Return how many lanes each micro-batch of all ranks has after so many steps."""
         streams = self.streams[self.plan.updates[step - 1].phase] if step else ()
-        return [stream.lanes for stream in streams if isinstance(stream, LaneStream)]
+        lanes = next((stream.all_lanes for stream in streams if isinstance(stream, LaneStream)), 0)
+        count = len(streams) * self._ranks
+        return [(i + 1) * lanes // count - i * lanes // count for i in range(count)] if lanes else []
+
+    def extra(self) -> Json:
+        """Return the numbers of micro-batches."""
+        return {"micro_batches": self.micro_batches}
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the steps from `first` on, made ahead."""

@@ -8,11 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import torch
+
 from bertree.config.bounds import AtLeast
 from bertree.config.settings import read
 from bertree.files.formats import Json
+from bertree.scale.world import World
+from bertree.train.device import peak_memory
 from bertree.train.loop import StepResult, StopTraining
-from bertree.train.metrics_log import MetricsLog
+from bertree.train.metrics_log import SilentLog
 from bertree.train.progress import Progress
 from bertree.train.signals import Signals
 
@@ -39,7 +43,7 @@ class SavedTotals:
 class Totals:
     """Running totals of a run, across resumes."""
 
-    def __init__(self, log: MetricsLog, saved: SavedTotals | None = None) -> None:
+    def __init__(self, log: SilentLog, saved: SavedTotals | None = None) -> None:
         saved = saved or SavedTotals()
         self.tokens = saved.tokens
         self.waited = saved.waited  # for batches
@@ -79,9 +83,23 @@ class Totals:
 class RunLog:
     """The log, the totals and the progress bar of a run."""
 
-    metrics: MetricsLog
+    metrics: SilentLog
     totals: Totals
     progress: Progress
+
+
+class RankFigures:
+    """Peak memory and throughput of every rank, where there are ranks."""
+
+    def __init__(self, world: World, device: torch.device) -> None:
+        self._world, self._device = world, device
+
+    def __call__(self, tokens_per_s: float) -> list[Json]:
+        """Return the figures of each rank; all ranks ask at the same step."""
+        if not self._world.joined:
+            return []
+        rows = self._world.gather([float(peak_memory(self._device)), tokens_per_s])
+        return [{"memory": int(memory), "tokens_per_s": speed} for memory, speed in rows]
 
 
 class StepLogger:
@@ -94,7 +112,9 @@ class StepLogger:
         log: RunLog,
         flops: Sequence[float] = (0.0,),
         peak_flops: float | None = None,
+        ranks: Callable[[float], list[Json]] = lambda tokens_per_s: [],
     ) -> None:
+        self._ranks = ranks
         self._every, self._last = every, last
         self._log, self._totals, self._progress = log.metrics, log.totals, log.progress
         self._flops, self._peak_flops = flops, peak_flops
@@ -132,6 +152,8 @@ class StepLogger:
         }
         if self._peak_flops:
             fields["mfu"] = fields["tokens_per_s"] * self._flops[result.phase] / self._peak_flops
+        if ranks := self._ranks(sum(r.own_tokens for r in self._results) / seconds):
+            fields["ranks"] = ranks
         self._log.write("train", result.step, fields)
         self._progress.train({"step": result.step} | fields)
         self._results, self._since = [], time.perf_counter()
@@ -199,13 +221,14 @@ class CheckpointSaver:
 
 
 class StopOnSignal:
-    """Saves and ends the run after the step in which a signal came."""
+    """Saves and ends the run after the step in which a signal came; if there are several ranks, after the next, in
+    which they tell each other."""
 
-    def __init__(self, signals: Signals, saver: CheckpointSaver) -> None:
-        self._signals, self._saver = signals, saver
+    def __init__(self, signals: Signals, saver: CheckpointSaver, alone: bool = True) -> None:
+        self._signals, self._saver, self._alone = signals, saver, alone
 
     def __call__(self, result: StepResult) -> None:
         """Stop if a signal has come."""
-        if self._signals.caught is not None:
+        if self._signals.caught is not None if self._alone else result.stop:
             self._saver.now(result)
             raise StopTraining

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,9 @@ from bertree import keyed_random
 from bertree.batch import Batch
 from bertree.model.state import State, Stateful
 from bertree.objectives.objective import Computed, Objective
+from bertree.scale.gradients import clip, complete_gradients
+from bertree.scale.shard import Sharding
+from bertree.scale.world import World
 
 Compute = Callable[[nn.Module, Batch, State | None], Computed]
 
@@ -29,17 +32,30 @@ class Learner:
     max_norm: float  # of the gradient
     seed: int
     bf16: bool
+    world: World = field(default_factory=World.alone)
+    sharding: Sharding | None = None
+
+    def __post_init__(self) -> None:
+        if self.sharding is not None:
+            self.named  # noqa: B018  # as they are now, sharded: within a step some are gathered
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the network is."""
+        """Where the network is computed."""
+        if self.sharding is not None and self.sharding.on_gpu:  # its weights may lie on the host
+            return torch.device("cuda", torch.cuda.current_device())
         device: torch.device = next(self.network.parameters()).device
         return device
 
     @cached_property
+    def named(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that learn, with their names."""
+        return [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
+
+    @property
     def trainable(self) -> list[nn.Parameter]:
         """The parameters that learn."""
-        return [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        return [parameter for _, parameter in self.named]
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context in which the network is computed: bfloat16 where that is chosen."""
@@ -69,7 +85,8 @@ class Learner:
 
     def update(self, skip: bool = False) -> Tensor:
         """Clip the gradient and let the optimizer take its step, unless the gradient is not finite; return its norm."""
-        norm = torch.nn.utils.clip_grad_norm_(self.trainable, self.max_norm)
+        complete_gradients(self.named, self.world)
+        norm = clip(self.named, self.max_norm, self.world)
         # Where this is 1 both optimizers change nothing; AdamW without the host waiting for it.
         bad = torch.ones_like(norm) if skip else (~norm.isfinite()).float()
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]

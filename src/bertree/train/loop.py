@@ -11,18 +11,22 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bertree.errors import UserError
 from bertree.objectives.objective import Objective
+from bertree.scale.shard import Sharding
+from bertree.scale.world import SharedError, World
 from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
 from bertree.train.learner import Compute, Learner
 from bertree.train.steps.eager import EagerLaunch, Launch
 from bertree.train.steps.gradients import GradientMethod, plain_gradients
+
+T = TypeVar("T")
 
 
 class StepResult:
@@ -33,12 +37,19 @@ class StepResult:
     """
 
     def __init__(
-        self, step_batches: StepBatches, counts: Mapping[str, int], weights: Mapping[str, float], numbers: Tensor
+        self,
+        step_batches: StepBatches,
+        counts: Mapping[str, int],
+        weights: Mapping[str, float],
+        numbers: Tensor,
+        tokens: tuple[int, int],
+        stop: bool = False,
     ) -> None:
-        """Take `numbers`: the norm of the gradient, then the sum of each term in the order of `counts`."""
+        """Take `numbers`: the norm of the gradient, then the sum of each term in the order of `counts`; `tokens`: of
+        all ranks and of this one; `stop`: a rank asked to end the run after this step."""
         self.step = step_batches.update.number + 1  # steps done, this one counted
         self.phase, self.lr, self.epoch = step_batches.update.phase, step_batches.update.lr, step_batches.epoch
-        self.tokens = sum(batch.ids.numel() for batch in step_batches.batches) - step_batches.padding
+        (self.tokens, self.own_tokens), self.stop = tokens, stop
         self.waited = 0.0  # seconds the loop waited for the batches
         self._counts, self._weights = counts, weights
         self._numbers = numbers.to("cpu", non_blocking=True)
@@ -77,7 +88,7 @@ class StepResult:
 Hook = Callable[[StepResult], None]
 
 
-class Diverged(UserError):
+class Diverged(SharedError):
     """The gradient was not finite for too many steps."""
 
 
@@ -101,9 +112,15 @@ class Loop:
         bad_steps: int = 20,
         gradients: GradientMethod = plain_gradients,
         launch: type[Launch] = EagerLaunch,
+        world: World | None = None,
+        sharding: Sharding | None = None,
     ) -> None:
         compute: Compute = _compile(objective) if compiled else objective
-        self.learner = Learner(network, objective, optimizer, compute, clip or math.inf, seed, bf16)
+        self.world = world or World.alone()
+        self.learner = Learner(
+            network, objective, optimizer, compute, clip or math.inf, seed, bf16, self.world, sharding
+        )
+        self.wants_to_stop: Callable[[], bool] = lambda: False  # of this rank
         self.carried = CarriedState()
         self.launch = launch(self.learner, gradients, self.carried)
         self.network, self.optimizer = self.learner.network, optimizer
@@ -130,8 +147,20 @@ class Loop:
     def step(self, step_batches: StepBatches) -> StepResult:
         """Take one step of gradient descent."""
         counts = self.learner.counts(step_batches.batches)
+        tokens = sum(batch.ids.numel() for batch in step_batches.batches) - step_batches.padding
+        agreed = self.world.agree({**counts, ".tokens": tokens, ".stop": int(self.wants_to_stop())})
+        counts = {name: agreed[name] for name in counts}
         numbers = self.launch.step(step_batches, counts)
-        return StepResult(step_batches, counts, self.learner.objective.weights, numbers)
+        read = agreed[".tokens"], tokens
+        weights = self.learner.objective.weights
+        return StepResult(step_batches, counts, weights, numbers, read, bool(agreed[".stop"]))
+
+    def without_gradients(self, work: Callable[[], T]) -> T:
+        """Do work that uses the network between two steps, and free what was gathered for it."""
+        result = work()
+        if self.learner.sharding is not None:
+            self.learner.sharding.free_weights()
+        return result
 
     def _count_bad_steps(self, result: StepResult) -> None:
         """Count steps in a row whose gradient was not finite; too many end the run."""

@@ -26,7 +26,17 @@ from bertree.version import __version__
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
 
 
-class MetricsLog:
+class SilentLog:
+    """The log of a rank that writes none: rank 0 does."""
+
+    def write(self, kind: str, step: int, fields: Mapping[str, Any]) -> None:
+        """Write nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class MetricsLog(SilentLog):
     """The log of one run, written from a step on."""
 
     def __init__(self, out: Path, step: int = 0, tensorboard: bool = False) -> None:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGTERM
 
 from bertree.config.sections import RunSettings
 from bertree.console import note
@@ -17,14 +18,15 @@ from bertree.files.formats import Json
 from bertree.report.formats import run_labels
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
+from bertree.scale.world import SharedError
 from bertree.train.carried_state import check_state
 from bertree.train.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
 from bertree.train.device import measure_peak_flops
 from bertree.train.feed import Feed, StepBatches
-from bertree.train.hooks import CheckpointSaver, RunLog, SavedTotals, StepLogger, StopOnSignal, Totals
+from bertree.train.hooks import CheckpointSaver, RankFigures, RunLog, SavedTotals, StepLogger, StopOnSignal, Totals
 from bertree.train.keep.policy import KeepPolicy
 from bertree.train.loop import Loop, StepResult, StopTraining
-from bertree.train.metrics_log import MetricsLog, environment
+from bertree.train.metrics_log import MetricsLog, SilentLog, environment
 from bertree.train.progress import Progress
 from bertree.train.signals import Signals, catch_signals
 
@@ -43,18 +45,20 @@ class Session:
     identity: Json  # what must be the same when the run is resumed
     keep: KeepPolicy
     flops: Sequence[float] = ()  # a token, in each phase; none: not reported
+    parameters: int = 0  # of the whole network, for the record; 0: those that the loop has
 
     def run(self, resume: bool, intro: Sequence[str]) -> int | None:
         """Take the steps that are left. Return the signal that stopped the run before its end, if any."""
+        world = self.loop.world
         with catch_signals() as signals:
-            found = self._resume() if resume else None
+            self.loop.wants_to_stop = lambda: signals.caught is not None
+            found = world.check_together(self._resume) if resume else None
+            world.check_same(f"{self.out}: the newest checkpoint", str(found and found.step))
             if self.keep.is_complete(found, len(self.feed.plan)):
                 note(f"{self.out}: the run is complete, nothing is left to do")
                 return None
             first, last = found.step if found else 0, len(self.feed.plan)
-            metrics = MetricsLog(self.out, first, self.settings.tensorboard)
-            write_atomically(self.out / RECIPE, self.recipe)
-            write_atomically(self.out / ENVIRONMENT, json.dumps(environment(self.loop.device), indent=2) + "\n")
+            metrics = world.check_together(lambda: self._open_log(first))
             metrics.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
             totals = Totals(metrics, SavedTotals.from_extra(found.extra, found.where) if found else None)
             try:
@@ -62,23 +66,35 @@ class Session:
                     for line in intro:
                         progress.say(line)
                     if not self._train(first, RunLog(metrics, totals, progress), signals):
-                        return signals.caught
+                        return signals.caught or SIGTERM
                 self.keep.finish(last, self._checkpoints)
                 parameters = sum(parameter.numel() for parameter in self.loop.network.parameters())
-                metrics.write("end", last, totals.as_dict() | {"parameters": parameters})
+                metrics.write("end", last, totals.as_dict() | {"parameters": self.parameters or parameters})
             except UserError as error:
                 metrics.write("event", first, {"text": f"stopped: {error}"})
                 raise
             finally:
                 metrics.close()
-                write_run_report(self.out)
+                if world.is_first:
+                    write_run_report(self.out)
         return None
+
+    def _open_log(self, first: int) -> SilentLog:
+        """Write what is known of the run, and return its log."""
+        if not self.loop.world.is_first:
+            return SilentLog()
+        metrics = MetricsLog(self.out, first, self.settings.tensorboard)
+        write_atomically(self.out / RECIPE, self.recipe)
+        write_atomically(self.out / ENVIRONMENT, json.dumps(environment(self.loop.device), indent=2) + "\n")
+        return metrics
 
     def _train(self, first: int, log: RunLog, signals: Signals) -> bool:
         """Take the steps that are left; return whether they came to their end."""
         settings, last = self.settings, len(self.feed.plan)
-        peak = measure_peak_flops(self.loop.device) if self.flops else None
-        logger = StepLogger(settings.log_every, last, log, self.flops or (0.0,), peak)
+        world = self.loop.world
+        peak = (measure_peak_flops(self.loop.device) or 0.0) * world.size if self.flops else None
+        figures = RankFigures(world, self.loop.device)
+        logger = StepLogger(settings.log_every, last, log, self.flops or (0.0,), peak, figures)
         evaluator = self.keep.evaluator(last, log, logger)
         saver = CheckpointSaver(
             settings.save_every,
@@ -88,7 +104,8 @@ class Session:
             logger,
         )
         try:
-            self.loop.run(self._steps(first), (log.totals, logger, evaluator, saver, StopOnSignal(signals, saver)))
+            stop = StopOnSignal(signals, saver, alone=world.size == 1)
+            self.loop.run(self._steps(first), (log.totals, logger, evaluator, saver, stop))
         except StopTraining:
             log.progress.say(f"stopped at step {saver.step:,} of {last:,} and saved; go on with --resume")
             return False
@@ -108,10 +125,13 @@ class Session:
         return CheckpointFolder(self.out / CHECKPOINTS, self.keep.checkpoints)
 
     def _save(self, result: StepResult, log: RunLog) -> None:
-        extra = log.totals.as_dict() | {"identity": self.identity} | self.keep.extra()
+        extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra()
+        if self.loop.world.joined:
+            raise SharedError("checkpoints of several ranks cannot be written yet")
         tensors = {**self.keep.tensors(), **self.loop.carried.tensors()}
         self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
-        self.keep.after_save(result, self._checkpoints)
+        if self.loop.world.is_first:
+            self.keep.after_save(result, self._checkpoints)
 
     def _resume(self) -> Checkpoint | None:
         """Restore the newest good checkpoint."""

@@ -187,6 +187,12 @@ class RelativePositions(Positions, nn.Module):
             self.segment_bias = nn.Parameter(torch.zeros(heads, head_width))
 
     @property
+    def borrowed(self) -> list[nn.Parameter]:
+        """Parameters of another layer that these positions use."""
+        lender = self._biases_of[0]
+        return [] if lender is None else [lender.content_bias, lender.distance_bias]
+
+    @property
     def same(self) -> Hashable:
         """Width and largest distance."""
         return self.project.in_features, self.clamp

@@ -39,6 +39,7 @@ class EagerLaunch(Launch):
             lambda place: learner.seed_dropout(number, place),
             self._carried,
             step_batches.slots,
+            step_batches.numbers,
         )
         return self._gradients(learner, micro)
 
@@ -50,4 +51,5 @@ class EagerLaunch(Launch):
         sums = self.gradients(step_batches, counts)
         norm = self._learner.update()
         optimizer.zero_grad()
-        return torch.stack([norm, *(sums[name] for name in counts)])
+        totals = self._learner.world.sum_over_data(torch.stack([sums[name] for name in counts]))
+        return torch.cat([norm.to(totals.device)[None], totals])

@@ -24,7 +24,8 @@ class MicroBatches:
     scales: Scales
     seed_dropout: SeedDropout
     carried: CarriedState
-    slots: int = 1  # micro-batch i continues the one before it with the same i modulo this
+    slots: int = 1  # a micro-batch continues the one before it with the same number modulo this
+    numbers: Sequence[int] = ()  # of each micro-batch among those of all ranks; none: from 0 on
 
 
 class GradientMethod(Protocol):
@@ -37,7 +38,10 @@ class GradientMethod(Protocol):
 def plain_gradients(learner: Learner, micro: MicroBatches) -> dict[str, Tensor]:
     """Run a forward and a backward pass of each micro-batch."""
     sums: dict[str, Tensor] = {}
-    for number, batch in enumerate(micro.batches):
+    numbers = micro.numbers or range(len(micro.batches))
+    for number, batch in zip(numbers, micro.batches, strict=True):
+        if learner.sharding is not None:
+            learner.sharding.before_micro_batch(is_last=batch is micro.batches[-1])
         micro.seed_dropout(number)
         slot = number % micro.slots
         with learner.autocast():

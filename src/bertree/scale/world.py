@@ -1,0 +1,253 @@
+"""The processes that train one model together: who they are, and what they tell each other.
+
+A rank is `data_rank * tensor + tensor_rank`. Data ranks read different batches; tensor ranks hold pieces of the same
+tensors and read the same batch. Of the data ranks, `shard` neighbours hold the parts of one copy of what is sharded.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.rendezvous import rendezvous
+
+from bertree.errors import UserError
+from bertree.scale.launch import Launch
+
+T = TypeVar("T")
+LONGEST = 1000  # bytes of a message that ranks tell each other
+PATIENCE = timedelta(minutes=5)  # until all ranks have come
+WAIT = timedelta(minutes=60)  # for each other, afterwards: one may write a large model
+
+
+class SharedError(UserError):
+    """An error that every rank raises alike: rank 0 alone prints it."""
+
+
+class RankError(UserError):
+    """An error of one rank, which the others do not know: it prints it itself."""
+
+    of_one_rank = True
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """The ranks of a run, as one of them sees them."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    data: int = 1  # ranks that read different batches
+    tensor: int = 1  # ranks that hold pieces of the same tensors
+    shard: int = 1  # data ranks that hold parts of one copy
+    joined: bool = False  # whether there is a process group
+    mesh: Any = None  # DeviceMesh of this rank's data ranks: replicate x shard
+    data_group: Any = None
+    shard_group: Any = None
+    tensor_group: Any = None
+
+    @classmethod
+    def alone(cls) -> "World":
+        """Return the world of one process; torch.distributed is not touched."""
+        return cls()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank prints, logs and writes for all."""
+        return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among those that read different batches."""
+        return self.rank // self.tensor
+
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's place among those that hold pieces of the same tensors."""
+        return self.rank % self.tensor
+
+    @property
+    def shard_rank(self) -> int:
+        """This rank's place among those that hold parts of one copy."""
+        return self.data_rank % self.shard
+
+    def sum_over_data(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor of each data rank, in place."""
+        return _sum(tensor, self.data, self.data_group)
+
+    def sum_over_shards(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor of each rank that holds a part of this rank's copy, in place."""
+        return _sum(tensor, self.shard, self.shard_group)
+
+    def sum_over_tensor(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor of each tensor rank, in place."""
+        return _sum(tensor, self.tensor, self.tensor_group)
+
+    def agree(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Add up numbers over the data ranks; tensor ranks hold the same ones. Of a flag that a single rank raises, 1
+        is left at least."""
+        if self.size == 1:
+            return dict(numbers)
+        total = torch.tensor(list(numbers.values()), dtype=torch.int64)
+        distributed.all_reduce(total)
+        return {name: -(-value // self.tensor) for name, value in zip(numbers, total.tolist(), strict=True)}
+
+    def gather(self, numbers: Sequence[float]) -> list[list[float]]:
+        """Return the numbers of every rank."""
+        if self.size == 1:
+            return [list(numbers)]
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        return [row.tolist() for row in self._gather(mine)]
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.agree({"here": 1})
+
+    def check_together(self, work: Callable[[], T]) -> T:
+        """Do some work on every rank. If one fails, all raise the same error; none waits for the others."""
+        if self.size == 1:
+            return work()
+        failure, result = "", None
+        try:
+            result = work()
+        except Exception as error:
+            failure = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            failure, cause = failure or type(error).__name__, error
+        failures = self._tell(failure)
+        if not any(failures):
+            return result  # type: ignore[return-value]
+        if failure and not isinstance(cause, UserError):
+            raise cause  # a bug of ours, with its traceback
+        first = next(rank for rank, text in enumerate(failures) if text)
+        where = "" if all(failures) or first == 0 else f"rank {first}: "
+        raise SharedError(where + failures[first])
+
+    def check_same(self, what: str, text: str) -> None:
+        """Check that a text is the same on every rank."""
+        if self.size == 1:
+            return
+        digests = self._tell(hashlib.sha256(text.encode(errors="replace")).hexdigest())
+        other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+        if other is not None:
+            raise SharedError(f"{what}: rank {other} sees another than rank 0")
+
+    def _tell(self, text: str) -> list[str]:
+        """Return a text of every rank, not longer than `LONGEST`."""
+        mine = torch.zeros(LONGEST, dtype=torch.uint8)
+        said = text.encode(errors="replace")[:LONGEST]
+        mine[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8) if said else 0
+        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in self._gather(mine)]
+
+    def _gather(self, mine: Tensor) -> list[Tensor]:
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        distributed.all_gather(rows, mine)
+        return rows
+
+
+def _sum(tensor: Tensor, size: int, group: Any) -> Tensor:
+    if size > 1:
+        distributed.all_reduce(tensor, group=group)
+    return tensor
+
+
+def mesh_sizes(size: int, data: int, tensor: int, zero: int, shard: int) -> tuple[int, int]:
+    """Return the numbers of data ranks and of ranks that shard one copy; 0 stands for what is left of the world."""
+    ranks = "1 process was" if size == 1 else f"{size} processes were"
+    if size % tensor:
+        raise SharedError(f"scale.tensor: {tensor}: {ranks} started, which is no multiple of it")
+    if data and data * tensor != size:
+        raise SharedError(
+            f"scale.data: {data} data ranks of {tensor} tensor ranks each are {data * tensor} processes, but {ranks} "
+            "started; leave it out (0), or start as many"
+        )
+    data = size // tensor
+    if shard and not zero:
+        raise SharedError(f"scale.shard: {shard}: without scale.zero=1, 2 or 3 nothing is sharded")
+    if shard and data % shard:
+        raise SharedError(f"scale.shard: {shard}: must divide the {data} data ranks")
+    return data, (shard or data) if zero else 1
+
+
+@contextmanager
+def join(
+    launch: Launch, *, data: int = 0, tensor: int = 1, zero: int = 0, shard: int = 0, cuda: bool = False
+) -> Iterator[World]:
+    """Join the ranks that were started together, while the block runs."""
+    data, shard = mesh_sizes(launch.size, data, tensor, zero, shard)
+    if launch.size == 1 and not zero:
+        yield World.alone()
+        return
+    kind = "cuda" if cuda else "cpu"
+    _connect(launch, "cpu:gloo,cuda:nccl" if cuda else "gloo")
+    try:
+        place = {"rank": launch.rank, "size": launch.size, "local_rank": launch.local_rank}
+        if cuda:
+            World(**place, joined=True).check_together(lambda: _choose_device(launch))
+            _check_devices(World(**place, joined=True))
+        sizes = {"replicate": data // shard, "shard": shard, "tensor": tensor}
+        mesh = init_device_mesh(kind, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        ranks = init_device_mesh(kind, (data, tensor), mesh_dim_names=("data", "tensor"))
+        yield World(
+            **place,
+            data=data,
+            tensor=tensor,
+            shard=shard,
+            joined=True,
+            mesh=mesh["replicate", "shard"] if shard < data else mesh["shard"],
+            data_group=ranks.get_group("data"),
+            shard_group=mesh.get_group("shard"),
+            tensor_group=ranks.get_group("tensor"),
+        )
+    except UserError as error:
+        if launch.rank and not isinstance(error, SharedError | RankError):
+            raise RankError(f"rank {launch.rank}: {error}") from None
+        raise
+    finally:
+        distributed.destroy_process_group()
+
+
+def _connect(launch: Launch, backend: str) -> None:
+    """Start the process group."""
+    try:
+        distributed.init_process_group(backend, None, WAIT, launch.size, launch.rank, _meet(launch))
+    except (RuntimeError, ValueError) as error:
+        taken = "EADDRINUSE" in str(error) or "already in use" in str(error)
+        reason = "the port is in use; set MASTER_PORT to another" if taken else str(error).splitlines()[0][:200]
+        raise RankError(f"{launch.host}:{launch.port}: the ranks cannot meet here ({reason})") from None
+
+
+def _meet(launch: Launch) -> Any:
+    """Return the store through which the ranks find each other; one process needs no port."""
+    if launch.size == 1:
+        return distributed.HashStore()  # type: ignore[attr-defined]
+    address = launch.host if "://" in launch.host else f"tcp://{launch.host}:{launch.port}"
+    found, _, _ = next(rendezvous(address, launch.rank, launch.size, timeout=PATIENCE))
+    # What another job, or this one before torchrun started it again, has left there does not count.
+    store = distributed.PrefixStore(f"{launch.job}/{launch.restarts}", found)  # type: ignore[attr-defined]
+    store.set(f"rank {launch.rank}", "is here")
+    store.wait([f"rank {rank}" for rank in range(launch.size)], PATIENCE)
+    return store
+
+
+def _choose_device(launch: Launch) -> None:
+    """Use the GPU of this rank. Where a scheduler shows each rank its own, that is the only one."""
+    if not torch.cuda.is_available():
+        raise UserError("run.device: there is no CUDA device here")
+    torch.cuda.set_device(launch.local_rank % torch.cuda.device_count())
+
+
+def _check_devices(world: World) -> None:
+    """Check that no two ranks use the same GPU."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    number = int.from_bytes(hashlib.sha256(str(properties.uuid).encode()).digest()[:6])
+    seen = [row[0] for row in world.gather([number])]
+    if len(set(seen)) < world.size:
+        raise SharedError(
+            f"{world.size} processes were started for {len(set(seen))} CUDA devices; start one for each, or set "
+            "run.device=cpu"
+        )
