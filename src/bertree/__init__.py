@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bertree.inference.run import Run
     from bertree.model.presets import register_preset
     from bertree.objectives.embedding_losses import EmbeddingLoss, register_loss
+    from bertree.pretraining.plan import plan
     from bertree.pretraining.run import pretrain
     from bertree.search.index import Index
     from bertree.tasks.registry import register_task
@@ -58,6 +59,7 @@ _HOMES = {
     "find_pairs": "embeddings.mine_files",
     "finetune": "finetuning.run",
     "load": "inference.load",
+    "plan": "pretraining.plan",
     "prepare": "data.build",
     "pretrain": "pretraining.run",
     "register_loss": "objectives.embedding_losses",
@@ -90,6 +92,7 @@ __all__ = [
     "find_pairs",
     "finetune",
     "load",
+    "plan",
     "prepare",
     "pretrain",
     "register_loss",

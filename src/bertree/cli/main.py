@@ -16,6 +16,7 @@ from bertree.cli import (
     finetune,
     left_to_right,
     model,
+    plan,
     predict,
     pretrain,
     search,
@@ -46,7 +47,7 @@ def _root(
         raise typer.Exit
 
 
-for room in (model, data, pretrain, left_to_right, distill, finetune, predict, search, embeddings, similar):
+for room in (model, plan, data, pretrain, left_to_right, distill, finetune, predict, search, embeddings, similar):
     room.register(app)
 
 

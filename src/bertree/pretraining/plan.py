@@ -1,0 +1,118 @@
+"""What a model needs on many devices: `bertree.plan`."""
+
+from collections.abc import Mapping, Sequence
+from os import fspath
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bertree.config import default_model
+from bertree.config.overrides import overrides_of
+from bertree.errors import UserError
+from bertree.files.atomic import write_text
+from bertree.interop.folder import read_architecture
+from bertree.model import cost
+from bertree.model.architecture import Architecture, Transformer, check_type, parse_override
+from bertree.model.presets import PRESETS, preset
+from bertree.pretraining.recipe import Recipe, bundled_recipes, load
+from bertree.pretraining.run import mask_share
+from bertree.report.plan import plan_svg
+from bertree.scale.plan.meshes import Batches
+from bertree.scale.plan.plan import Plan, make_plan
+from bertree.scale.plan.timing import Hardware
+
+BATCH_TOKENS = 524_288  # of Megatron-LM and Turing-NLG: 512 sequences of 1,024 tokens, or 1,024 of 512
+
+
+class _Wanted(NamedTuple):
+    """What is planned, and the batch and the tokens of its recipe, if it has one."""
+
+    name: str
+    architecture: Architecture
+    batch_tokens: int | None = None
+    length: int | None = None
+    rate: float | None = None
+    tokens: float | None = None
+
+
+def plan(
+    model: str | Path,
+    devices: int = 8,
+    *,
+    card: float = Hardware.card,
+    tokens: float | None = None,
+    batch_tokens: int | None = None,
+    length: int | None = None,
+    zero: int | None = None,
+    tensor: int | None = None,
+    recompute: bool | None = None,
+    sequence_parallel: bool = True,
+    peak: float = Hardware.peak,
+    efficiency: float = Hardware.efficiency,
+    link: float = Hardware.link,
+    network: float = Hardware.network,
+    node: int = Hardware.node,
+    plot: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    **changes: Any,
+) -> Plan:
+    """Plan the training of a model on many devices: memory of each, communication and time, for every mesh.
+
+    `model` is a preset, a model folder or a recipe; `changes` are axes of it, or settings of the recipe, and
+    `overrides` the same as strings (`"layers=6"`). `zero`, `tensor` and `recompute` leave one choice of each. `plot` is
+    a file for the chart (SVG). docs/plan.md says what is assumed.
+
+    >>> bertree.plan("megatron-gpt-8.3b", devices=64, card=80, tokens=300e9).settings
+    """
+    hardware = Hardware(card, peak, efficiency, link, network, node)
+    found = _find(fspath(model), overrides, changes)
+    a = found.architecture
+    if not isinstance(a, Transformer):
+        raise UserError(f"{found.name}: a {a.body} is not pretrained; give a transformer")
+    size = batch_tokens if batch_tokens is not None else found.batch_tokens or BATCH_TOKENS
+    longest = length if length is not None else found.length or min(1024, a.longest_input)
+    total = tokens if tokens is not None else found.tokens
+    for key, value in (("batch_tokens", size), ("length", longest), ("tokens", total)):
+        if value is not None and value <= 0:
+            raise UserError(f"{key}: {value:g} must be more than 0")
+    rate = found.rate if found.rate is not None else cost.costs(a).rate
+    batches = Batches(size, longest, rate, recompute)
+    made = make_plan(
+        found.name,
+        a,
+        devices,
+        hardware,
+        batches,
+        tokens=total,
+        zero=zero,
+        tensor=tensor,
+        sequence_parallel=sequence_parallel,
+    )
+    if plot is not None:
+        write_text(Path(plot), plan_svg(made))
+    return made
+
+
+def _find(name: str, overrides: Sequence[str], changes: Mapping[str, Any]) -> _Wanted:
+    path = default_model.resolve_model_path(name)
+    if name not in PRESETS and not path.is_dir() and (path.suffix == ".toml" or name in bundled_recipes()):
+        return _from_recipe(load(name, [*overrides, *overrides_of(changes)]))
+    a = preset(name).architecture if name in PRESETS or not path.is_dir() else read_architecture(path)
+    values = dict(map(parse_override, overrides)) | {
+        key: check_type(key, value, name) for key, value in changes.items()
+    }
+    return _Wanted(" ".join([name, *(f"{key}={value}" for key, value in values.items())]), a.with_values(values))
+
+
+def _from_recipe(recipe: Recipe) -> _Wanted:
+    """Take the model of a recipe, and of its phases the one with most tokens."""
+    start, name = recipe.model.get("start"), recipe.model.get("preset")
+    if start:
+        base = read_architecture(default_model.resolve_model_path(str(start)))
+    elif name:
+        base = preset(str(name)).architecture
+    else:
+        raise UserError(f"{recipe.source}: model.preset: is not set; give a preset's name (see `bertree info`)")
+    phase = max(recipe.phases, key=lambda phase: phase.steps * phase.batch_tokens)
+    tokens = sum(phase.steps * phase.batch_tokens for phase in recipe.phases)
+    a = base.with_values(recipe.axes)
+    return _Wanted(recipe.name, a, phase.batch_tokens, phase.max_length, mask_share(recipe, phase), float(tokens))

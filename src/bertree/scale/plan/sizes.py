@@ -1,0 +1,147 @@
+"""How many parameters of a network one rank holds.
+
+FSDP2 gathers and reduces parameters by groups: each layer is one, and what is outside of the layers (embeddings, heads)
+is another, the root; blocks that several layers share belong to it. A tensor is cut along its first dimension into
+equal parts, the last of which may be shorter; rank 0 holds a whole part. Under bf16 the norms, which are computed in
+float32, are not sharded.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, prod
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from bertree.model.architecture import Transformer
+from bertree.model.layers.norms import RmsNorm
+from bertree.model.network import Network, build
+from bertree.model.stack import Stack
+from bertree.scale.split import Split, splits_of
+
+
+class Part(NamedTuple):
+    """Parameters of a group on one rank, after tensor parallelism: gathered, and of its shard."""
+
+    whole: int
+    shard: int
+
+    def padded(self, shards: int) -> int:
+        """Return the size of what is gathered or reduced: all shards are as large as the first."""
+        return self.shard * shards
+
+
+@dataclass(frozen=True)
+class RankSizes:
+    """Parameters of one rank."""
+
+    shards: int
+    layers: tuple[Part, ...]  # the groups of the layers
+    root: Part
+    norms: int  # which every rank holds whole
+    table: int  # of the output matrix, whose gradient stays until the backward pass ends
+    down: int  # of the last matrix of a layer, whose gradient is the first that its backward pass makes
+
+    @property
+    def layer(self) -> Part:
+        """The largest group of a layer."""
+        return max(self.layers, default=Part(0, 0))
+
+    @property
+    def whole(self) -> int:
+        """All parameters of a rank, if nothing is sharded."""
+        return self.root.whole + sum(part.whole for part in self.layers)
+
+    @property
+    def shard(self) -> int:
+        """All sharded parameters that a rank keeps."""
+        return self.root.shard + sum(part.shard for part in self.layers)
+
+    @property
+    def held(self) -> int:
+        """All parameters that a rank keeps."""
+        return self.shard + self.norms
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """A parameter: its shape, and how tensor parallelism splits it."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: Split | None
+
+    def part(self, tensor: int, shards: int) -> Part:
+        """Return how much of it rank 0 holds."""
+        shape = list(self.shape)
+        if self.split is not None:
+            shape[self.split.dim] = sum(map(len, self.split.spans(shape[self.split.dim], 0, tensor)))
+        return Part(prod(shape), ceil(shape[0] / shards) * prod(shape[1:]))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The parameters of a network by group."""
+
+    layers: tuple[tuple[TensorShape, ...], ...]
+    root: tuple[TensorShape, ...]
+    norms: tuple[TensorShape, ...]  # which are not sharded
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return sum(prod(t.shape) for group in (*self.layers, self.root, self.norms) for t in group)
+
+    def on(self, tensor: int, shards: int) -> RankSizes:
+        """Return what one rank holds."""
+        table = [t for t in self.root if t.name.endswith(("heads.mask.output.weight", "embeddings.tokens.weight"))]
+        downs = [t for group in self.layers for t in group if t.name.endswith("down.weight")]
+        return RankSizes(
+            shards,
+            tuple(_sum(group, tensor, shards) for group in self.layers),
+            _sum(self.root, tensor, shards),
+            _sum(self.norms, tensor, 1).whole,
+            max((t.part(tensor, 1).whole for t in table), default=0),
+            max((t.part(tensor, 1).whole for t in downs), default=0),
+        )
+
+
+def _sum(group: tuple[TensorShape, ...], tensor: int, shards: int) -> Part:
+    parts = [t.part(tensor, shards) for t in group]
+    return Part(sum(part.whole for part in parts), sum(part.shard for part in parts))
+
+
+@lru_cache(maxsize=64)
+def shapes(a: Transformer, bf16: bool = True) -> Shapes:
+    """Return the parameters of an architecture with the head that predicts tokens, without making any."""
+    with torch.device("meta"):
+        network = build(a, {"mask": 0})
+    found = {name: TensorShape(name, *whole) for name, whole in splits_of(network).items()}
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    norms = {names[parameter] for parameter in whole_parameters(network, bf16)}
+    layers = []
+    for blocks in layers_of(network):
+        inside = [names[parameter] for block in blocks for parameter in block.parameters()]
+        layers.append(tuple(found[name] for name in inside if name not in norms))
+    taken = norms | {tensor.name for layer in layers for tensor in layer}
+    root = tuple(tensor for name, tensor in found.items() if name not in taken)
+    return Shapes(tuple(layers), root, tuple(found[name] for name in found if name in norms))
+
+
+def whole_parameters(network: Network, bf16: bool) -> set[nn.Parameter]:
+    """Return the parameters that are not sharded."""
+    norms = [module for module in network.modules() if bf16 and isinstance(module, nn.LayerNorm | RmsNorm)]
+    return {parameter for norm in norms for parameter in norm.parameters()}
+
+
+def layers_of(network: Network) -> list[list[nn.Module]]:
+    """Return the blocks of each layer that no other layer uses."""
+    stack = network.encoder.stack
+    assert isinstance(stack, Stack)
+    used = [[use[place] for use in stack.plan] for place in (0, 1)]
+    found = []
+    for layer in stack.plan:
+        both = zip((stack.attention, stack.ffn), layer, used, strict=True)
+        found.append([blocks[number] for blocks, number, uses in both if uses.count(number) == 1])
+    return [blocks for blocks in found if blocks]

@@ -1,0 +1,68 @@
+"""What the ranks of a mesh send each other in a training step: calls and bytes of each kind.
+
+The bytes of a call are those of the whole tensor: of what is gathered, or of what is summed. A rank sends and receives
+(n - 1) / n of it in a gathering or a scattered sum over n ranks, twice that in a sum that all ranks get.
+"""
+
+from typing import NamedTuple
+
+from bertree.model.architecture import Transformer
+from bertree.scale.plan.memory import REDUCED, Mesh, MicroBatch
+from bertree.scale.plan.sizes import RankSizes, shapes
+
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+
+
+class Traffic(NamedTuple):
+    """Collective calls of one kind in a step."""
+
+    kind: str
+    what: str  # is sent
+    group: str  # the ranks among which: data or tensor
+    calls: int
+    bytes: float
+
+    def sent(self, ranks: int) -> float:
+        """Return the bytes that each rank sends, with the ring algorithm."""
+        return self.bytes * (ranks - 1) / ranks * (2 if self.kind == ALL_REDUCE else 1)
+
+
+def traffic(a: Transformer, mesh: Mesh, batch: MicroBatch) -> list[Traffic]:
+    """Return the collective calls of a step; none among ranks that are alone."""
+    found = data_traffic(shapes(a, batch.bf16).on(mesh.tensor, mesh.shards), mesh, batch) if mesh.data > 1 else []
+    return found + (tensor_traffic(a, mesh, batch) if mesh.tensor > 1 else [])
+
+
+def data_traffic(sizes: RankSizes, mesh: Mesh, batch: MicroBatch) -> list[Traffic]:
+    """Return the calls that gather parameters and sum gradients."""
+    n, every = sizes.shards, 1 if mesh.zero < 2 else batch.count
+    reduced = REDUCED * (sizes.root.padded(n) + sum(part.padded(n) for part in sizes.layers))
+    kind = REDUCE_SCATTER if mesh.zero else ALL_REDUCE
+    found = [Traffic(kind, "gradients", "data", every * (1 + len(sizes.layers)), every * reduced)]
+    if mesh.zero:
+        passes = 2 if mesh.zero == 3 else 1  # stage 3 gathers each layer again in the backward pass
+        gathered = sizes.root.padded(n) + passes * sum(part.padded(n) for part in sizes.layers)
+        times = batch.count if mesh.zero == 3 else 1
+        calls = times * (1 + passes * len(sizes.layers))
+        found.insert(0, Traffic(ALL_GATHER, "weights", "data", calls, times * gathered * batch.bytes))
+    return found + ([Traffic(ALL_REDUCE, "norms' gradients", "data", 1, REDUCED * sizes.norms)] if sizes.norms else [])
+
+
+def tensor_traffic(a: Transformer, mesh: Mesh, batch: MicroBatch) -> list[Traffic]:
+    """Return the calls that gather and sum the states of tokens, and those of the loss.
+
+    Each of the two parts of a layer begins and ends with a call, in the forward and in the backward pass, and in the
+    forward pass again if layers are recomputed; without dropout that ends before its last call."""
+    t, m, n = batch.tokens, batch.predicted, batch.count
+    states, inputs = t * a.width * batch.bytes, t * a.embedding_width * batch.bytes
+    again = 2 * a.layers if batch.recompute else 0
+    begins, ends = 4 * a.layers + again, 4 * a.layers + (again if a.dropout else again // 2)
+    sums = [(1, inputs), (1, m * a.embedding_width * batch.bytes), (2, 3 * m * 4)]  # embeddings, head, loss
+    if mesh.sequence_parallel:  # before the first layer and after the last all ranks have all tokens
+        gathers = Traffic(ALL_GATHER, "states", "tensor", (begins + 2) * n, (begins + 2) * states * n)
+        found = [gathers, Traffic(REDUCE_SCATTER, "states", "tensor", ends * n, ends * states * n)]
+    else:
+        found = []
+        sums.append((ends, ends * states))
+    calls, size = (sum(column) for column in zip(*sums, strict=True))
+    return [*found, Traffic(ALL_REDUCE, "states", "tensor", calls * n, size * n)]
