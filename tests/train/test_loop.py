@@ -87,7 +87,7 @@ def state(loop: Loop) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_step_without_a_finite_gradient_is_skipped(name: str, value: float, tmp_path: Path) -> None:
     network = fresh()

@@ -72,7 +72,7 @@ def test_where_a_norm_is_zero_the_ratio_is_one() -> None:
     assert still.tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
 def test_norms_and_biases_do_not_decay(name: str) -> None:
     network = fresh()
     optimizer = build_optimizer(network, OptimSettings(name=name, weight_decay=0.3))

@@ -15,12 +15,14 @@ PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # synonyms of the words th
 class OptimSettings:
     """The optimizer."""
 
-    name: Annotated[str, OneOf(("adamw", "lamb"))] = "adamw"
+    name: Annotated[str, OneOf(("adamw", "lamb", "muon"))] = "adamw"
     lr: Annotated[float, Above(0)] = 1e-4
     betas: Annotated[tuple[float, float], Share()] = (0.9, 0.999)
     eps: Annotated[float, Above(0)] = 1e-6
     weight_decay: Annotated[float, AtLeast(0)] = 0.01  # not on biases and norms
     clip: Annotated[float, AtLeast(0)] = 1.0  # largest norm of the gradient; 0: no limit
+    momentum: Annotated[float, Share()] = 0.95  # muon: of the layers' matrices
+    matrix_rate: Annotated[float, Above(0)] = 1.0  # muon: their learning rate, as a multiple of lr
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ STATE, HEADER, BEST = "state.safetensors", "state.json", "best.json"
 FORMAT, VERSION = "bertree-checkpoint", 1
 NAME = re.compile(r"step-([0-9]{8,12})")
 STATE_PREFIX = "state/"  # how the names of what is carried from step to step begin
-MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # what AdamW and LAMB keep for each parameter
+MOMENTS = {"step", "exp_avg", "exp_avg_sq"}  # kept for each parameter, if its group does not say otherwise (`kept`)
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,9 @@ class CheckpointFolder:
             raise UserError(f"{folder / STATE}: is damaged ({error})") from None
 
 
-def check_optimizer_state(checkpoint: Checkpoint, network: nn.Module, steps: int) -> None:
+def check_optimizer_state(checkpoint: Checkpoint, network: nn.Module, optimizer: Optimizer, steps: int) -> None:
     """Refuse a checkpoint whose optimizer state does not fit the network, or is not that of `steps` steps."""
+    kept = {id(p): set(group.get("kept", MOMENTS)) for group in optimizer.param_groups for p in group["params"]}
     named = dict(network.named_parameters())
     found: dict[str, set[str]] = {}
     taken = 0.0
@@ -161,7 +162,7 @@ def check_optimizer_state(checkpoint: Checkpoint, network: nn.Module, steps: int
         if key == "step":
             taken = max(taken, float(tensor))  # a parameter that has no gradient in some steps takes fewer
         found.setdefault(parameter, set()).add(key)
-    if incomplete := [parameter for parameter, keys in found.items() if keys != MOMENTS]:
+    if incomplete := [parameter for parameter, keys in found.items() if keys != kept.get(id(named[parameter]))]:
         raise UserError(f"{checkpoint.where}: the optimizer state of '{incomplete[0]}' is incomplete")
     if taken != steps:
         raise UserError(f"{checkpoint.where}: the optimizer has taken {taken:.0f} steps, not {steps}")

@@ -1,4 +1,4 @@
-"""AdamW and LAMB, with weight decay kept off norms and biases."""
+"""AdamW, LAMB and Muon, with weight decay kept off norms and biases."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from bertree.config.sections import OptimSettings
 from bertree.scale.gradients import first_row, is_sharded, local, squares, sum_over_ranks
 from bertree.scale.world import World
+from bertree.train.optimizers.adamw import ShardedAdamW
+from bertree.train.optimizers.muon import build_muon
 
 STACKED = {".qkv.": 3, ".qv.": 2}  # matrices in one tensor, by a part of its name
 
@@ -19,6 +21,8 @@ def build_optimizer(
     network: nn.Module, settings: OptimSettings, capturable: bool = False, world: World | None = None
 ) -> Optimizer:
     """Return the optimizer over all trainable parameters; `capturable`: for CUDA graphs."""
+    if settings.name == "muon":
+        return build_muon(network, settings, capturable, world)
     named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -32,16 +36,6 @@ def build_optimizer(
     # Queries, keys and values are one tensor here and several in the papers' models: a trust ratio for each.
     pieces = {id(p): count for name, p in named for part, count in STACKED.items() if part in name}
     return Lamb(groups, settings.lr, settings.betas, settings.eps, lambda p: pieces.get(id(p), 1), world=world)
-
-
-class ShardedAdamW(AdamW):
-    """AdamW of which each rank updates what it holds. State has the kind of its parameter: a DTensor or a tensor."""
-
-    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
-        complex_numbers: bool = super()._init_group(group, *lists)
-        for tensors in lists:
-            tensors[:] = [local(tensor) for tensor in tensors]
-        return complex_numbers
 
 
 class MatrixPart(NamedTuple):

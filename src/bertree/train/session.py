@@ -162,7 +162,7 @@ class Session:
         if checkpoint.step > last:
             raise UserError(f"{checkpoint.where}: is of step {checkpoint.step}, but the run has {last}")
         skipped = SavedTotals.from_extra(checkpoint.extra, checkpoint.where).skipped
-        check_optimizer_state(checkpoint, self.loop.network, checkpoint.step - skipped)
+        check_optimizer_state(checkpoint, self.loop.network, self.loop.optimizer, checkpoint.step - skipped)
         if self._changed(checkpoint) is None:  # otherwise the state is that of another run, which is refused
             check_state(checkpoint, self.loop.network, self.feed.lanes_after(checkpoint.step))
         self.keep.check(checkpoint)

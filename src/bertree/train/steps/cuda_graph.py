@@ -37,9 +37,10 @@ class CudaGraphLaunch(Launch):
         self.recordings: dict[tuple[Any, ...], _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(learner.device)
-        self._rate = torch.zeros((), device=learner.device)
-        for group in learner.optimizer.param_groups:
-            group["lr"] = self._rate
+        groups = learner.optimizer.param_groups
+        self._rates = [(torch.zeros((), device=learner.device), group.get("rate", 1.0)) for group in groups]
+        for group, (rate, _) in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
 
     def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
         """Take one step of gradient descent."""
@@ -53,7 +54,8 @@ class CudaGraphLaunch(Launch):
                 place.copy_(value.pin_memory(), non_blocking=True)
         scales = list(self._learner.scales(counts).values())
         recording.scales.copy_(torch.tensor(scales).pin_memory(), non_blocking=True)
-        self._rate.fill_(step_batches.update.lr)
+        for rate, factor in self._rates:
+            rate.fill_(step_batches.update.lr * factor)
         recording.graph.replay()
         return recording.numbers
 

@@ -47,7 +47,7 @@ class EagerLaunch(Launch):
         """Take one step of gradient descent."""
         optimizer = self._learner.optimizer
         for group in optimizer.param_groups:
-            group["lr"] = step_batches.update.lr
+            group["lr"] = step_batches.update.lr * group.get("rate", 1.0)
         sums = self.gradients(step_batches, counts)
         norm = self._learner.update()
         optimizer.zero_grad()
