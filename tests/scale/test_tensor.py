@@ -11,25 +11,56 @@ from bertree.model.presets import preset
 from bertree.scale.tensor import check_tensor, put_tensor_parallel
 from tests.support import batches
 from tests.support.parts import ScaledAttention
-from tests.support.tensor_parallel import MEMBERS, Ranks, compare, make_network, member, run_ranks, tensor_ranks
+from tests.support.split_networks import (
+    attention_of_equal_heads,
+    compiled,
+    generated,
+    in_half_precision,
+    slope,
+    states_and_logits,
+)
+from tests.support.tensor_parallel import (
+    MEMBERS,
+    Ranks,
+    compare,
+    count_collectives,
+    make_network,
+    member,
+    run_ranks,
+    tensor_ranks,
+)
 
-FOUR = ("bert", "albert", "xlnet with memory", "reformer", "modernbert")  # the members that 4 ranks share too
+# The members that 4 ranks share too, and whether each has some tokens.
+FOUR = {"bert": True, "albert": False, "xlnet with memory": True, "reformer": True, "modernbert": False}
+COUNTED = ("bert", "bert pre-norm", "transformer-xl", "transformer-xl pre-norm", "xlnet with memory", "reformer")
 TOLERANCE = 1e-5
 
 
 def cases() -> Iterator[tuple[str, Any]]:
-    """In 4 processes: tensor 2 twice, the second pair with sequence parallelism; then tensor 4 with and without."""
+    """In 4 processes: tensor 2 twice, the second pair with sequence parallelism; and tensor 4."""
     two, four = tensor_ranks(2), tensor_ranks(4)
     second = distributed.get_rank() >= 2
     for name in MEMBERS:
         yield f"{name}, 2", compare(name, two, second)
         if name in FOUR:
-            yield f"{name}, 4", compare(name, four, False)
-            yield f"{name}, 4, sequence parallel", compare(name, four, True)
+            yield f"{name}, 4", compare(name, four, FOUR[name])
     for name in ("bert", "bert pre-norm", "albert", "xlnet with memory"):
         yield f"{name} recomputed, 2", compare(name, two, second, recompute=True)
     yield "dropout, 4", compare("bert", four, False, dropout=0.3)
     yield "dropout recomputed, 4", compare("bert", four, False, recompute=True, dropout=0.3)
+    yield "slope", slope(two, second)
+    for rate in (0.0, 0.5):
+        yield f"attention that drops {rate}", attention_of_equal_heads(two, second, rate)
+    yield "compiled", compiled("bert", two, second, "attention" if second else "ffn")
+    yield "states", states_and_logits(two, second)
+    yield "half precision", in_half_precision(two, second)
+    yield "generated", generated(two, second)
+    for name in COUNTED:
+        for recompute in (False, True):
+            again = ", recomputed" if recompute else ""
+            yield f"collectives of {name}{again}", count_collectives(name, two, second, recompute)
+    yield "collectives of bert, 4", count_collectives("bert", four, True)
+    yield "collectives of bert with dropout", count_collectives("bert pre-norm", two, second, True, dropout=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +94,49 @@ def test_layers_that_are_computed_again_have_the_same_gradients(found: list[dict
 @pytest.mark.parametrize("name", ["dropout", "dropout recomputed"])
 def test_dropout_of_whole_tensors_is_that_of_one_device(found: list[dict[str, Any]], name: str) -> None:
     check_equal(found, name)
+
+
+def test_gradients_are_those_of_what_was_dropped(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["slope"]["by gradients"] == pytest.approx(rank["slope"]["by losses"], rel=1e-3)
+    for first, second in ((0, 1), (2, 3)):
+        assert found[first]["slope"]["loss"] == found[second]["slope"]["loss"]
+        assert found[first]["slope"]["random"] == found[second]["slope"]["random"]  # the next batch drops alike
+
+
+def test_heads_of_other_ranks_drop_other_tokens(found: list[dict[str, Any]]) -> None:
+    for first, second in ((0, 1), (2, 3)):
+        assert found[first]["attention that drops 0.0"] == found[second]["attention that drops 0.0"]
+        assert found[first]["attention that drops 0.5"] != found[second]["attention that drops 0.5"]
+
+
+def test_each_block_is_compiled_without_a_break(found: list[dict[str, Any]]) -> None:
+    assert max(rank["compiled"][0] for rank in found) < TOLERANCE
+
+
+def test_states_of_all_layers_and_logits_are_whole(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert max(rank["states"].values()) < TOLERANCE
+
+
+def test_half_precision_is_kept(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        whole, parts = rank["half precision"]["losses"]
+        assert parts == pytest.approx(whole, rel=2e-2)
+        assert len(set(rank["half precision"]["kinds"])) == 1
+
+
+def test_a_token_after_a_cached_text_is_predicted_alike(found: list[dict[str, Any]]) -> None:
+    assert max(rank["generated"] for rank in found) < TOLERANCE
+
+
+def test_calls_and_bytes_between_ranks_are_those_of_the_formula(found: list[dict[str, Any]]) -> None:
+    counts = [name for name in found[0] if name.startswith("collectives of ")]
+    assert counts
+    for name in counts:
+        for rank in found:
+            counted, wanted = rank[name]
+            assert counted == wanted, name
 
 
 @pytest.mark.parametrize(

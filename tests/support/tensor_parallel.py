@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertree.batch import Batch, Continuation, Permutation, PretrainingLabels
-from bertree.model.architecture import Architecture
+from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.split import wholes_of
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
+from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, tensor_traffic, total
 from tests.support.processes import PATIENCE, PROCESSES
 
 VOCABULARY = 51  # neither 2 nor 4 ranks share it evenly
@@ -174,7 +176,9 @@ def joined(network: Network, ranks: Ranks, of: Callable[[Any], Tensor | None]) -
 
 def difference(found: Tensor, wanted: Tensor) -> float:
     """The relative norm of the difference."""
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-12))
+    return float(
+        (found.detach().double() - wanted.detach().double()).norm() / wanted.detach().double().norm().clamp(min=1e-12)
+    )
 
 
 def worst(found: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> tuple[float, str]:
@@ -254,3 +258,46 @@ def run_ranks(ranks: int, folder: Path, cases: Callable[[], Iterator[tuple[str, 
     failed = [path.read_text() for path in sorted(folder.glob("failed-*"))]
     assert not failed, failed[0]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+class Collectives(TorchDispatchMode):
+    """Counts the calls and the bytes of functional collectives, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, list[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        kind = KINDS.get(func.overloadpacket._qualified_op_name)
+        if kind is not None:
+            larger = max(args[0].nbytes, out.nbytes)
+            calls, size = self.found.get(kind, [0, 0])
+            self.found[kind] = [calls + 1, size + larger]
+        return out
+
+
+KINDS = {
+    "_c10d_functional::all_reduce": ALL_REDUCE,
+    "_c10d_functional::all_gather_into_tensor": ALL_GATHER,
+    "_c10d_functional::reduce_scatter_tensor": REDUCE_SCATTER,
+}
+
+
+def count_collectives(
+    name: str, ranks: Ranks, sequence_parallel: bool, recompute: bool = False, **axes: Any
+) -> tuple[dict[str, list[int]], dict[str, tuple[int, int]]]:
+    """What the ranks tell each other for a batch: counted, and by the formula."""
+    a = member(name, **{"pooler": False} | axes)
+    network, batches = make_network(a), make_batches(a)
+    put_tensor_parallel(network, ranks, sequence_parallel)
+    network.encoder.recompute(recompute)
+    with Collectives() as counted:
+        train(network, batches)
+    predicted = len(PretrainingLabels.of(batches[0]).predicted[0])
+    sizes = (len(batches[0].ids), predicted, ranks.tensor)
+    lanes = len(batches[0].cu_seqlens) - 1
+    wanted = tensor_traffic(cast(Transformer, a), *sizes, sequence_parallel, recompute, lanes=lanes)
+    return counted.found, {
+        kind: (calls * len(batches), size * len(batches)) for kind, (calls, size) in total(wanted).items()
+    }
