@@ -22,6 +22,7 @@ def plant(faults: str) -> None:
     kill:STEPS:MS             SIGKILL, milliseconds after so many steps or windows of vectors (0: after its start)
     signal:NUMBER:STEPS:MS    the same with another signal, sent twice as terminals do
     STAGE:COUNT               exit with code 9 at the count-th time one of STAGES is reached
+    measure:SECONDS           how long each phase of a run of so many minutes is measured
     pause:SECONDS             at least so long between the checkpoints of fine-tuning
     window:TEXTS              embed so many texts at a time
     room:BYTES                no file may be larger
@@ -32,6 +33,10 @@ def plant(faults: str) -> None:
         if name in ("kill", "signal"):
             number = signal.SIGKILL if name == "kill" else int(numbers.pop(0))
             _send_signal(number, int(numbers[0]), float(numbers[1]) / 1000)
+        elif name == "measure":
+            from bertree.pretraining import minutes
+
+            minutes.SECONDS = float(numbers[0])
         elif name == "pause":
             from bertree.train.keep import best_weights
 

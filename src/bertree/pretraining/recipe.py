@@ -60,6 +60,15 @@ class DataSettings:
 
 
 @dataclass(frozen=True)
+class PretrainingRunSettings(RunSettings):
+    """How a run is computed, watched and saved, and how long it takes."""
+
+    # Minutes of steps, as fast as they are found to be at the start: the steps of all phases and the warm-up are
+    # multiplied by one factor. 0: as many steps as there are
+    minutes: Annotated[float, AtLeast(0)] = 0.0
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The settings of a run."""
 
@@ -72,7 +81,7 @@ class Recipe:
     optim: OptimSettings = field(default_factory=OptimSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     phases: tuple[Phase, ...] = ()
-    run: RunSettings = field(default_factory=RunSettings)
+    run: PretrainingRunSettings = field(default_factory=PretrainingRunSettings)
     scale: ScaleSettings = field(default_factory=ScaleSettings)
     # Where it was read from, for messages, and the keys that overrides have set.
     source: str = field(default="", compare=False, metadata=settings.NOT_A_SETTING)
@@ -188,6 +197,10 @@ def check(recipe: Recipe, where: str) -> None:
         raise UserError(
             f"{where}: schedule.warmup: {recipe.schedule.warmup} is more than the run's {total} steps; set a shorter "
             "one: schedule.warmup=..."
+        )
+    if recipe.run.minutes and isinstance(recipe, DistillRecipe):
+        raise UserError(
+            f"{where}: run.minutes: a student's run has steps (phases.0.steps=...) or --epochs; leave it out"
         )
     if total > MOST_STEPS:
         raise UserError(f"{where}: phases: {total} steps in all are more than the {MOST_STEPS} supported")

@@ -33,7 +33,7 @@ from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.pretraining import TERMS, pretraining_objective
-from bertree.pretraining import build
+from bertree.pretraining import build, minutes
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import DistillRecipe, Recipe
 from bertree.run_folder import (
@@ -50,7 +50,7 @@ from bertree.scale.distribute import distribute
 from bertree.scale.launch import launched
 from bertree.scale.shard import Sharding
 from bertree.scale.world import World, join
-from bertree.train.checkpoint import BEST, CheckpointFolder
+from bertree.train.checkpoint import BEST
 from bertree.train.device import Placement, set_deterministic, uses_gpu
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_held_out
@@ -103,6 +103,7 @@ def pretrain(
 
 def _pretrain(recipe: Recipe, out: Path, resume: bool, world: World) -> Run:
     with ExitStack() as stack:
+        recipe = world.check_together(lambda: minutes.with_kept_steps(recipe, out) if resume else recipe)
         world.check_together(lambda: _open_folder(recipe, out, resume, stack) if world.is_first else None)
         training = world.check_together(lambda: _build(recipe, out, resume, world))
         for what, text in training.identity.items():
@@ -207,11 +208,15 @@ class PretrainingRun:
             samples=lambda: loop.without_gradients(lambda: samples(network)) if samples else [],
             write_model=lambda name: folder.write(self.contents, out / name),
         )
-        session = Session(
-            out, as_toml(recipe), loop, self.feed, recipe.run, self.identity, keep, self.flops, parameters
-        )
         try:
-            signal = session.run(resume, [*self._intro(), *intro])
+            counted = ""
+            if recipe.run.minutes and not minutes.has_begun(out):
+                recipe, counted = minutes.count_out(recipe, loop, self.feed)
+            identity = self.identity | minutes.identity(recipe)
+            session = Session(
+                out, as_toml(recipe), loop, self.feed, recipe.run, identity, keep, self.flops, parameters, counted
+            )
+            signal = session.run(resume, [*self._intro(), *([counted] if counted else []), *intro])
         except torch.OutOfMemoryError:
             raise UserError(
                 "the GPU's memory is full; compute less at once (run.micro_tokens=...) or recompute activations "
@@ -280,8 +285,8 @@ def check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Refuse to write over a run, or to resume it with other settings. A run that saved nothing may start again."""
     if not recipe.data.store:
         raise UserError("data.store: is not set; give the folder of a token store: --store my-store")
-    there, checkpoints = out / RECIPE, CheckpointFolder(out / CHECKPOINTS)
-    begun = bool(checkpoints.steps()) or (out / MODEL).exists()
+    there = out / RECIPE
+    begun = minutes.has_begun(out)
     if resume and there.is_file() and begun:
         before = resolve_paths(recipes.load(str(there)))
         changed = [key for key in differences(before, recipe) if key not in WATCHING]

@@ -46,6 +46,7 @@ class Session:
     keep: KeepPolicy
     flops: Sequence[float] = ()  # a token, in each phase; none: not reported
     parameters: int = 0  # of the whole network, for the record; 0: those that the loop has
+    started: str = ""  # what the log says of its start
 
     def run(self, resume: bool, intro: Sequence[str]) -> int | None:
         """Take the steps that are left. Return the signal that stopped the run before its end, if any."""
@@ -59,7 +60,8 @@ class Session:
                 return None
             first, last = found.step if found else 0, len(self.feed.plan)
             metrics = world.check_together(lambda: self._open_log(first))
-            metrics.write("event", first, {"text": f"resumed from step {first}" if found else "started"})
+            started = f"started: {self.started}" if self.started else "started"
+            metrics.write("event", first, {"text": f"resumed from step {first}" if found else started})
             totals = Totals(metrics, SavedTotals.from_extra(found.extra, found.where) if found else None)
             try:
                 with Progress(self.feed.plan.tokens_after, first, labels=run_labels(self.recipe)) as progress:

@@ -1,0 +1,80 @@
+"""Runs of so many minutes: steps by measured speed, which measuring does not change and resuming keeps."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bertree.config.sections import Phase, ScheduleSettings
+from bertree.errors import UserError
+from bertree.pretraining import minutes
+from bertree.pretraining import recipe as recipes
+from bertree.pretraining.recipe import PretrainingRunSettings, Recipe
+from tests.support import runs
+
+SHORT = 0.05
+
+
+def given(steps: tuple[int, ...], length: float, warmup: int = 0) -> Recipe:
+    phases = tuple(Phase(steps=count, max_length=8, batch_tokens=64) for count in steps)
+    return Recipe(phases=phases, schedule=ScheduleSettings(warmup=warmup), run=PretrainingRunSettings(minutes=length))
+
+
+def test_steps_and_warmup_are_multiplied_by_one_factor() -> None:
+    found = minutes.fit_into_minutes(given((8000, 2000), 10, warmup=100), [0.1, 0.2])  # 1,200 s as it is
+    assert [phase.steps for phase in found.phases] == [4000, 1000]
+    assert found.schedule.warmup == 50
+    assert minutes.fit_into_minutes(given((10,), 1, warmup=4), [0.01]).phases[0].steps == 6000, "longer as well"
+
+
+def test_a_warmup_does_not_vanish_nor_exceed_the_run() -> None:
+    assert minutes.fit_into_minutes(given((1000,), 0.1, warmup=3), [0.1]).schedule.warmup == 1
+    assert minutes.fit_into_minutes(given((1000,), 0.1), [0.1]).schedule.warmup == 0
+    assert minutes.fit_into_minutes(given((3,), 0.002, warmup=3), [0.1]).schedule.warmup == 1
+
+
+def test_too_short_a_run_is_refused_with_the_shortest_one() -> None:
+    with pytest.raises(UserError, match=r"^run\.minutes: 0\.001: is too short [^\n]* at least 0\.17, or fewer phases$"):
+        minutes.fit_into_minutes(given((99, 1), 0.001), [0.1, 0.1])
+
+
+def test_a_student_has_no_minutes() -> None:
+    with pytest.raises(UserError, match=r"run\.minutes: a student's run has steps"):
+        recipes.load("distilbert-tiny", ["run.minutes=3"])
+
+
+def events(out: Path) -> list[str]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line["text"] for line in lines if line["kind"] == "event"]
+
+
+@pytest.mark.parametrize("family", ["bert", "xlnet"])
+def test_a_killed_run_keeps_its_steps_and_measuring_leaves_no_trace(
+    family: str, token_store: Path, tmp_path: Path
+) -> None:
+    said, out, again = tmp_path / "said", tmp_path / "out", tmp_path / "again"
+    recipe = ("pretrain", str(runs.recipe(family, tmp_path)), "--store", str(token_store), "run.log_every=9999")
+    recipe += ("run.eval_every=9999", "run.save_every=9999", "optim.name=muon")
+    command = (*recipe, f"run.minutes={SHORT}", "--out", str(out), "--resume")
+    assert runs.finish(*command, "run.save_every=1", said=said, fault="measure:0.2,half the tensors:2") == 9, (
+        said.read_text()
+    )
+    kept = recipes.load(str(out / "recipe.toml"))
+    assert runs.finish(*command, said=said) == 0, said.read_text()
+    assert recipes.load(str(out / "recipe.toml")).phases == kept.phases
+    (start,) = [text for text in events(out) if text.startswith("started")]
+    steps = " + ".join(f"{phase.steps:,}" for phase in kept.phases)
+    assert re.fullmatch(rf"started: {SHORT:g} minutes at .* tokens/s: {re.escape(steps)} steps, .*", start)
+    # The same steps, given by number.
+    numbers = [f"phases.{number}.steps={phase.steps}" for number, phase in enumerate(kept.phases)]
+    plain = (*recipe, *numbers, f"schedule.warmup={kept.schedule.warmup}")
+    assert runs.finish(*plain, "--out", str(again), said=said) == 0, said.read_text()
+    assert runs.results(out) == runs.results(again)
+    # Other minutes, or steps that someone changed, are another run.
+    assert runs.finish(*command, "run.minutes=0.5", said=said) == 2
+    assert "was started with another run.minutes" in said.read_text()
+    path = out / "recipe.toml"
+    path.write_text(path.read_text().replace(f"steps = {kept.phases[0].steps}", f"steps = {kept.phases[0].steps + 1}"))
+    assert runs.finish(*command, said=said) == 2
+    assert "was started with another count of steps (run.minutes)" in said.read_text()
