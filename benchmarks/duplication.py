@@ -30,7 +30,8 @@ from bertree.files.formats import Json
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.train.checkpoint import CheckpointFolder, restore
+from bertree.train.checkpoints.contents import restore
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.device import set_deterministic
 from bertree.train.feed import Feed, StepBatches, prefetch
 from bertree.train.loop import Loop, StepResult

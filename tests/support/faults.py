@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Moments in the saving of a checkpoint and of the model.
@@ -94,7 +95,7 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
 
 def _exit_in_save(stage: str, count: int) -> None:
     """Exit at the count-th time that a stage of saving is reached."""
-    from bertree.train import checkpoint
+    from bertree.train.checkpoints import files, folder
 
     left = count
 
@@ -105,29 +106,29 @@ def _exit_in_save(stage: str, count: int) -> None:
             last_deed()
             os._exit(9)
 
-    def die_after(name: str) -> None:
-        inner = getattr(checkpoint, name)
+    def die_after(module: ModuleType, name: str) -> None:
+        inner = getattr(module, name)
 
         def call(*given: object, **named: object) -> object:
             result = inner(*given, **named)
             die()
             return result
 
-        setattr(checkpoint, name, call)
+        setattr(module, name, call)
 
-    whole = checkpoint.save_file
+    whole = files.save_file
 
-    def half(tensors: object, path: Path) -> None:
-        whole(tensors, path)
+    def half(tensors: object, path: Path, metadata: object) -> None:
+        whole(tensors, path, metadata)
         die(lambda: os.truncate(path, path.stat().st_size // 2))
 
-    class Doomed(checkpoint.CheckpointFolder):
+    class Doomed(folder.CheckpointFolder):
         def _tidy(self) -> None:
             die()
             super()._tidy()
 
     if stage == "half the tensors":
-        checkpoint.save_file = half
+        files.save_file = half
     elif stage == "model":
         from bertree.interop import weights
 
@@ -138,5 +139,9 @@ def _exit_in_save(stage: str, count: int) -> None:
 
         bertree.train.session.CheckpointFolder = Doomed
     else:
-        names = {"tensors written": "save_file", "header written": "write_text", "best marked": "write_atomically"}
-        die_after(names[stage])
+        places = {
+            "tensors written": (files, "save_file"),
+            "header written": (files, "write_text"),
+            "best marked": (folder, "write_atomically"),
+        }
+        die_after(*places[stage])

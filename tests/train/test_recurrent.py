@@ -16,13 +16,15 @@ from bertree.model.state import State
 from bertree.objectives.objective import Computed, WeightedTerms
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.train.carried_state import CarriedState, check_state
-from bertree.train.checkpoint import Checkpoint, CheckpointFolder
+from bertree.train.checkpoints.contents import Checkpoint
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.device import set_deterministic
 from bertree.train.held_out import evaluate_held_out
 from tests.support.batches import run_backward
 from tests.support.processes import PROCESSES
 from tests.support.recurrent import WIDTH, make_feed, make_loop, make_network, make_store, train
 from tests.support.runs import results
+from tests.support.saved import saved
 
 TIMED = ("seconds", "waited", "tokens_per_s", "time")
 
@@ -174,7 +176,7 @@ def test_on_a_gpu_the_state_is_carried_and_restored() -> None:
     assert {tensor.device.type for tensor in one.carried.tensors().values()} == {"cuda"}
     for loop in (other, forgetful):
         loop.network.load_state_dict(one.network.state_dict())
-    other.carried.restore(kept, other.device)
+    other.carried.restore(saved(kept), other.device)
     wanted, restored, forgotten = (loop.step(feed[6]).loss for loop in (one, other, forgetful))
     assert wanted == restored != forgotten
 
@@ -183,7 +185,8 @@ def checkpoint(**changes: torch.Tensor | None) -> Checkpoint:
     good = {f"state/{s}/hidden": torch.zeros(2, WIDTH) for s in (0, 1)}
     good |= {f"state/{s}/read": torch.zeros(2, dtype=torch.int64) for s in (0, 1)}
     tensors = good | {"state/" + name: tensor for name, tensor in changes.items()}
-    return Checkpoint(3, {name: tensor for name, tensor in tensors.items() if tensor is not None}, {}, "here")
+    there = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return Checkpoint(3, saved(there), {}, "here")
 
 
 BAD: dict[str, Callable[[], dict[str, torch.Tensor | None]]] = {

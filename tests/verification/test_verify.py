@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import bertree
 from bertree.errors import UserError
-from bertree.train.checkpoint import CheckpointFolder
+from bertree.train.checkpoints.folder import CheckpointFolder
 from tests.support.command import Command
 
 WEIGHTS = "model.safetensors"

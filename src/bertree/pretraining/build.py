@@ -28,7 +28,8 @@ from bertree.pretraining.recipe import DataSettings, Recipe
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
-from bertree.train.checkpoint import HEADER, CheckpointFolder
+from bertree.train.checkpoints.files import HEADER
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.device import Placement, micro_batch_count
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.schedule import TrainingPlan

@@ -50,7 +50,7 @@ from bertree.scale.distribute import distribute
 from bertree.scale.launch import launched
 from bertree.scale.shard import Sharding
 from bertree.scale.world import World, join
-from bertree.train.checkpoint import BEST
+from bertree.train.checkpoints.folder import BEST
 from bertree.train.device import Placement, set_deterministic, uses_gpu
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.held_out import MaskSamples, evaluate_held_out

@@ -13,7 +13,7 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertree.model.architecture import Transformer
 from bertree.model.layers.feed_forward import GatedFeedForward
@@ -100,7 +100,7 @@ def splits_of(network: Network) -> dict[str, Whole]:
     }
 
 
-def wholes_of(network: Network) -> Mapping[str, Whole]:
+def wholes_of(network: nn.Module) -> Mapping[str, Whole]:
     """Return the whole parameters of a network by name, whatever part of them this rank has."""
     kept: Mapping[str, Whole] | None = vars(network).get("wholes")  # by `put_tensor_parallel`
     if kept is not None:

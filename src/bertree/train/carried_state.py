@@ -5,14 +5,15 @@ step to step.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from bertree.errors import UserError
 from bertree.model.state import State, Stateful
-from bertree.train.checkpoint import STATE_PREFIX, Checkpoint
+from bertree.train.checkpoints.contents import STATE_PREFIX, Checkpoint
+from bertree.train.checkpoints.tensors import SavedTensors
 
 NAME = re.compile(STATE_PREFIX + r"([0-9]{1,6})/(.+)")
 
@@ -44,12 +45,12 @@ class CarriedState:
             for name, tensor in state.items()
         }
 
-    def restore(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
+    def restore(self, tensors: SavedTensors, device: torch.device) -> None:
         """Take back what a checkpoint held."""
         slots: dict[int, dict[str, Tensor]] = {}
         for full_name, tensor in tensors.items():
             if found := NAME.fullmatch(full_name):
-                slots.setdefault(int(found[1]), {})[found[2]] = tensor.to(device)
+                slots.setdefault(int(found[1]), {})[found[2]] = tensor.read().to(device)
         self._slots = dict(slots)
 
 
@@ -72,5 +73,5 @@ def check_state(checkpoint: Checkpoint, network: nn.Module, lanes: Sequence[int]
             raise UserError(f"{checkpoint.where}: there is '{name}', which the run does not know")
         if name not in found:
             raise UserError(f"{checkpoint.where}: there is no '{name}'")
-        if not wanted[name].fits(found[name]):
+        if not wanted[name].fits(found[name].read()):
             raise UserError(f"{checkpoint.where}: '{name}' has another shape or type, or is not finite")

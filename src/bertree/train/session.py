@@ -20,7 +20,8 @@ from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
 from bertree.scale.world import SharedError
 from bertree.train.carried_state import check_state
-from bertree.train.checkpoint import Checkpoint, CheckpointFolder, check_optimizer_state, restore
+from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.device import measure_peak_flops
 from bertree.train.feed import Feed, StepBatches
 from bertree.train.hooks import CheckpointSaver, RankFigures, RunLog, SavedTotals, StepLogger, StopOnSignal, Totals

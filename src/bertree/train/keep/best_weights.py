@@ -16,12 +16,13 @@ from bertree.config.bounds import AtLeast
 from bertree.config.settings import read
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.train.checkpoint import Checkpoint, CheckpointFolder
+from bertree.scale.split import wholes_of
+from bertree.train.checkpoints.contents import BEST_PREFIX, Checkpoint, fit, saved_weights
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.hooks import RunLog, StepLogger
 from bertree.train.keep.policy import KeepPolicy
 from bertree.train.loop import Hook, Loop, StepResult
 
-BEST = "best/"  # how the names of the best weights begin in a checkpoint
 PAUSE = 60.0  # seconds between two checkpoints, at least
 
 
@@ -95,13 +96,12 @@ class KeepBestWeights(KeepPolicy):
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the best weights."""
-        return {BEST + name: tensor for name, tensor in self.best.weights.items()}
+        return {BEST_PREFIX + name: tensor for name, tensor in self.best.weights.items()}
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint whose best weights do not fit the network."""
-        weights = _best_weights(checkpoint)
         wanted = self._trainable() if _saved_best(checkpoint).step else {}
-        if {n: (t.shape, t.dtype) for n, t in weights.items()} != {n: (p.shape, p.dtype) for n, p in wanted.items()}:
+        if not fit(saved_weights(checkpoint, BEST_PREFIX), wanted, wholes_of(self.loop.network)):
             raise UserError(f"{checkpoint.where}: the weights of the best evaluation do not fit the network")
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
@@ -109,7 +109,12 @@ class KeepBestWeights(KeepPolicy):
         if checkpoint is not None:
             saved, best = _saved_best(checkpoint), self.best
             best.step, best.score, best.waited = saved.step, saved.score, saved.waited
-            best.weights = {name: tensor.to(self.loop.device) for name, tensor in _best_weights(checkpoint).items()}
+            best.weights = {}
+            if saved.step:
+                wholes = wholes_of(self.loop.network)
+                for name, parameter in self._trainable().items():
+                    best.weights[name] = torch.empty_like(parameter, requires_grad=False)
+                    checkpoint.fill(BEST_PREFIX + name, best.weights[name], wholes[name])
 
     def finish(self, last: int, folder: CheckpointFolder) -> None:
         """Restore the weights of the best evaluation."""
@@ -127,7 +132,3 @@ def _saved_best(checkpoint: Checkpoint) -> SavedBest:
     if found.step > checkpoint.step or (found.step == 0) != none:
         raise UserError(f"{checkpoint.where}: extra.best.step: cannot be {found.step}")
     return replace(found, score=-float("inf")) if none else found
-
-
-def _best_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    return {n.removeprefix(BEST): tensor for n, tensor in checkpoint.tensors.items() if n.startswith(BEST)}

@@ -10,7 +10,8 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.report.run import write_run_report
 from bertree.run_folder import BEST_MODEL, MODEL
-from bertree.train.checkpoint import Checkpoint, CheckpointFolder, restore
+from bertree.train.checkpoints.contents import Checkpoint, restore
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.hooks import EvaluateStep, Evaluator, RunLog, StepLogger
 from bertree.train.keep.policy import KeepPolicy
 from bertree.train.loop import Loop, StepResult
@@ -61,10 +62,10 @@ class KeepNewestAndBest(KeepPolicy):
     def finish(self, last: int, folder: CheckpointFolder) -> None:
         """Write the last model and, if an earlier one of the same phase was better, that one too."""
         self.write_model(MODEL)
-        best = folder.best()
-        if best and best["step"] != last:
+        best = folder.best_step()
+        if best is not None and best != last:
             try:
-                restore(folder.read(best["step"]), self.loop.network, self.loop.optimizer)
+                restore(folder.read(best), self.loop.network, self.loop.optimizer)
             except UserError as error:
                 note(f"{error}; {BEST_MODEL} is not written")
             else:

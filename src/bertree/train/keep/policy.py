@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from bertree.files.formats import Json
-from bertree.train.checkpoint import Checkpoint, CheckpointFolder
+from bertree.train.checkpoints.contents import Checkpoint
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.hooks import RunLog, StepLogger
 from bertree.train.loop import Hook, StepResult
 

@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 
 from bertree.config.sections import OptimSettings
 from bertree.errors import UserError
-from bertree.train import checkpoint
-from bertree.train.checkpoint import CheckpointFolder, restore
+from bertree.train.checkpoints import files, folder
+from bertree.train.checkpoints.contents import restore
+from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.keep import newest_and_best
 from bertree.train.keep.newest_and_best import KeepNewestAndBest
 from bertree.train.optim import build_optimizer
@@ -62,7 +63,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is noted about checkpoints."""
     lines: list[str] = []
-    monkeypatch.setattr(checkpoint, "note", lines.append)
+    monkeypatch.setattr(folder, "note", lines.append)
     return lines
 
 
@@ -143,11 +144,11 @@ def test_a_full_disk_loses_nothing(error: Exception, tmp_path: Path, monkeypatch
     net, optimizer = trained()
     kept.save(1, net, optimizer)
 
-    def fail(tensors: object, path: Path) -> None:
+    def fail(tensors: object, path: Path, metadata: object) -> None:
         path.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(checkpoint, "save_file", fail)
+    monkeypatch.setattr(files, "save_file", fail)
     with pytest.raises(UserError, match=r"No space left on device.*step 1 is intact.*--resume"):
         kept.save(2, net, optimizer)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]

@@ -1,0 +1,1 @@
+"""Checkpoints: their folder, their files, and what they hold."""

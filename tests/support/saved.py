@@ -1,0 +1,26 @@
+"""Tensors in memory as a checkpoint gives them."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from bertree.scale.boxes import Box
+from bertree.train.checkpoints.tensors import Part, SavedTensor, SavedTensors
+
+
+class InMemory:
+    """What is asked of an open file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def saved(tensors: Mapping[str, Tensor]) -> SavedTensors:
+    file = InMemory(tensors)
+    return {
+        name: SavedTensor(name, tuple(t.shape), t.dtype, [Part(file, (Box((0,) * t.ndim, tuple(t.shape), 0),))])
+        for name, t in tensors.items()
+    }
