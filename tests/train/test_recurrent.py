@@ -176,7 +176,7 @@ def test_on_a_gpu_the_state_is_carried_and_restored() -> None:
     assert {tensor.device.type for tensor in one.carried.tensors().values()} == {"cuda"}
     for loop in (other, forgetful):
         loop.network.load_state_dict(one.network.state_dict())
-    other.carried.restore(saved(kept), other.device)
+    other.carried.restore(saved(kept), other.device, range(2))
     wanted, restored, forgotten = (loop.step(feed[6]).loss for loop in (one, other, forgetful))
     assert wanted == restored != forgotten
 
@@ -207,16 +207,26 @@ BAD: dict[str, Callable[[], dict[str, torch.Tensor | None]]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_state_of_another_run_is_refused(name: str) -> None:
     network = make_network()
-    check_state(checkpoint(), network, [2, 2])
+    check_state(checkpoint(), network, [2, 2], range(2))
     with pytest.raises(UserError, match="here: "):
-        check_state(checkpoint(**BAD[name]()), network, [2, 2])
+        check_state(checkpoint(**BAD[name]()), network, [2, 2], range(2))
+
+
+def test_a_rank_reads_its_own_slots_alone() -> None:
+    spoilt = checkpoint(**{"1/hidden": torch.full((2, WIDTH), float("nan"))})
+    check_state(spoilt, make_network(), [2, 2], range(1))
+    with pytest.raises(UserError, match="state/1/hidden"):
+        check_state(spoilt, make_network(), [2, 2], range(1, 2))
+    carried = CarriedState()
+    carried.restore(checkpoint().tensors, torch.device("cpu"), range(1, 2))
+    assert {*carried.tensors()} == {"state/1/hidden", "state/1/read"}
 
 
 def test_a_run_without_lanes_has_no_state() -> None:
     empty = replace(checkpoint(), tensors={})
-    check_state(empty, torch.nn.Linear(2, 2), [])
+    check_state(empty, torch.nn.Linear(2, 2), [], ())
     with pytest.raises(UserError, match="which the run does not know"):
-        check_state(checkpoint(), torch.nn.Linear(2, 2), [])
+        check_state(checkpoint(), torch.nn.Linear(2, 2), [], ())
 
 
 def test_a_forged_state_is_passed_over(undisturbed: Path, tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.run import Run
-from bertree.interop import folder
 from bertree.interop.contents import Contents
+from bertree.interop.gathered import write_together
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Objective, WeightedTerms
@@ -206,7 +206,7 @@ class PretrainingRun:
                 )
             ),
             samples=lambda: loop.without_gradients(lambda: samples(network)) if samples else [],
-            write_model=lambda name: folder.write(self.contents, out / name),
+            write_model=lambda name: write_together(self.contents, out / name, world),
         )
         try:
             counted = ""

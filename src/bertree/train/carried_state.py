@@ -5,7 +5,7 @@ step to step.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +45,11 @@ class CarriedState:
             for name, tensor in state.items()
         }
 
-    def restore(self, tensors: SavedTensors, device: torch.device) -> None:
-        """Take back what a checkpoint held."""
+    def restore(self, tensors: SavedTensors, device: torch.device, own: Container[int]) -> None:
+        """Take back what a checkpoint held of this rank's own slots."""
         slots: dict[int, dict[str, Tensor]] = {}
         for full_name, tensor in tensors.items():
-            if found := NAME.fullmatch(full_name):
+            if (found := NAME.fullmatch(full_name)) and int(found[1]) in own:
                 slots.setdefault(int(found[1]), {})[found[2]] = tensor.read().to(device)
         self._slots = dict(slots)
 
@@ -59,10 +59,11 @@ def _keepable(tensor: Tensor) -> Tensor:
     return tensor.nan_to_num(0.0, 0.0, 0.0) if tensor.is_floating_point() else tensor
 
 
-def check_state(checkpoint: Checkpoint, network: nn.Module, lanes: Sequence[int]) -> None:
-    """Refuse a checkpoint whose state is not that of this network; `lanes` are those of each slot."""
+def check_state(checkpoint: Checkpoint, network: nn.Module, lanes: Sequence[int], own: Container[int]) -> None:
+    """Refuse a checkpoint whose state is not that of this network; `lanes` are those of each slot. What the state
+    holds is read of this rank's own slots alone."""
     wanted = {
-        f"{STATE_PREFIX}{slot}/{name}": spec
+        f"{STATE_PREFIX}{slot}/{name}": (slot, spec)
         for slot, count in enumerate(lanes)
         if isinstance(network, Stateful)
         for name, spec in network.state_specs(count).items()
@@ -73,5 +74,6 @@ def check_state(checkpoint: Checkpoint, network: nn.Module, lanes: Sequence[int]
             raise UserError(f"{checkpoint.where}: there is '{name}', which the run does not know")
         if name not in found:
             raise UserError(f"{checkpoint.where}: there is no '{name}'")
-        if not wanted[name].fits(found[name].read()):
+        slot, spec = wanted[name]
+        if slot in own and not spec.fits(found[name].read()):
             raise UserError(f"{checkpoint.where}: '{name}' has another shape or type, or is not finite")

@@ -125,7 +125,7 @@ class Session:
 
     @property
     def _checkpoints(self) -> CheckpointFolder:
-        return CheckpointFolder(self.out / CHECKPOINTS, self.keep.checkpoints)
+        return CheckpointFolder(self.out / CHECKPOINTS, self.keep.checkpoints, self.loop.world)
 
     def _save(self, result: StepResult, log: RunLog) -> None:
         extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra()
@@ -133,8 +133,8 @@ class Session:
             raise SharedError("checkpoints of several ranks cannot be written yet")
         tensors = {**self.keep.tensors(), **self.loop.carried.tensors()}
         self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
-        if self.loop.world.is_first:
-            self.keep.after_save(result, self._checkpoints)
+        world = self.loop.world
+        world.check_together(lambda: self.keep.after_save(result, self._checkpoints) if world.is_first else None)
 
     def _resume(self) -> Checkpoint | None:
         """Restore the newest good checkpoint."""
@@ -142,9 +142,14 @@ class Session:
         if found is not None:
             self._check_identity(found)
             restore(found, self.loop.network, self.loop.optimizer)
-            self.loop.carried.restore(found.tensors, self.loop.device)
+            self.loop.carried.restore(found.tensors, self.loop.device, self._slots(found.step))
         self.keep.resume(found)
         return found
+
+    def _slots(self, step: int) -> range:
+        """Return the slots whose state this rank carries after a step."""
+        world, slots = self.loop.world, len(self.feed.lanes_after(step))
+        return range(world.data_rank * slots // world.data, (world.data_rank + 1) * slots // world.data)
 
     def _check_identity(self, checkpoint: Checkpoint) -> None:
         """Refuse to resume a run with other data or settings."""
@@ -167,5 +172,6 @@ class Session:
         skipped = SavedTotals.from_extra(checkpoint.extra, checkpoint.where).skipped
         check_optimizer_state(checkpoint, self.loop.network, self.loop.optimizer, checkpoint.step - skipped)
         if self._changed(checkpoint) is None:  # otherwise the state is that of another run, which is refused
-            check_state(checkpoint, self.loop.network, self.feed.lanes_after(checkpoint.step))
+            lanes = self.feed.lanes_after(checkpoint.step)
+            check_state(checkpoint, self.loop.network, lanes, self._slots(checkpoint.step))
         self.keep.check(checkpoint)

@@ -1,0 +1,326 @@
+"""Checkpoints that several ranks write together: read back on any mesh, refused when anything in them is wrong."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from bertree.errors import UserError
+from bertree.files.formats import file_hash
+from bertree.scale.gather import whole_tensors
+from bertree.scale.launch import Launch
+from bertree.scale.world import World, join
+from bertree.train.checkpoints import files, folder
+from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
+from bertree.train.checkpoints.folder import CheckpointFolder
+from tests.support.ranks import run_ranks, start_ranks
+from tests.support.spread import MESHES, make, same, spread, state_of, train
+
+STEP = 2
+SLOTS = 4  # of the state that all data ranks carry
+
+
+def carried(slots: range) -> dict[str, torch.Tensor]:
+    held = {f"state/{slot}/hidden": torch.full((slot + 1, 3), float(slot)) for slot in slots}
+    return held | {f"state/{slot}/empty": torch.zeros(0, 3) for slot in slots}
+
+
+def own_slots(world: World) -> range:
+    share = SLOTS // world.data
+    return range(world.data_rank * share, (world.data_rank + 1) * share)
+
+
+def save_all(out: Path, launch: Launch) -> dict[str, Any]:
+    """On every mesh: save, read what every mesh before has written, and what one process has."""
+    found: dict[str, Any] = {}
+    for number, (mesh, sizes) in enumerate(MESHES.items()):
+        place = launch._replace(host=f"{launch.host}-{number}")
+        with join(place, **sizes) as world:
+            zero = sizes.get("zero", 0)
+            network = spread(make(), world, zero)
+            optimizer = train(network, world, STEP)
+            best = {f"best/{name}": parameter.detach().clone() for name, parameter in network.named_parameters()}
+            kept = CheckpointFolder(out / mesh, world=world)
+            for target in (kept, CheckpointFolder(out / f"{mesh}, again", world=world)):
+                target.save(STEP, network, optimizer, {"mesh": mesh}, best | carried(own_slots(world)))
+            kept.save(STEP + 2, network, train(network, world, 2), {"mesh": mesh})
+            again = spread(make(), world, zero)
+            wanted = state_of(again, train(again, world, STEP))
+            for before in ("one process", *list(MESHES)[: number + 1]):
+                found[f"{before} -> {mesh}"] = read_back(out / before, world, zero, wanted)
+            found[f"whole on {mesh}"] = all(
+                torch.equal(tensor, dict(make_trained().named_parameters())[name])
+                for name, tensor in whole_tensors(again, world)
+            )
+            found[f"spoilt on {mesh}"] = read_spoilt(out, mesh, world)
+    return found
+
+
+def make_trained() -> torch.nn.Module:
+    network = make()
+    train(network, World.alone(), STEP)
+    return network
+
+
+def read_back(out: Path, world: World, zero: int, wanted: dict[str, torch.Tensor]) -> bool:
+    """Whether weights, optimizer state, best weights and carried state of a checkpoint are those of this rank."""
+    checkpoint = CheckpointFolder(out, world=world).read(STEP)
+    network = spread(make(seed=5), world, zero)
+    optimizer = train(network, world, 0)
+    check_optimizer_state(checkpoint, network, STEP)
+    restore(checkpoint, network, optimizer)
+    good = same(state_of(network, optimizer), wanted)
+    from bertree.scale.split import wholes_of
+
+    for name, parameter in network.named_parameters():
+        copy = torch.zeros_like(parameter.detach())
+        checkpoint.fill(f"best/{name}", copy, wholes_of(network)[name])
+        good &= bool((copy == parameter.detach()).all())
+    saved = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("state/")}
+    return good and same({name: tensor.read() for name, tensor in saved.items()}, carried(range(SLOTS)))
+
+
+def read_spoilt(out: Path, mesh: str, world: World) -> list[Any]:
+    """The step that is taken when a shard of the newest is damaged, and what is said about it."""
+    spoilt, said = out / f"{mesh}, spoilt", []
+    if world.is_first:
+        shutil.copytree(out / mesh, spoilt)
+        flip(spoilt / f"step-{STEP + 2:08d}" / "state-00003-of-00004.safetensors")
+    world.barrier()
+    before, folder.note = folder.note, said.append
+    checkpoint = CheckpointFolder(spoilt, world=world).read_newest()
+    folder.note = before
+    return [checkpoint and checkpoint.step, [line.partition(mesh)[2] for line in said]]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """Checkpoints of all meshes, and what the ranks found."""
+    out = tmp_path_factory.mktemp("saved")
+    network = make()
+    optimizer = train(network, World.alone(), STEP)
+    best = {f"best/{name}": parameter.detach().clone() for name, parameter in network.named_parameters()}
+    CheckpointFolder(out / "one process").save(STEP, network, optimizer, {}, best | carried(range(SLOTS)))
+    return out, run_ranks(4, out / "ranks", work, out)
+
+
+def work(launch: Launch, out: Path) -> dict[str, Any]:
+    return save_all(out, launch)
+
+
+def test_every_mesh_reads_what_another_has_written(saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    for found in saved[1]:
+        pairs = {name: good for name, good in found.items() if " -> " in name}
+        assert len(pairs) == len(MESHES) + len(MESHES) * (len(MESHES) + 1) // 2
+        assert all(pairs.values()), [name for name, good in pairs.items() if not good]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_one_process_reads_what_many_have_written(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    network = make()
+    assert read_back(saved[0] / mesh, World.alone(), 0, state_of(network, train(network, World.alone(), STEP)))
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_first_mesh_reads_the_last(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Which mesh has written makes no difference: the tensors of the files are the same wholes."""
+    one, other = (CheckpointFolder(saved[0] / name).read(STEP).tensors for name in ("one process", mesh))
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor.read(), other[name].read()), name
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_same_mesh_writes_the_same_bytes(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    one, other = (sorted((saved[0] / name / f"step-{STEP:08d}").iterdir()) for name in (mesh, f"{mesh}, again"))
+    assert [path.name for path in one] == [*(f"state-0000{n}-of-00004.safetensors" for n in range(1, 5)), "state.json"]
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
+
+
+def test_no_number_is_written_twice(saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    whole = sum(
+        t.numel() for t in load_file(saved[0] / "one process" / f"step-{STEP:08d}" / "state.safetensors").values()
+    )
+    for mesh in MESHES:
+        shards = (saved[0] / mesh / f"step-{STEP:08d}").glob("*.safetensors")
+        assert sum(t.numel() for shard in shards for t in load_file(shard).values()) == whole
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_whole_tensors_are_those_of_one_device(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    assert all(found[f"whole on {mesh}"] for found in saved[1])
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_shard_that_one_rank_finds_damaged_is_damaged_for_all(
+    mesh: str, saved: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    for found in saved[1]:
+        step, said = found[f"spoilt on {mesh}"]
+        assert step == STEP
+        assert len(said) == 1
+        assert "state-00003-of-00004.safetensors: is damaged" in said[0]
+
+
+def forge(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change the boxes in the header of a shard, and make its checksum right."""
+
+    def spoil(path: Path) -> None:
+        shard = path / "state-00002-of-00004.safetensors"
+        with safe_open(shard, "pt") as file:
+            boxes = json.loads(file.metadata()["boxes"])
+        change(boxes)
+        save_file(load_file(shard), shard, {"boxes": json.dumps(boxes)})
+        make_right(path, shard)
+
+    return spoil
+
+
+def make_right(path: Path, shard: Path) -> None:
+    header = json.loads((path / "state.json").read_text())
+    header["sha256"][shard.name] = file_hash(shard)
+    (path / "state.json").write_text(json.dumps(header))
+
+
+def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        found = json.loads((path / "state.json").read_text())
+        change(found)
+        (path / "state.json").write_text(json.dumps(found))
+
+    return spoil
+
+
+def other_dtype(path: Path) -> None:
+    shard = path / "state-00002-of-00004.safetensors"
+    with safe_open(shard, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(shard)
+    save_file(tensors | {QKV: tensors[QKV].half()}, shard, metadata)
+    make_right(path, shard)
+
+
+QKV = "weights/encoder.stack.attention.0.part.qkv.weight"
+SECOND = "state-00002-of-00004.safetensors"
+SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: (path / SECOND).unlink(), f"{SECOND}: cannot be read"),
+    "a bit": (lambda path: flip(path / SECOND), f"{SECOND}: is damaged"),
+    "cut off": (lambda path: os.truncate(path / SECOND, 1000), f"{SECOND}: is damaged"),
+    "of another step": (
+        lambda path: shutil.copy(path.with_name(f"step-{STEP:08d}") / SECOND, path / SECOND),
+        f"{SECOND}: is damaged",
+    ),
+    "a name of its own": (
+        header(lambda h: h["sha256"].update({"../../x.safetensors": h["sha256"].pop(SECOND)})),
+        "does not name the files",
+    ),
+    "one file fewer": (header(lambda h: h["sha256"].pop(SECOND)), "does not name the files"),
+    "no files": (header(lambda h: h.update(sha256={})), "is not the header"),
+    "no sums": (header(lambda h: h.update(sha256=7)), "is not the header"),
+    "another step in the header": (header(lambda h: h.update(step=7)), "is not the header"),
+    "a version to come": (header(lambda h: h.update(version=3)), "is not the header"),
+    "another type": (other_dtype, "has another shape or type than in the files before it"),
+    "outside": (forge(lambda b: b[QKV]["boxes"][0][0].__setitem__(0, 10**6)), "the boxes of"),
+    "before the first row": (forge(lambda b: b[QKV]["boxes"][0][0].__setitem__(0, -1)), "the boxes of"),
+    "not a number": (forge(lambda b: b[QKV]["boxes"][0][0].__setitem__(0, "0")), "the boxes of"),
+    "true": (forge(lambda b: b[QKV]["boxes"][0].__setitem__(2, False)), "the boxes of"),
+    "larger than it is": (forge(lambda b: b[QKV]["boxes"][0][1].__setitem__(1, 8)), "the boxes of"),
+    "rows that are not there": (forge(lambda b: b[QKV]["boxes"][0].__setitem__(2, 3)), "the boxes of"),
+    "no boxes": (forge(lambda b: b[QKV].update(boxes=[])), "the boxes of"),
+    "another whole": (forge(lambda b: b[QKV].update(shape=[96, 16])), "has another shape or type"),
+    "no shape": (forge(lambda b: b[QKV].pop("shape")), "the boxes of"),
+    "other names": (forge(lambda b: b.update(more=b.pop(QKV))), "are not those of its tensors"),
+    "twice the same": (forge(lambda b: b[QKV]["boxes"][0][0].__setitem__(0, 0)), "overlap"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_one_is_named_and_the_one_before_taken(
+    name: str, saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(folder, "note", said.append)
+    shutil.copytree(saved[0] / "zero 3", tmp_path / "run")
+    kept, (spoil, reason) = CheckpointFolder(tmp_path / "run"), SPOILT[name]
+    assert kept.read(STEP + 2).step == STEP + 2
+    spoil(kept.path(STEP + 2))
+    found = kept.read_newest()
+    assert found is not None
+    assert found.step == STEP
+    assert len(said) == 1
+    assert reason in said[0]
+    assert f"step-{STEP + 2:08d}" in said[0]
+
+
+def test_half_of_a_tensor_is_refused(saved: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
+    """A shard without one of its tensors, its checksum right."""
+    shutil.copytree(saved[0] / "zero 3" / f"step-{STEP:08d}", tmp_path / f"step-{STEP:08d}")
+    shard = tmp_path / f"step-{STEP:08d}" / SECOND
+    with safe_open(shard, "pt") as file:
+        boxes = json.loads(file.metadata()["boxes"])
+    tensors = load_file(shard)
+    del tensors[QKV], boxes[QKV]
+    save_file(tensors, shard, {"boxes": json.dumps(boxes)})
+    make_right(shard.parent, shard)
+    with pytest.raises(UserError, match="do not make up all of it"):
+        CheckpointFolder(tmp_path).read(STEP)
+
+
+MOMENTS = {
+    "before the second writes": (1, "_write_shard", False),
+    "after the second has written": (1, "_write_shard", True),
+    "before the header": (0, "_write_header", False),
+    "after the header": (0, "_write_header", True),
+}
+
+
+def die(launch: Launch, out: Path, moment: str) -> None:
+    """Save once; while the second checkpoint is written, one rank is killed."""
+    with join(launch) as world:
+        network = spread(make(), world)
+        kept = CheckpointFolder(out, world=world)
+        kept.save(1, network, train(network, world, 1), {})
+        rank, name, after = MOMENTS[moment]
+        inner = getattr(files, name)
+
+        def call(*given: Any) -> Any:
+            result = inner(*given) if after else None
+            os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        if world.rank == rank:
+            setattr(files, name, call)
+        kept.save(2, network, train(network, world, 1), {})
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_rank_that_dies_leaves_the_checkpoint_before(moment: str, tmp_path: Path) -> None:
+    codes = start_ranks(2, tmp_path / "ranks", die, tmp_path / "run", moment)
+    assert codes[MOMENTS[moment][0]] == -signal.SIGKILL
+    assert codes[1 - MOMENTS[moment][0]] != 0
+    kept = CheckpointFolder(tmp_path / "run")
+    found = kept.read_newest()
+    assert isinstance(found, Checkpoint)
+    assert found.step == 1
+    assert kept.steps() == [1]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000001"]
+    network = make(seed=5)
+    restore(found, network, train(network, World.alone(), 0))
+    trained = make()
+    train(trained, World.alone(), 1)
+    for one, other in zip(network.parameters(), trained.parameters(), strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,45 @@
+"""Gloo processes that run the same function, each as one rank."""
+
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bertree.scale.launch import Launch
+from tests.support.processes import PATIENCE, PROCESSES
+
+Work = Callable[..., Any]  # of a Launch and what else is given; returns something that JSON holds
+
+
+def run_ranks(count: int, folder: Path, work: Work, *given: Any) -> list[Any]:
+    """Run a function in so many processes; return what each found."""
+    codes = start_ranks(count, folder, work, *given)
+    failed = [path.read_text() for path in sorted(folder.glob("failed-*"))]
+    assert not failed, failed[0]
+    assert codes == [0] * count, codes
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(count)]
+
+
+def start_ranks(count: int, folder: Path, work: Work, *given: Any) -> list[int | None]:
+    """The same of processes that may die; return their exit codes."""
+    folder.mkdir(exist_ok=True)
+    started = [PROCESSES.Process(target=_rank, args=(rank, count, folder, work, given)) for rank in range(count)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(PATIENCE)
+    return [process.exitcode for process in started]
+
+
+def _rank(rank: int, count: int, folder: Path, work: Work, given: tuple[Any, ...]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        found = work(Launch(rank, count, rank, host=f"file://{folder}/meet"), *given)
+    except BaseException:
+        (folder / f"failed-{rank}").write_text(traceback.format_exc())
+        os._exit(1)  # no waiting for the others
+    (folder / f"found-{rank}.json").write_text(json.dumps(found))
