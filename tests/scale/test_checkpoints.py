@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from bertree.errors import UserError
 from bertree.files.formats import file_hash
 from bertree.scale.gather import whole_tensors
+from bertree.scale.gradients import local
 from bertree.scale.launch import Launch
+from bertree.scale.split import wholes_of
 from bertree.scale.world import World, join
 from bertree.train.checkpoints import files, folder
 from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
 from bertree.train.checkpoints.folder import CheckpointFolder
 from tests.support.ranks import run_ranks, start_ranks
-from tests.support.spread import MESHES, make, same, spread, state_of, train
+from tests.support.spread import MESHES, different, spread, state_of, trained
 
 STEP = 2
 SLOTS = 4  # of the state that all data ranks carry
@@ -38,54 +40,41 @@ def own_slots(world: World) -> range:
     return range(world.data_rank * share, (world.data_rank + 1) * share)
 
 
-def save_all(out: Path, launch: Launch) -> dict[str, Any]:
+def save_and_read(launch: Launch, out: Path) -> dict[str, Any]:
     """On every mesh: save, read what every mesh before has written, and what one process has."""
     found: dict[str, Any] = {}
     for number, (mesh, sizes) in enumerate(MESHES.items()):
         place = launch._replace(host=f"{launch.host}-{number}")
         with join(place, **sizes) as world:
             zero = sizes.get("zero", 0)
-            network = spread(make(), world, zero)
-            optimizer = train(network, world, STEP)
+            network, optimizer = spread(*trained(STEP), world, zero)
             best = {f"best/{name}": parameter.detach().clone() for name, parameter in network.named_parameters()}
             kept = CheckpointFolder(out / mesh, world=world)
             for target in (kept, CheckpointFolder(out / f"{mesh}, again", world=world)):
                 target.save(STEP, network, optimizer, {"mesh": mesh}, best | carried(own_slots(world)))
-            kept.save(STEP + 2, network, train(network, world, 2), {"mesh": mesh})
-            again = spread(make(), world, zero)
-            wanted = state_of(again, train(again, world, STEP))
+            kept.save(STEP + 2, *spread(*trained(STEP + 2), world, zero), {"mesh": mesh})
             for before in ("one process", *list(MESHES)[: number + 1]):
-                found[f"{before} -> {mesh}"] = read_back(out / before, world, zero, wanted)
-            found[f"whole on {mesh}"] = all(
-                torch.equal(tensor, dict(make_trained().named_parameters())[name])
-                for name, tensor in whole_tensors(again, world)
-            )
+                found[f"{before} -> {mesh}"] = read_back(out / before, world, zero, state_of(network, optimizer))
+            whole = dict(trained(STEP)[0].named_parameters())
+            found[f"whole on {mesh}"] = all(torch.equal(t, whole[name]) for name, t in whole_tensors(network, world))
             found[f"spoilt on {mesh}"] = read_spoilt(out, mesh, world)
     return found
 
 
-def make_trained() -> torch.nn.Module:
-    network = make()
-    train(network, World.alone(), STEP)
-    return network
-
-
-def read_back(out: Path, world: World, zero: int, wanted: dict[str, torch.Tensor]) -> bool:
-    """Whether weights, optimizer state, best weights and carried state of a checkpoint are those of this rank."""
+def read_back(out: Path, world: World, zero: int, wanted: dict[str, torch.Tensor]) -> list[str]:
+    """Read weights, optimizer state, best weights and carried state; return what is not as it should be."""
     checkpoint = CheckpointFolder(out, world=world).read(STEP)
-    network = spread(make(seed=5), world, zero)
-    optimizer = train(network, world, 0)
+    network, optimizer = spread(*trained(0, seed=5), world, zero)
     check_optimizer_state(checkpoint, network, STEP)
     restore(checkpoint, network, optimizer)
-    good = same(state_of(network, optimizer), wanted)
-    from bertree.scale.split import wholes_of
-
-    for name, parameter in network.named_parameters():
-        copy = torch.zeros_like(parameter.detach())
-        checkpoint.fill(f"best/{name}", copy, wholes_of(network)[name])
-        good &= bool((copy == parameter.detach()).all())
-    saved = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith("state/")}
-    return good and same({name: tensor.read() for name, tensor in saved.items()}, carried(range(SLOTS)))
+    wrong = different(state_of(network, optimizer), wanted)
+    for name, whole in wholes_of(network).items():
+        parameter = network.get_parameter(name).detach()
+        copy = torch.zeros_like(parameter)
+        checkpoint.fill(f"best/{name}", copy, whole)
+        wrong += different({f"best/{name}": local(copy)}, {f"best/{name}": local(parameter)})
+    saved = {name: tensor.read() for name, tensor in checkpoint.tensors.items() if name.startswith("state/")}
+    return wrong + different(saved, carried(range(SLOTS)))
 
 
 def read_spoilt(out: Path, mesh: str, world: World) -> list[Any]:
@@ -111,33 +100,26 @@ def flip(path: Path) -> None:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Checkpoints of all meshes, and what the ranks found."""
     out = tmp_path_factory.mktemp("saved")
-    network = make()
-    optimizer = train(network, World.alone(), STEP)
+    network, optimizer = trained(STEP)
     best = {f"best/{name}": parameter.detach().clone() for name, parameter in network.named_parameters()}
     CheckpointFolder(out / "one process").save(STEP, network, optimizer, {}, best | carried(range(SLOTS)))
-    return out, run_ranks(4, out / "ranks", work, out)
-
-
-def work(launch: Launch, out: Path) -> dict[str, Any]:
-    return save_all(out, launch)
+    return out, run_ranks(4, out / "ranks", save_and_read, out)
 
 
 def test_every_mesh_reads_what_another_has_written(saved: tuple[Path, list[dict[str, Any]]]) -> None:
     for found in saved[1]:
         pairs = {name: good for name, good in found.items() if " -> " in name}
         assert len(pairs) == len(MESHES) + len(MESHES) * (len(MESHES) + 1) // 2
-        assert all(pairs.values()), [name for name, good in pairs.items() if not good]
+        assert not any(pairs.values()), {name: wrong[:3] for name, wrong in pairs.items() if wrong}
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_one_process_reads_what_many_have_written(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    network = make()
-    assert read_back(saved[0] / mesh, World.alone(), 0, state_of(network, train(network, World.alone(), STEP)))
+    assert read_back(saved[0] / mesh, World.alone(), 0, state_of(*trained(STEP))) == []
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_first_mesh_reads_the_last(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    """Which mesh has written makes no difference: the tensors of the files are the same wholes."""
+def test_files_of_all_meshes_hold_the_same_tensors(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
     one, other = (CheckpointFolder(saved[0] / name).read(STEP).tensors for name in ("one process", mesh))
     assert one.keys() == other.keys()
     for name, tensor in one.items():
@@ -291,9 +273,8 @@ MOMENTS = {
 def die(launch: Launch, out: Path, moment: str) -> None:
     """Save once; while the second checkpoint is written, one rank is killed."""
     with join(launch) as world:
-        network = spread(make(), world)
         kept = CheckpointFolder(out, world=world)
-        kept.save(1, network, train(network, world, 1), {})
+        kept.save(1, *spread(*trained(1), world))
         rank, name, after = MOMENTS[moment]
         inner = getattr(files, name)
 
@@ -304,7 +285,7 @@ def die(launch: Launch, out: Path, moment: str) -> None:
 
         if world.rank == rank:
             setattr(files, name, call)
-        kept.save(2, network, train(network, world, 1), {})
+        kept.save(2, *spread(*trained(2), world))
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -318,9 +299,6 @@ def test_a_rank_that_dies_leaves_the_checkpoint_before(moment: str, tmp_path: Pa
     assert found.step == 1
     assert kept.steps() == [1]
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000001"]
-    network = make(seed=5)
-    restore(found, network, train(network, World.alone(), 0))
-    trained = make()
-    train(trained, World.alone(), 1)
-    for one, other in zip(network.parameters(), trained.parameters(), strict=True):
-        assert torch.equal(one, other)
+    network, optimizer = trained(0, seed=5)
+    restore(found, network, optimizer)
+    assert different(state_of(network, optimizer), state_of(*trained(1))) == []

@@ -1,14 +1,18 @@
 """Small networks spread over meshes, with weights and optimizer state that do not depend on the mesh."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 from bertree.config.sections import OptimSettings
 from bertree.model.network import Network, build
+from bertree.scale.gradients import local
 from bertree.scale.shard import put_sharding
-from bertree.scale.split import splits_of
+from bertree.scale.split import Split, splits_of
 from bertree.scale.world import World
 from bertree.train.optim import build_optimizer
 from tests.support import batches
@@ -33,42 +37,55 @@ def make(seed: int = 0) -> Network:
     return network
 
 
-def spread(network: Network, world: World, zero: int = 0) -> Network:
-    """Split and shard the parameters of a network as training does."""
-    if world.tensor > 1:
-        wholes = splits_of(network)
-        for name, whole in wholes.items():
-            if whole.split is not None:
-                module, _, own = name.rpartition(".")
-                piece = whole.split.cut(network.get_parameter(name).detach(), world.tensor_rank, world.tensor)
-                setattr(network.get_submodule(module), own, nn.Parameter(piece))
-        vars(network)["wholes"] = wholes
-    if world.data > 1:
-        put_sharding(network, world, zero)
-    return network
-
-
-def train(network: nn.Module, world: World, steps: int) -> torch.optim.Optimizer:
-    """Take steps whose gradients follow from each weight for itself."""
-    optimizer = build_optimizer(network, OptimSettings(lr=0.01), world=world)
+def trained(steps: int, seed: int = 0) -> tuple[Network, Optimizer]:
+    """A whole network after some steps."""
+    network = make(seed)
+    optimizer = build_optimizer(network, OptimSettings(lr=0.01))
     for _ in range(steps):
         for parameter in network.parameters():
             parameter.grad = parameter.detach() * 0.3 + 0.1
         optimizer.step()
-    return optimizer
+    return network, optimizer
 
 
-def state_of(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def spread(network: Network, optimizer: Optimizer, world: World, zero: int = 0) -> tuple[Network, Optimizer]:
+    """Split and shard a network and its optimizer's state, without what places them when checkpoints are read."""
+    wholes = splits_of(network)
+    states = {name: optimizer.state[parameter] for name, parameter in network.named_parameters()}
+    if world.tensor > 1:
+        for name, whole in wholes.items():
+            module, _, own = name.rpartition(".")
+            piece = _cut(network.get_parameter(name).detach(), whole.split, world)
+            setattr(network.get_submodule(module), own, nn.Parameter(piece))
+        vars(network)["wholes"] = wholes
+    if world.data > 1:
+        put_sharding(network, world, zero)
+    placed = build_optimizer(network, OptimSettings(lr=0.01), world=world)
+    for name, parameter in network.named_parameters():
+        for key, value in states[name].items():
+            piece = _cut(value, wholes[name].split, world) if value.ndim else value
+            if value.ndim and isinstance(parameter, DTensor):
+                piece = distribute_tensor(piece, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            placed.state[parameter][key] = piece
+    return network, placed
+
+
+def _cut(tensor: Tensor, split: Split | None, world: World) -> Tensor:
+    return tensor.clone() if split is None else split.cut(tensor, world.tensor_rank, world.tensor)
+
+
+def state_of(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Local tensors of a network and of its optimizer's state."""
     found: dict[str, Any] = {}
     for name, parameter in network.named_parameters():
         found[name] = parameter.detach()
         for key, value in optimizer.state[parameter].items():
             found[f"{key} of {name}"] = value
-    return {name: getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for name, tensor in found.items()}
+    return {name: local(tensor) for name, tensor in found.items()}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(
-        tensor.shape == other[name].shape and torch.equal(tensor, other[name]) for name, tensor in one.items()
-    )
+def different(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """The names of tensors that are not the same, or that one of them lacks."""
+    both = [name for name in wanted if name in found]
+    names = {*found} ^ {*wanted} | {name for name in both if not torch.equal(found[name], wanted[name])}
+    return sorted(names)
