@@ -1,21 +1,11 @@
 """Boxes against tensors that are split and sharded by plain chunks."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 
 from bertree.scale.boxes import Box, boxes_of, local_part
 from bertree.scale.split import Split, Whole
-
-
-class At(NamedTuple):
-    """A place in a mesh."""
-
-    tensor: int = 1
-    tensor_rank: int = 0
-    data_rank: int = 0
-
+from bertree.scale.world import World
 
 WHOLES = [
     Whole((24, 5), Split(0, 3)),
@@ -28,6 +18,11 @@ WHOLES = [
     Whole((5, 3), Split(0)),  # of 4 ranks the last has nothing
     Whole((9,), None),
 ]
+
+
+def at(tensor: int, tensor_rank: int) -> World:
+    """A rank of a mesh of tensor ranks alone."""
+    return World(tensor_rank, tensor, tensor=tensor)
 
 
 def cut(tensor: torch.Tensor, split: Split | None, ranks: int, rank: int) -> torch.Tensor:
@@ -51,7 +46,7 @@ def test_boxes_put_every_number_in_its_place_once(whole: Whole, ranks: int, shar
     for rank in range(ranks if whole.split else 1):
         first = 0
         for local in cut(tensor, whole.split, ranks, rank).chunk(shards):
-            for box in boxes_of(whole, range(first, first + len(local)), At(ranks, rank)):
+            for box in boxes_of(whole, range(first, first + len(local)), at(ranks, rank)):
                 copy[place_of(box)] = local[box.row : box.row + box.size[0]]
                 seen[place_of(box)] += 1
             first += len(local)
@@ -64,7 +59,7 @@ def test_the_local_part_of_a_plain_tensor(whole: Whole) -> None:
     tensor = torch.randn(whole.shape)
     for rank in range(2):
         piece = cut(tensor, whole.split, 2, rank)
-        part = local_part(piece, whole, At(2, rank))
+        part = local_part(piece, whole, at(2, rank))
         assert part.local is piece
         assert part.whole_shape == whole.shape
         for box in part.boxes:
@@ -72,14 +67,14 @@ def test_the_local_part_of_a_plain_tensor(whole: Whole) -> None:
 
 
 def test_a_number_has_one_box() -> None:
-    part = local_part(torch.tensor(3.0), Whole((24, 5), Split(0, 3)), At(2, 1))
+    part = local_part(torch.tensor(3.0), Whole((24, 5), Split(0, 3)), at(2, 1))
     assert (part.whole_shape, part.boxes) == ((), (Box((), (), 0),))
 
 
 def test_two_boxes_meet_in_the_same_numbers() -> None:
     tensor, whole = torch.randn(24, 5), Whole((24, 5), Split(0, 3))
     piece = cut(tensor, whole.split, 2, 1)
-    for box in boxes_of(whole, range(12), At(2, 1)):
+    for box in boxes_of(whole, range(12), at(2, 1)):
         for offset, size in (((0, 0), (24, 5)), ((6, 1), (11, 2)), ((0, 0), (1, 5))):
             met = box.meet(offset, size)
             wanted = {*range(box.offset[0], box.offset[0] + box.size[0])} & {*range(offset[0], offset[0] + size[0])}

@@ -65,7 +65,7 @@ def read_back(out: Path, world: World, zero: int, wanted: dict[str, torch.Tensor
     """Read weights, optimizer state, best weights and carried state; return what is not as it should be."""
     checkpoint = CheckpointFolder(out, world=world).read(STEP)
     network, optimizer = spread(*trained(0, seed=5), world, zero)
-    check_optimizer_state(checkpoint, network, STEP)
+    check_optimizer_state(checkpoint, network, optimizer, STEP)
     restore(checkpoint, network, optimizer)
     wrong = different(state_of(network, optimizer), wanted)
     for name, whole in wholes_of(network).items():

@@ -5,27 +5,16 @@ the rows of what a rank has left among the data-parallel ranks. A local tensor s
 which is a box of the whole tensor.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from bertree.scale.gradients import first_row, is_sharded, local
 from bertree.scale.split import Whole
+from bertree.scale.world import World
 
 Shape = tuple[int, ...]
 Slices = tuple[slice, ...]
-
-
-class Place(Protocol):
-    """The place of a rank in the mesh, and how many share one copy by tensor parallelism."""
-
-    @property
-    def tensor(self) -> int: ...
-    @property
-    def tensor_rank(self) -> int: ...
-    @property
-    def data_rank(self) -> int: ...
 
 
 class Box(NamedTuple):
@@ -58,32 +47,33 @@ class LocalPart(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-def local_part(tensor: Tensor, whole: Whole, place: Place) -> LocalPart:
+def local_part(tensor: Tensor, whole: Whole, world: World) -> LocalPart:
     """Return the local part of a parameter, or of a moment of it: a plain tensor, or one that FSDP2 has sharded.
 
     `whole` is that of the parameter (`wholes_of`). A number (the steps that an optimizer counts) has no rows: one box.
     """
-    local, first = _local_rows(tensor)
+    own = local(tensor)
     if not tensor.ndim:
-        return LocalPart(local, (), (Box((), (), 0),))
-    return LocalPart(local, whole.shape, boxes_of(whole, range(first, first + len(local)), place))
+        return LocalPart(own, (), (Box((), (), 0),))
+    first = first_row(tensor, world)
+    return LocalPart(own, whole.shape, boxes_of(whole, range(first, first + len(own)), world))
 
 
-def boxes_of(whole: Whole, rows: range, place: Place) -> tuple[Box, ...]:
+def boxes_of(whole: Whole, rows: range, world: World) -> tuple[Box, ...]:
     """Return the boxes that make up some rows of what a rank has of a tensor after tensor parallelism."""
     zeros = [0] * len(whole.shape)
-    if whole.split is None or place.tensor == 1:
+    if whole.split is None or world.tensor == 1:
         found = [Box((rows.start, *zeros[1:]), (len(rows), *whole.shape[1:]), 0)]
     elif whole.split.dim > 0:
         dim = whole.split.dim
         assert whole.split.pieces == 1, "only rows are stacked"
-        span = whole.split.spans(whole.shape[dim], place.tensor_rank, place.tensor)[0]
+        span = whole.split.spans(whole.shape[dim], world.tensor_rank, world.tensor)[0]
         offset, size = [rows.start, *zeros[1:]], [len(rows), *whole.shape[1:]]
         offset[dim], size[dim] = span.start, len(span)
         found = [Box(tuple(offset), tuple(size), 0)]
     else:
         found, before = [], 0  # rows of the pieces before
-        for span in whole.split.spans(whole.shape[0], place.tensor_rank, place.tensor):
+        for span in whole.split.spans(whole.shape[0], world.tensor_rank, world.tensor):
             first, end = max(rows.start, before), min(rows.stop, before + len(span))
             start = span.start + first - before
             found.append(Box((start, *zeros[1:]), (max(0, end - first), *whole.shape[1:]), first - rows.start))
@@ -91,22 +81,8 @@ def boxes_of(whole: Whole, rows: range, place: Place) -> tuple[Box, ...]:
     return tuple(box for box in found if all(box.size))
 
 
-def is_first_holder(tensor: Tensor, whole: Whole, place: Place) -> bool:
+def is_first_holder(tensor: Tensor, whole: Whole, world: World) -> bool:
     """Return whether no rank before this one holds the same part of a parameter, or of a moment of it."""
-    if place.tensor_rank and (whole.split is None or not tensor.ndim):
+    if world.tensor_rank and (whole.split is None or not tensor.ndim):
         return False
-    if not isinstance(tensor, DTensor):
-        return place.data_rank == 0
-    coordinates = tensor.device_mesh.get_coordinate() or ()
-    return not any(c for c, placed in zip(coordinates, tensor.placements, strict=True) if placed.is_replicate())
-
-
-def _local_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return the local tensor, and which row of the tensor it begins with."""
-    if not isinstance(tensor, DTensor):
-        return tensor, 0
-    local: Tensor = tensor.to_local()
-    if not tensor.ndim:
-        return local, 0
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return local, int(offset[0])
+    return world.data_rank < (world.shard if is_sharded(tensor) else 1)

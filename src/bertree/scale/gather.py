@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor
 
+from bertree.scale.gradients import is_sharded
 from bertree.scale.split import Whole, wholes_of
 from bertree.scale.world import World
 
@@ -21,8 +21,8 @@ def whole_tensors(network: nn.Module, world: World) -> Iterator[tuple[str, Tenso
 
 def whole_tensor(tensor: Tensor, whole: Whole, world: World) -> Tensor:
     """Return a whole tensor of the parts of all ranks, which must ask for it together."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor.full_tensor()
+    if is_sharded(tensor):
+        tensor = tensor.full_tensor()  # type: ignore[attr-defined]
     if whole.split is None or world.tensor == 1:
         return tensor
     split = whole.split
