@@ -46,9 +46,9 @@ from bertree.run_folder import (
     REPORT,
     make_folders,
 )
-from bertree.scale.distribute import distribute
+from bertree.scale.distribute import Distribution, distribute
 from bertree.scale.launch import launched
-from bertree.scale.shard import Sharding
+from bertree.scale.tensor import check_tensor
 from bertree.scale.world import World, join
 from bertree.train.checkpoints.folder import BEST
 from bertree.train.device import Placement, set_deterministic, uses_gpu
@@ -128,6 +128,7 @@ def _build(recipe: Recipe, out: Path, resume: bool, world: World) -> "Pretrainin
         note("data.format: lanes that start at documents vary in shape, so steps are not compiled")
         machine = replace(machine, compiled=False)
     contents = build.build_model(recipe, train)
+    check_tensor(contents.architecture, world.tensor)
     contents.network.to(machine.device)
     plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
     a, objective = contents.architecture, pretraining_objective(**recipe.objective)
@@ -172,20 +173,19 @@ class PretrainingRun:
         """Train, or resume training, and write the model."""
         recipe, network, world = self.recipe, self.contents.network, self.world
         parameters = sum(parameter.numel() for parameter in network.parameters())
-        sharding = self._distribute()
+        distribution = self._distribute()
         held_out = build.held_out_lanes if recipe.data.in_lanes else build.held_out_stream
         measured: list[AnyStream] = [held_out(recipe, self.held, phase) for phase in recipe.phases]
         loop = Loop(
             self.learner,
             self.objective,
-            build_optimizer(self.learner, recipe.optim, world=world),
+            build_optimizer(self.learner, recipe.optim, distribution=distribution),
             clip=recipe.optim.clip,
             seed=recipe.run.seed,
             bf16=self.machine.bf16,
             compiled=self.machine.compiled and not world.joined,  # else each block is
             bad_steps=recipe.run.bad_steps,
-            world=world,
-            sharding=sharding,
+            distribution=distribution,
         )
         # Samples show masks being filled; there are none where the text is left as it is.
         filled = (
@@ -224,19 +224,17 @@ class PretrainingRun:
             ) from None
         return Run(out, signal=signal)
 
-    def _distribute(self) -> Sharding | None:
+    def _distribute(self) -> Distribution:
         """Spread the network over the ranks."""
-        scale, run = self.recipe.scale, self.recipe.run
-        if not self.world.joined:
-            self.contents.network.encoder.recompute(run.recompute)
-            return None
+        scale = self.recipe.scale
         return distribute(
             self.contents.network,
             self.world,
             zero=scale.zero,
+            sequence_parallel=scale.sequence_parallel,
             bf16=self.machine.bf16,
-            recompute=run.recompute,
-            compiled=self.machine.compiled,
+            recompute=self.recipe.run.recompute,
+            compiled=self.machine.compiled and self.world.joined,
             offload=scale.offload,
         )
 

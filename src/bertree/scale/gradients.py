@@ -5,7 +5,7 @@ that tensor ranks share.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from bertree.scale.world import World
 
 Named = Sequence[tuple[str, nn.Parameter]]
-IsSplit = Callable[[str], bool]  # whether tensor ranks hold different pieces of a parameter, by its name
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -48,7 +47,7 @@ def sum_over_ranks(sums: Tensor, sharded: Iterable[bool], split: Iterable[bool],
     return sums
 
 
-def complete_gradients(named: Named, world: World) -> None:
+def sum_whole_gradients(named: Named, world: World) -> None:
     """Add up over the data ranks the gradients of parameters that all of them hold whole."""
     whole = [p.grad for _, p in named if p.grad is not None and not is_sharded(p)] if world.data > 1 else []
     if whole:
@@ -57,15 +56,16 @@ def complete_gradients(named: Named, world: World) -> None:
             grad.copy_(part.view_as(grad))
 
 
-def clip(named: Named, max_norm: float, world: World, is_split: IsSplit = lambda name: False) -> Tensor:
-    """Scale the gradients down to a norm of `max_norm` over all ranks; return the norm before."""
+def clip(named: Named, max_norm: float, world: World, split: Collection[str] = ()) -> Tensor:
+    """Scale the gradients down to a norm of `max_norm` over all ranks; return the norm before. Of the parameters in
+    `split` tensor ranks hold different pieces."""
     found = [(name, p.grad) for name, p in named if p.grad is not None]
     if not found:
         return torch.zeros(())
     grads = [local(grad) for _, grad in found]
     sums = torch.stack([total.to(grads[0].device) for total in squares(grads)])
     norm = (
-        sum_over_ranks(sums, (is_sharded(grad) for _, grad in found), (is_split(name) for name, _ in found), world)
+        sum_over_ranks(sums, (is_sharded(grad) for _, grad in found), (name in split for name, _ in found), world)
         .sum()
         .sqrt()
     )

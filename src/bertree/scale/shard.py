@@ -32,7 +32,6 @@ class Sharding:
     stage: Stage
     root: Any  # FSDPModule
     modules: tuple[Any, ...]  # all of them, the root too
-    on_gpu: bool  # where they are computed
 
     def before_micro_batch(self, is_last: bool) -> None:
         """Say whether the gradients of the next micro-batch complete those of the step."""
@@ -84,7 +83,7 @@ def put_sharding(network: nn.Module, world: World, zero: int, bf16: bool = False
     for module in modules:
         module.set_gradient_divide_factor(1.0)  # the loop divides by the targets of all ranks
         module.set_force_sum_reduction_for_comms(True)
-    return Sharding(stage, root, modules, world.mesh.device_type == "cuda")
+    return Sharding(stage, root, modules)
 
 
 def layers_of(network: nn.Module) -> list[list[nn.Module]]:

@@ -14,9 +14,7 @@ from bertree import keyed_random
 from bertree.batch import Batch
 from bertree.model.state import State, Stateful
 from bertree.objectives.objective import Computed, Objective
-from bertree.scale.gradients import clip, complete_gradients
-from bertree.scale.shard import Sharding
-from bertree.scale.world import World
+from bertree.scale.distribute import Distribution
 
 Compute = Callable[[nn.Module, Batch, State | None], Computed]
 
@@ -32,20 +30,17 @@ class Learner:
     max_norm: float  # of the gradient
     seed: int
     bf16: bool
-    world: World = field(default_factory=World.alone)
-    sharding: Sharding | None = None
+    distribution: Distribution = field(default_factory=Distribution)
 
     def __post_init__(self) -> None:
-        if self.sharding is not None:
+        if self.distribution.sharding is not None:
             self.named  # noqa: B018  # as they are now, sharded: within a step some are gathered
 
     @cached_property
     def device(self) -> torch.device:
         """Where the network is computed."""
-        if self.sharding is not None and self.sharding.on_gpu:  # its weights may lie on the host
-            return torch.device("cuda", torch.cuda.current_device())
         device: torch.device = next(self.network.parameters()).device
-        return device
+        return self.distribution.device or device
 
     @cached_property
     def named(self) -> list[tuple[str, nn.Parameter]]:
@@ -85,8 +80,7 @@ class Learner:
 
     def update(self, skip: bool = False) -> Tensor:
         """Clip the gradient and let the optimizer take its step, unless the gradient is not finite; return its norm."""
-        complete_gradients(self.named, self.world)
-        norm = clip(self.named, self.max_norm, self.world)
+        norm = self.distribution.clip_gradients(self.named, self.max_norm)
         # Where this is 1 both optimizers change nothing; AdamW without the host waiting for it.
         bad = torch.ones_like(norm) if skip else (~norm.isfinite()).float()
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]

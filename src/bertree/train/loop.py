@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bertree.objectives.objective import Objective
-from bertree.scale.shard import Sharding
-from bertree.scale.world import SharedError, World
+from bertree.scale.distribute import Distribution
+from bertree.scale.world import SharedError
 from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
 from bertree.train.learner import Compute, Learner
@@ -112,14 +112,12 @@ class Loop:
         bad_steps: int = 20,
         gradients: GradientMethod = plain_gradients,
         launch: type[Launch] = EagerLaunch,
-        world: World | None = None,
-        sharding: Sharding | None = None,
+        distribution: Distribution | None = None,
     ) -> None:
         compute: Compute = _compile(objective) if compiled else objective
-        self.world = world or World.alone()
-        self.learner = Learner(
-            network, objective, optimizer, compute, clip or math.inf, seed, bf16, self.world, sharding
-        )
+        distribution = distribution or Distribution()
+        self.world = distribution.world
+        self.learner = Learner(network, objective, optimizer, compute, clip or math.inf, seed, bf16, distribution)
         self.wants_to_stop: Callable[[], bool] = lambda: False  # of this rank
         self.carried = CarriedState()
         self.launch = launch(self.learner, gradients, self.carried)
@@ -158,8 +156,7 @@ class Loop:
     def without_gradients(self, work: Callable[[], T]) -> T:
         """Do work that uses the network between two steps, and free what was gathered for it."""
         result = work()
-        if self.learner.sharding is not None:
-            self.learner.sharding.free_weights()
+        self.learner.distribution.free_weights()
         return result
 
     def _count_bad_steps(self, result: StepResult) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bertree.config.sections import OptimSettings
+from bertree.scale.distribute import Distribution
 from bertree.scale.gradients import first_row, is_sharded, local, squares, sum_over_ranks
 from bertree.scale.world import World
 from bertree.train.optimizers.adamw import ShardedAdamW
@@ -18,7 +19,10 @@ STACKED = {".qkv.": 3, ".qv.": 2}  # matrices in one tensor, by a part of its na
 
 
 def build_optimizer(
-    network: nn.Module, settings: OptimSettings, capturable: bool = False, world: World | None = None
+    network: nn.Module,
+    settings: OptimSettings,
+    capturable: bool = False,
+    distribution: Distribution | None = None,
 ) -> Optimizer:
     """Return the optimizer over all trainable parameters; `capturable`: for CUDA graphs."""
     if settings.name == "muon":
@@ -35,7 +39,10 @@ def build_optimizer(
         )
     # Queries, keys and values are one tensor here and several in the papers' models: a trust ratio for each.
     pieces = {id(p): count for name, p in named for part, count in STACKED.items() if part in name}
-    return Lamb(groups, settings.lr, settings.betas, settings.eps, lambda p: pieces.get(id(p), 1), world=world)
+    distribution = distribution or Distribution()
+    split = {id(p) for name, p in named if name in distribution.split}
+    sizes = (lambda p: pieces.get(id(p), 1), lambda p: id(p) in split)
+    return Lamb(groups, settings.lr, settings.betas, settings.eps, *sizes, distribution.world)
 
 
 class MatrixPart(NamedTuple):

@@ -51,5 +51,5 @@ class EagerLaunch(Launch):
         sums = self.gradients(step_batches, counts)
         norm = self._learner.update()
         optimizer.zero_grad()
-        totals = self._learner.world.sum_over_data(torch.stack([sums[name] for name in counts]))
+        totals = self._learner.distribution.world.sum_over_data(torch.stack([sums[name] for name in counts]))
         return torch.cat([norm.to(totals.device)[None], totals])

@@ -40,8 +40,7 @@ def plain_gradients(learner: Learner, micro: MicroBatches) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     numbers = micro.numbers or range(len(micro.batches))
     for number, batch in zip(numbers, micro.batches, strict=True):
-        if learner.sharding is not None:
-            learner.sharding.before_micro_batch(is_last=batch is micro.batches[-1])
+        learner.distribution.before_micro_batch(is_last=batch is micro.batches[-1])
         micro.seed_dropout(number)
         slot = number % micro.slots
         with learner.autocast():
