@@ -1,0 +1,51 @@
+"""Runs on meshes of 2 and 4 processes against the same run on one device."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.meshes import Case, run_cases, write_references
+from tests.support.ranks import run_ranks
+
+TOLERANCE = 1e-5
+NO_DROPOUT = ("model.dropout=0.0",)
+TWO = [
+    *(Case("bert", {"zero": zero}) for zero in (0, 1, 2, 3)),
+    Case("bert", {"zero": 3}, ("run.recompute=true",)),
+    *(Case("albert", {"zero": zero}) for zero in (1, 3)),
+    *(Case(family, {"zero": 3}) for family in ("roberta", "gpt", "modernbert", "transformer-xl", "xlnet", "reformer")),
+    *(Case(family, {"tensor": 2}) for family in ("bert", "albert")),
+    Case("bert", {"tensor": 2, "sequence_parallel": True}, NO_DROPOUT),
+]
+FOUR = [
+    Case("bert", {"zero": 0}),
+    Case("roberta", {"zero": 3, "shard": 2}),
+    Case("xlnet", {"zero": 1}),
+    Case("bert", {"tensor": 2, "zero": 3}),
+    Case("albert", {"tensor": 2, "zero": 2}),
+    Case("bert", {"tensor": 2, "zero": 1, "sequence_parallel": True}, NO_DROPOUT),
+]
+
+
+@pytest.fixture(scope="module")
+def found(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("meshes")
+    write_references([*TWO, *FOUR], token_store, folder)
+    return {
+        size: run_ranks(size, folder / str(size), run_cases, cases, token_store, folder)
+        for size, cases in ((2, TWO), (4, FOUR))
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "case"),
+    [(2, case) for case in TWO] + [(4, case) for case in FOUR],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_mesh_learns_what_one_device_learns(found: dict[int, list[dict[str, Any]]], size: int, case: Case) -> None:
+    ranks = [rank[case.name] for rank in found[size]]
+    assert ranks[0]["loss"] < TOLERANCE
+    assert ranks[0]["weights"][0] < TOLERANCE, ranks[0]["weights"]
+    assert len({rank["digest"] for rank in ranks}) == 1, "every rank has the same weights"
+    assert ranks[0]["losses"][-1] < ranks[0]["losses"][0], "nothing was learned"

@@ -1,0 +1,164 @@
+"""Small runs of many families: their first losses and last weights on one device, and on meshes of gloo processes."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed
+
+from bertree.model.network import Network
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.pretraining import build
+from bertree.pretraining import recipe as recipes
+from bertree.scale.distribute import distribute
+from bertree.scale.launch import Launch
+from bertree.scale.split import wholes_of
+from bertree.scale.world import World, join
+from bertree.train.device import Placement
+from bertree.train.loop import Loop
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import TrainingPlan
+from tests.support import runs
+
+STEPS = 20
+BASES = {"gpt": "gpt2-tiny", "modernbert": "roberta-base", "reformer": "reformer-tiny"}
+AXES: dict[str, str] = runs.MORE_AXES | {"modernbert": "window = 8\n", "gpt": ""}
+PRESETS = {"gpt": "gpt2", "modernbert": "modernbert-base"}
+RUN = """
+[run]
+device = "cpu"
+micro_tokens = 128
+[[phases]]
+steps = 20
+max_length = 32
+batch_tokens = 512
+[data]
+held_out_share = 0.1
+[schedule]
+warmup = 3
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of a family on a mesh."""
+
+    family: str
+    scale: dict[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The case in words."""
+        return " ".join([self.family, *self.overrides, *(f"{k}={v}" for k, v in self.scale.items())])
+
+    @property
+    def reference(self) -> str:
+        """The name of the run on one device that it must equal."""
+        return " ".join([self.family, *self.overrides])
+
+
+def recipe_of(case: Case, folder: Path) -> recipes.Recipe:
+    """The recipe of a small run."""
+    family = case.family
+    path = folder / f"{family}.toml"
+    base = f'extends = "{BASES.get(family, f"{family}-base")}"\n'
+    preset = PRESETS.get(family, f"{family}-base")
+    if not path.exists():  # of several ranks none writes what another reads
+        path.write_text(base + runs.MODEL.format(preset=preset) + AXES.get(family, "") + RUN)
+    rate = "optim.lr=0.01" if family == "albert" else "optim.lr=0.001"
+    # The gradient of the keys' bias is 0 but for rounding, which a smaller eps would turn into steps.
+    return recipes.load(str(path), [rate, "optim.eps=1e-6", *case.overrides])
+
+
+def train(case: Case, store: Path, folder: Path, world: World, steps: int = STEPS) -> tuple[list[float], Network]:
+    """Take the first steps of a run; return the loss of each, and the network."""
+    recipe = recipe_of(case, folder)
+    text, _ = build.open_stores(recipe.data.__class__(**vars(recipe.data) | {"store": str(store)}))
+    contents = build.build_model(recipe, text)
+    machine = Placement(torch.device("cpu"), False, False)
+    plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
+    feed = build.build_feed(recipe, plan, text, machine, contents.architecture, world=world)
+    options = {name: value for name, value in case.scale.items() if name in ("zero", "sequence_parallel")}
+    distribution = distribute(contents.network, world, recompute=recipe.run.recompute, **options)
+    loop = Loop(
+        contents.network,
+        pretraining_objective(**recipe.objective),
+        build_optimizer(contents.network, recipe.optim, distribution=distribution),
+        clip=recipe.optim.clip,
+        seed=recipe.run.seed,
+        distribution=distribution,
+    )
+    losses = [loop.step(feed[number]).loss for number in range(min(steps, len(plan)))]
+    return losses, contents.network
+
+
+def whole_weights(network: Network, world: World) -> dict[str, Tensor]:
+    """The weights of a network, gathered from all ranks."""
+    found, wholes = {}, wholes_of(network)
+    for name, parameter in network.named_parameters():
+        tensor = parameter.detach()
+        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        split = wholes[name].split
+        if split is not None:
+            shape = wholes[name].shape
+            spans = [split.spans(shape[split.dim], rank, world.tensor) for rank in range(world.tensor)]
+            sizes = [[*shape] for _ in spans]
+            for size, own in zip(sizes, spans, strict=True):
+                size[split.dim] = sum(map(len, own))
+            parts = [torch.empty(size) for size in sizes]
+            distributed.all_gather(parts, tensor.contiguous(), group=world.tensor_group)
+            tensor = split.join(parts)
+        found[name] = tensor
+    return found
+
+
+def write_references(cases: Sequence[Case], store: Path, folder: Path) -> None:
+    """Run each family on one device."""
+    for case in {case.reference: case for case in cases}.values():
+        losses, network = train(Case(case.family, {}, case.overrides), store, folder, World.alone())
+        weights = whole_weights(network, World.alone())
+        save_file(weights, folder / f"{case.reference}.safetensors", {"losses": json.dumps(losses)})
+
+
+def run_cases(launch: Launch, cases: Sequence[Case], store: Path, folder: Path) -> dict[str, Any]:
+    """Run cases as one rank of many; return how far each is from one device."""
+    found: dict[str, Any] = {}
+    for number, case in enumerate(cases):
+        sizes = {name: value for name, value in case.scale.items() if name != "sequence_parallel"}
+        with join(launch._replace(job=str(number)), **sizes) as world:
+            losses, network = train(case, store, folder, world)
+            weights = whole_weights(network, world)
+            found[case.name] = {"losses": losses, "digest": digest(weights)} | differences(
+                case, losses, weights, folder
+            )
+    return found
+
+
+def digest(weights: dict[str, Tensor]) -> str:
+    """A number that tells weights apart to the bit."""
+    import hashlib
+
+    return hashlib.sha256(b"".join(weights[name].numpy().tobytes() for name in sorted(weights))).hexdigest()
+
+
+def differences(case: Case, losses: list[float], weights: dict[str, Tensor], folder: Path) -> dict[str, Any]:
+    """How far losses and weights are from those of one device: the largest relative difference of each."""
+    path = folder / f"{case.reference}.safetensors"
+    wanted = load_file(path)
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        expected = json.loads(file.metadata()["losses"])
+    worst = max(
+        (float((weights[name] - tensor).norm() / tensor.norm().clamp(min=1e-12)), name)
+        for name, tensor in wanted.items()
+    )
+    return {
+        "loss": max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)),
+        "weights": worst,
+    }
