@@ -13,9 +13,10 @@ NO_DROPOUT = ("model.dropout=0.0",)
 TWO = [
     *(Case("bert", {"zero": zero}) for zero in (0, 1, 2, 3)),
     Case("bert", {"zero": 3}, ("run.recompute=true",)),
-    *(Case("albert", {"zero": zero}) for zero in (1, 3)),
+    Case("bert", {"zero": 3}, again=True),
+    Case("albert", {"zero": 3}),
     *(Case(family, {"zero": 3}) for family in ("roberta", "gpt", "modernbert", "transformer-xl", "xlnet", "reformer")),
-    *(Case(family, {"tensor": 2}) for family in ("bert", "albert")),
+    Case("bert", {"tensor": 2}),
     Case("bert", {"tensor": 2, "sequence_parallel": True}, NO_DROPOUT),
 ]
 FOUR = [
@@ -48,4 +49,9 @@ def test_a_mesh_learns_what_one_device_learns(found: dict[int, list[dict[str, An
     assert ranks[0]["loss"] < TOLERANCE
     assert ranks[0]["weights"][0] < TOLERANCE, ranks[0]["weights"]
     assert len({rank["digest"] for rank in ranks}) == 1, "every rank has the same weights"
-    assert ranks[0]["losses"][-1] < ranks[0]["losses"][0], "nothing was learned"
+    assert abs(ranks[0]["losses"][-1] / ranks[0]["losses"][0] - 1) > 100 * TOLERANCE, "nothing was learned"
+
+
+def test_the_same_mesh_ends_in_the_same_bytes(found: dict[int, list[dict[str, Any]]]) -> None:
+    one, again = (found[2][0][name]["digest"] for name in ("bert zero=3", "bert zero=3 again"))
+    assert one == again
