@@ -173,13 +173,14 @@ class PretrainingRun:
         """Train, or resume training, and write the model."""
         recipe, network, world = self.recipe, self.contents.network, self.world
         parameters = sum(parameter.numel() for parameter in network.parameters())
-        distribution = self._distribute()
+        distribution = world.check_together(self._distribute)
+        optimizer = world.check_together(lambda: build_optimizer(self.learner, recipe.optim, distribution=distribution))
         held_out = build.held_out_lanes if recipe.data.in_lanes else build.held_out_stream
         measured: list[AnyStream] = [held_out(recipe, self.held, phase) for phase in recipe.phases]
         loop = Loop(
             self.learner,
             self.objective,
-            build_optimizer(self.learner, recipe.optim, distribution=distribution),
+            optimizer,
             clip=recipe.optim.clip,
             seed=recipe.run.seed,
             bf16=self.machine.bf16,

@@ -25,8 +25,9 @@ def build_optimizer(
     distribution: Distribution | None = None,
 ) -> Optimizer:
     """Return the optimizer over all trainable parameters; `capturable`: for CUDA graphs."""
+    distribution = distribution or Distribution()
     if settings.name == "muon":
-        return build_muon(network, settings, capturable, world)
+        return build_muon(network, settings, capturable, distribution.world)
     named = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -39,7 +40,6 @@ def build_optimizer(
         )
     # Queries, keys and values are one tensor here and several in the papers' models: a trust ratio for each.
     pieces = {id(p): count for name, p in named for part, count in STACKED.items() if part in name}
-    distribution = distribution or Distribution()
     split = {id(p) for name, p in named if name in distribution.split}
     sizes = (lambda p: pieces.get(id(p), 1), lambda p: id(p) in split)
     return Lamb(groups, settings.lr, settings.betas, settings.eps, *sizes, distribution.world)
