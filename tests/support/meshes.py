@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor, distributed
+from torch import Tensor
 
 from bertree.model.network import Network
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.scale.distribute import distribute
+from bertree.scale.gather import whole_tensors
 from bertree.scale.launch import Launch
-from bertree.scale.split import wholes_of
 from bertree.scale.world import World, join
 from bertree.train.device import Placement
 from bertree.train.loop import Loop
@@ -100,31 +100,11 @@ def train(case: Case, store: Path, folder: Path, world: World, steps: int = STEP
     return losses, contents.network
 
 
-def whole_weights(network: Network, world: World) -> dict[str, Tensor]:
-    """The weights of a network, gathered from all ranks."""
-    found, wholes = {}, wholes_of(network)
-    for name, parameter in network.named_parameters():
-        tensor = parameter.detach()
-        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        split = wholes[name].split
-        if split is not None:
-            shape = wholes[name].shape
-            spans = [split.spans(shape[split.dim], rank, world.tensor) for rank in range(world.tensor)]
-            sizes = [[*shape] for _ in spans]
-            for size, own in zip(sizes, spans, strict=True):
-                size[split.dim] = sum(map(len, own))
-            parts = [torch.empty(size) for size in sizes]
-            distributed.all_gather(parts, tensor.contiguous(), group=world.tensor_group)
-            tensor = split.join(parts)
-        found[name] = tensor
-    return found
-
-
 def write_references(cases: Sequence[Case], store: Path, folder: Path) -> None:
     """Run each family on one device."""
     for case in {case.reference: case for case in cases}.values():
         losses, network = train(Case(case.family, {}, case.overrides), store, folder, World.alone())
-        weights = whole_weights(network, World.alone())
+        weights = dict(whole_tensors(network, World.alone()))
         save_file(weights, folder / f"{case.reference}.safetensors", {"losses": json.dumps(losses)})
 
 
@@ -135,7 +115,7 @@ def run_cases(launch: Launch, cases: Sequence[Case], store: Path, folder: Path) 
         sizes = {name: value for name, value in case.scale.items() if name != "sequence_parallel"}
         with join(launch._replace(job=str(number)), **sizes) as world:
             losses, network = train(case, store, folder, world)
-            weights = whole_weights(network, world)
+            weights = dict(whole_tensors(network, world))
             found[case.name] = {"losses": losses, "digest": digest(weights)} | differences(
                 case, losses, weights, folder
             )

@@ -18,7 +18,6 @@ from bertree.files.formats import Json
 from bertree.report.formats import run_labels
 from bertree.report.run import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
-from bertree.scale.world import SharedError
 from bertree.train.carried_state import check_state
 from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
 from bertree.train.checkpoints.folder import CheckpointFolder
@@ -129,8 +128,6 @@ class Session:
 
     def _save(self, result: StepResult, log: RunLog) -> None:
         extra = log.totals.as_dict() | {"identity": self.identity} | self.feed.extra() | self.keep.extra()
-        if self.loop.world.joined:
-            raise SharedError("checkpoints of several ranks cannot be written yet")
         tensors = {**self.keep.tensors(), **self.loop.carried.tensors()}
         self._checkpoints.save(result.step, self.loop.network, self.loop.optimizer, extra, tensors)
         world = self.loop.world
