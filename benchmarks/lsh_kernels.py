@@ -26,7 +26,8 @@ from bertree.model.kernels.layout import Layout
 from bertree.model.kernels.table import attend, case_of, choose
 from bertree.model.masks import Causal
 
-TILES, WARPS, STAGES = ((32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128)), (2, 4, 8), (1, 2, 3)
+TILES, WARPS, STAGES = ((32, 32), (32, 64), (64, 32), (64, 64), (64, 128), (128, 64)), (4, 8), (1, 2)
+REGISTERS = (None, 168, 128)
 
 
 class Hashed:
@@ -118,20 +119,22 @@ def tune(given: argparse.Namespace) -> str:
         for name, work in (("FORWARD", side.attend), ("QUERIES", side.backward), ("KEYS", side.backward)):
             tuned, found = getattr(triton_attend, name), []
             used = tuned[given.width > 64]
-            for (block, keys), warps, stages in itertools.product(TILES, WARPS, STAGES):
-                tuned[given.width > 64] = (block, keys, warps, stages)
+            for tile, warps, stages, registers in itertools.product(TILES, WARPS, STAGES, REGISTERS):
+                setting = (*tile, warps, stages, registers)
+                tuned[given.width > 64] = setting
                 try:
                     seconds = medians({name: work}, given.repeats)[name]
                 except Exception as error:  # shared memory or registers do not suffice
-                    print(name, block, keys, warps, stages, type(error).__name__, flush=True)
+                    print(name, *setting, type(error).__name__, flush=True)
                     continue
-                found.append((seconds, (block, keys, warps, stages)))
+                found.append((seconds, setting))
             tuned[given.width > 64] = used
             now = medians({name: work}, given.repeats)[name]
-            best = ", ".join(f"{setting}: {1000 * seconds:.3f}" for seconds, setting in sorted(found)[:3])
+            found.sort(key=lambda one: one[0])
+            best = ", ".join(f"{setting}: {1000 * seconds:.3f}" for seconds, setting in found[:3])
             rows.append([rounds, name, f"{used}: {1000 * now:.3f}", best])
             print(*rows[-1], flush=True)
-    return table(["rounds", "kernel", "in use, ms", "fastest (queries, keys, warps, stages), ms"], rows)
+    return table(["rounds", "kernel", "in use, ms", "fastest (queries, keys, warps, stages, registers), ms"], rows)
 
 
 def main() -> None:

@@ -40,6 +40,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="time of every run, in place of --steps")
     parser.add_argument("--changes", nargs="+", default=[], metavar="KEY=VALUE", help="more changes, of every row")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument(
+        "--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="the others in other processes"
+    )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.steps and given.minutes:
@@ -125,7 +128,7 @@ def main() -> None:
     path = given.out / "rows.jsonl"
     done = {(row["row"], row["seed"]) for row in rows_in([path])}
     for seed in range(given.seeds):
-        for name in ROWS:
+        for name in given.rows:
             if (name, seed) not in done:
                 row = run(given, name, seed)
                 with path.open("a", encoding="utf-8") as file:

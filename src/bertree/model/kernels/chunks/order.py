@@ -66,7 +66,8 @@ class Rings(NamedTuple):
         starts, device = cu_seqlens.long(), cu_seqlens.device
         count = len(starts) - 1
         stream_t = torch.arange(tokens, device=device)
-        ids_t = torch.searchsorted(starts[1:], stream_t, right=True).clamp(max=max(0, count - 1))
+        # All of the boundaries: PyTorch 2.11 cannot compile a search in a part of a tensor.
+        ids_t = (torch.searchsorted(starts, stream_t, right=True) - 1).clamp(max=max(0, count - 1))
         places_t = stream_t - starts[ids_t]
         chunks_s = (starts.diff() + length - 1) // length
         ends_s = chunks_s.cumsum(0)

@@ -18,11 +18,14 @@ from bertree.model.kernels.chunks import triton_attend_jit as jit
 from bertree.model.kernels.chunks.order import ChunkOrder, ChunkSettings
 from bertree.model.kernels.triton_short import LOG2_E
 
-# Most queries and keys of a block, warps, pipeline stages: for heads up to a width of 64, and for wider ones.
-FORWARD = [(64, 64, 4, 2), (64, 32, 4, 2)]
-QUERIES = [(64, 64, 4, 2), (64, 32, 4, 2)]
-KEYS = [(32, 64, 4, 2), (32, 32, 4, 2)]
+Tuned = tuple[int, int, int, int, int | None]
+# Most queries and keys of a block, warps, pipeline stages, registers of a thread (None: the compiler's choice).
+# For heads up to a width of 64, and for wider ones.
+FORWARD: list[Tuned] = [(64, 32, 4, 2, 128), (64, 32, 4, 2, None)]
+QUERIES: list[Tuned] = [(64, 32, 4, 2, 128), (64, 32, 4, 2, None)]
+KEYS: list[Tuned] = [(32, 64, 4, 2, 168), (32, 32, 4, 2, None)]
 ROWS = 32  # of the kernels that go through rows in order
+ADDED = 4096  # numbers that a program adds up
 
 
 def refusal(q_tnd: Tensor, dropout: float) -> str:
@@ -70,22 +73,24 @@ class _Call:
         self.sizes = (self.tokens, self.chunks // self.rounds, line, *strides, LOG2_E * self.width**-0.5)
         self._flags = {"SHARED": self.shared, "CAUSAL": causal, "HIDES": hides_self, "ONCE": once}
 
-    def constants(self, tuned: list[tuple[int, int, int, int]]) -> dict[str, Any]:
+    def constants(self, tuned: list[Tuned]) -> dict[str, Any]:
         """Return what the kernels are compiled for."""
-        rows, keys, warps, stages = tuned[self.width > 64]
-        whole = _padded(self.length)
+        rows, keys, warps, stages, registers = tuned[self.width > 64]
+        window = self.order.neighbours_cw.shape[1]
+        chunk, seen = _padded(self.length), _padded(self.length * window)
         return {
             "HEADS": self.heads,
             "WIDTH": self.width,
             "PADDED": _padded(self.width),
             "LENGTH": self.length,
-            "ROWS": min(rows, whole),
-            "KEYS": min(keys, whole),
+            "ROWS": min(rows, seen if tuned is KEYS else chunk),
+            "KEYS": min(keys, chunk if tuned is KEYS else seen),
             "ROUNDS": self.rounds,
-            "WINDOW": self.order.neighbours_cw.shape[1],
+            "WINDOW": window,
             **self._flags,
             "num_warps": warps,
             "num_stages": stages,
+            "maxnreg": registers,
         }
 
     def grid(self, block: int) -> tuple[int, int]:
@@ -172,7 +177,11 @@ def _attend_backward(
 
 
 def _over_rounds(parts_rtnd: Tensor) -> Tensor:
-    return parts_rtnd[0] if len(parts_rtnd) == 1 else parts_rtnd.sum(0)
+    if len(parts_rtnd) == 1:
+        return parts_rtnd[0]
+    out = torch.empty_like(parts_rtnd[0])
+    jit.add_rounds[(-(-out.numel() // ADDED),)](parts_rtnd, out, out.numel(), ROUNDS=len(parts_rtnd), BLOCK=ADDED)
+    return out
 
 
 @_attend.register_fake

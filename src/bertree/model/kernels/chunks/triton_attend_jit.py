@@ -43,7 +43,19 @@ if triton is not None:
     ):
         """Numbers of some slots of a chunk, and their tokens; -1: none."""
         place = begin + tl.arange(0, ROWS)
-        slot, live = chunk * LENGTH + place, (place < LENGTH) & (chunk >= 0)
+        slot, live = chunk * LENGTH + place, place < LENGTH
+        token = tl.load(tokens + head * line + slot, mask=live, other=0).to(tl.int32)
+        is_empty = tl.load(places + head * line + slot, mask=live, other=EMPTY) == EMPTY
+        return slot, tl.where(is_empty, -1, token)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _window(  # type: ignore[no-untyped-def]
+        tokens, places, near, line, head, chunk, begin, LENGTH: tl.constexpr, WINDOW: tl.constexpr, COUNT: tl.constexpr
+    ):
+        """Numbers of some slots of the chunks that `near` has for a chunk, and their tokens; -1: none."""
+        place = begin + tl.arange(0, COUNT)
+        other = tl.load(near + chunk * WINDOW + place // LENGTH, mask=place < WINDOW * LENGTH, other=-1).to(tl.int32)
+        slot, live = other * LENGTH + place % LENGTH, other >= 0
         token = tl.load(tokens + head * line + slot, mask=live, other=0).to(tl.int32)
         is_empty = tl.load(places + head * line + slot, mask=live, other=EMPTY) == EMPTY
         return slot, tl.where(is_empty, -1, token)
@@ -106,27 +118,26 @@ if triton is not None:
         return share
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _scores(  # type: ignore[no-untyped-def]
-        s, met, near, own, slot, token, slot_k, token_k, head, HEADS: tl.constexpr, ROUNDS: tl.constexpr,
-        WINDOW: tl.constexpr, CAUSAL: tl.constexpr, HIDES: tl.constexpr, ONCE: tl.constexpr,
+    def _bias(  # type: ignore[no-untyped-def]
+        met, near, own, token, token_k, head, HEADS: tl.constexpr, ROUNDS: tl.constexpr, WINDOW: tl.constexpr,
+        CAUSAL: tl.constexpr, HIDES: tl.constexpr, ONCE: tl.constexpr,
     ):  # fmt: skip
-        """Scores (base 2) of what queries see, minus infinity elsewhere, and which of them have gradients.
+        """What is added to scores (base 2): minus infinity where a query does not see a key.
 
-        Slots and tokens are rows or columns, as the scores have them.
+        Tokens are rows or columns, as the scores have them. Before the product of queries and keys, so that all loads
+        are under way at once.
         """
         seen = (token >= 0) & (token_k >= 0)
         if CAUSAL:
             seen = seen & (token >= token_k)
         if HIDES:
             seen = seen & (token != token_k)
+        bias = tl.where(seen, 0.0, float("-inf"))
         if ONCE:
             row = tl.maximum(token, 0).to(tl.int64) * HEADS + head
             row_k = tl.maximum(token_k, 0).to(tl.int64) * HEADS + head
-            s = s - _share(met, near, own, row, row_k, ROUNDS, WINDOW)
-        s = tl.where(seen, s, float("-inf"))
-        if HIDES:
-            s = tl.where((slot == slot_k) & (token >= 0) & (token_k >= 0), ALONE, s)
-        return s, seen
+            bias -= _share(met, near, own, row, row_k, ROUNDS, WINDOW)
+        return bias
 
     @triton.jit  # type: ignore[untyped-decorator]
     def forward(  # type: ignore[no-untyped-def]
@@ -139,24 +150,22 @@ if triton is not None:
         head, chunk = tl.program_id(1), tl.program_id(0) // tl.cdiv(LENGTH, ROWS)
         begin = tl.program_id(0) % tl.cdiv(LENGTH, ROWS) * ROWS
         slot, token = _slots(tokens, places, line, head, chunk, begin, LENGTH, ROWS)
-        if tl.max(token) < 0:
-            return
         live = token >= 0
         q = load_rows(q_, token, live, stride, head, WIDTH, PADDED)
         high = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         mixed = tl.zeros([ROWS, PADDED], tl.float32)
-        for step in range(WINDOW * tl.cdiv(LENGTH, KEYS)):
-            other = tl.load(near + chunk * WINDOW + step // tl.cdiv(LENGTH, KEYS)).to(tl.int32)
-            begin = step % tl.cdiv(LENGTH, KEYS) * KEYS
-            slot_k, token_k = _slots(tokens, places, line, head, other, begin, LENGTH, KEYS)
+        for first in range(0, WINDOW * LENGTH, KEYS):
+            slot_k, token_k = _window(tokens, places, near, line, head, chunk, first, LENGTH, WINDOW, KEYS)
             k = load_rows(k_, token_k, token_k >= 0, stride_k, head, WIDTH, PADDED)
             v = load_rows(v_, token_k, token_k >= 0, stride_v, head, WIDTH, PADDED)
-            s = tl.dot(q, tl.trans(k)) * _factor(k, scale, WIDTH, SHARED)[None, :]
-            s, _ = _scores(
-                s, met, near, chunk // chunks, slot[:, None], token[:, None], slot_k[None, :], token_k[None, :], head,
-                HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
+            bias = _bias(
+                met, near, chunk // chunks, token[:, None], token_k[None, :], head, HEADS, ROUNDS, WINDOW, CAUSAL,
+                HIDES, ONCE,
             )  # fmt: skip
+            s = tl.dot(q, tl.trans(k)) * _factor(k, scale, WIDTH, SHARED)[None, :] + bias
+            if HIDES:
+                s = tl.where((slot[:, None] == slot_k[None, :]) & live[:, None], ALONE, s)
             higher = tl.maximum(high, tl.max(s, 1))
             base = tl.where(higher == float("-inf"), 0.0, higher)
             p = tl.exp2(s - base[:, None])
@@ -189,6 +198,16 @@ if triton is not None:
         tl.store(total + row, high + tl.log2(share), mask=live)
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def add_rounds(parts, out, count, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        """Add up some numbers of all rounds."""
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        total = tl.zeros([BLOCK], tl.float32)
+        for _ in range(ROUNDS):
+            total += tl.load(parts + at, mask=at < count, other=0.0).to(tl.float32)
+            parts += count  # numbers of all rounds may be more than 32 bits can count
+        tl.store(out + at, total.to(out.dtype.element_ty), mask=at < count)
+
+    @triton.jit  # type: ignore[untyped-decorator]
     def row_products(  # type: ignore[no-untyped-def]
         x, y, out, count, WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr
     ):
@@ -210,9 +229,7 @@ if triton is not None:
         """Gradients of some queries of a chunk."""
         head, chunk = tl.program_id(1), tl.program_id(0) // tl.cdiv(LENGTH, ROWS)
         begin = tl.program_id(0) % tl.cdiv(LENGTH, ROWS) * ROWS
-        slot, token = _slots(tokens, places, line, head, chunk, begin, LENGTH, ROWS)
-        if tl.max(token) < 0:
-            return
+        token = _slots(tokens, places, line, head, chunk, begin, LENGTH, ROWS)[1]
         live = token >= 0
         q = load_rows(q_, token, live, stride, head, WIDTH, PADDED)
         do = load_rows(grad, token, live, HEADS * WIDTH, head, WIDTH, PADDED)
@@ -220,18 +237,16 @@ if triton is not None:
         norm = tl.load(sums + row, mask=live, other=0.0)
         delta = tl.load(deltas + row, mask=live, other=0.0)
         dq = tl.zeros([ROWS, PADDED], tl.float32)
-        for step in range(WINDOW * tl.cdiv(LENGTH, KEYS)):
-            other = tl.load(near + chunk * WINDOW + step // tl.cdiv(LENGTH, KEYS)).to(tl.int32)
-            begin = step % tl.cdiv(LENGTH, KEYS) * KEYS
-            slot_k, token_k = _slots(tokens, places, line, head, other, begin, LENGTH, KEYS)
+        for first in range(0, WINDOW * LENGTH, KEYS):
+            token_k = _window(tokens, places, near, line, head, chunk, first, LENGTH, WINDOW, KEYS)[1]
             k = load_rows(k_, token_k, token_k >= 0, stride_k, head, WIDTH, PADDED)
             v = load_rows(v_, token_k, token_k >= 0, stride_v, head, WIDTH, PADDED)
-            factor = _factor(k, scale, WIDTH, SHARED)
-            s, seen = _scores(
-                tl.dot(q, tl.trans(k)) * factor[None, :], met, near, chunk // chunks, slot[:, None], token[:, None],
-                slot_k[None, :], token_k[None, :], head, HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
+            bias = _bias(
+                met, near, chunk // chunks, token[:, None], token_k[None, :], head, HEADS, ROUNDS, WINDOW, CAUSAL,
+                HIDES, ONCE,
             )  # fmt: skip
-            p = tl.where(seen, tl.exp2(s - norm[:, None]), 0.0)
+            factor = _factor(k, scale, WIDTH, SHARED)
+            p = tl.exp2(tl.dot(q, tl.trans(k)) * factor[None, :] + bias - norm[:, None])
             ds = p * (tl.dot(do, tl.trans(v)) - delta[:, None]) * (factor * LN_2)[None, :]
             dq += tl.dot(ds.to(k.dtype), k)
         to = chunk // chunks * count + token
@@ -252,31 +267,32 @@ if triton is not None:
         head, chunk = tl.program_id(1), tl.program_id(0) // tl.cdiv(LENGTH, KEYS)
         begin = tl.program_id(0) % tl.cdiv(LENGTH, KEYS) * KEYS
         slot_k, token_k = _slots(tokens, places, line, head, chunk, begin, LENGTH, KEYS)
-        if tl.max(token_k) < 0:
-            return
         live_k = token_k >= 0
         k = load_rows(k_, token_k, live_k, stride_k, head, WIDTH, PADDED)
         v = load_rows(v_, token_k, live_k, stride_v, head, WIDTH, PADDED)
         factor = _factor(k, scale, WIDTH, SHARED)
         dk = tl.zeros([KEYS, PADDED], tl.float32)
         dv = tl.zeros([KEYS, PADDED], tl.float32)
-        for step in range(WINDOW * tl.cdiv(LENGTH, ROWS)):
-            other = tl.load(seers + chunk * WINDOW + step // tl.cdiv(LENGTH, ROWS)).to(tl.int32)
-            begin = step % tl.cdiv(LENGTH, ROWS) * ROWS
-            slot, token = _slots(tokens, places, line, head, other, begin, LENGTH, ROWS)
+        for first in range(0, WINDOW * LENGTH, ROWS):
+            slot, token = _window(tokens, places, seers, line, head, chunk, first, LENGTH, WINDOW, ROWS)
             live = token >= 0
             q = load_rows(q_, token, live, stride, head, WIDTH, PADDED)
             do = load_rows(grad, token, live, HEADS * WIDTH, head, WIDTH, PADDED)
             row = tl.maximum(token, 0).to(tl.int64) * HEADS + head
             norm = tl.load(sums + row, mask=live, other=0.0)
             delta = tl.load(deltas + row, mask=live, other=0.0)
-            s, seen = _scores(
-                tl.dot(k, tl.trans(q)) * factor[:, None], met, near, chunk // chunks, slot[None, :], token[None, :],
-                slot_k[:, None], token_k[:, None], head, HEADS, ROUNDS, WINDOW, CAUSAL, HIDES, ONCE,
+            bias = _bias(
+                met, near, chunk // chunks, token[None, :], token_k[:, None], head, HEADS, ROUNDS, WINDOW, CAUSAL,
+                HIDES, ONCE,
             )  # fmt: skip
+            s = tl.dot(k, tl.trans(q)) * factor[:, None] + bias
+            if HIDES:
+                s = tl.where((slot[None, :] == slot_k[:, None]) & live[None, :], ALONE, s)
             p = tl.exp2(s - norm[None, :])
             dv += tl.dot(p.to(do.dtype), do)
-            ds = tl.where(seen, p, 0.0) * (tl.dot(v, tl.trans(do)) - delta[None, :])
+            if HIDES:  # a token that sees itself alone has no choice
+                p = tl.where(bias > float("-inf"), p, 0.0)
+            ds = p * (tl.dot(v, tl.trans(do)) - delta[None, :])
             dk += tl.dot(ds.to(q.dtype), q)
         to = chunk // chunks * count + token_k
         natural = (factor * LN_2)[:, None]
