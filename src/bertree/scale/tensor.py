@@ -170,7 +170,7 @@ def _set_sizes(module: nn.Module) -> None:
 
 def summed_over_tensor(name: str) -> bool:
     """Return whether gradients of a parameter are, with sequence parallelism, of this rank's tokens alone."""
-    return name.startswith("encoder.stack.") and split_of(name) is None
+    return "encoder.stack." in name and split_of(name) is None
 
 
 def sum_shared_gradients(named: Iterable[tuple[str, nn.Parameter]], world: TensorRanks) -> None:
