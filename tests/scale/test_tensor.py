@@ -4,68 +4,85 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch import distributed
 
 from bertree.errors import UserError
 from bertree.model.presets import preset
+from bertree.scale.launch import Launch
 from bertree.scale.tensor import check_tensor, put_tensor_parallel
+from bertree.scale.world import World, join
 from tests.support import batches
 from tests.support.parts import ScaledAttention
+from tests.support.ranks import run_ranks
 from tests.support.split_networks import (
     attention_of_equal_heads,
     compiled,
     generated,
     in_half_precision,
+    on_a_mesh,
     slope,
     states_and_logits,
 )
 from tests.support.tensor_parallel import (
     MEMBERS,
-    Ranks,
     compare,
     count_collectives,
     make_network,
     member,
-    run_ranks,
-    tensor_ranks,
 )
 
 # The members that 4 ranks share too, and whether each has some tokens.
 FOUR = {"bert": True, "albert": False, "xlnet with memory": True, "reformer": True, "modernbert": False}
 COUNTED = ("bert", "bert pre-norm", "transformer-xl", "transformer-xl pre-norm", "xlnet with memory", "reformer")
+RECOMPUTED = ("bert", "bert pre-norm", "albert", "xlnet with memory")
+# Members on 2 data ranks of 2 tensor ranks each, and whether these have some tokens each.
+ON_A_MESH = {"modernbert": True, "xlnet with memory": True, "transformer-xl adaptive": False, "reformer": True}
 TOLERANCE = 1e-5
 
 
-def cases() -> Iterator[tuple[str, Any]]:
-    """In 4 processes: tensor 2 twice, the second pair with sequence parallelism; and tensor 4."""
-    two, four = tensor_ranks(2), tensor_ranks(4)
-    second = distributed.get_rank() >= 2
+def run_cases(launch: Launch) -> dict[str, Any]:
+    """Run all cases as one of 4 processes."""
+    found: dict[str, Any] = {}
+    with join(launch._replace(job="two"), tensor=2) as world:
+        found.update(cases_of_two(world))
+    with join(launch._replace(job="four"), tensor=4) as world:
+        found.update(cases_of_four(world))
+    for name in ON_A_MESH:
+        found[f"{name} on a mesh"] = on_a_mesh(name, launch._replace(job=name), ON_A_MESH[name])
+    return found
+
+
+def cases_of_two(world: World) -> Iterator[tuple[str, Any]]:
+    """Two pairs of tensor ranks, the second with sequence parallelism."""
+    second = world.data_rank == 1
     for name in MEMBERS:
-        yield f"{name}, 2", compare(name, two, second)
-        if name in FOUR:
-            yield f"{name}, 4", compare(name, four, FOUR[name])
-    for name in ("bert", "bert pre-norm", "albert", "xlnet with memory"):
-        yield f"{name} recomputed, 2", compare(name, two, second, recompute=True)
-    yield "dropout, 4", compare("bert", four, False, dropout=0.3)
-    yield "dropout recomputed, 4", compare("bert", four, False, recompute=True, dropout=0.3)
-    yield "slope", slope(two, second)
+        yield f"{name}, 2", compare(name, world, second)
+    for name in RECOMPUTED:
+        yield f"{name} recomputed, 2", compare(name, world, second, recompute=True)
+    yield "slope", slope(world, second)
     for rate in (0.0, 0.5):
-        yield f"attention that drops {rate}", attention_of_equal_heads(two, second, rate)
-    yield "compiled", compiled("bert", two, second, "attention" if second else "ffn")
-    yield "states", states_and_logits(two, second)
-    yield "half precision", in_half_precision(two, second)
-    yield "generated", generated(two, second)
+        yield f"attention that drops {rate}", attention_of_equal_heads(world, second, rate)
+    yield "compiled", compiled("bert", world, second, "attention" if second else "ffn")
+    yield "states", states_and_logits(world, second)
+    yield "half precision", in_half_precision(world, second)
+    yield "generated", generated(world, second)
     for name in COUNTED:
-        for recompute in (False, True):
-            again = ", recomputed" if recompute else ""
-            yield f"collectives of {name}{again}", count_collectives(name, two, second, recompute)
-    yield "collectives of bert, 4", count_collectives("bert", four, True)
-    yield "collectives of bert with dropout", count_collectives("bert pre-norm", two, second, True, dropout=0.1)
+        yield f"collectives of {name}", count_collectives(name, world, second)
+        yield f"collectives of {name}, recomputed", count_collectives(name, world, second, True)
+    yield "collectives with dropout", count_collectives("bert pre-norm", world, second, True, dropout=0.1)
+
+
+def cases_of_four(world: World) -> Iterator[tuple[str, Any]]:
+    """Four tensor ranks."""
+    for name, sequence_parallel in FOUR.items():
+        yield f"{name}, 4", compare(name, world, sequence_parallel)
+    yield "dropout, 4", compare("bert", world, False, dropout=0.3)
+    yield "dropout recomputed, 4", compare("bert", world, False, recompute=True, dropout=0.3)
+    yield "collectives of bert, 4", count_collectives("bert", world, True)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(4, tmp_path_factory.mktemp("ranks"), cases)
+    return run_ranks(4, tmp_path_factory.mktemp("ranks"), run_cases)
 
 
 def check_equal(found: list[dict[str, Any]], start: str) -> None:
@@ -86,7 +103,7 @@ def test_a_split_network_computes_what_the_whole_one_does(found: list[dict[str, 
     check_equal(found, name)
 
 
-@pytest.mark.parametrize("name", ["bert", "bert pre-norm", "albert", "xlnet with memory"])
+@pytest.mark.parametrize("name", RECOMPUTED)
 def test_layers_that_are_computed_again_have_the_same_gradients(found: list[dict[str, Any]], name: str) -> None:
     check_equal(found, f"{name} recomputed")
 
@@ -94,6 +111,15 @@ def test_layers_that_are_computed_again_have_the_same_gradients(found: list[dict
 @pytest.mark.parametrize("name", ["dropout", "dropout recomputed"])
 def test_dropout_of_whole_tensors_is_that_of_one_device(found: list[dict[str, Any]], name: str) -> None:
     check_equal(found, name)
+
+
+@pytest.mark.parametrize("name", ON_A_MESH)
+def test_shards_of_split_tensors_have_the_gradients_of_the_whole(found: list[dict[str, Any]], name: str) -> None:
+    for rank in found:
+        result = rank[f"{name} on a mesh"]
+        assert result["gradients"][0] < TOLERANCE, result["gradients"]
+        assert result["norm"] < TOLERANCE
+        assert result["share"] < 0.45
 
 
 def test_gradients_are_those_of_what_was_dropped(found: list[dict[str, Any]]) -> None:
@@ -168,11 +194,11 @@ def test_a_part_of_ones_own_is_refused_by_name() -> None:
     network = make_network(member("bert"))
     network.encoder.stack.attention[1].part = ScaledAttention(32, 4, 0.0)
     with pytest.raises(UserError, match=r"encoder.stack.attention.1.part is a ScaledAttention"):
-        put_tensor_parallel(network, Ranks(2, 0, None))
+        put_tensor_parallel(network, World(size=2, tensor=2))
 
 
 def test_one_rank_leaves_the_network_as_it_is() -> None:
     network = make_network(member("bert"))
     before = {name: (type(module), len(module._forward_hooks)) for name, module in network.named_modules()}
-    put_tensor_parallel(network, Ranks(1, 0, None), sequence_parallel=True)
+    put_tensor_parallel(network, World(), sequence_parallel=True)
     assert {name: (type(m), len(m._forward_hooks)) for name, m in network.named_modules()} == before

@@ -8,10 +8,13 @@ from torch import Tensor, distributed
 from bertree.batch import Batch, Continuation, PretrainingLabels
 from bertree.model.layers.attention import Attention
 from bertree.model.network import Network
+from bertree.scale.distribute import distribute
+from bertree.scale.gradients import local
+from bertree.scale.launch import Launch
 from bertree.scale.split import wholes_of
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
+from bertree.scale.world import World, join
 from tests.support.tensor_parallel import (
-    Ranks,
     difference,
     digest,
     joined,
@@ -24,31 +27,31 @@ from tests.support.tensor_parallel import (
 )
 
 
-def split(name: str, ranks: Ranks, sequence_parallel: bool, **axes: Any) -> Network:
+def split(name: str, world: World, sequence_parallel: bool, **axes: Any) -> Network:
     """A small member, split."""
     network = make_network(member(name, **axes))
-    put_tensor_parallel(network, ranks, sequence_parallel)
+    put_tensor_parallel(network, world, sequence_parallel)
     return network
 
 
-def slope(ranks: Ranks, sequence_parallel: bool) -> dict[str, Any]:
+def slope(world: World, sequence_parallel: bool) -> dict[str, Any]:
     """With dropout everywhere: how fast the loss falls in a random direction, by gradients and by two losses; and
     what all ranks must have alike afterwards."""
-    network = split("bert", ranks, sequence_parallel, dropout=0.2, attention_dropout=0.2).double()
+    network = split("bert", world, sequence_parallel, dropout=0.2, attention_dropout=0.2).double()
     batches = make_batches(member("bert"))
     loss = train(network, batches)
     state = digest({"random": torch.get_rng_state()})
     if sequence_parallel:
-        sum_shared_gradients(network.named_parameters(), ranks)
+        sum_shared_gradients(network.named_parameters(), world)
     draw, directions, slopes, wholes = torch.Generator().manual_seed(5), {}, [0.0, 0.0], wholes_of(network)
     for name, parameter in network.named_parameters():
         shape, how = wholes[name]
         whole = torch.randn(shape, generator=draw, dtype=torch.float64)
-        directions[name] = whole if how is None else how.cut(whole, ranks.tensor_rank, ranks.tensor)
+        directions[name] = whole if how is None else how.cut(whole, world.tensor_rank, world.tensor)
         assert parameter.grad is not None
         slopes[how is None] += float((parameter.grad * directions[name]).sum())
     in_pieces = torch.tensor(slopes[0])
-    distributed.all_reduce(in_pieces, group=ranks.tensor_group)
+    distributed.all_reduce(in_pieces, group=world.tensor_group)
     step, losses = 1e-4, []
     for sign in (1.0, -2.0):
         with torch.no_grad():
@@ -63,15 +66,15 @@ def slope(ranks: Ranks, sequence_parallel: bool) -> dict[str, Any]:
     }
 
 
-def attention_of_equal_heads(ranks: Ranks, sequence_parallel: bool, dropout: float) -> str:
+def attention_of_equal_heads(world: World, sequence_parallel: bool, dropout: float) -> str:
     """A digest of what the heads of a rank compute where all heads have the same weights: what they drop is left."""
-    network = split("gpt1", ranks, sequence_parallel, attention_dropout=dropout)
+    network = split("gpt1", world, sequence_parallel, attention_dropout=dropout)
     part = network.encoder.stack.attention[0].part
     assert isinstance(part, Attention)
     with torch.no_grad():
         for piece in (*part.qkv.weight.chunk(3), *part.qkv.bias.chunk(3)):
             heads = piece.unflatten(0, (part.heads, part.head_width))
-            distributed.broadcast(first := heads[0].clone(), group_src=0, group=ranks.tensor_group)
+            distributed.broadcast(first := heads[0].clone(), group_src=0, group=world.tensor_group)
             heads.copy_(first.expand_as(heads))
     seen: dict[str, Tensor | None] = {}
     part.out.register_forward_pre_hook(lambda module, given: seen.update(mixed=given[0].detach()))
@@ -79,53 +82,53 @@ def attention_of_equal_heads(ranks: Ranks, sequence_parallel: bool, dropout: flo
     return digest(seen)
 
 
-def compiled(name: str, ranks: Ranks, sequence_parallel: bool, kind: str) -> tuple[float, str]:
+def compiled(name: str, world: World, sequence_parallel: bool, kind: str) -> tuple[float, str]:
     """How far gradients of a split network with compiled blocks of a kind are from those of a whole one."""
     batches, whole = make_batches(member(name)), make_network(member(name))
-    network = split(name, ranks, sequence_parallel)
+    network = split(name, world, sequence_parallel)
     for block in network.encoder.stack.get_submodule(kind).children():
         block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     train(whole, batches)
     train(network, batches)
     if sequence_parallel:
-        sum_shared_gradients(network.named_parameters(), ranks)
-    gradients = joined(network, ranks, lambda parameter: parameter.grad)
+        sum_shared_gradients(network.named_parameters(), world)
+    gradients = joined(network, world, lambda parameter: parameter.grad)
     return worst(gradients, {name: p.grad for name, p in whole.named_parameters()})
 
 
-def states_and_logits(ranks: Ranks, sequence_parallel: bool) -> dict[str, float]:
+def states_and_logits(world: World, sequence_parallel: bool) -> dict[str, float]:
     """The states of all layers, and gradients through logits of the whole vocabulary, against a whole network."""
     batch = make_batches(member("bert"))[0]
     chosen, _ = PretrainingLabels.of(batch).predicted
-    networks = [make_network(member("bert")), split("bert", ranks, sequence_parallel)]
+    networks = [make_network(member("bert")), split("bert", world, sequence_parallel)]
     states = []
     for network in networks:
         states.append(list(network.encoder.states(batch)))
         logits = network.mask_logits(network(batch), chosen)
         logits.float().softmax(-1).square().sum().backward()
     if sequence_parallel:
-        sum_shared_gradients(networks[1].named_parameters(), ranks)
-    gradients = joined(networks[1], ranks, lambda parameter: parameter.grad)
+        sum_shared_gradients(networks[1].named_parameters(), world)
+    gradients = joined(networks[1], world, lambda parameter: parameter.grad)
     return {
         "states": max(difference(x, y) for x, y in zip(*states, strict=True)),
         "gradients": worst(gradients, {name: p.grad for name, p in networks[0].named_parameters()})[0],
     }
 
 
-def in_half_precision(ranks: Ranks, sequence_parallel: bool) -> dict[str, Any]:
+def in_half_precision(world: World, sequence_parallel: bool) -> dict[str, Any]:
     """Loss and precision of the states under autocast, and the loss of a whole network."""
     batches = make_batches(member("bert"))
-    networks = [make_network(member("bert")), split("bert", ranks, sequence_parallel)]
+    networks = [make_network(member("bert")), split("bert", world, sequence_parallel)]
     with torch.autocast("cpu", torch.bfloat16):
         losses = [float(loss_of(network, batches).detach()) for network in networks]
         kinds = [str(network(batches[0]).dtype) for network in networks]
     return {"losses": losses, "kinds": kinds}
 
 
-def generated(ranks: Ranks, sequence_parallel: bool) -> float:
+def generated(world: World, sequence_parallel: bool) -> float:
     """How far logits of a token after a cached text are from those of a whole network."""
     found = []
-    for network in (make_network(member("gpt2")), split("gpt2", ranks, sequence_parallel)):
+    for network in (make_network(member("gpt2")), split("gpt2", world, sequence_parallel)):
         encoder: Any = network.eval().encoder
         with torch.no_grad():
             state = encoder.start_cache(2, 16)
@@ -138,3 +141,35 @@ def generated(ranks: Ranks, sequence_parallel: bool) -> float:
             hidden = encoder.encode(batch, state).hidden
             found.append(network.mask_logits(hidden, torch.arange(2)))
     return difference(found[1], found[0])
+
+
+def gathered(tensor: Any) -> Tensor | None:
+    """The shards of all data ranks, if a tensor is sharded."""
+    found: Tensor | None = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found
+
+
+def on_a_mesh(name: str, launch: Launch, sequence_parallel: bool) -> dict[str, Any]:
+    """Gradients of two data ranks of two tensor ranks each, sharded on top (ZeRO 3), against those of one network that
+    reads the batches of both."""
+    a = member(name)
+    each = [make_batches(a, seed) for seed in (0, 1)]
+    whole = make_network(a)
+    for batches in each:
+        train(whole, batches)
+    with join(launch, data=2, tensor=2, zero=3) as world:
+        network = make_network(a)
+        distribution = distribute(network, world, zero=3, sequence_parallel=sequence_parallel)
+        distribution.before_micro_batch(is_last=True)
+        named = list(network.named_parameters())
+        train(network, each[world.data_rank])
+        norm = distribution.clip_gradients(named, 1e9)
+        held = sum(local(parameter).numel() for _, parameter in named)
+        gradients = joined(network, world, lambda parameter: gathered(parameter.grad))
+        wanted = {name: p.grad for name, p in whole.named_parameters()}
+        squares = sum(float(g.double().square().sum()) for g in wanted.values() if g is not None)
+        return {
+            "gradients": worst(gradients, wanted),
+            "norm": abs(float(norm) / squares**0.5 - 1.0),
+            "share": held / sum(p.numel() for p in whole.parameters()),
+        }

@@ -1,13 +1,9 @@
 """Small members of the family, whole and split among gloo processes: cases that run in every rank of one spawn."""
 
 import hashlib
-import json
-import os
-import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,7 +18,7 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.split import wholes_of
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
 from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, tensor_traffic, total
-from tests.support.processes import PATIENCE, PROCESSES
+from bertree.scale.world import World
 
 VOCABULARY = 51  # neither 2 nor 4 ranks share it evenly
 SMALL: dict[str, Any] = {
@@ -140,27 +136,7 @@ def evaluate(network: Network, batches: list[Batch]) -> tuple[list[float], Tenso
         return found, network.mask_logits(hidden, PretrainingLabels.of(batch).predicted[0])
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """The tensor-parallel ranks of a process."""
-
-    tensor: int
-    tensor_rank: int
-    tensor_group: Any
-
-
-@cache
-def tensor_ranks(tensor: int) -> Ranks:
-    """Groups of so many neighbours among all processes."""
-    rank = distributed.get_rank()
-    groups = [
-        distributed.new_group(list(range(first, first + tensor)))
-        for first in range(0, distributed.get_world_size(), tensor)
-    ]
-    return Ranks(tensor, rank % tensor, groups[rank // tensor])
-
-
-def joined(network: Network, ranks: Ranks, of: Callable[[Any], Tensor | None]) -> dict[str, Tensor | None]:
+def joined(network: Network, world: World, of: Callable[[Any], Tensor | None]) -> dict[str, Tensor | None]:
     """Whole tensors of the pieces of all ranks; of what all ranks have, this rank's."""
     found: dict[str, Tensor | None] = {}
     wholes = wholes_of(network)
@@ -168,9 +144,9 @@ def joined(network: Network, ranks: Ranks, of: Callable[[Any], Tensor | None]) -
         own, split = of(parameter), wholes[name].split
         found[name] = own
         if split is not None and own is not None:
-            parts: list[Any] = [None] * ranks.tensor
-            distributed.all_gather_object(parts, own.tolist(), group=ranks.tensor_group)
-            found[name] = split.join([torch.tensor(part, dtype=own.dtype) for part in parts])
+            parts: list[Any] = [None] * world.tensor
+            distributed.all_gather_object(parts, own.numpy(), group=world.tensor_group)
+            found[name] = split.join([torch.from_numpy(part) for part in parts])
     return found
 
 
@@ -195,18 +171,18 @@ def worst(found: dict[str, Tensor | None], wanted: dict[str, Tensor | None]) -> 
     return max(pairs)
 
 
-def compare(name: str, ranks: Ranks, sequence_parallel: bool, recompute: bool = False, **axes: Any) -> dict[str, Any]:
+def compare(name: str, world: World, sequence_parallel: bool, recompute: bool = False, **axes: Any) -> dict[str, Any]:
     """How far a split member is from the whole one: loss, gradients, and evaluation."""
     a = member(name, **axes)
     whole, wanted_loss, wanted_figures, wanted_logits, batches = _of_whole(name, tuple(axes.items()))
     network = make_network(a)
-    put_tensor_parallel(network, ranks, sequence_parallel)
+    put_tensor_parallel(network, world, sequence_parallel)
     network.encoder.recompute(recompute)
     loss = train(network, batches)
     if sequence_parallel:
-        sum_shared_gradients(network.named_parameters(), ranks)
-    gradients = joined(network, ranks, lambda parameter: parameter.grad)
-    weights = joined(network, ranks, lambda parameter: parameter.detach())
+        sum_shared_gradients(network.named_parameters(), world)
+    gradients = joined(network, world, lambda parameter: parameter.grad)
+    weights = joined(network, world, lambda parameter: parameter.detach())
     figures, logits = evaluate(network.eval(), batches)
     return {
         "loss": abs(float(loss / wanted_loss) - 1.0),
@@ -234,32 +210,6 @@ def digest(tensors: dict[str, Tensor | None]) -> str:
     return found.hexdigest()
 
 
-def spawned(rank: int, ranks: int, folder: str, cases: Callable[[], Iterator[tuple[str, Any]]]) -> None:
-    """Run cases in one of several processes, and write what they found."""
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
-    found: dict[str, Any] = {}
-    try:
-        found.update(cases())
-    except BaseException:
-        Path(folder, f"failed-{rank}").write_text(traceback.format_exc())
-        os._exit(1)  # no waiting for the others
-    Path(folder, f"found-{rank}.json").write_text(json.dumps(found))
-    distributed.destroy_process_group()
-
-
-def run_ranks(ranks: int, folder: Path, cases: Callable[[], Iterator[tuple[str, Any]]]) -> list[dict[str, Any]]:
-    """Run cases in several processes; return what each found."""
-    started = [PROCESSES.Process(target=spawned, args=(rank, ranks, str(folder), cases)) for rank in range(ranks)]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(PATIENCE)
-    failed = [path.read_text() for path in sorted(folder.glob("failed-*"))]
-    assert not failed, failed[0]
-    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(ranks)]
-
-
 class Collectives(TorchDispatchMode):
     """Counts the calls and the bytes of functional collectives, by kind."""
 
@@ -285,17 +235,17 @@ KINDS = {
 
 
 def count_collectives(
-    name: str, ranks: Ranks, sequence_parallel: bool, recompute: bool = False, **axes: Any
+    name: str, world: World, sequence_parallel: bool, recompute: bool = False, **axes: Any
 ) -> tuple[dict[str, list[int]], dict[str, tuple[int, int]]]:
     """What the ranks tell each other for a batch: counted, and by the formula."""
     a = member(name, **{"pooler": False} | axes)
     network, batches = make_network(a), make_batches(a)
-    put_tensor_parallel(network, ranks, sequence_parallel)
+    put_tensor_parallel(network, world, sequence_parallel)
     network.encoder.recompute(recompute)
     with Collectives() as counted:
         train(network, batches)
     predicted = len(PretrainingLabels.of(batches[0]).predicted[0])
-    sizes = (len(batches[0].ids), predicted, ranks.tensor)
+    sizes = (len(batches[0].ids), predicted, world.tensor)
     lanes = len(batches[0].cu_seqlens) - 1
     wanted = tensor_traffic(cast(Transformer, a), *sizes, sequence_parallel, recompute, lanes=lanes)
     return counted.found, {
