@@ -96,7 +96,7 @@ class Wires:
     def join_rows(self, x_rh: Tensor, tokens: int) -> Tensor:
         """Join the rows of all ranks, without those beyond the tokens."""
         joined = _wait(ops._c10d_functional.all_gather_into_tensor(x_rh.contiguous(), self.ranks, self.group))
-        return joined[:tokens]
+        return joined if len(joined) == tokens else joined[:tokens]
 
     def sum_rows(self, x_th: Tensor) -> Tensor:
         """Return this rank's rows of the sum over the ranks."""
@@ -183,7 +183,8 @@ class _AllRows(Function):
     @staticmethod
     def forward(ctx: Any, x_rh: Tensor, wires: Wires, tokens: int) -> Tensor:
         ctx.wires = wires
-        return wires.join_rows(x_rh, tokens)
+        x_th = wires.join_rows(x_rh, tokens)
+        return x_th.clone() if x_th._is_view() else x_th  # FSDP2 warns of a network that returns a view
 
     @staticmethod
     def backward(ctx: Any, gradient_th: Tensor) -> tuple[Tensor, None, None]:
