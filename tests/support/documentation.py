@@ -287,6 +287,7 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "my-student.toml": lambda library, path: path.write_text('extends = "distilbert-tiny"\n'),
     "my-sst": lambda library, path: library.finetuned(path, "sst-2", "glue"),
     "sst": lambda library, path: library.finetuned(path, "sst-2", "glue"),
+    "my-mnli": lambda library, path: library.finetuned(path, "sst-2", "glue"),  # any other task does
     "my-qa": lambda library, path: library.finetuned(path, "squad2", "squad"),
     "my-squad": lambda library, path: library.finetuned(path, "squad", "squad"),
     "my-ner": lambda library, path: library.finetuned(path, "ner", "conll2003"),

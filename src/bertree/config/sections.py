@@ -21,6 +21,8 @@ class OptimSettings:
     eps: Annotated[float, Above(0)] = 1e-6
     weight_decay: Annotated[float, AtLeast(0)] = 0.01  # not on biases and norms
     clip: Annotated[float, AtLeast(0)] = 1.0  # largest norm of the gradient; 0: no limit
+    # rate of each layer as a multiple of the layer's above it; heads have the whole rate, embeddings the lowest
+    layer_decay: Annotated[float, Above(0), AtMost(1)] = 1.0
     momentum: Annotated[float, Share()] = 0.95  # muon: of the layers' matrices
     matrix_rate: Annotated[float, Above(0)] = 1.0  # muon: their learning rate, as a multiple of lr
 

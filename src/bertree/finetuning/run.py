@@ -8,12 +8,14 @@ OUT/seed-N/                 each run: metrics.jsonl, report.html, recipe.toml
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bertree.config.overrides import overrides_of
 from bertree.console import note, showing
 from bertree.finetuning import config as configs
+from bertree.finetuning.from_task import load_from_task
 from bertree.finetuning.left_to_right import with_layout, with_task_tokens
 from bertree.finetuning.prepare import prepare_run, read_examples, training_splits
 from bertree.finetuning.seeds import check_run_folder, run_seeds
@@ -39,6 +41,7 @@ def finetune(
     pair: str | None = None,
     label: str | None = None,
     features: str | None = None,
+    from_task: str | Path | None = None,
     seeds: int = 1,
     resume: bool = False,
     tokenizer: str | Path | None = None,
@@ -51,6 +54,7 @@ def finetune(
     `task` is a name (`sst-2`, `squad2`, `ner`, `classification` ...) or a task of your own; `data` a folder with the
     task's files or one file; `train` and `dev` are files in place of the folder's; `text`, `pair` and `label` name
     your columns. `seeds` runs are made and the best one is kept. `features` freezes the encoder and reads these layers.
+    `from_task` is a run on another task that began with the same model: its encoder is taken, with a new head.
     Settings are keywords (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same as strings (`"epochs=3"`).
     With `resume=True` an interrupted run goes on. Nothing is printed unless `progress=True`.
 
@@ -68,9 +72,14 @@ def finetune(
         splits = training_splits(TaskFiles.of(data, train, dev), known)
         check_run_folder(out, resume)
         start, name = load_or_take(model, tokenizer=tokenizer)
+        identity, origin = [identify(model)], list[str]()
+        if from_task is not None:
+            start, folder = load_from_task(from_task, start, name, known.name)
+            name, identity = str(folder), [*identity, identify(folder)]
+            origin = [f"the encoder is that of {name}, which has learned {start.task['name']}; its head is new"]
         start, known = with_task_tokens(start), with_layout(known, start, config.task)
         if not start.trained:
             note(f"{name}: is a preset with random weights, so everything is learned from this task alone")
         examples = read_examples(known, splits, config.train.held_out)
-        job = prepare_run(start, name, examples, out, config, machine, identity=[identify(model)])
-        return run_seeds(job, seeds, resume)
+        job = prepare_run(start, name, examples, out, config, machine, identity=identity)
+        return run_seeds(replace(job, intro=[*job.intro, *origin]), seeds, resume)

@@ -13,6 +13,7 @@ from bertree.scale.distribute import Distribution
 from bertree.scale.gradients import first_row, is_sharded, local, squares, sum_over_ranks
 from bertree.scale.world import World
 from bertree.train.optimizers.adamw import ShardedAdamW
+from bertree.train.optimizers.layer_rates import with_layer_rates
 from bertree.train.optimizers.muon import build_muon
 
 STACKED = {".qkv.": 3, ".qv.": 2}  # matrices in one tensor, by a part of its name
@@ -33,7 +34,7 @@ def build_optimizer(
         {"params": [p for _, p in named if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for _, p in named if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
+    groups = with_layer_rates([group for group in groups if group["params"]], named, settings.layer_decay)
     if settings.name == "adamw":
         return ShardedAdamW(
             groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True, capturable=capturable

@@ -21,6 +21,7 @@ from bertree.model.layers.feed_forward import GatedFeedForward
 from bertree.scale.gradients import first_row, is_sharded, local
 from bertree.scale.world import World
 from bertree.train.optimizers.adamw import ShardedAdamW
+from bertree.train.optimizers.layer_rates import with_layer_rates
 
 STACKED = {".qkv.": 3, ".qv.": 2, ".lstm.": 4}  # matrices in one tensor, by a part of its name
 KEPT = ("step", "exp_avg")  # for each matrix
@@ -80,7 +81,7 @@ def build_muon(
     ]
     pieces = stacked_matrices(network)
     return Muon(
-        [group for group in groups if group["params"]],
+        with_layer_rates([group for group in groups if group["params"]], named, settings.layer_decay),
         settings.lr,
         settings.betas,
         settings.eps,
