@@ -24,6 +24,7 @@ from bertree.data.prepare import prepare
 from bertree.data.store import Store, verify
 from bertree.data.stream import Stream
 from bertree.data.writer import ShardWriter
+from bertree.engines.choice import choose_engine
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions
@@ -75,7 +76,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def run(corpus: Path, tokenizer: Path, out: Path, workers: int = 1, **more: Any) -> Store:
     source = Corpus([str(corpus)], CorpusOptions(deduplicate=True))
-    return prepare(source, load(tokenizer), out, workers, shard_tokens=SHARD, **more)
+    return prepare(source, load(tokenizer), out, choose_engine("local", workers=workers), shard_tokens=SHARD, **more)
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +180,14 @@ def test_killed_at_any_moment_it_goes_on(
         "import sys\n"
         "from pathlib import Path\n"
         "from bertree.data import prepare as module\n"
+        "from bertree.engines.processes import Processes\n"
         "from bertree.text.corpus import Corpus, CorpusOptions\n"
         "from bertree.text.tokenizer import Tokenizer\n"
         "if __name__ == '__main__':\n"
         f"    module.CHUNK = {CHUNK}\n"
         "    corpus = Corpus([sys.argv[1]], CorpusOptions(deduplicate=True))\n"
         "    tokenizer = Tokenizer.load(Path(sys.argv[2]))\n"
-        f"    module.prepare(corpus, tokenizer, Path(sys.argv[3]), 2, shard_tokens={SHARD})\n"
+        f"    module.prepare(corpus, tokenizer, Path(sys.argv[3]), Processes(2), shard_tokens={SHARD})\n"
     )
     script = tmp_path / "run.py"
     script.write_text(code)

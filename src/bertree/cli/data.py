@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bertree.cli.command import print_json, verb
-from bertree.cli.options import FormatOption, JsonOption
+from bertree.cli.options import AddressOption, EngineOption, FormatOption, JsonOption
 
 if TYPE_CHECKING:
     from bertree.data.store import Store
@@ -114,6 +114,8 @@ def prepare(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Processes.", show_default="all cores")
     ] = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     language: Annotated[str, typer.Option("--language", help="Code of the language, for splitting sentences.")] = "en",
     text: FieldOption = "text",
     format: FormatOption = None,
@@ -149,6 +151,8 @@ def prepare(
         tokenizer,
         out,
         workers=workers,
+        engine=engine,
+        address=address,
         language=language,
         text=text,
         format=format,

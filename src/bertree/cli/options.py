@@ -85,6 +85,18 @@ VectorsOption = Annotated[
     Path | None, typer.Option("--vectors", help="Vectors of FILE that `bertree embed` has written; no model is run.")
 ]
 TableOption = Annotated[Path | None, typer.Option("--out", help="File to write: .jsonl, .csv or .tsv.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="local: this machine; ray: a Ray cluster (pip install 'bertree\\[ray]').")
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Where the Ray cluster is, or: auto.",
+        show_default="RAY_ADDRESS, or a cluster started here for this run",
+    ),
+]
 SeedsOption = Annotated[
     int,
     typer.Option(

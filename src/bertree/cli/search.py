@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bertree.cli.command import print_json, verb
-from bertree.cli.options import DeviceOption, JsonOption, ModelArgument, PrecisionOption
+from bertree.cli.options import AddressOption, DeviceOption, EngineOption, JsonOption, ModelArgument, PrecisionOption
 from bertree.console import bar, note
 from bertree.errors import UserError
 
@@ -68,6 +68,8 @@ def build(
     language: Annotated[str, typer.Option(help="Code of the language, for splitting sentences.")] = "en",
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Build an index of documents. After a stop, run it again to go on.
@@ -99,6 +101,8 @@ def build(
                 chunk=chunk,
                 overlap=overlap,
                 language=language,
+                engine=engine,
+                address=address,
             )
     except KeyboardInterrupt:
         raise UserError(f"{out}: {AGAIN}") from None
@@ -124,6 +128,8 @@ def add(
     blocks: BlocksOption = False,
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add documents. A document replaces the one with its id; one that is there unchanged costs nothing.
@@ -143,7 +149,7 @@ def add(
     with Index.open(folder, _load(model or _model_of(folder), device, precision)) as index:
         try:
             with _watch("embedding", total) as watch:
-                index.add(docs, text=text, id=id, blocks=blocks, watch=watch)
+                index.add(docs, text=text, id=id, blocks=blocks, engine=engine, address=address, watch=watch)
         except KeyboardInterrupt:
             raise UserError(f"{folder}: {AGAIN}") from None
         if as_json:

@@ -9,8 +9,10 @@ import typer
 
 from bertree.cli.command import print_json, verb
 from bertree.cli.options import (
+    AddressOption,
     BatchTokensOption,
     DeviceOption,
+    EngineOption,
     FileArgument,
     FormatOption,
     JsonOption,
@@ -53,6 +55,8 @@ def embed(
     precision: PrecisionOption = "float32",
     device: DeviceOption = "auto",
     tokenizer: TokenizerOption = None,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write the vector of every text of a file, of any size, as one .npy file.
@@ -67,7 +71,9 @@ def embed(
     from bertree.embeddings.embed import EmbedOptions, embed_file
 
     options = EmbedOptions(device, tokenizer, prompt, max_length, batch_tokens, normalize, precision)
-    found = embed_file(model, file, out, text=text, format=format, dtype=dtype, options=options)
+    found = embed_file(
+        model, file, out, text=text, format=format, dtype=dtype, options=options, engine=engine, address=address
+    )
     if as_json:
         shape = {"rows": found.rows, "dimension": found.dimension, "dtype": found.dtype}
         print_json({"file": str(out)} | shape | {"new_rows": found.new_rows, "seconds": found.seconds})

@@ -17,6 +17,7 @@ from bertree.data import prepare as preparing
 from bertree.data import store as stores
 from bertree.data.store import Store
 from bertree.data.store_header import TOKENIZER, read_header
+from bertree.engines.choice import choose_engine
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions, describe_counts
@@ -101,6 +102,8 @@ def prepare(
     out: str | Path,
     *,
     workers: int | None = None,
+    engine: str = "local",
+    address: str | None = None,
     language: str = "en",
     text: str = "text",
     format: str | None = None,
@@ -114,7 +117,8 @@ def prepare(
 ) -> PreparedStore:
     """Turn text files into a token store: documents, sentences, tokens. Run again after a stop, it goes on.
 
-    `tokenizer` is the folder of a tokenizer or a model; `workers` is all cores unless given; `language` is for
+    `tokenizer` is the folder of a tokenizer or a model; `workers` is all cores unless given: processes, so a script
+    needs the usual `if __name__ == "__main__":`. `engine="ray"` uses the Ray cluster at `address`. `language` is for
     splitting sentences. `control` says where each document's control code comes from: "folder", "file", or a column of
     its table such as "source", "url:host" or "date:year"; `control_default` is the code of documents without one. The
     others are those of `train_tokenizer`.
@@ -130,10 +134,11 @@ def prepare(
     loaded = Tokenizer.load(folder)
     if loaded is None:
         raise UserError(f"{folder}: no tokenizer files in this folder; train one with `bertree tokenizer train`")
+    place = choose_engine(engine, address, workers or (_cores() if engine == "local" else None))
     source, started = Corpus(names, options), time.perf_counter()
     with showing(progress), bar("preparing", source.size or None, speed="tokens", in_bytes=True) as shown:
         try:
-            made = preparing.prepare(source, loaded, out, workers or _cores(), language=language, advance=shown.move_to)
+            made = preparing.prepare(source, loaded, out, place, language=language, advance=shown.move_to)
         except KeyboardInterrupt:
             raise UserError(f"{out}: interrupted; run the same command again to go on from the last shard") from None
     size = sum(path.stat().st_size for path in out.iterdir() if path.is_file())

@@ -1,8 +1,8 @@
 """Raw text -> token store: documents, sentences, tokens, shards.
 
 The corpus is divided into chunks of documents that depend on the input alone; shards end where a chunk ends. So the
-store has the same bytes for any number of workers and after any interruption: a run that finds a journal keeps the
-finished shards and resumes the corpus after them. Memory holds only a few chunks.
+store has the same bytes for any engine, for any number of workers and after any interruption: a run that finds a
+journal keeps the finished shards and resumes the corpus after them. Memory holds only a few chunks.
 """
 
 import shutil
@@ -21,6 +21,7 @@ from bertree.data.store import Store
 from bertree.data.store_header import HEADER, JOURNAL, SPECIAL, TOKENIZER
 from bertree.data.tokenizing import TokenizedDocuments, tokenize
 from bertree.data.writer import PARTIAL, ShardWriter, disk_errors, write_header
+from bertree.engines.engine import HERE, Engine
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, sync
 from bertree.files.formats import Json
@@ -31,7 +32,6 @@ from bertree.text.tokenizer import Tokenizer
 
 CHUNK = 1 << 18  # characters per task of a worker: a fraction of a second
 SHARD_TOKENS = 1 << 25  # 64 MiB: what an interruption can cost, about half a minute on two cores
-MOST_WORKERS = 256
 
 KEPT = "; finished shards are kept: make room and run the same command again to resume"
 
@@ -74,7 +74,7 @@ def prepare(
     corpus: Corpus,
     tokenizer: Tokenizer,
     out: Path,
-    workers: int = 1,
+    engine: Engine = HERE,
     *,
     language: str = "en",
     shard_tokens: int = SHARD_TOKENS,
@@ -82,11 +82,8 @@ def prepare(
 ) -> Store:
     """Make the store of a corpus in the folder `out`, or resume making it.
 
-    `advance` is called with the bytes read and tokens written so far. More than one worker means processes: a script
-    that uses them needs the usual `if __name__ == "__main__":` guard.
+    `engine`: where chunks are tokenized. `advance` is called with the bytes read and tokens written so far.
     """
-    if not 1 <= workers <= MOST_WORKERS:
-        raise UserError(f"workers {workers}: must lie between 1 and {MOST_WORKERS}")
     special = {kind: token for kind in SPECIAL if (token := tokenizer.id_of(kind)) is not None}
     if "sep" not in special and tokenizer.end_id is not None:
         special["sep"] = tokenizer.end_id  # GPT-2 has no separator, but a token that ends a text
@@ -111,7 +108,7 @@ def prepare(
             if not (out / HEADER).is_file():  # otherwise only the clean-up was interrupted
                 with _removed_if_empty(out, progress, created):
                     _start_or_resume(out, job, progress, corpus, tokenizer)
-                    stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, workers)
+                    stream = tokenize(read_chunks(corpus), lambda chunk: chunk.documents, tokenizer, language, engine)
                     _write(stream, _ShardedWriter(out, job, progress, advance, tokenizer))
                     summary = asdict(corpus.counts) | {"tokenless": progress.tokenless}
                     if not progress.shards:

@@ -1,35 +1,27 @@
-"""Documents -> sentences -> tokens, in this process or in several.
+"""Documents -> sentences -> tokens, by the workers of an engine.
 
-Workers are spawned processes with one thread each: forking beside the tokenizer library's thread pool can hang, and
-threads would wait for the interpreter lock while they split sentences and collect ids. Results come back in the order
-of the input for any number of workers, so a store does not depend on it.
+Each has one thread: threads would wait for the interpreter lock while they split sentences and collect ids. Results
+come back in the order of the input for any engine and any number of workers, so a store does not depend on them.
 """
 
 import json
-import multiprocessing
 import os
-import signal
-import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 
 from bertree.data.store_header import dtype_for
-from bertree.errors import UserError
+from bertree.engines.engine import Engine, Task, map_in_order
 from bertree.text.identity import is_byte_level
 from bertree.text.sentence_splitter import split_sentences
 from bertree.text.tokenizer import CANNOT_ENCODE, Tokenizer
 from bertree.text.tokenizer_checks import library_errors
 
-Task = TypeVar("Task")
 PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
@@ -90,28 +82,10 @@ class DocumentTokenizer:
         return TokenizedDocuments(tokens, lengths[lengths > 0], kept[kept > 0], kept > 0)
 
 
-_worker_tokenizer: DocumentTokenizer | None = None  # of a worker process
-
-
-def _start_worker(settings: TokenizerSettings) -> None:
-    """Set up a worker: one thread, SIGINT ignored (its parent handles it), gone when its parent is."""
-    global _worker_tokenizer
+def start_tokenizer(settings: TokenizerSettings) -> DocumentTokenizer:
+    """Make the tokenizer of a worker, on one thread."""
     os.environ[PARALLEL] = "false"
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-    _worker_tokenizer = DocumentTokenizer(settings)
-
-
-def _tokenize_in_worker(documents: list[str]) -> TokenizedDocuments:
-    assert _worker_tokenizer is not None, "workers are started first"
-    return _worker_tokenizer(documents)
+    return DocumentTokenizer(settings)
 
 
 @contextmanager
@@ -133,27 +107,9 @@ def tokenize(
     documents: Callable[[Task], list[str]],
     tokenizer: Tokenizer,
     language: str,
-    workers: int,
+    engine: Engine,
 ) -> Generator[tuple[Task, TokenizedDocuments], None, None]:
     """Yield each task with its tokens, in order; only a few are in memory at once."""
     settings = TokenizerSettings.of(tokenizer, language)
-    if workers == 1:
-        tokenize_here = DocumentTokenizer(settings)
-        with single_threaded():
-            for task in tasks:
-                yield task, tokenize_here(documents(task))
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(settings,))
-    try:
-        waiting: deque[tuple[Task, Future[TokenizedDocuments]]] = deque()
-        for task in tasks:
-            waiting.append((task, pool.submit(_tokenize_in_worker, documents(task))))
-            if len(waiting) > workers + 2:
-                yield waiting[0][0], waiting.popleft()[1].result()
-        while waiting:
-            yield waiting[0][0], waiting.popleft()[1].result()
-    except BrokenProcessPool:
-        raise UserError("a worker process died (out of memory?); run again, perhaps with fewer --workers") from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with single_threaded(), engine.start(start_tokenizer, settings) as workers:
+        yield from map_in_order(workers, tasks, documents)

@@ -5,19 +5,23 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bertree.config.precision import parse_precision
 from bertree.console import bar, note, showing
 from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile
 from bertree.embeddings.text_rows import RowCounts, TextRows
+from bertree.engines.choice import choose_engine
+from bertree.engines.engine import HERE, Engine, Workers
 from bertree.errors import TextsCut, UserError
 from bertree.inference.embedding import FIRST_WINDOW, WINDOW, Vectors, window_end
+from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, embed_in_order, start_embedding
 from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 
@@ -72,6 +76,7 @@ class Embedder:
                 raise UserError(f"{self.given}: is a preset with random weights; give a model folder, or: default")
             note(f"{self.given}: is a preset with random weights, so its vectors mean nothing")
         self.options = options
+        self.workers: Workers[TextBlock, EmbeddedBlock] | None = None  # None: this process embeds
         if isinstance(model, Model) and (pooling is not None or options.normalize):
             self.model = copy.deepcopy(model)  # the caller's model stays as it is
         known = self.model.vector
@@ -101,14 +106,7 @@ class Embedder:
         """
         given = (self.before + text for text in texts) if self.before else texts
         done = first or 0
-        for vectors in self.model.embed_windows(
-            given,
-            prompt=self.kind,
-            max_length=self.options.max_length or None,
-            batch_tokens=self.options.batch_tokens,
-            advance=advance,
-            first=first,
-        ):
+        for vectors in self._windows(given, advance, first):
             good = np.isfinite(vectors).all(1)
             if not good.all():
                 row = done + int(good.argmin()) + 1
@@ -117,6 +115,27 @@ class Embedder:
                 )
             done += len(vectors)
             yield vectors
+
+    def _windows(self, texts: Iterable[str], advance: Callable[[int], None], first: int | None) -> Iterator[Vectors]:
+        if self.workers is not None:
+            return embed_in_order(self.workers, texts, first or 0, advance)
+        return self.model.embed_windows(texts, advance=advance, first=first, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        given = self.options
+        return {"prompt": self.kind, "max_length": given.max_length or None, "batch_tokens": given.batch_tokens}
+
+    @contextmanager
+    def on(self, engine: Engine, device: str, precision: str) -> Iterator[None]:
+        """Embed by the workers of an engine while the block runs; on another kind of device, in this precision."""
+        if engine is HERE:
+            yield
+            return
+        chosen = self.model.precision if device.startswith(self.model.device.type) else parse_precision(precision)
+        with start_embedding(engine, self.model, device, chosen, **self._how) as self.workers:
+            yield
+        self.workers = None
 
     def embed(self, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None) -> Vectors:
         """Return all vectors as one array."""
@@ -178,11 +197,14 @@ def embed_file(
     format: str | None = None,
     dtype: str = "float32",
     options: EmbedOptions | None = None,
+    engine: str = "local",
+    address: str | None = None,
     progress: bool | None = None,
 ) -> EmbeddedFile:
     """Write the vector of every text of a file, of any size, as one .npy file; run again, it goes on after any stop.
 
-    `text` is the column with the text, `dtype` the number type of the file (float32 or float16).
+    `text` is the column with the text, `dtype` the number type of the file (float32 or float16). `engine="ray"` embeds
+    on the Ray cluster at `address`.
 
     >>> bertree.embed_file("default", "mail.txt", "vectors.npy")
     """
@@ -191,13 +213,15 @@ def embed_file(
         if out.is_dir():
             raise UserError(f"{out}: is a folder; give the path of a file to write (vectors.npy)")
         npy_file.check(out, dtype)  # before a model is loaded
-        embedder = Embedder(model, how)
+        place = choose_engine(engine, address)
+        device = str(model.device) if isinstance(model, Model) else choose_device(how.device)
+        embedder = Embedder(model, how if place is HERE else _to_send(how, device))
         job = {
             "model": embedder.model.digest,
             "prompt": how.prompt,
             "max length": how.max_length or embedder.model.max_length,
             "batch tokens": how.batch_tokens,
-            "device": embedder.model.device.type,
+            "device": device.partition(":")[0],
             "dtype": dtype,
             "precision": how.precision,
             "window": f"{FIRST_WINDOW} to {WINDOW}",
@@ -208,20 +232,28 @@ def embed_file(
         started = time.monotonic()
         if out.suffix.casefold() not in ("", ".npy"):
             note(f"{out}: will be a .npy file, whatever its name says")
-        before = _fill_file(embedder, rows, target)
+        before = _fill_file(embedder, rows, target, lambda: embedder.on(place, device, how.precision))
         for line in rows.counts.notes(rows.name):
             note(line)
         return EmbeddedFile(out, target.rows, target.dimension, dtype, target.rows - before, time.monotonic() - started)
 
 
-def _fill_file(embedder: Embedder, rows: TextRows, target: VectorFile) -> int:
+def _to_send(options: EmbedOptions, device: str) -> EmbedOptions:
+    """Return how to load a model that is only sent to workers with this device: on the CPU, without loss."""
+    return replace(options, device="cpu", precision=options.precision if device.startswith("cpu") else "float32")
+
+
+def _fill_file(
+    embedder: Embedder, rows: TextRows, target: VectorFile, started: Callable[[], AbstractContextManager[None]]
+) -> int:
     """Write the rows that are missing and finish the file; return how many rows there were before."""
     with target.writing():
         before = target.rows
         if before:
             note(f"{target.out}: going on after {before:,} rows")
         try:
-            with count_cuts(rows.name), bar("embedding", rows.total or None, speed="texts", in_bytes=True) as progress:
+            shown = bar("embedding", rows.total or None, speed="texts", in_bytes=True)
+            with count_cuts(rows.name), shown as progress, started():
                 _write(embedder, rows, target, progress.move_to)
         except KeyboardInterrupt:
             done = f"interrupted after {target.rows:,} rows; run the same command again"

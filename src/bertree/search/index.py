@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, overload
 
+from bertree.engines.choice import choose_engine
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
@@ -22,10 +23,11 @@ from bertree.search.files import OpenFiles, describe_index, library_versions, ve
 from bertree.search.hit import Hit, Passage
 from bertree.search.nearest import find_nearest
 from bertree.search.passage_store import PassageStore, Where
+from bertree.search.passage_vectors import embed_texts, start_embedders, unit_vectors
 from bertree.search.rerank import Reranker, rerank_hits
 from bertree.search.state import IndexState
 from bertree.search.vector_files import Vectors
-from bertree.search.writer import AddSummary, check_resumable, create_index, embed_texts, open_writer, unit_vectors
+from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
 
 ATTEMPTS = 20  # to open files that a writer may have replaced
 CANDIDATES = 50  # passages that a re-ranker reads
@@ -69,6 +71,8 @@ class Index:
         language: str = "en",
         prompts: tuple[str, str] | None = None,
         name: str = "",
+        engine: str = "local",
+        address: str | None = None,
         watch: Watch = no_progress,
     ) -> "Index":
         """Build an index of files and folders (strings, paths), records (mappings) or `Document`s.
@@ -77,26 +81,29 @@ class Index:
         an empty line ends a document of a text file. `kind`: auto, flat, hnsw, ivfpq. `chunk`, `overlap`: tokens of a
         passage, and of these, tokens repeated from the passage before. `prompts`: names of the model's prompts for
         passages and for queries, if not document and query. `name`: path of the model, to be recorded in the index.
+        `engine="ray"` embeds on the Ray cluster at `address`.
         """
         folder, found = Path(path), ReadSummary()
         check_kind(kind)
+        place = choose_engine(engine, address)
         documents = read_documents(docs, ReadOptions(text, id, blocks), found)
         prompts = prompts or (_prompt(model, "document", "passage"), _prompt(model, "query", "question"))
         how = choose_chunking(chunk, overlap, _room(model, prompts[0]), language)
         state = IndexState(name, model.digest, model.dimension, how, prompts, asked=kind, versions=library_versions())
         new = not (folder / DATABASE).is_file()
-        if new:
-            create_index(folder, state)
-        else:
+        if not new:
             check_resumable(folder, state)
-        with open_writer(folder, model, watch) as writer:
-            try:
-                added = writer.add(documents, found, getattr(model, "tokenizer", None))
-                writer.settle(complete=True, asked=kind)
-            except UserError:
-                if new and not writer.state.parts:  # after a user's mistake, leave nothing behind
-                    shutil.rmtree(folder, ignore_errors=True)
-                raise
+        with start_embedders(place, model, prompts[0]) as embedders:
+            if new:
+                create_index(folder, state)
+            with open_writer(folder, embedders, watch) as writer:
+                try:
+                    added = writer.add(documents, found, getattr(model, "tokenizer", None))
+                    writer.settle(complete=True, asked=kind)
+                except UserError:
+                    if new and not writer.state.parts:  # after a user's mistake, leave nothing behind
+                        shutil.rmtree(folder, ignore_errors=True)
+                    raise
         index = cls(folder, model)
         index.found, index.added = found, added
         return index
@@ -108,13 +115,16 @@ class Index:
         text: str = "text",
         id: str | None = None,
         blocks: bool = False,
+        engine: str = "local",
+        address: str | None = None,
         watch: Watch = no_progress,
     ) -> AddSummary:
         """Add documents. One with an existing id replaces it; one that has not changed is skipped."""
         model = self._require_model()
         self.found = ReadSummary()
         documents = read_documents(docs, ReadOptions(text, id, blocks), self.found)
-        with open_writer(self.path, model, watch) as writer:
+        place, prompt = choose_engine(engine, address), self.state.prompts[0]
+        with start_embedders(place, model, prompt) as embedders, open_writer(self.path, embedders, watch) as writer:
             self._check_model(writer.state)
             self.added = writer.add(documents, self.found, getattr(model, "tokenizer", None))
             writer.settle()

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +32,8 @@ class PendingBatch:
         self.moved: list[tuple[str, str]] = []  # (source, id) of documents that were moved but not changed
         self.rows = 0
         self.waiting: deque[tuple[PendingDocument, CharSpan]] = deque()  # passages without a vector yet
+        # Passages that are being embedded, and the function that waits for their vectors.
+        self.embedding: deque[tuple[list[tuple[PendingDocument, CharSpan]], Callable[[], Vectors]]] = deque()
 
     def digest(self, id: str) -> bytes | None:
         """Return the digest of the document with this id, if it is in the batch."""

@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from bertree.engines.engine import Workers
 from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock, new_folder, sync
-from bertree.inference.embedding import TextEncoder
 from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadSummary
 from bertree.search.faiss_index import FaissIndex, Watch, check_kind, choose_kind, no_progress
 from bertree.search.passage_store import PassageStore, Where
+from bertree.search.passage_vectors import unit_vectors
 from bertree.search.pending import PendingBatch
 from bertree.search.state import IndexState
 from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, write_vectors
@@ -56,15 +56,15 @@ def create_index(folder: Path, state: IndexState) -> None:
 
 @contextmanager
 def open_writer(
-    folder: Path, encoder: TextEncoder | None = None, watch: Watch = no_progress
+    folder: Path, embedders: Workers[Sequence[str], Vectors] | None = None, watch: Watch = no_progress
 ) -> Iterator["IndexWriter"]:
-    """Open an index for its only writer."""
+    """Open an index for its only writer; adding needs `embedders`."""
     if not (folder / DATABASE).is_file():
         PassageStore(folder)  # raises the error
     with exclusive_lock(folder):
         store = PassageStore(folder, write=True)
         try:
-            writer = IndexWriter(folder, store, encoder, watch)
+            writer = IndexWriter(folder, store, embedders, watch)
             writer.remove_unused_files()
             yield writer
         finally:
@@ -85,11 +85,13 @@ def _write_errors(folder: Path) -> Iterator[None]:
 class IndexWriter:
     """Adds and removes documents, and maintains the files. Use it within `open_writer`."""
 
-    def __init__(self, folder: Path, store: PassageStore, encoder: TextEncoder | None, watch: Watch) -> None:
+    def __init__(
+        self, folder: Path, store: PassageStore, embedders: Workers[Sequence[str], Vectors] | None, watch: Watch
+    ) -> None:
         """Begin with a commit: a transaction that a killed writer had almost committed may be invisible now and visible
         to the next process that opens the database, and its files must still exist then. After this commit it cannot
         reappear."""
-        self.folder, self.store, self.encoder, self.watch = folder, store, encoder, watch
+        self.folder, self.store, self.embedders, self.watch = folder, store, embedders, watch
         with store.transaction(write=True) as state:
             with _write_errors(folder):
                 MappedVectors(folder, state.parts, state.dimension)  # refuse to add to a damaged index
@@ -141,15 +143,21 @@ class IndexWriter:
             added.gone += self.remove(left)[0]
 
     def _embed(self, batch: PendingBatch, min_count: int) -> None:
-        """Embed waiting passages, as long as there are at least `min_count`."""
-        assert self.encoder is not None, "adding needs an encoder"
+        """Embed waiting passages, as long as there are at least `min_count`; a few blocks may stay with the workers."""
+        assert self.embedders is not None, "adding needs embedders"
         while len(batch.waiting) >= min_count:
             some = batch.pop_waiting(EMBED_BATCH)
             if not some:
                 continue
             texts = [entry.document.text[span.start : span.end] for entry, span in some]
-            given = embed_texts(self.encoder, texts, self.state.prompts[0])
-            vectors = unit_vectors(given, self.state.dimension, [entry.document.id for entry, _ in some])
+            batch.embedding.append((some, self.embedders.submit(texts)))
+            self._receive(batch, self.embedders.ahead)
+
+    def _receive(self, batch: PendingBatch, left: int) -> None:
+        """Take the vectors of blocks that are being embedded, until so many are left."""
+        while len(batch.embedding) > left:
+            some, result = batch.embedding.popleft()
+            vectors = unit_vectors(result(), self.state.dimension, [entry.document.id for entry, _ in some])
             for (entry, _), vector in zip(some, vectors, strict=True):
                 entry.vectors.append(vector)
             self.watch("reading", sum(span.end - span.start for _, span in some), None)
@@ -157,6 +165,7 @@ class IndexWriter:
     def _commit(self, batch: PendingBatch, added: AddSummary) -> PendingBatch:
         """Commit the batch; return an empty one."""
         self._embed(batch, 1)
+        self._receive(batch, 0)
         if not batch.entries and not batch.moved:
             return batch
         with _write_errors(self.folder):
@@ -290,25 +299,3 @@ def _refuse_other_file(document: Document, source: str) -> None:
         there = os.path.abspath(source)
         what = f"is in the index from {there}, and this is {document.source}"
         raise UserError(f"{document.id}: {what}; give the absolute path, or remove the other first")
-
-
-def embed_texts(encoder: TextEncoder, texts: Sequence[str], prompt: str) -> Vectors:
-    """Embed texts with one of the model's prompts; "": without."""
-    if not prompt:
-        return encoder.embed(texts)
-    prompted: Any = encoder  # only a model with prompts is called this way
-    return np.asarray(prompted.embed(texts, prompt=prompt))
-
-
-def unit_vectors(vectors: Vectors, dimension: int, names: Sequence[str]) -> Vectors:
-    """Check the shape of vectors and normalize them; `names`: what they are vectors of, for messages."""
-    found = np.asarray(vectors, np.float32)
-    if found.shape != (len(names), dimension):
-        shape, wanted = " x ".join(map(str, found.shape)), f"{len(names)} x {dimension}"
-        raise UserError(f"{names[0]}: the model gave vectors of {shape}, but this index needs {wanted}")
-    length = np.sqrt(np.einsum("nd,nd->n", found, found, dtype=np.float64))
-    if not (finite := np.isfinite(length)).all():
-        name = names[int(finite.argmin())]
-        raise UserError(f"{name}: the model gave a vector with NaN or infinity in it; are its weights damaged?")
-    unit: Vectors = (found / np.where(length > 0, length, 1.0)[:, None]).astype(np.float32)
-    return unit

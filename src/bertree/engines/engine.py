@@ -1,0 +1,96 @@
+"""Bulk work in blocks: an engine starts workers, which compute blocks in any order; results are taken in order.
+
+What a worker computes is a function made in the worker itself, by `make(setup)`: a tokenizer, a loaded model. Blocks do
+not depend on the engine or on the number of workers, so neither does any result.
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Generic, Protocol, TypeVar
+
+from bertree.errors import UserError
+
+Task = TypeVar("Task")
+Setup = TypeVar("Setup")
+Block = TypeVar("Block")
+Result = TypeVar("Result")
+BlockIn = TypeVar("BlockIn", contravariant=True)
+ResultOut = TypeVar("ResultOut", covariant=True)
+
+
+class Workers(Protocol[BlockIn, ResultOut]):
+    """Workers that have been started."""
+
+    @property
+    def ahead(self) -> int:
+        """How many blocks to submit before the result of the oldest is waited for."""
+
+    def submit(self, block: BlockIn) -> Callable[[], ResultOut]:
+        """Take a block; return the function that waits for its result."""
+
+
+class Engine(Protocol):
+    """Where blocks are computed."""
+
+    def start(
+        self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
+    ) -> AbstractContextManager[Workers[Block, Result]]:
+        """Start workers on a kind of device; they end with the block of code. `make` is a function of a module."""
+
+
+class Caller(Generic[Block, Result]):
+    """Computes each block when it is submitted."""
+
+    def __init__(self, function: Callable[[Block], Result]) -> None:
+        self.function, self.ahead = function, 0
+
+    def submit(self, block: Block) -> Callable[[], Result]:
+        """Compute it."""
+        result = self.function(block)
+        return lambda: result
+
+
+class Here:
+    """Computes blocks in this process."""
+
+    @contextmanager
+    def start(
+        self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
+    ) -> Iterator[Workers[Block, Result]]:
+        """Make the function."""
+        yield Caller(make(setup))
+
+
+HERE = Here()
+
+
+def map_in_order(
+    workers: Workers[Block, Result], tasks: Iterable[Task], block_of: Callable[[Task], Block]
+) -> Generator[tuple[Task, Result], None, None]:
+    """Yield each task with the result of its block, in order; only a few are in memory at once.
+
+    If the tasks end in a user's mistake, the results of those before it come first.
+    """
+    waiting: deque[tuple[Task, Callable[[], Result]]] = deque()
+
+    def take() -> tuple[Task, Result]:
+        task, result = waiting.popleft()
+        return task, result()
+
+    source, mistake = iter(tasks), None
+    while mistake is None:
+        try:
+            task = next(source)
+        except StopIteration:
+            break
+        except UserError as error:
+            mistake = error
+            continue
+        waiting.append((task, workers.submit(block_of(task))))
+        while len(waiting) > workers.ahead:
+            yield take()
+    while waiting:
+        yield take()
+    if mistake is not None:
+        raise mistake

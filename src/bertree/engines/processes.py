@@ -1,0 +1,98 @@
+"""Workers as processes of this machine.
+
+They are spawned: forking beside the thread pools of other libraries can hang.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
+from typing import Any
+
+from bertree.engines.engine import Block, Result, Setup, Workers
+from bertree.errors import UserError
+
+DIED = "a worker process died (out of memory?); run again, perhaps with fewer --workers"
+DIED_AT_START = (
+    'a worker process died at its start; a script that starts workers needs `if __name__ == "__main__":` around its '
+    "calls, or workers=1"
+)
+
+_function: Callable[[Any], Any] | None = None  # of a worker process
+
+
+class Processes:
+    """Computes blocks in several processes."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    @contextmanager
+    def start(
+        self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
+    ) -> Iterator[Workers[Block, Result]]:
+        """Start a pool, whose processes begin with the first blocks.
+
+        The setup goes through a queue. As an argument of the process it would fill the pipe from which a new process
+        reads its arguments, and if that process dies first, the writing end waits for ever.
+        """
+        context = multiprocessing.get_context("spawn")
+        setups = context.Queue()
+        for _ in range(self.workers):
+            setups.put(setup)
+        pool = ProcessPoolExecutor(self.workers, context, initializer=_start_worker, initargs=(make, setups))
+        try:
+            yield _Pool(pool, self.workers + 2)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            setups.cancel_join_thread()
+            setups.close()
+
+
+class _Pool:
+    def __init__(self, pool: ProcessPoolExecutor, ahead: int) -> None:
+        self.pool, self.ahead, self.started = pool, ahead, False
+
+    def submit(self, block: Any) -> Callable[[], Any]:
+        with self._errors():
+            future = self.pool.submit(_compute, block)
+
+        def wait() -> Any:
+            with self._errors():
+                result = future.result()
+            self.started = True
+            return result
+
+        return wait
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenProcessPool:
+            raise UserError(DIED if self.started else DIED_AT_START) from None
+
+
+def _start_worker(make: Callable[[Any], Callable[[Any], Any]], setups: "Queue[Any]") -> None:
+    """Set up a worker: SIGINT ignored (its parent handles it), gone when its parent is."""
+    global _function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    _function = make(setups.get())
+
+
+def _compute(block: Any) -> Any:
+    assert _function is not None, "workers are started first"
+    return _function(block)

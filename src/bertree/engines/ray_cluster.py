@@ -1,0 +1,191 @@
+"""Workers as tasks of a Ray cluster (https://docs.ray.io): the one at an address, or one started on this machine.
+
+This process reads the input and writes the results; setups and blocks travel as data, so machines share no files. Each
+must have the same bertree installed. Ray runs a block again if its worker or its machine is lost.
+"""
+
+import os
+import platform
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from bertree.engines.engine import Block, Result, Setup, Workers
+from bertree.errors import UserError
+from bertree.version import __version__
+
+RETRIES = 5  # of a block whose worker was lost
+MOST_AHEAD = 2048  # blocks
+PATIENCE = 5.0  # seconds for an address to answer
+FRESH = 5.0  # seconds for which the size of the cluster is believed: machines may join and leave
+# The first bytes of a connection by HTTP/2, which Ray's own protocol is built on: its greeting and a frame of settings.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+SETTINGS_FRAME = 4
+
+
+class Answer(NamedTuple):
+    """What a worker gives back for a block."""
+
+    result: Any
+    mistake: str = ""  # one line for the user, instead of a result
+
+
+class RayCluster:
+    """Computes blocks on a Ray cluster; with no address, on one that is started on this machine for the work."""
+
+    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+        """`workers`: blocks computed at once at most; None: as many as the cluster has CPUs or, for cuda, GPUs."""
+        if find_spec("ray") is None:
+            raise UserError("engine ray: Ray is not installed; pip install 'bertree[ray]'")
+        self.address, self.workers = address or os.environ.get("RAY_ADDRESS") or None, workers
+        if self.address is not None:
+            _check_address(self.address)
+
+    @contextmanager
+    def start(
+        self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
+    ) -> Iterator[Workers[Block, Result]]:
+        """Connect to the cluster, and send it the setup."""
+        with _connected(self.address, self.workers) as ray:
+            kind = "GPU" if device.startswith("cuda") else "CPU"
+            if ray.cluster_resources().get(kind, 0) < 1:
+                raise UserError(f"{self.address or 'engine ray'}: this Ray cluster has no {kind} for --device {device}")
+            tasks = _Tasks(ray, make, setup, kind, self.workers)
+            try:
+                yield tasks
+            finally:
+                tasks.cancel()
+
+
+class _Tasks:
+    """Blocks as tasks of Ray."""
+
+    def __init__(self, ray: Any, make: Any, setup: Any, kind: str, workers: int | None) -> None:
+        self.ray, self.kind, self.workers = ray, kind, workers
+        self.make, self.setup, self.key = f"{make.__module__}:{make.__qualname__}", ray.put(setup), uuid.uuid4().hex
+        self.compute = ray.remote(compute_block).options(
+            num_cpus=1, num_gpus=1 if kind == "GPU" else 0, max_retries=RETRIES
+        )
+        self.running: set[Any] = set()
+        self._counted = -FRESH
+
+    @property
+    def ahead(self) -> int:
+        """Twice as many blocks as are computed at once: none of the workers waits for the next."""
+        if self.workers is not None:
+            return self.workers - 1
+        now = time.monotonic()
+        if now - self._counted >= FRESH:
+            self._counted = now
+            self._places = int(self.ray.cluster_resources().get(self.kind, 0))
+        return min(max(2 * self._places, 2), MOST_AHEAD)
+
+    def submit(self, block: Any) -> Callable[[], Any]:
+        # The setup's reference is inside a list: Ray then leaves it to the worker to fetch it, which it does once.
+        task = self.compute.remote(__version__, self.make, self.key, [self.setup], block)
+        self.running.add(task)
+
+        def wait() -> Any:
+            answer = self._answer(task)
+            self.running.discard(task)
+            if answer.mistake:
+                raise UserError(answer.mistake)
+            return answer.result
+
+        return wait
+
+    def _answer(self, task: Any) -> Answer:
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(task)
+        except errors.RayTaskError as error:
+            if "No module named 'bertree" in str(error):
+                raise UserError(
+                    f"bertree is not installed on a machine of the Ray cluster ({error.ip}); pip install bertree there"
+                ) from None
+            raise
+        except errors.RayError as error:
+            why = str(error).splitlines()[0]
+            raise UserError(f"Ray lost the same block {RETRIES + 1} times (out of memory?): {why}") from None
+
+    def cancel(self) -> None:
+        """End what is still running."""
+        for task in self.running:
+            self.ray.cancel(task, force=True)
+        self.running.clear()
+
+
+_functions: dict[str, Callable[[Any], Any]] = {}  # of a worker: the key of a setup, and the function made of it
+
+
+def compute_block(version: str, make: str, key: str, setup: list[Any], block: Any) -> Answer:
+    """Compute a block, in a worker."""
+    if version != __version__:
+        return Answer(None, f"{_node()}: has bertree {__version__}, this machine {version}; install the same on all")
+    try:
+        if key not in _functions:
+            module, name = make.split(":")
+            _functions.clear()
+            _functions[key] = getattr(import_module(module), name)(import_module("ray").get(setup[0]))
+        return Answer(_functions[key](block))
+    except UserError as error:
+        return Answer(None, str(error))
+    except OSError as error:
+        return Answer(None, f"{error.filename or 'system'}: {error.strerror or error} (on {_node()})")
+
+
+def _node() -> str:
+    return f"the machine {platform.node()} of the Ray cluster"
+
+
+@contextmanager
+def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
+    """Connect to Ray, unless this process is connected already, and leave it afterwards."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = import_module("ray")
+    if ray.is_initialized():
+        yield ray
+        return
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        options |= {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        options |= {"num_cpus": workers} if workers else {}
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        try:
+            ray.init(**options)
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(f"{address or 'engine ray'}: cannot be used ({why})") from None
+        yield ray
+    finally:
+        ray.shutdown()
+        if main:
+            signal.signal(signal.SIGTERM, before)  # Ray puts its own there
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address where nothing answers as Ray does; Ray itself would try for minutes."""
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or "//" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(
+            f"address {address}: must be HOST:PORT of the head of a Ray cluster, such as 10.0.0.1:6379, or auto"
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as connection:
+            connection.sendall(HELLO)
+            answer = connection.recv(9)
+    except OSError as error:
+        raise UserError(f"{address}: no Ray cluster answers there ({error.strerror or error})") from None
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
+        raise UserError(f"{address}: what answers there is not a Ray cluster")
