@@ -19,8 +19,8 @@ from bertree.errors import UserError
 
 DIED = "a worker process died (out of memory?); run again, perhaps with fewer --workers"
 DIED_AT_START = (
-    'a worker process died at its start; a script that starts workers needs `if __name__ == "__main__":` around its '
-    "calls, or workers=1"
+    "a worker process died at its start (out of memory?); a script that starts workers needs "
+    '`if __name__ == "__main__":` around its calls, or workers=1'
 )
 
 _function: Callable[[Any], Any] | None = None  # of a worker process

@@ -6,8 +6,12 @@ must have the same bertree installed. Ray runs a block again if its worker or it
 
 import os
 import platform
+import re
+import secrets
 import signal
 import socket
+import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -15,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from bertree.engines.engine import Block, Result, Setup, Workers
 from bertree.errors import UserError
@@ -44,16 +48,18 @@ class RayCluster:
         """`workers`: blocks computed at once at most; None: as many as the cluster has CPUs or, for cuda, GPUs."""
         if find_spec("ray") is None:
             raise UserError("engine ray: Ray is not installed; pip install 'bertree[ray]'")
-        self.address, self.workers = address or os.environ.get("RAY_ADDRESS") or None, workers
+        given = address or os.environ.get("RAY_ADDRESS") or "local"
+        self.address, self.workers = None if given == "local" else given, workers
         if self.address is not None:
             _check_address(self.address)
+        self.ray = _import_ray(self.address)
 
     @contextmanager
     def start(
         self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
     ) -> Iterator[Workers[Block, Result]]:
         """Connect to the cluster, and send it the setup."""
-        with _connected(self.address, self.workers) as ray:
+        with _connected(self.ray, self.address, self.workers) as ray:
             kind = "GPU" if device.startswith("cuda") else "CPU"
             if ray.cluster_resources().get(kind, 0) < 1:
                 raise UserError(f"{self.address or 'engine ray'}: this Ray cluster has no {kind} for --device {device}")
@@ -107,8 +113,9 @@ class _Tasks:
             return self.ray.get(task)
         except errors.RayTaskError as error:
             if "No module named 'bertree" in str(error):
+                (where,) = re.findall(r"\bip=([\w.:]+)", str(error))[:1] or ["unknown"]
                 raise UserError(
-                    f"bertree is not installed on a machine of the Ray cluster ({error.ip}); pip install bertree there"
+                    f"the machine {where} of the Ray cluster lacks bertree, or has another version; install the same"
                 ) from None
             raise
         except errors.RayError as error:
@@ -118,7 +125,7 @@ class _Tasks:
     def cancel(self) -> None:
         """End what is still running."""
         for task in self.running:
-            self.ray.cancel(task, force=True)
+            self.ray.cancel(task)
         self.running.clear()
 
 
@@ -145,26 +152,37 @@ def _node() -> str:
     return f"the machine {platform.node()} of the Ray cluster"
 
 
-@contextmanager
-def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
-    """Connect to Ray, unless this process is connected already, and leave it afterwards."""
+def _import_ray(address: str | None) -> Any:
+    """Import Ray, which reads its settings then: no usage statistics, and a token for a cluster that is started here.
+
+    Ray itself would write such a token to the home folder. This one is known to this run alone; what the user has set
+    is left as it is.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray = import_module("ray")
+    if address is None and "ray" not in sys.modules and not any(name.startswith("RAY_AUTH_") for name in os.environ):
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return import_module("ray")
+
+
+@contextmanager
+def _connected(ray: Any, address: str | None, workers: int | None) -> Iterator[Any]:
+    """Connect to Ray, unless this process is connected already, and leave it afterwards."""
     if ray.is_initialized():
         yield ray
         return
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        options |= {"address": "local", "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        options |= {"address": "local", "include_dashboard": False}
         options |= {"num_cpus": workers} if workers else {}
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None
     try:
-        try:
-            ray.init(**options)
-        except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{address or 'engine ray'}: cannot be used ({why})") from None
+        with _standard_error_kept() as kept:
+            try:
+                ray.init(**options)
+            except Exception as error:
+                why = (str(error).splitlines() or [type(error).__name__])[0]
+                raise UserError(f"{address or 'engine ray'}: cannot be used ({_refused(kept) or why})") from None
         yield ray
     finally:
         ray.shutdown()
@@ -172,9 +190,31 @@ def _connected(address: str | None, workers: int | None) -> Iterator[Any]:
             signal.signal(signal.SIGTERM, before)  # Ray puts its own there
 
 
+@contextmanager
+def _standard_error_kept() -> Iterator[IO[bytes]]:
+    """Put into a file what is written on standard error meanwhile: Ray's core repeats its reasons every second."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield kept
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+def _refused(kept: IO[bytes]) -> str:
+    """Return what to do if the cluster asked for a token."""
+    kept.seek(0)
+    if b"InvalidAuthToken" not in kept.read():
+        return ""
+    return "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as there"
+
+
 def _check_address(address: str) -> None:
     """Refuse an address where nothing answers as Ray does; Ray itself would try for minutes."""
-    if address in ("auto", "local"):
+    if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or "//" in host or not port.isdecimal() or not 0 < int(port) < 65536:
