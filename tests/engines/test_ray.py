@@ -125,6 +125,7 @@ def test_index_build_gives_the_same_bytes_though_a_worker_is_killed(
 ) -> None:
     monkeypatch.setattr(writer, "EMBED_BATCH", 16)
     monkeypatch.setattr(writer, "COMMIT_ROWS", 100)
+    monkeypatch.setattr(writer, "COMMIT_SECONDS", 1e9)  # a commit after some seconds would divide the files otherwise
     build = ["index", "build", small_folder, texts, "--blocks", "--chunk", 30]
     command.well(*build, "--out", tmp_path / "here")
     with Killer() as killer:
@@ -151,7 +152,7 @@ def test_a_block_that_kills_every_worker_ends_the_work(monkeypatch: pytest.Monke
     monkeypatch.setattr("bertree.engines.ray_cluster.RETRIES", 1)
     with (
         RayCluster().start(add_to, 0) as workers,
-        pytest.raises(UserError, match=r"^Ray lost the same block 2 times \(out of memory\?\): "),
+        pytest.raises(UserError, match=r"^Ray lost the same block 2 times; "),
     ):
         workers.submit(99)()
 

@@ -118,9 +118,12 @@ class _Tasks:
                     f"the machine {where} of the Ray cluster lacks bertree, or has another version; install the same"
                 ) from None
             raise
+        except (errors.WorkerCrashedError, errors.OutOfMemoryError):
+            raise UserError(
+                f"Ray lost the same block {RETRIES + 1} times; does it need more memory than a worker has?"
+            ) from None
         except errors.RayError as error:
-            why = str(error).splitlines()[0]
-            raise UserError(f"Ray lost the same block {RETRIES + 1} times (out of memory?): {why}") from None
+            raise UserError(f"Ray cannot compute a block ({str(error).splitlines()[0]})") from None
 
     def cancel(self) -> None:
         """End what is still running."""
