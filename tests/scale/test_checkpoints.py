@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from bertree.errors import UserError
 from bertree.files.formats import file_hash
+from bertree.model.network import Network
 from bertree.scale.gather import whole_tensors
 from bertree.scale.gradients import local
 from bertree.scale.launch import Launch
@@ -35,6 +36,12 @@ def carried(slots: range) -> dict[str, torch.Tensor]:
     return held | {f"state/{slot}/empty": torch.zeros(0, 3) for slot in slots}
 
 
+def save(kept: CheckpointFolder, network: Network, optimizer: torch.optim.Optimizer, slots: range) -> None:
+    """Save all that a run may save."""
+    best = {f"best/{name}": parameter.detach().clone() for name, parameter in network.named_parameters()}
+    kept.save(STEP, network, optimizer, {"tokens": 7}, best | carried(slots))
+
+
 def own_slots(world: World) -> range:
     share = SLOTS // world.data
     return range(world.data_rank * share, (world.data_rank + 1) * share)
@@ -48,11 +55,12 @@ def save_and_read(launch: Launch, out: Path) -> dict[str, Any]:
         with join(place, **sizes) as world:
             zero = sizes.get("zero", 0)
             network, optimizer = spread(*trained(STEP), world, zero)
-            best = {f"best/{name}": parameter.detach().clone() for name, parameter in network.named_parameters()}
             kept = CheckpointFolder(out / mesh, world=world)
-            for target in (kept, CheckpointFolder(out / f"{mesh}, again", world=world)):
-                target.save(STEP, network, optimizer, {"mesh": mesh}, best | carried(own_slots(world)))
-            kept.save(STEP + 2, *spread(*trained(STEP + 2), world, zero), {"mesh": mesh})
+            save(kept, network, optimizer, own_slots(world))
+            again = spread(*trained(0, seed=5), world, zero)
+            restore(kept.read(STEP), *again)
+            save(CheckpointFolder(out / f"{mesh}, again", world=world), *again, own_slots(world))
+            kept.save(STEP + 2, *spread(*trained(STEP + 2), world, zero))
             for before in ("one process", *list(MESHES)[: number + 1]):
                 found[f"{before} -> {mesh}"] = read_back(out / before, world, zero, state_of(network, optimizer))
             whole = dict(trained(STEP)[0].named_parameters())
@@ -100,9 +108,7 @@ def flip(path: Path) -> None:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Checkpoints of all meshes, and what the ranks found."""
     out = tmp_path_factory.mktemp("saved")
-    network, optimizer = trained(STEP)
-    best = {f"best/{name}": parameter.detach().clone() for name, parameter in network.named_parameters()}
-    CheckpointFolder(out / "one process").save(STEP, network, optimizer, {}, best | carried(range(SLOTS)))
+    save(CheckpointFolder(out / "one process"), *trained(STEP), range(SLOTS))
     return out, run_ranks(4, out / "ranks", save_and_read, out)
 
 
@@ -127,7 +133,7 @@ def test_files_of_all_meshes_hold_the_same_tensors(mesh: str, saved: tuple[Path,
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-def test_the_same_mesh_writes_the_same_bytes(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_what_is_read_and_saved_again_has_the_same_bytes(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
     one, other = (sorted((saved[0] / name / f"step-{STEP:08d}").iterdir()) for name in (mesh, f"{mesh}, again"))
     assert [path.name for path in one] == [*(f"state-0000{n}-of-00004.safetensors" for n in range(1, 5)), "state.json"]
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]

@@ -60,7 +60,7 @@ def spread(network: Network, optimizer: Optimizer, world: World, zero: int = 0) 
         vars(network)["wholes"] = wholes
     if world.data > 1:
         put_sharding(network, world, zero)
-    placed = build_optimizer(network, OptimSettings(lr=0.01), world=world)
+    placed = build_optimizer(network, OptimSettings(lr=0.01))
     for name, parameter in network.named_parameters():
         for key, value in states[name].items():
             piece = _cut(value, wholes[name].split, world) if value.ndim else value

@@ -79,7 +79,7 @@ def _write_shard(parts: Mapping[str, LocalPart], path: Path) -> bytes:
     """Write the file of this rank, and return its checksum."""
     places = {name: {"shape": part.whole_shape, "boxes": part.boxes} for name, part in parts.items()}
     try:
-        _save(parts, path, {BOXES: json.dumps(places)})
+        _save(parts, path, {BOXES: json.dumps(places, sort_keys=True)})
         sync(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
