@@ -96,6 +96,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--passages", type=Path, help="running text to make a task of")
     parser.add_argument("--words", type=int, default=2500, help="words of a passage")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096], help="tokens of a text, at most")
+    parser.add_argument("--only", type=int, nargs="+", help="those of the lengths that are run here")
     parser.add_argument("--epochs", type=float, default=2.0, help="at the greatest length")
     parser.add_argument(
         "--same", choices=("tokens", "epochs"), default="tokens", help="what all lengths have in common"
@@ -138,7 +139,7 @@ def main() -> None:
     tokens = tokens_read(bertree.load(given.model), given.task, given.data, given.lengths)
     budget = given.epochs * tokens[max(given.lengths)]
     for seed in range(given.seeds):
-        for length in given.lengths:
+        for length in given.only or given.lengths:
             if (given.task, length, seed) in done:
                 continue
             epochs = budget / tokens[length] if given.same == "tokens" else given.epochs
