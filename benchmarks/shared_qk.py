@@ -62,7 +62,8 @@ def steps_in(given: argparse.Namespace, name: str) -> int:
     if path.is_file():
         return int(json.loads(path.read_text())["steps"])
     out = given.out / f"{name}-probe"
-    changes = [*overrides(given, name, 0), f"phases.0.steps={PROBE}", f"run.log_every={PROBE // 3}"]
+    short = [f"phases.0.steps={PROBE}", "schedule.warmup=1", f"run.log_every={PROBE // 3}"]
+    changes = [*overrides(given, name, 0), *short]
     pretraining.pretrain(given.recipe, out=out, overrides=changes, resume=out.exists())
     logged = [line for line in lines_of(out) if line["kind"] == "train"]
     seconds = (logged[-1]["seconds"] - logged[0]["seconds"]) / (logged[-1]["step"] - logged[0]["step"])
