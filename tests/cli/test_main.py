@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import Command, run_bertree
+from tests.support.command import Command
 
 
 def test_the_tree_and_every_preset(command: Command) -> None:
@@ -40,9 +40,8 @@ def test_a_folder_is_a_point_too(minilm: Path, command: Command) -> None:
 
 
 def test_fill(small_folder: Path, command: Command) -> None:
-    out = run_bertree("fill", str(small_folder), "The capital of France is [MASK].", "-k", "3")
-    assert out.returncode == 0
-    assert len(out.stdout.strip().splitlines()) == 4
+    said = command.well("fill", small_folder, "The capital of France is [MASK].", "-k", "3")
+    assert len(said.out.strip().splitlines()) == 4
     masks = command.well("fill", small_folder, "[MASK] [MASK]", "-k", "2", "--json").json
     assert [len(mask) for mask in masks] == [2, 2]
     assert set(masks[0][0]) == {"token", "probability", "id"}

@@ -24,7 +24,7 @@ def streams(shape: list[list[int]], format: str, fixed: bool = False) -> tuple[S
 
 
 @pytest.mark.parametrize("format", [*PAIRED, *SINGLE])
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(shape=shapes)
 def test_the_same_texts_with_cls_behind_them(format: str, shape: list[list[int]]) -> None:
     first, last = streams(shape, format)

@@ -80,7 +80,7 @@ def check(made: Corpus, batch: Batch, masking: str, first: bool = True) -> list[
     return text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shapes, settings_of_streams, st.integers(1, 6), st.integers(1, 3))
 def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> None:
     made = coded(shape, shards)
@@ -97,7 +97,7 @@ def test_every_sequence_begins_with_its_code(shape, setting, budget, shards) -> 
     assert all(same(one[step], other[step]) for step in (3, 0, 7))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(shapes, st.integers(1, 4), st.integers(9, 24), st.integers(0, 2), st.integers(1, 3))
 def test_every_lane_reads_the_code_again_and_goes_on(shape, lanes, length, epoch, shards) -> None:
     made = coded([*shape, [30], [50]], shards)

@@ -13,7 +13,7 @@ PERMUTED = Masking("permutation", partial=4)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(shape=shapes)
 def test_every_format_can_be_permuted(format: str, shape: list[list[int]]) -> None:
     store = corpus([*shape, [3, 3], [4, 2]]).store

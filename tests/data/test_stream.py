@@ -40,7 +40,7 @@ def stream(made, budget: int = 4, **settings) -> Stream:
         return Stream(made.store, batch_tokens=budget * settings["max_length"], **settings)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     shapes,
     any_setting,
@@ -57,7 +57,7 @@ def test_a_step_is_the_same_whatever_was_read_before(shape, setting, budget, sha
     assert all(same(one[step], before[step]) for step in steps)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shapes, any_setting, st.integers(1, 4), st.integers(1, 3))
 def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
     made = corpus(shape)
@@ -77,7 +77,7 @@ def test_an_epoch_reads_every_token_once(shape, setting, budget, epoch) -> None:
     assert set(counts.values()) == {3}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shapes, any_setting, st.integers(1, 8))
 def test_batches_keep_within_their_budget(shape, setting, budget) -> None:
     made = corpus(shape)
@@ -94,7 +94,7 @@ def test_batches_keep_within_their_budget(shape, setting, budget) -> None:
         assert torch.equal(batch.positions, torch.arange(size) - starts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shapes, any_setting, st.sampled_from([2, 3, 4]), st.integers(0, 20))
 def test_ranks_read_the_whole_batch_between_them(shape, setting, world, step) -> None:
     made = corpus(shape)
@@ -124,7 +124,7 @@ def test_ranks_have_even_parts() -> None:
     assert max(parts) - min(parts) <= 2 * 64
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(shapes, any_setting, st.integers(2, 5))
 def test_batches_of_a_few_examples_tear_none(shape, setting, budget) -> None:
     setting |= {"masking": None, "fixed": False}

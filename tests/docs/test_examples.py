@@ -22,6 +22,7 @@ from typer.main import get_command
 import bertree
 from bertree.cli import aliases
 from bertree.cli.main import app
+from bertree.interop import onnx
 from bertree.model import presets
 from bertree.objectives import embedding_losses
 from bertree.tasks import registry
@@ -105,6 +106,8 @@ def shortened_call(name: str, function: Callable[..., Any]) -> Callable[..., Any
 def shorten_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pretrain", "finetune", "distill", "train_embeddings", "compare", "prepare"):
         monkeypatch.setattr(bertree, name, shortened_call(name, getattr(bertree, name)), raising=False)
+    # What is in such a file is tested where it is read (tests/interop/test_onnx.py).
+    monkeypatch.setattr(onnx, "_export", lambda module, path: path.write_bytes(b"made by PyTorch's exporter"))
 
 
 @pytest.fixture(autouse=True)

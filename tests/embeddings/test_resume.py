@@ -33,7 +33,7 @@ def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> Non
 
     assert runs.finish(*given(whole), said=said) == 0, said.read_text()
     moments = random.Random(name)
-    after = [moments.randint(1, 6) for _ in range(3)]
+    after = [moments.randint(1, 6) for _ in range(2)]
     runs.kill(*given(out), "--resume", said=said, after=after, moments=moments, fault="pause:0")
     assert runs.finish(*given(out), "--resume", said=said, fault="pause:0") == 0, said.read_text()
     runs.assert_same_run(out, whole)

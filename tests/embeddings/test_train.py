@@ -50,8 +50,8 @@ def arguments(place: Path, out: Path, data: str, *more: object) -> list[object]:
 @pytest.mark.parametrize(
     ("data", "loss", "more", "bar"),
     [
-        ("sts", "cosine", ("epochs=4",), 0.9),
-        ("sts", "cosine", ("epochs=4", "layers=sum-all", "normalise=true"), 0.9),
+        ("sts", "cosine", ("epochs=4", "batch=32", "lr=5e-3"), 0.9),
+        ("sts", "cosine", ("epochs=4", "batch=32", "lr=5e-3", "layers=sum-all", "normalise=true"), 0.9),
         ("triplets.jsonl", "triplet", ("epochs=2", "pooling=cls"), 0.7),
         ("nli", "triplet", ("epochs=2", "distance=cosine"), 0.7),
         ("nli", "ranking", ("epochs=2", "batch=32", "symmetric=true"), 0.7),

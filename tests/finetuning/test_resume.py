@@ -3,12 +3,15 @@
 import json
 import random
 import signal
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.support import runs
 from tests.support.learnable import Trained
+from tests.support.shared import common_folder, make_once
 
 KINDS = {
     "classification": ("epochs=2", "dropout=0.1"),
@@ -22,29 +25,37 @@ def arguments(trained: Trained, name: str, out: Path, *more: str) -> list[str]:
     return [*map(str, trained.command(name, out)), *KINDS[name], *more]
 
 
-@pytest.fixture(scope="module")
-def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Each run without interruption."""
-    found = {}
-    for name in KINDS:
-        folder = tmp_path_factory.mktemp(name)
-        code = runs.finish(*arguments(trained, name, folder / "out"), said=folder / "said")
+class Whole(NamedTuple):
+    """Each run without interruption, made by the first process that asks for it."""
+
+    root: Path
+    trained: Trained
+
+    def __getitem__(self, name: str) -> Path:
+        return make_once(self.root / name, partial(self._finetune, name)) / "out"
+
+    def _finetune(self, name: str, folder: Path) -> None:
+        folder.mkdir()
+        code = runs.finish(*arguments(self.trained, name, folder / "out"), said=folder / "said")
         assert code == 0, (folder / "said").read_text()
-        found[name] = folder / "out"
-    return found
+
+
+@pytest.fixture(scope="session")
+def whole(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(common_folder(tmp_path_factory) / "whole", trained)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_killed_at_random_moments(name: str, whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
+def test_killed_at_random_moments(name: str, whole: Whole, trained: Trained, tmp_path: Path) -> None:
     moments, out, said = random.Random(name), tmp_path / "out", tmp_path / "said"
     given = arguments(trained, name, out)
-    after = [moments.randint(1, 10) for _ in range(3)]
+    after = [moments.randint(1, 10) for _ in range(2)]
     runs.kill(*given, "--resume", said=said, after=after, moments=moments, fault="pause:0")
     assert runs.finish(*given, "--resume", said=said, fault="pause:0") == 0, said.read_text()
     runs.assert_same_run(out, whole[name])
 
 
-def test_dead_before_the_model_and_after(whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
+def test_dead_before_the_model_and_after(whole: Whole, trained: Trained, tmp_path: Path) -> None:
     """The model is written, but the seed is not yet marked as done: it is done again, from its last checkpoint."""
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out)
@@ -56,9 +67,7 @@ def test_dead_before_the_model_and_after(whole: dict[str, Path], trained: Traine
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_and_gone_on_with(
-    number: int, code: int, whole: dict[str, Path], trained: Trained, tmp_path: Path
-) -> None:
+def test_stopped_and_gone_on_with(number: int, code: int, whole: Whole, trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out)
     # Twice, as `timeout` and terminals do: to the process, and to its group.
@@ -79,7 +88,7 @@ def test_stopped_and_gone_on_with(
     runs.assert_same_run(out, whole["classification"])
 
 
-def test_a_seed_that_is_done_is_not_done_again(whole: dict[str, Path], trained: Trained, tmp_path: Path) -> None:
+def test_a_seed_that_is_done_is_not_done_again(whole: Whole, trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out, "--seeds", "2")
     runs.kill(*given, said=said, after=(35,), moments=random.Random(0), fault="pause:0")

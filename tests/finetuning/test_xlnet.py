@@ -53,7 +53,8 @@ def tuned(xlnet: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(tmp_path_factory.mktemp("tuned"), xlnet)
 
 
-@pytest.mark.parametrize("name", KINDS)
+# Texts alone are pairs without the second one; a CRF stands on the same states.
+@pytest.mark.parametrize("name", sorted(KINDS.keys() - {"classification", "crf"}))
 def test_what_can_be_learned_is_learned(name: str, tuned: Trained, command: Command) -> None:
     out, kind = tuned(name), KINDS[name]
     found = json.loads((out / "metrics.json").read_text())[kind.metric]

@@ -15,7 +15,7 @@ from tests.support.standin import Words
 pytest.importorskip("faiss")
 
 
-KILLS = 20  # of each kind, each way
+KILLS = 12  # of each kind, each way
 Ends = tuple[str, list[dict], list[float]]
 
 

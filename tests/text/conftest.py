@@ -1,5 +1,6 @@
 """Text that tokenizers find hard, the same on every run."""
 
+import functools
 import random
 import unicodedata
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def _word(random: random.Random) -> str:
 def hard_lines() -> Callable[[int], list[str]]:
     """Lines in all scripts, with emoji, control characters and words beyond any limit."""
 
+    @functools.cache
     def lines(count: int) -> list[str]:
         source = random.Random(count)
         made = []

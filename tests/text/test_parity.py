@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from bertree.text.tokenizer import Tokenizer
 
 Lines = Callable[[int], list[str]]
+COUNT = 1500
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_same_ids_on_hard_lines(
 ) -> None:
     ours = Tokenizer.load(model) if source == "tokenizer.json" else vocabulary_alone(model, tmp_path)
     assert ours is not None
-    lines = hard_lines(5000)
+    lines = hard_lines(COUNT)
     theirs = peer(lines, truncation=False, padding=False)["input_ids"]
     for line, mine, expected in zip(lines, ours.encode(lines), theirs, strict=True):
         assert mine.ids == expected, ascii(line)
@@ -51,7 +52,7 @@ def test_lines_are_hard(hard_lines: Lines, model: Path) -> None:
     """The lines reach what tokenizers differ on; otherwise parity on them would prove little."""
     ours = Tokenizer.load(model)
     assert ours is not None
-    lines = hard_lines(5000)
+    lines = hard_lines(COUNT)
     ids = {token for encoded in ours.encode(lines) for token in encoded.ids}
     assert len(ids) > 1500
     assert max(map(len, lines)) > 3000

@@ -142,8 +142,10 @@ def test_the_hash_names_what_a_tokenizer_does(trained: tuple[str, Path], tmp_pat
         (tmp_path / "tokenizer.json").write_text(json.dumps(spelled))
         assert tokenizer_hash(load(tmp_path)) != digest
     assert tokenizer_hash(tokenizer_training.train(documents, kind, 1900)) != digest
-    tokenizer.backend.add_tokens(["a new one"])  # the hash that is kept of it is not taken
+    size = tokenizer.size
+    tokenizer.backend.add_tokens(["a new one"])  # the hash and the size that are kept of it are not taken
     assert tokenizer_hash(tokenizer) != digest
+    assert tokenizer.size == size + 1
 
 
 @pytest.mark.parametrize("kind", list(SPECIAL))

@@ -37,6 +37,7 @@ class TeacherCache(StreamFeed):
 
     def __init__(self, folder: Path, feed: StreamFeed, k: int, vocabulary: int, identity: Json) -> None:
         self.plan, self.streams = feed.plan, feed.streams
+        self._rank, self._ranks = feed._rank, feed._ranks
         self._folder, self._feed, self._k, self._vocabulary = folder, feed, k, vocabulary
         self._identity = identity
         self._loaded: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])

@@ -73,6 +73,7 @@ class Tokenizer:
         self.name = name  # of its file, for messages
         self.config = config or {}
         self.files = files or {}
+        self._counted = (-1, 0)  # tokens when `size` was last asked for, and what it was
         self.special = {kind: token for kind in KINDS if (token := self._find_special(kind))}
 
     def __repr__(self) -> str:
@@ -192,7 +193,10 @@ class Tokenizer:
     @property
     def size(self) -> int:
         """One more than the largest id."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        count = self.backend.get_vocab_size()
+        if self._counted[0] != count:  # the vocabulary of BERT takes 20 ms to walk over
+            self._counted = (count, max(self.backend.get_vocab().values(), default=-1) + 1)
+        return self._counted[1]
 
     def token(self, token_id: int) -> str:
         """Return a token as readable text, without its word-boundary marks."""

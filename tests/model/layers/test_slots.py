@@ -128,7 +128,7 @@ def test_an_encoder_without_memory_returns_no_state() -> None:
 
 def test_compiles_whole_with_rotary_positions_and_windows() -> None:
     torch._dynamo.reset()
-    made, x = stack(PreNorm(), RotaryPositions(8, 100.0), ffn="gated"), torch.randn(18, WIDTH)
+    made = stack(PreNorm(), RotaryPositions(8, 100.0), layers=2, ffn="gated")
     compiled = torch.compile(
         lambda x, batch: list(made(x, batch))[-1], fullgraph=True, dynamic=True, backend="aot_eager"
     )
