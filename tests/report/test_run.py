@@ -111,6 +111,17 @@ def test_little_and_odd_data(lines: list[dict[str, Any]], charts: int, tmp_path:
     assert "nan" not in "".join(re.findall(r' (?:d|x|y|cx|cy|x1|data-\w+)="([^"]*)"', page.source))
 
 
+def test_ranks_have_a_table(tmp_path: Path) -> None:
+    ranks = [{"memory": 3 * 2**30, "tokens_per_s": 100.0}, {"memory": 2**31, "tokens_per_s": 300.0}]
+    odd: list[Any] = [[], "none", [3, {"memory": None}], [{"memory": "x", "tokens_per_s": None}]]
+    write(tmp_path, [*(train(step, ranks=found) for step, found in enumerate(odd, 1)), train(9, ranks=ranks)])
+    page = Page(run_page(tmp_path))
+    assert ["0", "3 GiB", "100"] in page.rows
+    assert ["1", "2 GiB", "300"] in page.rows
+    write(tmp_path, [train(1), train(2, ranks=odd[2])])
+    run_page(tmp_path)
+
+
 def test_lines_that_do_not_count(tmp_path: Path) -> None:
     again = [
         train(1),

@@ -28,6 +28,7 @@ from bertree.report.formats import (
 )
 from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
+from bertree.report.ranks import rank_table
 from bertree.report.scales import Axis
 from bertree.report.svg.curves import Mark, Series, Style, curve_svg
 from bertree.report.tables import Cell, Lines, PageTable, Piece, Tile, one_line
@@ -56,6 +57,7 @@ def run_page(out: Path) -> str:
         comparison=comparison_of_run(out),
         charts=_charts(history, labels),
         samples=list(_samples(history.samples)),
+        ranks=rank_table(history.train),
         recipe=recipe,
         environment=PageTable([], facts, kind="facts"),
         events=PageTable(["step", ""], events, [0], "facts"),

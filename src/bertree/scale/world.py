@@ -5,6 +5,7 @@ tensors and read the same batch. Of the data ranks, `shard` neighbours hold the 
 """
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,7 +184,7 @@ def join(
         yield World.alone()
         return
     kind = "cuda" if cuda else "cpu"
-    _connect(launch, "cpu:gloo,cuda:nccl" if cuda else "gloo")
+    _connect(launch, "cpu:gloo,cuda:nccl" if cuda and torch.cuda.is_available() else "gloo")
     try:
         place = {"rank": launch.rank, "size": launch.size, "local_rank": launch.local_rank}
         if cuda:
@@ -218,7 +219,8 @@ def _connect(launch: Launch, backend: str) -> None:
     except (RuntimeError, ValueError) as error:
         taken = "EADDRINUSE" in str(error) or "already in use" in str(error)
         reason = "the port is in use; set MASTER_PORT to another" if taken else str(error).splitlines()[0][:200]
-        raise RankError(f"{launch.host}:{launch.port}: the ranks cannot meet here ({reason})") from None
+        rank = f"rank {launch.rank}: " if launch.rank else ""
+        raise RankError(f"{rank}{launch.host}:{launch.port}: the ranks cannot meet here ({reason})") from None
 
 
 def _meet(launch: Launch) -> Any:
@@ -226,12 +228,33 @@ def _meet(launch: Launch) -> Any:
     if launch.size == 1:
         return distributed.HashStore()  # type: ignore[attr-defined]
     address = launch.host if "://" in launch.host else f"tcp://{launch.host}:{launch.port}"
-    found, _, _ = next(rendezvous(address, launch.rank, launch.size, timeout=PATIENCE))
+    found = _within(PATIENCE, lambda: next(rendezvous(address, launch.rank, launch.size, timeout=PATIENCE))[0])
     # What another job, or this one before torchrun started it again, has left there does not count.
     store = distributed.PrefixStore(f"{launch.job}/{launch.restarts}", found)  # type: ignore[attr-defined]
     store.set(f"rank {launch.rank}", "is here")
     store.wait([f"rank {rank}" for rank in range(launch.size)], PATIENCE)
     return store
+
+
+def _within(patience: timedelta, work: Callable[[], T]) -> T:
+    """Return what some work returns. PyTorch waits without end for a server of another kind that says nothing."""
+    found: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(patience.total_seconds() + 1)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise RuntimeError(f"no answer in {patience.total_seconds():.0f} seconds")
+    return found[0]
 
 
 def _choose_device(launch: Launch) -> None:

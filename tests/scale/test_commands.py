@@ -1,0 +1,116 @@
+"""`bertree pretrain` in several processes: mistakes, signals, and one process that shards."""
+
+import json
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import runs
+from tests.support.command import Command
+from tests.support.rank_commands import Said, run_commands
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return runs.recipe("bert", tmp_path)
+
+
+def pretrain(recipe: Path, store: Path, out: Path, *more: str) -> list[str]:
+    return ["pretrain", str(recipe), "--store", str(store), "--out", str(out), *more]
+
+
+def check_refused(said: Said, *words: str) -> None:
+    """Every rank exits with 2; rank 0 says why, in one line."""
+    assert said.codes == [2] * len(said.codes), said.texts
+    (line,) = [line for line in said.texts[0].splitlines() if not line.startswith("bertree: note")]
+    assert line.startswith("bertree: ")
+    for word in words:
+        assert word in line
+    assert not any(said.texts[1:]), said.texts
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("scale.tensor=3",), ("scale.tensor: 3", "2 processes were started")),
+        (("scale.data=3",), ("scale.data: 3", "2 processes were started")),
+        (("scale.zero=4",), ("scale.zero", "4")),
+        (("scale.shard=2",), ("scale.shard", "nothing is sharded")),
+        (("scale.tensor=2", "model.heads=1"), ("scale.tensor: 2 ranks cannot share 1 heads",)),
+        (("phases.0.batch_tokens=64",), ("phases.0.batch_tokens: 64", "too few for 2 data ranks")),
+        (("run.device=cuda",), ("CUDA",)),
+        (("data.format=nonsense",), ("nonsense",)),
+    ],
+)
+def test_a_mistake_is_one_line_of_rank_0(
+    settings: tuple[str, ...], words: tuple[str, ...], recipe: Path, token_store: Path, tmp_path: Path
+) -> None:
+    arguments = pretrain(recipe, token_store, tmp_path / "out", *settings)
+    check_refused(run_commands(tmp_path / "ranks", [arguments, arguments]), *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_one_rank_lacks_stops_all(recipe: Path, token_store: Path, tmp_path: Path) -> None:
+    stores = [token_store, tmp_path / "nothing"]
+    said = run_commands(tmp_path / "ranks", [pretrain(recipe, store, tmp_path / "out") for store in stores])
+    check_refused(said, "rank 1: ", str(tmp_path / "nothing"))
+
+
+def test_ranks_that_see_different_stores_are_refused(recipe: Path, token_store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(token_store, other)
+    header = json.loads((other / "store.json").read_text())
+    header["shards"][0]["tokens"]["sha256"] = "0" * 64
+    (other / "store.json").write_text(json.dumps(header))
+    said = run_commands(
+        tmp_path / "ranks", [pretrain(recipe, store, tmp_path / "out") for store in (token_store, other)]
+    )
+    check_refused(said, "text in data.store: rank 1 sees another than rank 0")
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_port_in_use_is_named(recipe: Path, token_store: Path, tmp_path: Path, taken_port: int) -> None:
+    arguments = pretrain(recipe, token_store, tmp_path / "out")
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken_port)}
+    said = run_commands(tmp_path / "ranks", [arguments, arguments], env, patience=3)
+    assert said.codes == [2, 2], said.texts
+    assert f"127.0.0.1:{taken_port}" in said.texts[0]
+    assert "the port is in use; set MASTER_PORT to another" in said.texts[0]
+    assert len(said.texts[1].splitlines()) <= 1, "a rank that cannot know why says that it waited in vain"
+
+
+def test_a_signal_to_one_rank_stops_all_and_the_run_ends_in_the_same_bytes(
+    recipe: Path, token_store: Path, tmp_path: Path
+) -> None:
+    outs = [tmp_path / "whole", tmp_path / "stopped"]
+    arguments = [pretrain(recipe, token_store, out, "scale.zero=2", "run.save_every=100") for out in outs]
+    said = run_commands(tmp_path / "whole-ranks", [arguments[0]] * 2)
+    assert said.codes == [0, 0], said.texts
+    assert said.texts[1] == ""
+    said = run_commands(tmp_path / "stopped-ranks", [arguments[1]] * 2, planted=("", "signal:15:3:0"))
+    assert said.codes == [143, 143], said.texts
+    assert "and saved; go on with --resume" in said.texts[0]
+    again = run_commands(tmp_path / "again-ranks", [arguments[1]] * 2, {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.codes == [0, 0], again.texts
+    models = [(out / "model" / "model.safetensors").read_bytes() for out in outs]
+    assert models[0] == models[1]
+
+
+def test_one_process_may_shard(recipe: Path, token_store: Path, tmp_path: Path, command: Command) -> None:
+    command.well(*pretrain(recipe, token_store, tmp_path / "plain", "--quiet"))
+    command.well(*pretrain(recipe, token_store, tmp_path / "sharded", "--quiet", "scale.zero=3"))
+    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("plain", "sharded")]
+    assert models[0] == models[1]
+    lines = [json.loads(line) for line in (tmp_path / "sharded" / "metrics.jsonl").read_text().splitlines()]
+    ranks = [line["ranks"] for line in lines if line["kind"] == "train"]
+    assert all(len(found) == 1 and found[0]["memory"] > 0 for found in ranks)

@@ -1,0 +1,54 @@
+"""The command in several processes that were started together, as torchrun and srun start them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.support import faults, runs
+from tests.support.processes import PATIENCE, PROCESSES
+
+
+class Said(NamedTuple):
+    """Exit codes of the ranks, and what each printed."""
+
+    codes: list[int | None]
+    texts: list[str]
+
+
+def run_commands(
+    folder: Path,
+    arguments: Sequence[Sequence[str]],
+    env: Mapping[str, str] | None = None,
+    planted: Sequence[str] = (),
+    patience: float = 0.0,
+) -> Said:
+    """Run `bertree` in one process for each list of arguments; the ranks meet in a file, unless `env` says where.
+
+    `planted`: the faults of each rank. `patience`: seconds that they wait for each other at the start."""
+    folder.mkdir(exist_ok=True)
+    said = [folder / f"said-{rank}" for rank in range(len(arguments))]
+    started = []
+    for rank, own in enumerate(arguments):
+        place = {"RANK": rank, "WORLD_SIZE": len(arguments), "LOCAL_RANK": rank, "MASTER_ADDR": f"file://{folder}/meet"}
+        given = {name: str(value) for name, value in (place | dict(env or {})).items()}
+        fault = planted[rank] if planted else ""
+        started.append(PROCESSES.Process(target=_command, args=(tuple(own), given, said[rank], fault, patience)))
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(PATIENCE)
+        assert process.exitcode is not None, "a rank hangs"
+    return Said([process.exitcode for process in started], [path.read_text() for path in said])
+
+
+def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path, fault: str, patience: float) -> None:
+    from datetime import timedelta
+
+    from bertree.scale import world
+
+    os.environ.update(env)
+    if patience:
+        world.PATIENCE = timedelta(seconds=patience)
+    faults.plant(fault)
+    runs.run_command(arguments, said)
