@@ -45,7 +45,9 @@ def test_transformers_reads_the_model_of_a_run(token_store: Path, tmp_path: Path
     peer = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "run" / "model").eval()
     assert type(peer).__name__ == "ModernBertForMaskedLM"
     model = run.model
-    ids = model.required_tokenizer.backend.encode("the captain saw the sea").ids
+    tokenizer = model.required_tokenizer
+    assert (peer.config.cls_token_id, peer.config.sep_token_id) == (tokenizer.id_of("cls"), tokenizer.end_id)
+    ids = tokenizer.backend.encode("the captain saw the sea").ids
     states = peer.model(torch.tensor([ids])).last_hidden_state[0]
     batch = Batch.pack([ids])
     with torch.inference_mode():

@@ -10,12 +10,14 @@ from tests.support.ranks import run_ranks
 
 TOLERANCE = 1e-5
 NO_DROPOUT = ("model.dropout=0.0",)
+MUON = ("optim.name=muon",)
 TWO = [
     *(Case("bert", {"zero": zero}) for zero in (0, 1, 2, 3)),
     Case("bert", {"zero": 3}, ("run.recompute=true",)),
     Case("bert", {"zero": 3}, again=True),
     Case("albert", {"zero": 3}),
     *(Case(family, {"zero": 3}) for family in ("roberta", "gpt", "modernbert", "transformer-xl", "xlnet", "reformer")),
+    *(Case(family, {"zero": zero}, MUON) for family, zero in (("bert", 0), ("modernbert", 3))),
     Case("bert", {"tensor": 2}),
     Case("bert", {"tensor": 2, "sequence_parallel": True}, NO_DROPOUT),
 ]

@@ -241,6 +241,8 @@ def config_from_architecture(architecture: Architecture, family: Family, pad_id:
         if pad_id is None and family.model_type == "reformer":
             pad_id = 0  # transformers pads every text to whole chunks, and needs an id for it
         ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": pad_id}
+        if family.model_type == "modernbert":  # otherwise transformers assumes ids of the published vocabulary
+            ends |= {"cls_token_id": None, "sep_token_id": None}
         return {"model_type": family.model_type, "tie_word_embeddings": True, **known, **ends}
     activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}

@@ -173,6 +173,7 @@ def make_config(contents: Contents) -> Json:
         if family.model_type == "xlnet":  # [CLS] and [SEP] stand at the end of a text, and neither begins one
             start, end = (tokenizer.backend.token_to_id(token) for token in ("<s>", "</s>"))
         ends = {"bos_token_id": end if start is None else start, "eos_token_id": end}
+        ends |= {"cls_token_id": start, "sep_token_id": end}
         config |= {key: value for key, value in ends.items() if key in config and value is not None}
     return config
 
