@@ -1,14 +1,19 @@
 """`bertree pretrain` in several processes: mistakes, signals, and one process that shards."""
 
 import json
+import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.support import runs
 from tests.support.command import Command
+from tests.support.processes import PATIENCE
 from tests.support.rank_commands import Said, run_commands
 
 
@@ -89,8 +94,8 @@ def test_a_port_in_use_is_named(recipe: Path, token_store: Path, tmp_path: Path,
     assert len(said.texts[1].splitlines()) <= 1, "a rank that cannot know why says that it waited in vain"
 
 
-def test_a_signal_to_one_rank_stops_all_and_the_run_ends_in_the_same_bytes(
-    recipe: Path, token_store: Path, tmp_path: Path
+def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_on_any_mesh(
+    recipe: Path, token_store: Path, tmp_path: Path, command: Command
 ) -> None:
     outs = [tmp_path / "whole", tmp_path / "stopped"]
     arguments = [pretrain(recipe, token_store, out, "scale.zero=2", "run.save_every=100") for out in outs]
@@ -100,9 +105,32 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_ends_in_the_same_bytes(
     said = run_commands(tmp_path / "stopped-ranks", [arguments[1]] * 2, planted=("", "signal:15:3:0"))
     assert said.codes == [143, 143], said.texts
     assert "and saved; go on with --resume" in said.texts[0]
+    shutil.copytree(outs[1], tmp_path / "elsewhere")
     again = run_commands(tmp_path / "again-ranks", [arguments[1]] * 2, {"TORCHELASTIC_RESTART_COUNT": "1"})
     assert again.codes == [0, 0], again.texts
     models = [(out / "model" / "model.safetensors").read_bytes() for out in outs]
+    assert models[0] == models[1]
+    elsewhere = pretrain(recipe, token_store, tmp_path / "elsewhere", "run.save_every=100", "--resume", "--quiet")
+    command.well(*elsewhere, "scale.zero=0")  # in one process
+    one, other = (load_file(out / "model" / "model.safetensors") for out in (outs[0], tmp_path / "elsewhere"))
+    keys = [name for name in one if not name.endswith("key.bias")]  # steps of rounding
+    assert max(float((one[name] - other[name]).norm() / one[name].norm()) for name in keys) < 1e-5
+
+
+def test_torchrun_starts_killed_ranks_again_and_the_run_ends_in_the_same_bytes(
+    recipe: Path, token_store: Path, tmp_path: Path
+) -> None:
+    arguments = [pretrain(recipe, token_store, tmp_path / name, "scale.zero=3") for name in ("whole", "killed")]
+    said = run_commands(tmp_path / "ranks", [arguments[0]] * 2)
+    assert said.codes == [0, 0], said.texts
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    worker = ["-m", "tests.support.rank_commands", "kill:5:3"]
+    done = subprocess.run(
+        [sys.executable, "-m", *torchrun, *worker, *arguments[1]], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: -9" in done.stderr, "a rank was killed"
+    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "killed")]
     assert models[0] == models[1]
 
 

@@ -1,7 +1,6 @@
 """Build the parts of a run on a token store from a recipe: stores, model, batches."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,19 @@ from bertree.data.store_header import TOKENIZER
 from bertree.data.stream import Stream
 from bertree.data.windows.window import CLS_SEGMENT
 from bertree.errors import UserError
-from bertree.files.formats import Json, read_json
+from bertree.files.formats import Json
 from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import TERMS
+from bertree.pretraining.micro_batches import check_count, count_micro_batches
 from bertree.pretraining.recipe import DataSettings, Recipe
 from bertree.scale.world import World
 from bertree.text.identity import tokenizer_hash
 from bertree.text.tokenizer import Tokenizer
-from bertree.train.checkpoints.files import HEADER
-from bertree.train.checkpoints.folder import CheckpointFolder
-from bertree.train.device import Placement, micro_batch_count
+from bertree.train.device import Placement
 from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.schedule import TrainingPlan
 
@@ -183,23 +181,9 @@ def build_feed(
                 f"{a.max_positions} positions{_longer_positions(a, phase.max_length)}"
             )
         masking = masking_of(recipe.data, phase.mask_rate)
-        where = f"{recipe.source}: phases.{number}.batch_tokens"
-        if counts:
-            count = counts[number]
-        else:
-            count = micro_batch_count(phase, recipe.run, placement, a, logit_share or masking.share, ranks)
-            if recipe.data.in_lanes:
-                count = _lane_parts(phase, count or ranks, placement.compiled, ranks)
-        if not count:
-            raise UserError(
-                f"{where}: {phase.batch_tokens} tokens in sequences of {phase.max_length} are too few for "
-                f"{ranks} data ranks; give more tokens, or start fewer processes"
-            )
-        if count % ranks:
-            raise UserError(
-                f"{where}: the run was started with {count} micro-batches a step, which {ranks} data ranks "
-                "cannot share equally; start a number of processes that divides it"
-            )
+        rate = logit_share or masking.share
+        count = counts[number] if counts else count_micro_batches(recipe, number, placement, a, rate, ranks)
+        check_count(recipe, number, count, ranks)
         mine = range(rank * count // ranks, (rank + 1) * count // ranks)
         seed = recipe.run.seed + 1000 * number  # each phase has its own order
         if recipe.data.in_lanes:
@@ -230,14 +214,6 @@ def _longer_positions(a: Architecture, length: int) -> str:
         return ""
     _, columns = a.axial_sizes
     return f" (axial_shape={a.axial_shape}); set model.axial_shape={-(-length // columns)},{columns}"
-
-
-def _lane_parts(phase: Phase, parts: int, fixed: bool, ranks: int) -> int:
-    """Return how many micro-batches the lanes are divided into: equal ones, where shapes must be the same; 0 if there
-    are too few lanes for so many ranks."""
-    lanes = phase.batch_tokens // phase.max_length
-    counts = range(-(-parts // ranks) * ranks, lanes + 1, ranks)
-    return next((n for n in counts if lanes % n == 0 or not fixed), 0)
 
 
 def _lanes(
@@ -280,22 +256,6 @@ def identity_of_lanes(feed: StreamFeed) -> Json:
     """Return how the text of each phase is divided into lanes, which must be the same when a run is resumed."""
     found = [streams[0].identity for streams in feed.streams if isinstance(streams[0], LaneStream)]
     return {name: [one[name] for one in found] for name in (found[0] if found else ())}
-
-
-def micro_batches_of(checkpoints: Path, phases: Sequence[Phase]) -> list[int]:
-    """Return how many micro-batches a run that is resumed has in each phase, as its newest checkpoint says; none if no
-    checkpoint does."""
-    folder = CheckpointFolder(checkpoints)
-    most = [max(1, phase.batch_tokens // phase.max_length) for phase in phases]
-    for step in folder.steps():
-        with suppress(UserError):
-            extra = read_json(folder.path(step) / HEADER).get("extra")
-            counts = extra.get("micro_batches") if isinstance(extra, dict) else None
-            if not isinstance(counts, list) or len(counts) != len(phases):
-                continue
-            if all(type(n) is int and 0 < n <= top for n, top in zip(counts, most, strict=True)):
-                return counts
-    return []
 
 
 def can_be_compiled(data: DataSettings, store: Store) -> bool:

@@ -35,6 +35,7 @@ from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.pretraining import TERMS, pretraining_objective
 from bertree.pretraining import build, minutes
 from bertree.pretraining import recipe as recipes
+from bertree.pretraining.micro_batches import micro_batches_of
 from bertree.pretraining.recipe import DistillRecipe, Recipe
 from bertree.run_folder import (
     BEST_MODEL,
@@ -132,7 +133,7 @@ def _build(recipe: Recipe, out: Path, resume: bool, world: World) -> "Pretrainin
     contents.network.to(machine.device)
     plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
     a, objective = contents.architecture, pretraining_objective(**recipe.objective)
-    begun = build.micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else ()
+    begun = micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else ()
     feed = build.build_feed(recipe, plan, train, machine, a, world=world, counts=begun)
     identity: Json = {"text in data.store": train.fingerprint, "held-out text": held.fingerprint}
     return PretrainingRun(
