@@ -1,0 +1,129 @@
+"""A run on several ranks of which one is killed, at any moment and however often, ends in the same bytes as one that is
+not; and it may go on with another number of ranks."""
+
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.scale_kill import kill_a_rank, launch, result_hashes
+from bertree.errors import UserError
+from bertree.verification.verify import verify
+from tests.support import runs
+from tests.support.ranks import command_ranks
+
+# A mesh of two ranks for each family; Transformer-XL carries a memory from step to step.
+MESHES = {
+    "bert": ("scale.zero=3",),
+    "albert": ("scale.tensor=2",),
+    "transformer-xl": ("scale.zero=0",),
+}
+
+
+class Run:
+    """A run of a family that is started again and again."""
+
+    def __init__(self, family: str, folder: Path, store: Path, *more: str) -> None:
+        self.out, self.said, self._starts, self._folder = folder / "out", folder / "said", 0, folder
+        recipe = str(runs.recipe(family, folder))
+        self.arguments = ("pretrain", recipe, "--store", str(store), "--out", str(self.out), *more)
+
+    def start(self, *more: str, ranks: int = 2, **faults: Any) -> Sequence[int | None]:
+        self._starts += 1
+        meet = self._folder / f"meet-{self._starts}"
+        return command_ranks(ranks, meet, (*self.arguments, *more), self.said, **faults)
+
+
+@pytest.fixture(scope="module")
+def whole(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """Each family's run on its mesh without interruption."""
+    found = {}
+    for family, mesh in MESHES.items():
+        found[family] = Run(family, tmp_path_factory.mktemp(family), token_store, *mesh)
+        assert found[family].start() == [0, 0], found[family].said.read_text()
+    return found
+
+
+def metrics(out: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def events(out: Path) -> list[str]:
+    return [line["text"] for line in metrics(out, "event")]
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in metrics(out, "train")]
+
+
+@pytest.mark.parametrize("family", MESHES)
+def test_a_rank_killed_at_random_moments(family: str, whole: dict[str, Run], token_store: Path, tmp_path: Path) -> None:
+    moments = random.Random(family)
+    run = Run(family, tmp_path, token_store, *MESHES[family])
+    for steps in (2, 3):
+        rank = moments.randrange(2)
+        codes = run.start("--resume", faults={rank: f"kill:{steps}:{moments.uniform(0, 30):.3f}"})
+        assert codes[rank] == -9, run.said.read_text()
+        assert codes[1 - rank] != 0
+    assert run.start("--resume") == [0, 0], run.said.read_text()
+    assert result_hashes(run.out) == result_hashes(whole[family].out)
+    assert losses(run.out) == losses(whole[family].out)
+    assert not list(run.out.rglob(".*")), "nothing half written is left"
+
+
+@pytest.mark.parametrize("family", MESHES)
+def test_a_run_goes_on_with_another_number_of_ranks(
+    family: str, whole: dict[str, Run], token_store: Path, tmp_path: Path
+) -> None:
+    """Killed on two ranks, resumed by one process: the same losses and weights; the same files as from one device."""
+    run = Run(family, tmp_path, token_store)
+    assert -9 in run.start("--resume", *MESHES[family], faults={1: "kill:5:1"})
+    assert run.start("--resume", ranks=1) == [0], run.said.read_text()
+    assert [text for text in events(run.out) if text.startswith("resumed from step")]
+    assert losses(run.out) == pytest.approx(losses(whole[family].out), rel=1e-5)
+    assert {path.name for path in (run.out / "model").iterdir()} == {
+        path.name for path in (whole[family].out / "model").iterdir()
+    }
+    one, two = (load_file(r.out / "model" / "model.safetensors") for r in (run, whole[family]))
+    assert one.keys() == two.keys()
+    pairs = {name: (tensor - two[name]).norm() / tensor.norm().clamp(min=1e-12) for name, tensor in one.items()}
+    # A bias of keys, which adds the same to all scores, has no gradient but noise.
+    worst = max((difference, name) for name, difference in pairs.items() if not name.endswith("key.bias"))
+    assert worst[0] < 1e-5, worst
+
+
+def test_checkpoints_of_several_ranks_are_verified(whole: dict[str, Run], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole["bert"].out, run)
+    checked = verify(run).checked
+    assert [line for line in checked if line.startswith("checkpoints/step-00000014")] == [
+        "checkpoints/step-00000014 by checksum"
+    ]
+    shard = run / "checkpoints" / "step-00000014" / "state-00002-of-00002.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-3] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(UserError, match=r"state-00002-of-00002.safetensors: is damaged"):
+        verify(run)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"state-00002-of-00002.safetensors: cannot be read"):
+        verify(run)
+
+
+def test_torchrun_starts_killed_ranks_again(whole: dict[str, Run], tmp_path: Path) -> None:
+    """The command of a user, with a SIGKILL in two of its starts."""
+    moments, out = random.Random(1), tmp_path / "out"
+    arguments = [word for word in whole["bert"].arguments if word not in ("--out", str(whole["bert"].out))]
+    process = launch(arguments, out, ranks=2, restarts=8)
+    met = [kill_a_rank(process, out, step, in_a_save, moments) for step, in_a_save in ((1, False), (4, True))]
+    assert process.wait(600) == 0
+    assert [kill.steps >= step for kill, step in zip(met, (1, 4), strict=True)] == [True, True]
+    assert result_hashes(out) == result_hashes(whole["bert"].out)
+    assert torch.equal(*(torch.tensor(losses(found)) for found in (out, whole["bert"].out)))
