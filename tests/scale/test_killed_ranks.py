@@ -16,7 +16,7 @@ from benchmarks.scale_kill import kill_a_rank, launch, result_hashes
 from bertree.errors import UserError
 from bertree.verification.verify import verify
 from tests.support import runs
-from tests.support.ranks import command_ranks
+from tests.support.rank_commands import run_commands
 
 # A mesh of two ranks for each family; Transformer-XL carries a memory from step to step.
 MESHES = {
@@ -30,14 +30,16 @@ class Run:
     """A run of a family that is started again and again."""
 
     def __init__(self, family: str, folder: Path, store: Path, *more: str) -> None:
-        self.out, self.said, self._starts, self._folder = folder / "out", folder / "said", 0, folder
+        self.out, self.said, self._starts, self._folder = folder / "out", "", 0, folder
         recipe = str(runs.recipe(family, folder))
         self.arguments = ("pretrain", recipe, "--store", str(store), "--out", str(self.out), *more)
 
-    def start(self, *more: str, ranks: int = 2, **faults: Any) -> Sequence[int | None]:
+    def start(self, *more: str, ranks: int = 2, planted: Sequence[str] = ()) -> Sequence[int | None]:
         self._starts += 1
-        meet = self._folder / f"meet-{self._starts}"
-        return command_ranks(ranks, meet, (*self.arguments, *more), self.said, **faults)
+        place = self._folder / f"start-{self._starts}"
+        said = run_commands(place, [(*self.arguments, *more)] * ranks, planted=planted)
+        self.said = "\n".join(said.texts)
+        return said.codes
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def whole(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     found = {}
     for family, mesh in MESHES.items():
         found[family] = Run(family, tmp_path_factory.mktemp(family), token_store, *mesh)
-        assert found[family].start() == [0, 0], found[family].said.read_text()
+        assert found[family].start() == [0, 0], found[family].said
     return found
 
 
@@ -69,10 +71,11 @@ def test_a_rank_killed_at_random_moments(family: str, whole: dict[str, Run], tok
     run = Run(family, tmp_path, token_store, *MESHES[family])
     for steps in (2, 3):
         rank = moments.randrange(2)
-        codes = run.start("--resume", faults={rank: f"kill:{steps}:{moments.uniform(0, 30):.3f}"})
-        assert codes[rank] == -9, run.said.read_text()
+        fault = f"kill:{steps}:{moments.uniform(0, 30):.3f}"
+        codes = run.start("--resume", planted=[fault if number == rank else "" for number in range(2)])
+        assert codes[rank] == -9, run.said
         assert codes[1 - rank] != 0
-    assert run.start("--resume") == [0, 0], run.said.read_text()
+    assert run.start("--resume") == [0, 0], run.said
     assert result_hashes(run.out) == result_hashes(whole[family].out)
     assert losses(run.out) == losses(whole[family].out)
     assert not list(run.out.rglob(".*")), "nothing half written is left"
@@ -84,8 +87,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 ) -> None:
     """Killed on two ranks, resumed by one process: the same losses and weights; the same files as from one device."""
     run = Run(family, tmp_path, token_store)
-    assert -9 in run.start("--resume", *MESHES[family], faults={1: "kill:5:1"})
-    assert run.start("--resume", ranks=1) == [0], run.said.read_text()
+    assert -9 in run.start("--resume", *MESHES[family], planted=["", "kill:5:1"])
+    assert run.start("--resume", ranks=1) == [0], run.said
     assert [text for text in events(run.out) if text.startswith("resumed from step")]
     assert losses(run.out) == pytest.approx(losses(whole[family].out), rel=1e-5)
     assert {path.name for path in (run.out / "model").iterdir()} == {
