@@ -57,6 +57,24 @@ def test_a_mistake_is_one_line_of_rank_0(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("finetune", "bert-base", "--task", "sst-2"),
+        ("distill", "bert-base", "--student", "distilbert-base"),
+        ("embeddings", "train", "bert-base", "--data", "pairs.jsonl"),
+        ("info",),
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_verbs_that_run_on_one_device_refuse_to_be_ranks(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = [*arguments, *(["--out", str(out)] if len(arguments) > 1 else [])]
+    said = run_commands(tmp_path / "ranks", [given, given])
+    check_refused(said, "bertree " + arguments[0], "runs on one device, but 2 processes were started")
+    assert not out.exists()
+
+
 def test_what_one_rank_lacks_stops_all(recipe: Path, token_store: Path, tmp_path: Path) -> None:
     stores = [token_store, tmp_path / "nothing"]
     said = run_commands(tmp_path / "ranks", [pretrain(recipe, store, tmp_path / "out") for store in stores])

@@ -11,7 +11,8 @@ from typer.core import TyperCommand
 
 from bertree.cli.options import TASKS_HERE
 from bertree.console import showing
-from bertree.errors import BertreeWarning
+from bertree.errors import BertreeWarning, UserError
+from bertree.scale.launch import launched
 
 if TYPE_CHECKING:
     from bertree.inference.run import Run
@@ -34,12 +35,26 @@ class VerbCommand(TyperCommand):
         super().format_help(ctx, formatter)
 
 
+class OneDeviceCommand(VerbCommand):
+    """A verb that refuses to be one of several processes, which would all do the same and write to the same place."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb."""
+        if (size := launched().size) > 1:
+            raise UserError(
+                f"{ctx.command_path}: runs on one device, but {size} processes were started; start it without torchrun "
+                "or srun"
+            )
+        return super().invoke(ctx)
+
+
 def verb(
-    app: typer.Typer, name: str | None = None, help_text: str = ""
+    app: typer.Typer, name: str | None = None, help_text: str = "", *, on_ranks: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a verb: with `--quiet`, and without progress lines on standard output under `--json`.
 
-    `help_text` is shown in place of the function's docstring, where it is put together from registries."""
+    `help_text` is shown in place of the function's docstring, where it is put together from registries. `on_ranks`:
+    processes that were started together share its work; any other verb refuses to be one of them."""
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -54,7 +69,7 @@ def verb(
         vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
         run.__annotations__ = {**function.__annotations__, "quiet": QuietOption}
         run.__doc__ = _flow(help_text or inspect.getdoc(function) or "")
-        app.command(name, cls=VerbCommand)(run)
+        app.command(name, cls=VerbCommand if on_ranks else OneDeviceCommand)(run)
         return function
 
     return register

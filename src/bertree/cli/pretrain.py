@@ -25,7 +25,7 @@ recipe_verbs = typer.Typer(no_args_is_help=True, help="List the recipes, or show
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    verb(app)(pretrain)
+    verb(app, on_ranks=True)(pretrain)
     app.add_typer(recipe_verbs, name="recipe")
 
 
