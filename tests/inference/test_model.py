@@ -46,7 +46,7 @@ def mean_vectors(hidden: list[torch.Tensor]) -> np.ndarray:
 
 
 def test_sentence_vectors_equal_sentence_transformers_on_real_weights(minilm: Path) -> None:
-    texts = varied(60)
+    texts = varied(30)
     model = bertree.load(minilm)
     with pytest.warns(BertreeWarning, match="texts cut to 256 tokens"):
         ours = mean_vectors(model.hidden(texts))

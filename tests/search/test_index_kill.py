@@ -95,7 +95,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
-    """Every twentieth line of a whole build, one after another: each run goes on where the last died."""
+    """After 20, 210, 400 ... lines of a build, one after another: each run goes on where the last died."""
     folder, said = tmp_path / "index", tmp_path / "said"
     ends: list[dict] = []
     process = killing.start(tmp_path / "other", 0, "flat", said)
@@ -103,7 +103,7 @@ def test_dead_at_every_line_of_a_commit(tmp_path: Path) -> None:
     ends.append(killing.contents(tmp_path / "other"))
     said.unlink()
     reached = -1
-    for lines in [*range(20, 4000, 130), 0]:
+    for lines in [*range(20, 4000, 190), 0]:
         process = killing.start(folder, 0, "flat", said, lines)
         process.join(PATIENCE)
         if process.exitcode == 0:
