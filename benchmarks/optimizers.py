@@ -131,15 +131,18 @@ def _run(given: argparse.Namespace, row: Json, always: Sequence[str], costs: dic
 def _write_table(out: Path, rows: Sequence[Json]) -> None:
     """Write all rows, the best of each optimizer in bold."""
     best = {name: min(row["perplexity"] for row in rows if row["optimizer"] == name) for name in _names(rows)}
+    common = [text for text in rows[0]["set"] if all(text in row["set"] for row in rows)]
     lines = []
     for row in sorted(rows, key=lambda row: (row["optimizer"], row["set"], row["lr"])):
         mark = "**" if row["perplexity"] == best[row["optimizer"]] else ""
-        settings, cost = " ".join(row["set"]), "" if row["cost"] is None else f"{row['cost']:.2f}"
+        settings = " ".join(text for text in row["set"] if text not in common)
+        cost = "" if row["cost"] is None else f"{row['cost']:.2f}"
         size = [f"{row['steps']:,}", f"{row['tokens']:,}"]
         scores = [f"{mark}{row['perplexity']:.2f}{mark}", f"{row['accuracy']:.1%}"]
         lines.append([row["optimizer"], f"{row['lr']:g}", settings, cost, *size, *scores])
     head = ["optimizer", "rate", "settings", "time of a step", "steps", "tokens", "held-out perplexity", "accuracy"]
-    text = f"{environment()}\n\n{table(head, lines)}\n"
+    always = f"All runs: {' '.join([rows[0]['recipe'], *common])}"
+    text = f"{environment()}\n\n{always}\n\n{table(head, lines)}\n"
     (out / "table.md").write_text(text, encoding="utf-8")
 
 
