@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Transformer
 from bertree.scale.plan.memory import AtRest, Mesh, MicroBatch, Peak, at_rest, peak
 from bertree.scale.plan.timing import Hardware, StepTime, step_time
 from bertree.scale.plan.traffic import Traffic, traffic
+from bertree.scale.tensor import check_tensor
 
 STAGES = (0, 1, 2, 3)
 CLOSE = 0.02  # meshes whose times differ by less are equally fast: the simpler one is taken
@@ -48,19 +50,17 @@ class Row:
         return (self.mesh.tensor, self.mesh.zero, self.batch.count)
 
 
-def refusal(a: Transformer, tensor: int) -> str:
-    """Say why so many ranks cannot share a layer; empty if they can."""
-    if tensor == 1:
-        return ""
-    for name, count in (("heads", a.heads), ("ffn_width", a.ffn_width)):
-        if count % tensor:
-            return f"{name} {count} is not a multiple of {tensor}"
-    return ""
-
-
 def tensor_sizes(a: Transformer, devices: int, most: int) -> list[int]:
     """Return the numbers of ranks that can share a layer."""
-    return [n for n in range(1, min(devices, most) + 1) if devices % n == 0 and not refusal(a, n)]
+    return [n for n in range(1, min(devices, most) + 1) if devices % n == 0 and _can_share(a, n)]
+
+
+def _can_share(a: Transformer, tensor: int) -> bool:
+    try:
+        check_tensor(a, tensor)
+    except UserError:
+        return False
+    return True
 
 
 def fill_row(a: Transformer, mesh: Mesh, batches: Batches, hardware: Hardware) -> Row | None:

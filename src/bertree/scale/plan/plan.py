@@ -7,9 +7,10 @@ from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Transformer
 from bertree.scale.plan.memory import Mesh, paper_bytes
-from bertree.scale.plan.meshes import STAGES, Batches, Row, choose, fill_row, reason, refusal, tensor_sizes
+from bertree.scale.plan.meshes import STAGES, Batches, Row, choose, fill_row, reason, tensor_sizes
 from bertree.scale.plan.sizes import shapes
 from bertree.scale.plan.timing import Hardware
+from bertree.scale.tensor import check_tensor
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,6 @@ def _check(a: Transformer, devices: int, batches: Batches, zero: int | None, ten
     if tensor is not None:
         if tensor < 1 or devices % tensor:
             raise UserError(f"tensor: {tensor} does not divide the {devices} devices")
-        if why := refusal(a, tensor):
-            raise UserError(f"tensor: {tensor}: {why}")
+        check_tensor(a, tensor)
     if batches.length > a.longest_input:
         raise UserError(f"length: {batches.length} is more than the architecture's {a.longest_input} positions")

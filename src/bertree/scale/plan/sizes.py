@@ -12,12 +12,10 @@ from math import ceil, prod
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from bertree.model.architecture import Transformer
-from bertree.model.layers.norms import RmsNorm
-from bertree.model.network import Network, build
-from bertree.model.stack import Stack
+from bertree.model.network import build
+from bertree.scale.shard import layers_of, whole_parameters
 from bertree.scale.split import Split, splits_of
 
 
@@ -127,21 +125,3 @@ def shapes(a: Transformer, bf16: bool = True) -> Shapes:
     taken = norms | {tensor.name for layer in layers for tensor in layer}
     root = tuple(tensor for name, tensor in found.items() if name not in taken)
     return Shapes(tuple(layers), root, tuple(found[name] for name in found if name in norms))
-
-
-def whole_parameters(network: Network, bf16: bool) -> set[nn.Parameter]:
-    """Return the parameters that are not sharded."""
-    norms = [module for module in network.modules() if bf16 and isinstance(module, nn.LayerNorm | RmsNorm)]
-    return {parameter for norm in norms for parameter in norm.parameters()}
-
-
-def layers_of(network: Network) -> list[list[nn.Module]]:
-    """Return the blocks of each layer that no other layer uses."""
-    stack = network.encoder.stack
-    assert isinstance(stack, Stack)
-    used = [[use[place] for use in stack.plan] for place in (0, 1)]
-    found = []
-    for layer in stack.plan:
-        both = zip((stack.attention, stack.ffn), layer, used, strict=True)
-        found.append([blocks[number] for blocks, number, uses in both if uses.count(number) == 1])
-    return [blocks for blocks in found if blocks]
