@@ -68,7 +68,8 @@ class Case(NamedTuple):
 
     @property
     def architecture(self) -> Transformer:
-        changes: dict[str, Any] = {"attention_dropout": 0.0} | ({"layers": self.layers} if self.layers else {})
+        changes: dict[str, Any] = {"attention_dropout": 0.0, "pooler": False}  # which next sentences alone would train
+        changes |= {"layers": self.layers} if self.layers else {}
         a = preset(self.model).architecture.with_values(changes)
         assert isinstance(a, Transformer)
         return a

@@ -10,6 +10,7 @@ from bertree.scale.plan.plan import Plan
 
 MARGIN, ROW, THICK = 10, 36, 13
 PLACES = {"weights": 0, "gradients": 1, "optimizer": 2, "activations": 4, "buffers": 7}  # of colours
+LONGEST = 26  # letters of a model's name that are shown
 MOST = 3.0  # times the memory of a device: what is more is cut off
 
 
@@ -18,10 +19,12 @@ def plan_svg(plan: Plan) -> Markup:
     usable, card = plan.hardware.usable / GIB, plan.hardware.card
     most = max(card, min(MOST * card, max(row.gib for row in plan.rows))) * 1.02
     scale = (WIDTH - 2 * MARGIN) / most
-    parts, top = [*_legend(), *_limit(usable, scale, 74, len(plan.rows))], 74
+    parts, top = _legend(), 74
     for place, row in enumerate(plan.rows):
         parts += _bar(row, row is plan.best, top + ROW * place, scale, most)
-    title = f"{plan.model} on {plan.devices} devices: GiB of each at the peak of a step"
+    parts += _limit(usable, scale, top, len(plan.rows))
+    model = plan.model if len(plan.model) <= LONGEST else plan.model[: LONGEST - 1] + "…"
+    title = f"{model} on {plan.devices:,} devices: GiB of each at the peak of a step"
     under = text(MARGIN - 2, 36, f"{plan.batches.tokens:,} tokens a step, AdamW, bf16; * recommended")
     return standalone_picture(title, top + ROW * len(plan.rows) + 26, [under, *parts])
 

@@ -21,6 +21,7 @@ from bertree.scale.plan.sizes import RankSizes, shapes
 
 MASTER, MOMENTS, REDUCED = 4, 8, 4  # bytes of each parameter: its weight, Adam's moments, its gradient, in float32
 LOGITS = 12  # bytes of each logit: log-softmax, its gradient, and the gradient of the logits, in float32
+SPLIT_LOGITS = 14  # of a split vocabulary: probabilities, their error, the gradient in float32 and as it is passed on
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ class _Tokens:
         a, m = self.a, self.batch.predicted
         rows = min(m, a.ffn_chunk) if a.ffn_chunk else m
         dense = 3 * self.batch.bytes * a.embedding_width if a.mask_transform else 0
-        return m * self.batch.bytes * a.output_width + rows * (dense + LOGITS * a.vocab_size / tensor)
+        logits = LOGITS if tensor == 1 else SPLIT_LOGITS / tensor
+        return m * self.batch.bytes * a.output_width + rows * (dense + logits * a.vocab_size)
 
 
 class _Step:

@@ -4,6 +4,7 @@ The bytes of a call are those of the whole tensor: of what is gathered, or of wh
 (n - 1) / n of it in a gathering or a scattered sum over n ranks, twice that in a sum that all ranks get.
 """
 
+from math import ceil
 from typing import NamedTuple
 
 from bertree.model.architecture import Transformer
@@ -54,7 +55,8 @@ def tensor_traffic(a: Transformer, mesh: Mesh, batch: MicroBatch) -> list[Traffi
     Each of the two parts of a layer begins and ends with a call, in the forward and in the backward pass, and in the
     forward pass again if layers are recomputed; without dropout that ends before its last call."""
     t, m, n = batch.tokens, batch.predicted, batch.count
-    states, inputs = t * a.width * batch.bytes, t * a.embedding_width * batch.bytes
+    rows = ceil(t / mesh.tensor) * mesh.tensor if mesh.sequence_parallel else t  # every rank has as many
+    states, inputs = rows * a.width * batch.bytes, t * a.embedding_width * batch.bytes
     again = 2 * a.layers if batch.recompute else 0
     begins, ends = 4 * a.layers + again, 4 * a.layers + (again if a.dropout else again // 2)
     sums = [(1, inputs), (1, m * a.embedding_width * batch.bytes), (2, 3 * m * 4)]  # embeddings, head, loss

@@ -1,0 +1,63 @@
+"""The planner against steps of real ranks and against a simulated one: bytes, collectives, the peak."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from benchmarks import scale_memory
+from bertree.scale.plan.memory import at_rest
+from bertree.scale.plan.traffic import traffic
+from tests.support.planned_ranks import Case, measure
+
+CASES = [
+    Case("bert-base", 1, 1, 3),
+    Case("bert-base", 2, 1, 0, micro_batches=2),
+    Case("bert-base", 2, 1, 1, micro_batches=2, bf16=True),
+    Case("megatron-bert", 2, 1, 2, micro_batches=2),
+    Case("gpt2", 2, 1, 3, micro_batches=2, bf16=True),
+    Case("gpt2", 4, 1, 3, bf16=True, recompute=True),
+    Case("albert-base", 4, 1, 3),
+    Case("bert-base", 1, 2, 0),
+    Case("megatron-bert", 2, 2, 3, bf16=True, sequence_parallel=True),
+    Case("megatron-bert", 1, 4, 0, recompute=True, sequence_parallel=True),
+    Case("gpt2", 2, 2, 1, recompute=True),
+]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any]]:
+    return dict(zip(CASES, measure(tmp_path_factory.mktemp("ranks"), CASES), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bytes_of_a_rank_are_as_planned(case: Case, found: dict[Case, dict[str, Any]]) -> None:
+    planned = at_rest(case.architecture, case.mesh, case.bf16)._asdict()
+    for part, size in planned.items():
+        assert found[case][part] == pytest.approx(size, rel=0.03), part
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_collectives_of_a_step_are_as_planned(case: Case, found: dict[Case, dict[str, Any]]) -> None:
+    calls: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    for entry in traffic(case.architecture, case.mesh, case.batch):
+        calls[entry.kind, entry.group] += entry.calls
+        sizes[entry.kind, entry.group] += round(entry.bytes)
+    counted = {(kind, group): (count, size) for kind, group, count, size in found[case]["calls"]}
+    assert counted == {key: (calls[key], sizes[key]) for key in calls}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        scale_memory.Case("megatron-bert-336m", 64, 1, 3, True, 2048, layers=3),
+        scale_memory.Case("megatron-gpt-1.2b", 16, 4, 2, True, 8192, layers=2),
+        scale_memory.Case("megatron-gpt-1.2b", 8, 1, 1, False, 1024, micro_batches=2, layers=2),
+    ],
+    ids=str,
+)
+def test_the_peak_of_a_simulated_step_is_as_planned(case: scale_memory.Case) -> None:
+    made = scale_memory.compare(case)
+    assert made["planned"] == pytest.approx(made["peak"], rel=0.05)
+    assert made["planned_at_rest"] == pytest.approx(made["at_rest"], rel=0.01)
