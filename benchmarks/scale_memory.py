@@ -1,13 +1,14 @@
 """The planner against a simulation: one training step of a real network on fake tensors in a fake world.
 
-    python -m benchmarks.scale_memory                    # the cases of the table, a minute or two each
-    python -m benchmarks.scale_memory --only t-nlg-17b   # those of one model
+    python -m benchmarks.scale_memory --out steps.jsonl   # the cases of the table, about a minute each
+    python -m benchmarks.scale_memory --only t-nlg-17b    # those of one model
     python -m benchmarks.scale_memory --case megatron-gpt-2.5b 8 2 3 recompute 2048   # one of your own: model, ranks,
                                                                                       # tensor size, stage, tokens
 
 Rank 0 of as many ranks as a case names is simulated, up to 512: its network is built and spread by the package's own
 functions, and computes a forward and a backward pass. Tensors have shapes and no content, and a process group that
 sends nothing stands for the others. Counted are the bytes of all storages that are alive, and the calls of collectives.
+Steps that are in the file of --out are not simulated again; all of them are planned anew.
 
 What a GPU does otherwise is done as there: dropout keeps one byte for each number. Not simulated: the CUDA context,
 workspaces, what the allocator loses, buffers of NCCL, and layer norms that autocast computes in float32 on a GPU unless
@@ -23,6 +24,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -244,21 +246,23 @@ def simulate(case: Case) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "at_rest": {"weights": weights, "gradients": gradients, "optimizer": optimizer},
         "peak": live.most,
-        "calls": [[*key, count, calls.bytes[key]] for key, count in calls.calls.items()],
+        "calls": sorted([*key, count, calls.bytes[key]] for key, count in calls.calls.items()),
     }
 
 
-def compare(case: Case) -> dict[str, Any]:
-    """Simulate a case and plan it."""
-    found, planned = simulate(case), peak(case.architecture, case.mesh, case.batch)
+def compare(case: Case, found: dict[str, Any]) -> dict[str, Any]:
+    """Plan a case that was simulated."""
+    planned = peak(case.architecture, case.mesh, case.batch)
     sent = traffic(case.architecture, case.mesh, case.batch)
     rest = at_rest(case.architecture, case.mesh)
+    calls = [[entry.kind, entry.group, entry.calls, round(entry.bytes)] for entry in sent]
     return found | {
         "case": case._asdict(),
         "planned_at_rest": rest._asdict(),
         "planned": planned.bytes.total,
         "moment": planned.moment,
-        "planned_calls": [[entry.kind, entry.group, entry.calls, entry.bytes] for entry in sent],
+        # That of the norms' gradients is called after the backward pass.
+        "planned_calls": sorted(call for call in calls if call[:2] != [ALL_REDUCE, "data"] or not case.zero),
     }
 
 
@@ -271,41 +275,53 @@ def row(found: dict[str, Any]) -> list[str]:
     sizes = [f"{size / GIB:.2f}" for size in (rest, planned, found["peak"], found["planned"])]
     off = f"{100 * (found['planned'] / found['peak'] - 1):+.1f} %"
     tokens = f"{case.micro_batches} x {case.tokens:,}" if case.micro_batches > 1 else f"{case.tokens:,}"
-    meshes = f"{case.mesh.data} x {case.tensor}"
-    return [case.model, meshes, kind, tokens, *sizes, found["moment"], off]
+    same = "yes" if sorted(found["calls"]) == found["planned_calls"] else "no"
+    return [case.model, f"{case.mesh.data} x {case.tensor}", kind, tokens, *sizes, found["moment"], off, same]
 
 
 def run_apart(case: Case) -> dict[str, Any]:
-    """Compare a case in a process of its own, whose memory is given back."""
+    """Simulate a case in a process of its own, whose memory is given back."""
     command = [sys.executable, "-m", "benchmarks.scale_memory", "--inside", json.dumps(case)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
+def read(path: Path | None) -> dict[Case, dict[str, Any]]:
+    """Return the steps that were simulated before."""
+    lines = path.read_text().splitlines() if path is not None and path.exists() else []
+    return {Case(**found.pop("case")): found for found in map(json.loads, lines)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases of one model")
     parser.add_argument("--case", nargs=6, metavar=("MODEL", "RANKS", "TENSOR", "STAGE", "recompute|keep", "TOKENS"))
+    parser.add_argument("--out", type=Path, help="file of the simulated steps (.jsonl)")
+    parser.add_argument("--done", action="store_true", help="simulate nothing: those of --out alone")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     given = parser.parse_args()
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     if given.inside:
-        print(json.dumps(compare(Case(*json.loads(given.inside)))))
+        print(json.dumps(simulate(Case(*json.loads(given.inside)))))
         return
     cases = [case for case in CASES if given.only in case.model]
     if given.case:
         model, ranks, tensor, stage, again, tokens = given.case
         cases = [Case(model, int(ranks), int(tensor), int(stage), again == "recompute", int(tokens))]
-    rows = []
+    known, rows = read(given.out), []
     for case in cases:
-        found = run_apart(case)
-        print(json.dumps(found), file=sys.stderr)
-        rows.append(row(found))
+        if case not in known and not given.done:
+            known[case] = run_apart(case)
+            if given.out is not None:
+                with open(given.out, "a") as file:
+                    file.write(json.dumps({"case": case._asdict()} | known[case]) + "\n")
+        if case in known:
+            rows.append(row(compare(case, known[case])))
     print(f"{environment()}\n")
     head = ("model", "data x tensor", "stage", "tokens a rank", "weights, moments, gradients, GiB", "planned")
-    print(table((*head, "peak, GiB", "planned", "moment", "difference"), rows))
+    print(table((*head, "peak, GiB", "planned", "moment", "difference", "collectives as planned"), rows))
 
 
 if __name__ == "__main__":

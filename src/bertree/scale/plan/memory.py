@@ -5,6 +5,7 @@ A step has few moments that can be the peak (docs/plan.md derives the terms):
     forward begins    the root and the first layer are gathered
     loss              the logits of the predicted tokens, and everything that is kept for the backward pass
     layer             the backward pass of a layer: its activations, its parameters and those of the next, gradients
+    layer ends        the same when all its gradients are there
     reduction         the gradients of a layer are summed over the ranks
     embeddings        the second gradient of the token embeddings is added to the first
     root              the gradients of the root are summed over the ranks
@@ -124,15 +125,15 @@ class _Tokens:
     def __init__(self, a: Transformer, mesh: Mesh, batch: MicroBatch) -> None:
         self.a, self.batch = a, batch
         made, scale = Activations(a), batch.bytes / 2  # the figures of `Activations` are those of bf16
-        self.parts, tensor = mesh.token_parts, mesh.tensor
+        self.parts, self.tensor = mesh.token_parts, mesh.tensor
         t, h = batch.tokens, a.width
         self.states = batch.bytes * t * h / self.parts  # of a rank's own tokens
         self.gathered = batch.bytes * t * h  # of all tokens, which products read under tensor parallelism
         self.mask = t * h / self.parts if a.dropout else 0.0
         stream = 2 * (self.mask + self.states)  # before each block's norm
         inside = max(made.attention(kind) for kind in set(a.attention_kinds)) - made.feed_forward()
-        self.inner = scale * made.inner() * (min(t, a.ffn_chunk) if a.ffn_chunk else t) / tensor
-        heads = scale * inside * t / tensor  # queries, keys, values and what attention returns
+        self.inner = scale * made.inner() * (min(t, a.ffn_chunk) if a.ffn_chunk else t) / self.tensor
+        heads = scale * inside * t / self.tensor  # queries, keys, values and what attention returns
         self.kept = stream + 2 * self.gathered + heads + (0 if a.ffn_chunk else self.inner)  # by one layer
         last = 2 * h + 8 if a.residual == "pre-norm" and a.final_norm else 0
         self.outside = scale * (made.outside() - last) * t
@@ -154,12 +155,19 @@ class _Tokens:
         gradients = 2 * self.states + (self.gathered if self.parts > 1 else 0) + self.inner / 2
         return again + gradients + (1.5 * self.inner - self.inner / 2 if self.a.ffn_chunk else 0)
 
-    def loss(self, tensor: int) -> float:
+    def layer_end(self) -> float:
+        """Return what the last product of the same needs: its input, the gradients of queries, keys and values, and
+        those of its input and of the stream."""
+        if self.a.residual == "reversible":
+            return self.reversible
+        return 3 * self.gathered / self.tensor + 2 * self.gathered + self.states
+
+    def loss(self) -> float:
         """Return what the head needs: its input, what its dense layer makes, and the logits."""
         a, m = self.a, self.batch.predicted
         rows = min(m, a.ffn_chunk) if a.ffn_chunk else m
         dense = 3 * self.batch.bytes * a.embedding_width if a.mask_transform else 0
-        logits = LOGITS if tensor == 1 else SPLIT_LOGITS / tensor
+        logits = LOGITS if self.tensor == 1 else SPLIT_LOGITS / self.tensor
         return m * self.batch.bytes * a.output_width + rows * (dense + logits * a.vocab_size)
 
 
@@ -177,8 +185,8 @@ class _Step:
         """Return all of them."""
         layers = self.a.layers
         found = [self._forward(), self._loss()]
-        for place in {1, min(2, layers), layers}:
-            found += [self._layer(place), self._reduction(place)]
+        for place in {1, min(2, layers), max(1, layers - 1), layers}:  # they grow or shrink evenly between
+            found += [self._layer(place), self._layer(place, ends=True), self._reduction(place)]
         return [*found, self._embeddings(), self._root()]
 
     def _make(
@@ -211,20 +219,22 @@ class _Step:
     def _loss(self) -> Peak:
         layers = 0 if self.mesh.zero == 3 else self.a.layers
         kept = self.tokens.saved(self.a.layers) + self.tokens.last
-        return self._make("loss", self._gathered(layers), 0, 0, kept + self.tokens.loss(self.mesh.tensor), 0)
+        return self._make("loss", self._gathered(layers), 0, 0, kept + self.tokens.loss(), 0)
 
     def _reduced(self, place: int) -> int:
         """Return the sharded parameters whose gradients are there when the backward pass is at a layer."""
         return round((place - 1) / self.a.layers * (self.sizes.shard - self.sizes.root.shard))
 
-    def _layer(self, place: int) -> Peak:
+    def _layer(self, place: int, ends: bool = False) -> Peak:
         left, layer = self.a.layers - place + 1, self.sizes.layer
         sent = REDUCED * layer.padded(self.sizes.shards) if place > 1 else 0  # until the next layer's are
         ahead = self.b * layer.whole if self.mesh.zero == 3 and not self.alone and left > 1 else 0
-        shared = not self.sizes.layers  # all gradients stay until the backward pass ends
-        local = self.b * (self.sizes.root.whole if shared else self.sizes.table + self.sizes.down)
-        activations = self.tokens.saved(left) + self.tokens.layer()
-        return self._make("layer", self._gathered(left), self._reduced(place), local, activations, sent + ahead)
+        local = self.sizes.table + (layer.whole if ends else self.sizes.down)
+        if not self.sizes.layers:  # all gradients stay until the backward pass ends
+            local = self.sizes.root.whole
+        activations = self.tokens.saved(left) + (self.tokens.layer_end() if ends else self.tokens.layer())
+        moment = "layer ends" if ends else "layer"
+        return self._make(moment, self._gathered(left), self._reduced(place), self.b * local, activations, sent + ahead)
 
     def _reduction(self, place: int) -> Peak:
         left, layer = self.a.layers - place, self.sizes.layer

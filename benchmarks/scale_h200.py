@@ -1,0 +1,258 @@
+"""Large models on one GPU: the plan first, then the measurement.
+
+    python -m benchmarks.scale_h200                  # on a GPU of 139 GiB, about 4 minutes
+    python -m benchmarks.scale_h200 --only bert-base
+    python -m benchmarks.scale_h200 --eager          # blocks are not compiled: quicker to start, slower to train
+    python -m benchmarks.scale_h200 --rehearse       # the same with tiny models on a CPU, to see that it runs
+
+Each case is a process of its own that builds a network with random weights on the device, shards it with FSDP2 on one
+rank (ZeRO 3: weights in float32, gathered layer by layer in bf16), and takes steps of the package's own loop, with
+AdamW and clipping, on random tokens. Speed is that of the steps after the warm-up; the peak is what PyTorch's allocator
+gave out in these steps. Operations are those of `bertree info`, so what is computed again does not count.
+
+    megatron-bert-3.9b    65,536 tokens a step in sequences of 512, layers recomputed
+    megatron-gpt-8.3b     8,192 tokens a step in sequences of 1,024, layers recomputed
+    bert-base             65,536 tokens a step in sequences of 512: one device as `bertree pretrain` uses it (the whole
+                          step compiled), and FSDP2 on one rank (each block compiled), in turn
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import environment, synchronise, table
+from bertree.batch import Batch, PretrainingLabels
+from bertree.config.sections import OptimSettings
+from bertree.model import cost
+from bertree.model.architecture import Transformer
+from bertree.model.network import build
+from bertree.model.presets import preset
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.scale.distribute import distribute
+from bertree.scale.launch import Launch
+from bertree.scale.plan.memory import Mesh, MicroBatch, Peak, peak
+from bertree.scale.plan.timing import Hardware, StepTime, step_time
+from bertree.scale.world import World, join
+from bertree.train.device import measure_peak_flops, set_deterministic
+from bertree.train.feed import StepBatches
+from bertree.train.loop import Loop
+from bertree.train.optim import build_optimizer
+from bertree.train.schedule import PlannedStep
+
+H200 = Hardware(card=139.0, peak=989.0)
+WARM = 3  # steps; the first compiles, the second makes the moments
+TINY = {"layers": 2, "width": 64, "heads": 4, "vocab_size": 512, "max_positions": 64}
+LIMIT = 170  # seconds of a case
+
+
+class Case(NamedTuple):
+    """What is trained."""
+
+    model: str
+    tokens: int
+    length: int
+    recompute: bool
+    steps: int  # that are measured
+    both: bool = False  # without FSDP2 too
+
+    def architecture(self, tiny: bool) -> Transformer:
+        changes = {"attention_dropout": 0.0, "pooler": False} | (TINY if tiny else {})
+        a = preset(self.model).architecture.with_values(changes)
+        assert isinstance(a, Transformer)
+        return a
+
+
+CASES = [
+    Case("megatron-bert-3.9b", 65536, 512, True, 3),
+    Case("megatron-gpt-8.3b", 8192, 1024, True, 6),
+    Case("bert-base", 65536, 512, False, 30, both=True),
+]
+
+
+class Prediction(NamedTuple):
+    """What the planner says of a case on one device."""
+
+    batch: MicroBatch
+    peak: Peak
+    time: StepTime
+
+    @classmethod
+    def of(cls, case: Case, tiny: bool = False) -> "Prediction":
+        a, mesh = case.architecture(tiny), Mesh(1, 1, 3)
+        predicted = case.tokens if a.causal else round(cost.MASK_RATE * case.tokens)
+        batch = MicroBatch(case.tokens, predicted, 1, case.recompute)
+        return cls(batch, peak(a, mesh, batch), step_time(a, mesh, batch, case.length, [], H200))
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """For the table."""
+        return {
+            "peak_gib": self.peak.bytes.total / cost.GIB,
+            "moment": self.peak.moment,
+            "parts_gib": {part: size / cost.GIB for part, size in self.peak.bytes._asdict().items()},
+            "tokens_per_second": self.batch.tokens / self.time.seconds,
+            "mfu": self.time.mfu(Mesh(), H200),
+        }
+
+
+def random_batch(a: Transformer, case: Case, predicted: int, device: str) -> Batch:
+    """Sequences of equal lengths of random tokens, some or all of which are predicted."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> Tensor:
+        return torch.randint(5, a.vocab_size, (count,), generator=random)
+
+    chosen = torch.randperm(case.tokens, generator=random)[:predicted].sort().values
+    positions = torch.arange(case.length).repeat(case.tokens // case.length)
+    bounds = torch.arange(0, case.tokens + 1, case.length, dtype=torch.int32)
+    segments = torch.zeros(case.tokens, dtype=torch.int64)
+    labels = PretrainingLabels(chosen, draw(predicted))
+    return Batch(draw(case.tokens), positions, segments, bounds, case.length, one_segment=True, labels=labels).to(
+        device
+    )
+
+
+class Trainer:
+    """A network that is trained on one batch."""
+
+    def __init__(self, case: Case, given: argparse.Namespace, world: World) -> None:
+        self.device = "cpu" if given.rehearse else "cuda"
+        a = case.architecture(given.rehearse)
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            network = build(a, {"mask": 0})
+        sharding = None
+        if world.joined:
+            compiled = not given.eager
+            sharding = distribute(network, world, zero=3, bf16=True, recompute=case.recompute, compiled=compiled)
+        else:
+            network.encoder.recompute(case.recompute)
+        optimizer = build_optimizer(network, OptimSettings(), world=world)
+        objective = pretraining_objective(mlm=1.0)
+        whole = not given.eager and not world.joined
+        self.loop = Loop(
+            network, objective, optimizer, clip=1.0, bf16=True, compiled=whole, world=world, sharding=sharding
+        )
+        self.batch = random_batch(a, case, Prediction.of(case, given.rehearse).batch.predicted, self.device)
+        self.number = 0
+
+    def take(self, steps: int) -> float:
+        """Take steps; return their seconds."""
+        synchronise()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.number += 1
+            result = self.loop.step(StepBatches(PlannedStep(self.number, 0, self.number, 1, 1e-4), [self.batch], 0.0))
+            self.loss = result.loss
+        synchronise()
+        return time.perf_counter() - began
+
+
+def measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
+    """Train on one rank; without FSDP2 too, in turn, so that a slow moment of the machine meets both."""
+    set_deterministic(True)
+    began = time.perf_counter()
+    best = measure_peak_flops(torch.device("cpu" if given.rehearse else "cuda"))
+    with join(Launch(), zero=3, cuda=not given.rehearse) as world:
+        trainers = {"FSDP2": Trainer(case, given, world)}
+        if case.both:
+            trainers["plain"] = Trainer(case, given, World.alone())
+        for trainer in trainers.values():
+            trainer.take(WARM)
+        started = time.perf_counter() - began
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        rounds = 5 if case.both else 1
+        times: dict[str, list[float]] = {name: [] for name in trainers}
+        for _ in range(rounds):
+            for name, trainer in trainers.items():
+                times[name].append(trainer.take(max(1, case.steps // rounds)))
+        seconds = {name: sorted(each)[len(each) // 2] / max(1, case.steps // rounds) for name, each in times.items()}
+        found = {
+            "start_seconds": started,
+            "step_seconds": seconds,
+            "tokens_per_second": {name: case.tokens / each for name, each in seconds.items()},
+            "loss": {name: trainer.loss for name, trainer in trainers.items()},
+            "measured_tflops": None if best is None else best / 1e12,
+        }
+    if torch.cuda.is_available() and not case.both:
+        found["peak_gib"] = torch.cuda.max_memory_allocated() / cost.GIB
+        found["reserved_gib"] = torch.cuda.max_memory_reserved() / cost.GIB
+    return found
+
+
+def run_apart(case: Case, given: argparse.Namespace) -> dict[str, Any]:
+    """Measure in a process of its own, whose memory is given back."""
+    options = [name for name in ("--eager", "--rehearse") if getattr(given, name.strip("-"))]
+    command = [sys.executable, "-m", "benchmarks.scale_h200", "--inside", json.dumps(case), *options]
+    settings = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT, env=settings)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"took more than {LIMIT} seconds"}
+    if done.returncode:
+        return {"failed": f"exit code {done.returncode}; see the errors above"}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def print_results(results: list[tuple[Case, dict[str, Any], dict[str, Any]]]) -> None:
+    """Print what was predicted beside what was measured."""
+    rows, costs = [], []
+    for case, planned, found in results:
+        if "failed" in found:
+            rows.append((case.model, f"{case.tokens:,}", f"{planned['peak_gib']:.1f}", found["failed"], "", "", "", ""))
+            continue
+        speed = found["tokens_per_second"]["FSDP2"]
+        flops = cost.training_flops(case.architecture(False), case.length)
+        mfu = speed * flops / (H200.peak * 1e12)
+        gib = f"{found['peak_gib']:.1f} ({found['reserved_gib']:.1f} reserved)" if "peak_gib" in found else "-"
+        shares = f"{100 * planned['mfu']:.0f} %", f"{100 * mfu:.1f} %"
+        speeds = f"{planned['tokens_per_second']:,.0f}", f"{speed:,.0f}"
+        rows.append((case.model, f"{case.tokens:,}", f"{planned['peak_gib']:.1f}", gib, *speeds, *shares))
+        if case.both:
+            plain, sharded = found["step_seconds"]["plain"], found["step_seconds"]["FSDP2"]
+            ratio = f"{100 * (sharded / plain - 1):+.1f} %"
+            costs.append((case.model, f"{1000 * plain:.1f}", f"{1000 * sharded:.1f}", ratio))
+    head = ("model", "tokens a step", "peak planned, GiB", "measured", "tokens/s planned", "measured")
+    print(table((*head, "MFU planned", "measured"), rows))
+    print(f"\nMFU is of {H200.peak:g} TFLOP/s; planned with {100 * H200.efficiency:.0f} % of it.")
+    if costs:
+        print(f"\n{table(('model', 'one device, ms a step', 'FSDP2 on one rank', 'cost'), costs)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="the case of one model")
+    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    cases = CASES
+    if given.rehearse:
+        cases = [case._replace(tokens=512, length=64, steps=5) for case in CASES]
+        torch.set_num_threads(1)
+    if given.inside:
+        print(json.dumps(measure(Case(*json.loads(given.inside)), given)))
+        return
+    planned = [(case, Prediction.of(case, given.rehearse).said) for case in cases if given.only in case.model]
+    for case, said in planned:
+        print(f"planned: {case.model}: {json.dumps(said)}", file=sys.stderr, flush=True)
+    results = []
+    for case, said in planned:
+        found = run_apart(case, given)
+        print(f"measured: {case.model}: {json.dumps(found)}", file=sys.stderr, flush=True)
+        results.append((case, said, found))
+    print(f"{environment()}\n")
+    print_results(results)
+
+
+if __name__ == "__main__":
+    main()
