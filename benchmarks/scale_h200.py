@@ -128,18 +128,16 @@ class Trainer:
         torch.manual_seed(0)
         with torch.device(self.device):
             network = build(a, {"mask": 0})
-        sharding = None
+        distribution = None
         if world.joined:
-            compiled = not given.eager
-            sharding = distribute(network, world, zero=3, bf16=True, recompute=case.recompute, compiled=compiled)
+            options = {"recompute": case.recompute, "compiled": not given.eager}
+            distribution = distribute(network, world, zero=3, bf16=True, **options)
         else:
             network.encoder.recompute(case.recompute)
-        optimizer = build_optimizer(network, OptimSettings(), world=world)
+        optimizer = build_optimizer(network, OptimSettings(), distribution=distribution)
         objective = pretraining_objective(mlm=1.0)
         whole = not given.eager and not world.joined
-        self.loop = Loop(
-            network, objective, optimizer, clip=1.0, bf16=True, compiled=whole, world=world, sharding=sharding
-        )
+        self.loop = Loop(network, objective, optimizer, clip=1.0, bf16=True, compiled=whole, distribution=distribution)
         self.batch = random_batch(a, case, Prediction.of(case, given.rehearse).batch.predicted, self.device)
         self.number = 0
 

@@ -47,7 +47,6 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.distribute import distribute
 from bertree.scale.plan.memory import Mesh, MicroBatch, at_rest, peak
 from bertree.scale.plan.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, traffic
-from bertree.scale.tensor import put_tensor_parallel
 from bertree.scale.tensor_parts import SequenceParallelStack
 from bertree.scale.world import World
 
@@ -222,8 +221,8 @@ def simulate(case: Case) -> dict[str, Any]:
     objective = pretraining_objective(mlm=1.0)
     with fake_world(mesh) as world, FakeTensorMode(allow_non_fake_inputs=True):
         network = build(a, {"mask": 0})
-        put_tensor_parallel(network, world, mesh.sequence_parallel)
-        sharding = distribute(network, world, zero=mesh.zero, bf16=True, recompute=work.recompute)
+        options = {"sequence_parallel": mesh.sequence_parallel, "recompute": work.recompute}
+        distribution = distribute(network, world, zero=mesh.zero, bf16=True, **options)
         batch = fake_batch(work.tokens, work.predicted, min(1024, a.max_positions))
         live, calls = LiveStorages(), Collectives()
         same_random = patch.object(SequenceParallelStack, "_random", lambda *_: nullcontext)  # there are no numbers
@@ -234,8 +233,7 @@ def simulate(case: Case) -> dict[str, Any]:
             moments = [torch.zeros_like(parameter) for parameter in network.parameters() for _ in range(2)]
             optimizer = live.now - weights
             for number in range(work.count):
-                if sharding is not None:
-                    sharding.before_micro_batch(number == work.count - 1)
+                distribution.before_micro_batch(number == work.count - 1)
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = objective(network, batch).losses["mlm"].sum
                 loss.backward()

@@ -17,10 +17,9 @@ from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.distribute import distribute
-from bertree.scale.gradients import clip, complete_gradients, local
+from bertree.scale.gradients import local, sum_whole_gradients
 from bertree.scale.launch import Launch
 from bertree.scale.plan.memory import Mesh, MicroBatch
-from bertree.scale.tensor import put_tensor_parallel
 from bertree.scale.world import join
 from bertree.train.optim import build_optimizer
 from tests.support.processes import PATIENCE, PROCESSES
@@ -78,20 +77,19 @@ def step(case: Case, launch: Launch) -> dict[str, Any]:
     with join(launch, tensor=case.tensor, zero=case.zero) as world:
         torch.manual_seed(0)
         network = build(case.architecture, {"mask": 0})
-        put_tensor_parallel(network, world, case.sequence_parallel)
-        sharding = distribute(network, world, zero=case.zero, bf16=case.bf16, recompute=case.recompute)
-        optimizer = build_optimizer(network, OptimSettings(), world=world)
+        options = {"bf16": case.bf16, "recompute": case.recompute, "sequence_parallel": case.sequence_parallel}
+        distribution = distribute(network, world, zero=case.zero, **options)
+        optimizer = build_optimizer(network, OptimSettings(), distribution=distribution)
         named = list(network.named_parameters())
         batch, objective = make_batches(case.architecture)[0], pretraining_objective(mlm=1.0)
         with Collectives() as calls:
             for number in range(case.micro_batches):
-                if sharding is not None:
-                    sharding.before_micro_batch(number == case.micro_batches - 1)
+                distribution.before_micro_batch(number == case.micro_batches - 1)
                 with torch.autocast("cpu", torch.bfloat16, enabled=case.bf16):
                     loss = objective(network, batch).losses["mlm"].sum
                 loss.backward()
-            complete_gradients(named, world)
-        clip(named, 1.0, world)
+            sum_whole_gradients(named, world)
+        distribution.clip_gradients(named, 1.0)
         optimizer.step()
         state = [value for values in optimizer.state.values() for name, value in values.items() if name != "step"]
         gradients = [p.grad for _, p in named if p.grad is not None]
