@@ -5,7 +5,9 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from bertree.scale.world import World, join
 from bertree.train.checkpoints import files, folder
 from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
 from bertree.train.checkpoints.folder import CheckpointFolder
+from bertree.train.keep.best_weights import KeepBestWeights
 from tests.support.ranks import run_ranks, start_ranks
 from tests.support.spread import MESHES, different, spread, state_of, trained
 
@@ -65,6 +68,7 @@ def save_and_read(launch: Launch, out: Path) -> dict[str, Any]:
                 found[f"{before} -> {mesh}"] = read_back(out / before, world, zero, state_of(network, optimizer))
             whole = dict(trained(STEP)[0].named_parameters())
             found[f"whole on {mesh}"] = all(torch.equal(t, whole[name]) for name, t in whole_tensors(network, world))
+            found[f"best on {mesh}"] = take_best_back(kept.read(STEP), world, zero, state_of(network, optimizer))
             found[f"spoilt on {mesh}"] = read_spoilt(out, mesh, world)
     return found
 
@@ -83,6 +87,19 @@ def read_back(out: Path, world: World, zero: int, wanted: dict[str, torch.Tensor
         wrong += different({f"best/{name}": local(copy)}, {f"best/{name}": local(parameter)})
     saved = {name: tensor.read() for name, tensor in checkpoint.tensors.items() if name.startswith("state/")}
     return wrong + different(saved, carried(range(SLOTS)))
+
+
+def take_best_back(checkpoint: Checkpoint, world: World, zero: int, wanted: dict[str, torch.Tensor]) -> list[str]:
+    """Let a run end with the best weights of a checkpoint; return what is not as it should be."""
+    network, _ = spread(*trained(0, seed=5), world, zero)
+    loop: Any = SimpleNamespace(network=network)
+    keep = KeepBestWeights(loop, dict, "accuracy", (), 0)
+    saved = replace(checkpoint, extra={"best": {"step": STEP, "score": 0.5, "waited": 0}})
+    keep.check(saved)
+    keep.resume(saved)
+    keep.finish(STEP, CheckpointFolder(Path("nowhere")))
+    names = dict(network.named_parameters())
+    return different({n: local(p.detach()) for n, p in names.items()}, {n: wanted[n] for n in names})
 
 
 def read_spoilt(out: Path, mesh: str, world: World) -> list[Any]:
@@ -151,6 +168,11 @@ def test_no_number_is_written_twice(saved: tuple[Path, list[dict[str, Any]]]) ->
 @pytest.mark.parametrize("mesh", MESHES)
 def test_whole_tensors_are_those_of_one_device(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
     assert all(found[f"whole on {mesh}"] for found in saved[1])
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_run_ends_with_the_best_weights_on_all_ranks(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
+    assert [found[f"best on {mesh}"] for found in saved[1]] == [[]] * 4
 
 
 @pytest.mark.parametrize("mesh", MESHES)
