@@ -60,7 +60,6 @@ def test_a_mistake_is_one_line_of_rank_0(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("finetune", "bert-base", "--task", "sst-2"),
         ("distill", "bert-base", "--student", "distilbert-base"),
         ("embeddings", "train", "bert-base", "--data", "pairs.jsonl"),
         ("info",),

@@ -31,7 +31,8 @@ from bertree.cli.options import (
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    for function in (finetune, evaluate, features, glue):
+    verb(app, on_ranks=True)(finetune)
+    for function in (evaluate, features, glue):
         verb(app)(function)
 
 

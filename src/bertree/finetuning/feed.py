@@ -104,12 +104,15 @@ class UnitFeed(Feed):
         shapes: ShapeBuckets | None = None,
         limit: int = 0,
         special: frozenset[int] | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
-        """`size` units a step, in micro-batches of `limit` tokens (0: in one). `special`: see `collate`."""
+        """`size` units a step, in micro-batches of `limit` tokens (0: in one). `special`: see `collate`. Rank `rank` of
+        `ranks` reads its share of each step; of a step of few units that may be none."""
         self.plan = plan
         self._units, self._size, self._limit = units, size, limit
         self._head, self._regression, self._seed, self._shapes = head, regression, seed, shapes
-        self._special = special
+        self._special, self._rank, self._ranks = special, rank, ranks
         self.steps_per_epoch = steps_per_epoch(len(units), size)
         self._order: tuple[int, NDArray[np.int64]] = (-1, np.zeros(0, np.int64))
 
@@ -121,13 +124,16 @@ class UnitFeed(Feed):
             self._order = epoch, _shuffled(len(self._units), self._seed, epoch)
         rows = self._order[1][place * self._size : (place + 1) * self._size]
         units = [self._units[row] for row in rows]
-        pieces = split_by_tokens(units, self._limit) if self._limit else [units]
+        if self._ranks > 1:
+            units = sorted(units, key=_longest)[self._rank :: self._ranks]  # shares of about the same length
+        pieces = split_by_tokens(units, self._limit) if self._limit else [units] if units else []
         batches = [collate(piece, self._head, self._regression, self._special) for piece in pieces]
         tokens = sum(batch.ids.numel() for batch in batches)
         if self._shapes is not None:
             batches = [self._shapes(batch) for batch in batches]
         padding = sum(batch.ids.numel() for batch in batches) - tokens
-        return StepBatches(update, batches, (number + 1) / self.steps_per_epoch, padding)
+        numbers = range(self._rank, self._rank + self._ranks * len(batches), self._ranks)
+        return StepBatches(update, batches, (number + 1) / self.steps_per_epoch, padding, numbers=numbers)
 
     def steps_from(self, first: int) -> Iterator[StepBatches]:
         """Yield the batches of the steps from `first` on, prepared ahead."""

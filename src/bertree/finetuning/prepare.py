@@ -17,6 +17,7 @@ from bertree.interop.contents import Contents
 from bertree.model.cost import describe_architecture
 from bertree.model.network import Network
 from bertree.objectives.objective import Objective
+from bertree.scale.world import World
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length
 from bertree.tasks.task import Task, Truncation
@@ -88,6 +89,7 @@ def prepare_run(
     identity: Sequence[str],
     unanswered: bool = False,
     fine_tuning_type: Callable[..., FineTuning] = FineTuning,
+    world: World | None = None,
 ) -> FineTuningJob:
     """Encode the examples and put the run together.
 
@@ -119,6 +121,7 @@ def prepare_run(
         identity="\n".join([*identity, task.name, *digests]),
         objective=objective,
         special=special_ids(start.required_tokenizer),
+        world=world or World.alone(),
     )
     tuner.check()
     intro = _intro(tuner, given.held)
@@ -133,6 +136,7 @@ def _intro(tuner: FineTuning, held: int) -> list[str]:
     kind = "one score" if task.regression else f"{task.classes} classes{labels}" if task.labels else task.head
     dev = f"{len(tuner.dev.examples):,} held out of them" if held else f"{len(tuner.dev.examples):,} dev"
     where = f"{machine.device}, {'bf16' if machine.bf16 else 'fp32'}"
+    where += f"; {tuner.world.data} data ranks" if tuner.world.joined else ""
     lm = f"; {config.train.lm:g} times the language-model loss is added" if config.train.lm else ""
     top = f"; encoder frozen, reading {config.top.layers}" if config.top.frozen else ""
     steps = max(1, math.ceil(tuner.steps_per_epoch * config.train.epochs))

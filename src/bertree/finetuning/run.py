@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from bertree.config.overrides import overrides_of
-from bertree.console import note, showing
+from bertree.console import note, notes_shown, showing
 from bertree.finetuning import config as configs
 from bertree.finetuning.from_task import load_from_task
 from bertree.finetuning.left_to_right import with_layout, with_task_tokens
-from bertree.finetuning.prepare import prepare_run, read_examples, training_splits
+from bertree.finetuning.prepare import FineTuningJob, prepare_run, read_examples, training_splits
 from bertree.finetuning.seeds import check_run_folder, run_seeds
 from bertree.inference.load import identify, load_or_take
 from bertree.inference.model import Model
 from bertree.inference.run import Run
+from bertree.scale.launch import launched
+from bertree.scale.world import World, join
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.options import configure_task
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device import Placement, set_deterministic, uses_gpu
 
 
 def finetune(
@@ -61,25 +63,44 @@ def finetune(
     >>> run = bertree.finetune("my-bert", task="sst-2", data="glue/SST-2", out="sst", epochs=3)
     >>> run.metrics["accuracy"]
     """
-    with showing(progress):
+    launch = launched()
+    resume = resume or launch.restarts > 0
+    with showing(progress if launch.rank == 0 else False), notes_shown(launch.rank == 0):
         out, known = Path(out), make_task(task, text, pair, label) if isinstance(task, str) else task
         top = {"top": {"layers": features, "frozen": True}} if features else {}
         config = configs.load([*overrides, *overrides_of(settings)], known, top)
         known = configure_task(known, config.task)
         config, known = configs.with_crf(config, known)
-        set_deterministic(config.run.deterministic)
-        machine = Placement.from_settings(config.run)
-        splits = training_splits(TaskFiles.of(data, train, dev), known)
-        check_run_folder(out, resume)
-        start, name = load_or_take(model, tokenizer=tokenizer)
-        identity, origin = [identify(model)], list[str]()
-        if from_task is not None:
-            start, folder = load_from_task(from_task, start, name, known.name)
-            name, identity = str(folder), [*identity, identify(folder)]
-            origin = [f"the encoder is that of {name}, which has learned {start.task['name']}; its head is new"]
-        start, known = with_task_tokens(start), with_layout(known, start, config.task)
-        if not start.trained:
-            note(f"{name}: is a preset with random weights, so everything is learned from this task alone")
-        examples = read_examples(known, splits, config.train.held_out)
-        job = prepare_run(start, name, examples, out, config, machine, identity=identity)
-        return run_seeds(replace(job, intro=[*job.intro, *origin]), seeds, resume)
+        files = TaskFiles.of(data, train, dev)
+
+        def prepare(world: World) -> FineTuningJob:
+            set_deterministic(config.run.deterministic)
+            machine = Placement.from_settings(config.run)
+            splits = training_splits(files, known)
+            check_run_folder(out, resume)
+            start, name, identity, origin = _load_start(model, tokenizer, from_task, known.name)
+            start = with_task_tokens(start)
+            chosen = with_layout(known, start, config.task)
+            if not start.trained:
+                note(f"{name}: is a preset with random weights, so everything is learned from this task alone")
+            examples = read_examples(chosen, splits, config.train.held_out)
+            job = prepare_run(start, name, examples, out, config, machine, identity=identity, world=world)
+            return replace(job, intro=[*job.intro, *origin])
+
+        with join(launch, cuda=uses_gpu(config.run)) as world:
+            job = world.check_together(lambda: prepare(world))
+            world.check_same("model, data or settings", job.tuner.run_identity(config.run.seed))
+            return run_seeds(job, seeds, resume)
+
+
+def _load_start(
+    model: str | Path | Model, tokenizer: str | Path | None, from_task: str | Path | None, task: str
+) -> tuple[Model, str, list[str], list[str]]:
+    """Load the initial model; return it with its name, what identifies it, and a line on the task it comes from."""
+    start, name = load_or_take(model, tokenizer=tokenizer)
+    identity = [identify(model)]
+    if from_task is None:
+        return start, name, identity, []
+    start, folder = load_from_task(from_task, start, name, task)
+    line = f"the encoder is that of {folder}, which has learned {start.task['name']}; its head is new"
+    return start, str(folder), [*identity, identify(folder)], [line]

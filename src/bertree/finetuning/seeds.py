@@ -2,7 +2,10 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +36,7 @@ from bertree.run_folder import (
     predictions_file,
 )
 from bertree.tasks.task import Task
-from bertree.train.loop import Diverged
+from bertree.train.loop import Diverged, Loop
 from bertree.train.signals import catch_signals
 
 
@@ -44,14 +47,14 @@ def run_seeds(
     before: Callable[[FineTuningJob], FineTuningJob] = lambda job: job,
     after: Callable[[FineTuningJob, Json], bool] = lambda job, best: False,
 ) -> Run:
-    """Train every seed under an exclusive lock.
+    """Train every seed under an exclusive lock. Of several ranks the first writes.
 
     `before` runs once before the first seed; `after` runs once after the last, with the best result, and returns True
     if the report must be written again.
     """
-    with make_folders(job.out), exclusive_lock(job.out):
-        check_run_folder(job.out, resume)  # again: reading the examples takes a while, and another run may have begun
-        remove_leftovers(_run_files(job.out))
+    world = job.tuner.world
+    with ExitStack() as stack:
+        world.check_together(lambda: _open_folder(job.out, resume, stack) if world.is_first else None)
         job = before(job)
         results: list[Json] = []
         first = job.tuner.config.run.seed
@@ -59,17 +62,32 @@ def run_seeds(
         for seed in sorted(wanted | (_finished_seeds(job.out) if resume else set())):
             with catch_signals() as signals:
                 result = _run_seed(job, seed, resume, results)
+                stopped = bool(world.agree({"stop": int(signals.caught is not None)})["stop"])
             if isinstance(result, Interrupted):
                 return Run(job.out, signal=result.signal)
             results.append(result)
-            if signals.caught is not None:  # it came while the seed was evaluated and written
-                return Run(job.out, signal=signals.caught)
-        metrics = _write_results(job, results)
-        if not (job.out / MODEL).is_dir():
-            return Run(job.out, learned=False)
-        if after(job, max(results, key=lambda result: outcome.rank(result, job.tuner.task.metric))):
-            _write_page(job, metrics)
-        return Run(job.out)
+            if stopped:  # it came while the seed was evaluated and written
+                return Run(job.out, signal=signals.caught or SIGTERM)
+        learned = world.check_together(lambda: _write_all(job, results, after) if world.is_first else False)
+        return Run(job.out, learned=bool(world.agree({"learned": int(learned)})["learned"]))
+
+
+def _open_folder(out: Path, resume: bool, stack: ExitStack) -> None:
+    """Take possession of the folder of a run until the stack is closed."""
+    stack.enter_context(make_folders(out))
+    stack.enter_context(exclusive_lock(out))
+    check_run_folder(out, resume)  # again: reading the examples takes a while, and another run may have begun
+    remove_leftovers(_run_files(out))
+
+
+def _write_all(job: FineTuningJob, results: Sequence[Json], after: Callable[[FineTuningJob, Json], bool]) -> bool:
+    """Write the results of all seeds; return whether there is a model."""
+    metrics = _write_results(job, results)
+    if not (job.out / MODEL).is_dir():
+        return False
+    if after(job, max(results, key=lambda result: outcome.rank(result, job.tuner.task.metric))):
+        _write_page(job, metrics)
+    return True
 
 
 class Interrupted(NamedTuple):
@@ -102,37 +120,57 @@ def _run_files(out: Path) -> Iterator[Path]:
 
 def _run_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json]) -> Json | Interrupted:
     """Train one seed, unless it is finished, and keep its model if it is the best so far."""
-    place, metric = job.out / f"seed-{seed}", job.tuner.task.metric
-    done = place / SCORES
-    if resume and done.is_file():
-        result: Json = read_json(done)
-        if result.get("run") != job.tuner.run_identity(seed):
-            raise UserError(f"{place}: was trained with other settings or data; put them back, or start a new run")
-        shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # of a run that was killed right after its end
-        return result
-    place.mkdir(parents=True, exist_ok=True)
+    place, metric, world = job.out / f"seed-{seed}", job.tuner.task.metric, job.tuner.world
+    finished = world.check_together(lambda: _finished(job, seed) if resume else None)
+    world.check_same(str(place / SCORES), str(finished is not None))
+    if finished is not None:
+        return finished
+    world.check_together(lambda: place.mkdir(parents=True, exist_ok=True))
     intro = [*(job.intro if not before else ()), f"seed {seed}"]
     try:
         signal, best, loop = job.tuner.run(place, seed, resume, intro)
     except Diverged as error:
-        result = {"seed": seed, metric: None, "diverged": str(error)}
+        result: Json = {"seed": seed, metric: None, "diverged": str(error)}
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory is full; compute less at once (micro_tokens=...) or set batch=...") from None
     else:
         if signal is not None:
             return Interrupted(signal)
-        network, autocast = loop.network, loop.autocast
-        task, scores, lines = evaluate_dev(
-            job.tuner.task, job.splits, lambda name: evaluate_split(job.tuner.task, network, job.splits[name], autocast)
-        )
-        result = {"seed": seed, **scores, "best_step": best.step, "diverged": outcome.degenerate_reason(lines["dev"])}
-        if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
-            _write_model(job, task, loop.network)
-            for name, some in lines.items():
-                write_json_lines(job.out / predictions_file(name), some)
+        evaluate = partial(_evaluate_seed, job, seed, best.step, loop, before)
+        result = world.check_together(lambda: evaluate() if world.is_first else {})
     result["run"] = job.tuner.run_identity(seed)
-    write_into_folder(done, json_text(result, 2) + "\n")
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    if world.is_first:
+        write_into_folder(place / SCORES, json_text(result, 2) + "\n")
+        shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    return result
+
+
+def _evaluate_seed(job: FineTuningJob, seed: int, best_step: int, loop: Loop, before: Sequence[Json]) -> Json:
+    """Score the best weights of a seed, and write them if they are the best so far."""
+    network, metric = loop.network, job.tuner.task.metric
+    task, scores, lines = evaluate_dev(
+        job.tuner.task,
+        job.splits,
+        lambda name: evaluate_split(job.tuner.task, network, job.splits[name], loop.autocast),
+    )
+    result = {"seed": seed, **scores, "best_step": best_step, "diverged": outcome.degenerate_reason(lines["dev"])}
+    if all(outcome.rank(result, metric) > outcome.rank(other, metric) for other in before):
+        _write_model(job, task, network)
+        for name, some in lines.items():
+            write_json_lines(job.out / predictions_file(name), some)
+    return result
+
+
+def _finished(job: FineTuningJob, seed: int) -> Json | None:
+    """Return the result of a seed that is finished."""
+    place = job.out / f"seed-{seed}"
+    if not (place / SCORES).is_file():
+        return None
+    result: Json = read_json(place / SCORES)
+    if result.get("run") != job.tuner.run_identity(seed):
+        raise UserError(f"{place}: was trained with other settings or data; put them back, or start a new run")
+    if job.tuner.world.is_first:
+        shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # of a run that was killed right after its end
     return result
 
 

@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -23,6 +23,8 @@ from bertree.model.init import without_weights
 from bertree.model.network import Network, build
 from bertree.objectives.objective import Objective, WeightedTerms
 from bertree.objectives.supervised import supervised_objective, with_language_model
+from bertree.scale.distribute import Distribution
+from bertree.scale.world import World
 from bertree.tasks.logits import logits
 from bertree.tasks.task import Example, Task, Unit
 from bertree.train.device import CPU_TOKENS, GPU_TOKENS, Placement
@@ -72,6 +74,7 @@ class FineTuning:
     identity: str  # of model and data
     objective: Objective | None = None  # None: the supervised objective of the head
     special: frozenset[int] = frozenset()  # ids of tokens that a language model does not predict
+    world: World = field(default_factory=World.alone)  # data ranks, each with a copy of the network
 
     @property
     def architecture(self) -> Architecture:
@@ -138,7 +141,7 @@ class FineTuning:
         crf = network.crf is not None
         lstm = config.top.lstm > 0 or not self.architecture.replayable
         on_host = crf or lstm or config.optim.name != "adamw"  # they read values on the host during a step
-        replayed = gpu and self.machine.compiled and fits and not on_host
+        replayed = gpu and self.machine.compiled and fits and not on_host and not self.world.joined
         whole = not fits and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches
         loop = Loop(
             network,
@@ -150,6 +153,7 @@ class FineTuning:
             bad_steps=config.run.bad_steps,
             gradients=cached_gradients if whole else plain_gradients,
             launch=CudaGraphLaunch if replayed else EagerLaunch,
+            distribution=Distribution(self.world),
         )
         shapes = ShapeBuckets(task.head, size, options) if replayed else None
         feed = UnitFeed(
@@ -162,6 +166,8 @@ class FineTuning:
             shapes=shapes,
             limit=0 if fits else limit,
             special=self.special if config.train.lm else None,
+            rank=self.world.data_rank,
+            ranks=self.world.data,
         )
         return loop, feed
 
@@ -187,7 +193,7 @@ class FineTuning:
         steps, every = len(feed.plan), max(1.0, self.steps_per_epoch / self.config.train.evaluations)
         keep = KeepBestWeights(
             loop,
-            evaluate=lambda: evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1],
+            evaluate=lambda: self._evaluate(loop),
             metric=self.task.metric,
             evaluations=[*(round(every * k) for k in range(1, math.ceil(steps / every))), steps],
             patience=self.config.train.patience,
@@ -195,6 +201,11 @@ class FineTuning:
         identity: Json = {WHOLE_RUN: self.run_identity(seed)}
         session = Session(out, self.recipe(seed), loop, feed, self.config.run, identity, keep)
         return session.run(resume, intro), keep.best, loop
+
+    def _evaluate(self, loop: Loop) -> dict[str, float]:
+        """Return the scores on the dev split; all ranks go by those of rank 0."""
+        scores = evaluate_split(self.task, loop.network, self.dev, loop.autocast)[1]
+        return dict(zip(scores, self.world.gather(list(scores.values()))[0], strict=True))
 
 
 def hold_out(

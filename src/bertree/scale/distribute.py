@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bertree.model.layers.residual import Block, Reversible
 from bertree.model.network import Network
 from bertree.model.stack import Stack
-from bertree.scale.gradients import clip, sum_whole_gradients
+from bertree.scale.gradients import clip, fill_missing_gradients, sum_whole_gradients
 from bertree.scale.shard import Sharding, put_sharding
 from bertree.scale.split import wholes_of
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
@@ -46,6 +46,8 @@ class Distribution:
     def clip_gradients(self, named: Named, max_norm: float) -> Tensor:
         """Complete the gradients of a step, scale them down to a norm of `max_norm` over all ranks, return the norm
         before."""
+        if self.world.data > 1 and self.sharding is None:
+            fill_missing_gradients(named, self.world)
         sum_whole_gradients(named, self.world)
         if self.sequence_parallel:
             sum_shared_gradients(named, self.world)

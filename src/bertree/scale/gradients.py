@@ -56,6 +56,15 @@ def sum_whole_gradients(named: Named, world: World) -> None:
             grad.copy_(part.view_as(grad))
 
 
+def fill_missing_gradients(named: Named, world: World) -> None:
+    """Give a parameter that has a gradient on another data rank one of zeros here: this rank's examples did not use
+    it."""
+    there = world.agree({name: int(p.grad is not None) for name, p in named})
+    for name, parameter in named:
+        if there[name] and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
 def clip(named: Named, max_norm: float, world: World, split: Collection[str] = ()) -> Tensor:
     """Scale the gradients down to a norm of `max_norm` over all ranks; return the norm before. Of the parameters in
     `split` tensor ranks hold different pieces."""

@@ -198,17 +198,31 @@ class CheckpointSaver:
     there is one to be saved."""
 
     def __init__(
-        self, every: int, last: int | None, pause: float, save: Callable[[StepResult], None], logger: StepLogger
+        self,
+        every: int,
+        last: int | None,
+        pause: float,
+        save: Callable[[StepResult], None],
+        logger: StepLogger,
+        world: World,
     ) -> None:
         self._every, self._last, self._pause, self._save, self._logger = every, last, pause, save, logger
+        self._world = world
         self._saved_at = time.monotonic()
         self.step: int | None = None  # of the newest checkpoint
 
     def __call__(self, result: StepResult) -> None:
         """Save when it is time."""
-        due = result.step % self._every == 0 and time.monotonic() - self._saved_at >= self._pause
+        due = result.step % self._every == 0 and self._has_paused()
         if due or result.step == self._last:
             self.now(result)
+
+    def _has_paused(self) -> bool:
+        """Return whether the last checkpoint is old enough, by the clock of rank 0: all ranks save together."""
+        paused = time.monotonic() - self._saved_at >= self._pause
+        return (
+            bool(self._world.agree({"paused": int(paused and self._world.is_first)})["paused"]) if self._pause else True
+        )
 
     def now(self, result: StepResult) -> None:
         """Save, unless this step is saved."""

@@ -104,6 +104,7 @@ class Session:
             self.keep.pause,
             lambda result: self._save(result, log),
             logger,
+            world,
         )
         try:
             stop = StopOnSignal(signals, saver, alone=world.size == 1)

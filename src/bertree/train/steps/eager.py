@@ -51,5 +51,6 @@ class EagerLaunch(Launch):
         sums = self.gradients(step_batches, counts)
         norm = self._learner.update()
         optimizer.zero_grad()
-        totals = self._learner.distribution.world.sum_over_data(torch.stack([sums[name] for name in counts]))
+        none = torch.zeros((), device=self._learner.device)  # of a rank that has no example in this step
+        totals = self._learner.distribution.world.sum_over_data(torch.stack([sums.get(name, none) for name in counts]))
         return torch.cat([norm.to(totals.device)[None], totals])

@@ -1,0 +1,84 @@
+"""`bertree finetune` in several processes: equal to one, stopped, resumed, refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.support import learnable
+from tests.support.command import Command
+from tests.support.learnable import SETTINGS, Trained
+from tests.support.meshes import relative_difference
+from tests.support.rank_commands import run_commands
+
+NEAR = 1e-5
+# 49 examples: the last step of an epoch has one, so that one of two ranks has none.
+SHORT = ("batch=16", "epochs=2", "evaluations=2", "eps=1e-4")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, count, seed in (("train", 49, 0), ("dev", 20, 1)):
+        rows = [json.dumps(row) for row in learnable.feelings(count, seed)]
+        (folder / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+def arguments(start: Path, data: Path, out: Path, *more: str) -> list[str]:
+    given = ["finetune", str(start), "--task", "classification", "--data", str(data), "--out", str(out)]
+    return [*given, *SETTINGS, *SHORT, *more]
+
+
+def assert_near(out: Path, other: Path) -> None:
+    found, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
+    assert found.keys() == wanted.keys()
+    # The gradient of the bias of keys is 0 but for rounding, which Adam turns into steps.
+    names = [name for name in wanted if not name.endswith(".key.bias")]
+    worst = max((relative_difference(found[name], wanted[name], name), name) for name in names)
+    assert worst[0] < NEAR, worst
+
+
+@pytest.mark.parametrize("more", [(), ("micro_tokens=50",), ("top.frozen=true",)], ids=" ".join)
+def test_two_ranks_learn_what_one_device_learns(
+    more: tuple[str, ...], trained: Trained, data: Path, tmp_path: Path, command: Command
+) -> None:
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    command.well(*arguments(trained.start, data, alone, *more))
+    given = arguments(trained.start, data, both, *more)
+    said = run_commands(tmp_path / "ranks", [given, given])
+    assert said.codes == [0, 0], said.texts
+    assert "2 data ranks" in said.texts[0]
+    assert said.texts[1] == ""
+    assert_near(both, alone)
+    assert sorted(path.name for path in both.iterdir()) == sorted(path.name for path in alone.iterdir())
+    scores = [json.loads((out / "metrics.json").read_text()) for out in (alone, both)]
+    assert scores[0]["accuracy"] == scores[1]["accuracy"]
+
+
+def test_a_signal_to_one_rank_stops_both_and_they_end_in_the_same_bytes(
+    trained: Trained, data: Path, tmp_path: Path, command: Command
+) -> None:
+    outs = [tmp_path / "whole", tmp_path / "stopped"]
+    whole, stopped = (arguments(trained.start, data, out, "dropout=0.1") for out in outs)
+    assert run_commands(tmp_path / "whole-ranks", [whole] * 2).codes == [0, 0]
+    said = run_commands(tmp_path / "stopped-ranks", [stopped] * 2, planted=("", "signal:15:5:0"))
+    assert said.codes == [143, 143], said.texts
+    assert "and saved; go on with --resume" in said.texts[0]
+    again = run_commands(tmp_path / "again-ranks", [stopped] * 2, {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.codes == [0, 0], again.texts
+    models = [(out / "model" / "model.safetensors").read_bytes() for out in outs]
+    assert models[0] == models[1]
+
+
+def test_a_mistake_of_one_rank_stops_both(trained: Trained, data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    given = [arguments(trained.start, folder, out) for folder in (data, tmp_path / "nothing")]
+    said = run_commands(tmp_path / "ranks", given)
+    assert said.codes == [2, 2], said.texts
+    assert "rank 1: " in said.texts[0]
+    assert str(tmp_path / "nothing") in said.texts[0]
+    assert said.texts[1] == ""
+    assert not out.exists()
