@@ -12,9 +12,10 @@ from bertree.batch import Batch, Continuation
 from bertree.model.architecture import Transformer
 from bertree.model.kernels.chunks.order import ChunkSettings
 from bertree.model.kernels.layout import Layout
+from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.attention_kinds import build_attention
-from bertree.model.layers.lsh import ChunkedAttention, LshAttention, SharedQueryKeyAttention
+from bertree.model.layers.lsh import ChunkedAttention, LshAttention, SharedQueryKeyAttention, attend_to_earlier
 from bertree.model.masks import CausalButSelf, FullButSelf
 from bertree.model.network import Network, build
 from tests.support.chunks import definition, hashed, unit_keys
@@ -148,6 +149,14 @@ def test_shared_queries_and_keys_equal_the_dense_definition(kind: str, dropout: 
         grads.append([out.detach(), x.grad, part.qv.weight.grad])
     for mine, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_attention_to_earlier_tokens_by_a_causal_kernel_is_the_same() -> None:
+    lengths = [5, 0, 40, 1, 23]
+    q, k, v = torch.randn(3, sum(lengths), 2, 8, dtype=torch.float64)
+    batch = packed(lengths)
+    expected = attend(q, k, v, Layout.of(batch, CausalButSelf()), 0.0, None)
+    torch.testing.assert_close(attend_to_earlier(q, k, v, batch), expected)
 
 
 def test_masks_without_self() -> None:

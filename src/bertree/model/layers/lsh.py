@@ -12,11 +12,15 @@ from bertree.batch import Batch
 from bertree.model.kernels.chunks.attend import attend_chunks, unit_length
 from bertree.model.kernels.chunks.hashing import bucket_counts, draw_rotations, fixed_rotations, hash_buckets
 from bertree.model.kernels.chunks.order import ChunkSettings, Rings, bucket_order, text_order
-from bertree.model.kernels.layout import RelativeScores
+from bertree.model.kernels.layout import Layout, RelativeScores
+from bertree.model.kernels.table import attend
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.choices import chosen
 from bertree.model.layers.positions import Positions
-from bertree.model.masks import CausalButSelf, Chunks, FullButSelf
+from bertree.model.masks import Causal, CausalButSelf, Chunks, FullButSelf
+
+MORE = 8  # components of queries and keys that are added for the first token of a sequence: kernels want multiples of 8
+VERY_LOW = 2.0**14
 
 
 class SharedQueryKeyAttention(Attention):
@@ -33,6 +37,31 @@ class SharedQueryKeyAttention(Attention):
         qv_t2nd = self.qv(x_th).unflatten(-1, (2, self.heads, self.head_width))
         q_tnd = qv_t2nd[:, 0]
         return q_tnd, unit_length(q_tnd), qv_t2nd[:, 1]
+
+    def attend_within(
+        self, q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, relative: RelativeScores | None
+    ) -> Tensor:
+        """Queries, keys and values of a batch's tokens, changed by their places -> mixed values (t x n x d)."""
+        if q_tnd.is_cuda and isinstance(self.mask, CausalButSelf) and relative is None:
+            return attend_to_earlier(q_tnd, k_tnd, v_tnd, batch, self._dropout_now)
+        return super().attend_within(q_tnd, k_tnd, v_tnd, batch, relative)
+
+
+def attend_to_earlier(q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, batch: Batch, dropout: float = 0.0) -> Tensor:
+    """Return what tokens mix of those before them, the first of a sequence of itself, by a kernel for causal attention.
+
+    Keys and values are moved on by one place. What is then in the first place is the first token's own, and a further
+    component of queries and keys makes its score very low: only the first token, which sees nothing else, takes it.
+    """
+    width = q_tnd.shape[-1]
+    is_first_t11 = torch.zeros(len(q_tnd) + 1, 1, 1, dtype=torch.bool, device=q_tnd.device)
+    is_first_t11 = is_first_t11.index_fill_(0, batch.cu_seqlens[:-1].long(), True)[:-1]
+    k_tnd, v_tnd = (torch.where(is_first_t11, x_tnd, x_tnd.roll(1, 0)) for x_tnd in (k_tnd, v_tnd))
+    low_tn1 = (is_first_t11 * -VERY_LOW).to(k_tnd.dtype).expand(-1, k_tnd.shape[1], 1)
+    q_tnd = nn.functional.pad(q_tnd * ((width + MORE) / width) ** 0.5, (0, MORE), value=1.0)
+    k_tnd = nn.functional.pad(torch.cat([k_tnd, low_tn1], -1), (0, MORE - 1))
+    v_tnd = nn.functional.pad(v_tnd, (0, MORE))
+    return attend(q_tnd, k_tnd, v_tnd, Layout.of(batch, Causal()), dropout, None)[..., :width]
 
 
 class ChunkedAttention(Attention):

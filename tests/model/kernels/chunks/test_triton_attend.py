@@ -30,6 +30,7 @@ CALLS = {
     "two rounds, each time": Call([11, 3], 2, ChunkSettings(4, 1, 0, hides_self=True, counts_once=False)),
     "four rounds": Call([13], 4, ChunkSettings(4, 1, 0, hides_self=True)),
     "four rounds, causal, each time": Call([9], 4, ChunkSettings(4, 1, 0, True, hides_self=True, counts_once=False)),
+    "four rounds, chunks of 32": Call([150], 4, ChunkSettings(32, 1, 0, causal=True, hides_self=True)),
     "nine rounds": Call([5], 9, ChunkSettings(4, 1, 0, hides_self=True)),
     "more slots than a block": Call([150], 1, ChunkSettings(70, 1, 0, causal=True, hides_self=True)),
     "text": Call([11, 3, 9], 0, ChunkSettings(4, 1, 1)),

@@ -21,8 +21,8 @@ from bertree.model.kernels.triton_short import LOG2_E
 Tuned = tuple[int, int, int, int, int | None]
 # Most queries and keys of a block, warps, pipeline stages, registers of a thread (None: the compiler's choice).
 # For heads up to a width of 64, and for wider ones.
-FORWARD: list[Tuned] = [(64, 32, 4, 2, 128), (64, 32, 4, 2, None)]
-QUERIES: list[Tuned] = [(64, 32, 4, 2, 128), (64, 32, 4, 2, None)]
+FORWARD: list[Tuned] = [(64, 32, 4, 1, None), (64, 32, 4, 2, None)]
+QUERIES: list[Tuned] = [(64, 32, 4, 1, None), (64, 32, 4, 2, None)]
 KEYS: list[Tuned] = [(32, 64, 4, 2, 168), (32, 32, 4, 2, None)]
 ROWS = 32  # of the kernels that go through rows in order
 ADDED = 4096  # numbers that a program adds up

@@ -165,7 +165,7 @@ if triton is not None:
             )  # fmt: skip
             s = tl.dot(q, tl.trans(k)) * _factor(k, scale, WIDTH, SHARED)[None, :] + bias
             if HIDES:
-                s = tl.where((slot[:, None] == slot_k[None, :]) & live[:, None], ALONE, s)
+                s = tl.where(slot[:, None] == slot_k[None, :], ALONE, s)
             higher = tl.maximum(high, tl.max(s, 1))
             base = tl.where(higher == float("-inf"), 0.0, higher)
             p = tl.exp2(s - base[:, None])
@@ -287,7 +287,7 @@ if triton is not None:
             )  # fmt: skip
             s = tl.dot(k, tl.trans(q)) * factor[:, None] + bias
             if HIDES:
-                s = tl.where((slot[None, :] == slot_k[:, None]) & live[None, :], ALONE, s)
+                s = tl.where(slot[None, :] == slot_k[:, None], ALONE, s)
             p = tl.exp2(s - norm[None, :])
             dv += tl.dot(p.to(do.dtype), do)
             if HIDES:  # a token that sees itself alone has no choice
