@@ -159,6 +159,17 @@ def test_attention_to_earlier_tokens_by_a_causal_kernel_is_the_same() -> None:
     torch.testing.assert_close(attend_to_earlier(q, k, v, batch), expected)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_attention_to_earlier_tokens_in_half_precision_on_cuda() -> None:
+    lengths = [300, 0, 40, 1, 23]
+    q, k, v = torch.randn(3, sum(lengths), 2, 64)
+    batch = packed(lengths)
+    expected = attend(q, k, v, Layout.of(batch, CausalButSelf()))
+    there = (x.to("cuda", torch.bfloat16) for x in (q, k, v))
+    found = attend_to_earlier(*there, batch.to("cuda")).float().cpu()
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
 def test_masks_without_self() -> None:
     places = torch.arange(3)
     assert FullButSelf().sees(places, places).tolist() == [
