@@ -139,10 +139,13 @@ def _run_seed(job: FineTuningJob, seed: int, resume: bool, before: Sequence[Json
         evaluate = partial(_evaluate_seed, job, seed, best.step, loop, before)
         result = world.check_together(lambda: evaluate() if world.is_first else {})
     result["run"] = job.tuner.run_identity(seed)
-    if world.is_first:
-        write_into_folder(place / SCORES, json_text(result, 2) + "\n")
-        shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    world.check_together(lambda: _mark_finished(place, result) if world.is_first else None)
     return result
+
+
+def _mark_finished(place: Path, result: Json) -> None:
+    write_into_folder(place / SCORES, json_text(result, 2) + "\n")
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
 
 
 def _evaluate_seed(job: FineTuningJob, seed: int, best_step: int, loop: Loop, before: Sequence[Json]) -> Json:
