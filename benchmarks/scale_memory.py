@@ -46,8 +46,9 @@ from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.distribute import distribute
 from bertree.scale.plan.memory import Mesh, MicroBatch, at_rest, peak
-from bertree.scale.plan.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, traffic
+from bertree.scale.plan.traffic import traffic
 from bertree.scale.tensor_parts import SequenceParallelStack
+from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from bertree.scale.world import World
 
 KINDS = {"allgather": ALL_GATHER, "all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER}

@@ -12,7 +12,8 @@ from bertree.scale.plan.memory import Mesh, MicroBatch, at_rest, moments, paper_
 from bertree.scale.plan.plan import Plan
 from bertree.scale.plan.sizes import shapes
 from bertree.scale.plan.timing import Hardware, step_time
-from bertree.scale.plan.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, traffic
+from bertree.scale.plan.traffic import traffic
+from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 LARGE = {
     "megatron-bert-336m": 0.336, "megatron-bert-1.3b": 1.3, "megatron-bert-3.9b": 3.9, "megatron-gpt-1.2b": 1.2,

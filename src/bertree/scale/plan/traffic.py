@@ -4,14 +4,13 @@ The bytes of a call are those of the whole tensor: of what is gathered, or of wh
 (n - 1) / n of it in a gathering or a scattered sum over n ranks, twice that in a sum that all ranks get.
 """
 
-from math import ceil
 from typing import NamedTuple
 
 from bertree.model.architecture import Transformer
 from bertree.scale.plan.memory import REDUCED, Mesh, MicroBatch
 from bertree.scale.plan.sizes import RankSizes, shapes
-
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, total
+from bertree.scale.traffic import tensor_traffic as exchanges
 
 
 class Traffic(NamedTuple):
@@ -50,21 +49,11 @@ def data_traffic(sizes: RankSizes, mesh: Mesh, batch: MicroBatch) -> list[Traffi
 
 
 def tensor_traffic(a: Transformer, mesh: Mesh, batch: MicroBatch) -> list[Traffic]:
-    """Return the calls that gather and sum the states of tokens, and those of the loss.
-
-    Each of the two parts of a layer begins and ends with a call, in the forward and in the backward pass, and in the
-    forward pass again if layers are recomputed; without dropout that ends before its last call."""
-    t, m, n = batch.tokens, batch.predicted, batch.count
-    rows = ceil(t / mesh.tensor) * mesh.tensor if mesh.sequence_parallel else t  # every rank has as many
-    states, inputs = rows * a.width * batch.bytes, t * a.embedding_width * batch.bytes
-    again = 2 * a.layers if batch.recompute else 0
-    begins, ends = 4 * a.layers + again, 4 * a.layers + (again if a.dropout else again // 2)
-    sums = [(1, inputs), (1, m * a.embedding_width * batch.bytes), (2, 3 * m * 4)]  # embeddings, head, loss
-    if mesh.sequence_parallel:  # before the first layer and after the last all ranks have all tokens
-        gathers = Traffic(ALL_GATHER, "states", "tensor", (begins + 2) * n, (begins + 2) * states * n)
-        found = [gathers, Traffic(REDUCE_SCATTER, "states", "tensor", ends * n, ends * states * n)]
-    else:
-        found = []
-        sums.append((ends, ends * states))
-    calls, size = (sum(column) for column in zip(*sums, strict=True))
-    return [*found, Traffic(ALL_REDUCE, "states", "tensor", calls * n, size * n)]
+    """Return the calls that gather and sum the states of tokens, and those of the loss."""
+    of_batch = exchanges(
+        a, batch.tokens, batch.predicted, mesh.tensor, mesh.sequence_parallel, batch.recompute, batch.bytes
+    )
+    return [
+        Traffic(kind, "states", "tensor", calls * batch.count, size * batch.count)
+        for kind, (calls, size) in total(of_batch).items()
+    ]
