@@ -15,7 +15,7 @@ READING = {
     *("info", "fill", "recipe list", "recipe show", "store verify", "predict", "glue", "similar", "index query"),
     *("index info", "verify", "generate", "perplexity", "attribute", "store info"),
 }
-WRITING_OPTIONS = {"--out", "--submission", "--cache", "--force"}
+WRITING_OPTIONS = {"--out", "--submission", "--cache", "--force", "--plot"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ CASES = (
         "evaluate task/model --task sst-2 --data glue --split train --device cpu --out out", SCORED,
     ),
     Case("embeddings evaluate", "embeddings evaluate", "start --data sts/dev.csv --device cpu --out out"),
+    Case("plan", "plan", "bert-base --devices 2 --plot out.svg", whole=("out.svg",)),
     Case("pairs", "pairs", "start few.txt --device cpu --min-similarity 0.1 --out out/p.csv", whole=("out/p.csv",)),
     Case("cluster", "cluster", "start few.txt --device cpu --clusters 4 --out out/c.jsonl", whole=("out/c.jsonl",)),
     Case(
