@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bertree.config import default_model
 from bertree.config.overrides import overrides_of
 from bertree.errors import UserError
-from bertree.files.atomic import write_text
+from bertree.files.atomic import write_atomically
 from bertree.interop.folder import read_architecture
 from bertree.model import cost
 from bertree.model.architecture import Architecture, Transformer, check_type, parse_override
@@ -88,7 +88,7 @@ def plan(
         sequence_parallel=sequence_parallel,
     )
     if plot is not None:
-        write_text(Path(plot), plan_svg(made))
+        write_atomically(Path(plot), plan_svg(made))
     return made
 
 
