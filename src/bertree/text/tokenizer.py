@@ -225,7 +225,7 @@ class Tokenizer:
             encodings = self.backend.encode_batch_fast(cleaned)
         return [
             self._encode_truncated(given, max_length)
-            if max_length is not None and len(e.ids) > max_length
+            if max_length is not None and len(e) > max_length  # e.ids would copy them
             else self._to_encoded(e, isinstance(given, tuple), 0)
             for given, e in zip(cleaned, encodings, strict=True)
         ]
