@@ -16,22 +16,23 @@ from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.inference.causal.methods import CausalMethods
 from bertree.inference.embedding import Vectors, WindowSteps, embed_windows
 from bertree.inference.inputs import Input, check_finite, check_inputs, list_inputs
-from bertree.inference.mask_filling import Candidate, normalize_mask_tokens, predict_places, top_candidates
+from bertree.inference.inspection import InspectionMethods
+from bertree.inference.mask_filling import MaskMethods
 from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
 from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
 from bertree.inference.similarity import similarity_matrix
 from bertree.inference.states import Layers, attention_probabilities, layer_states, parse_layers
-from bertree.model.architecture import Transformer
 from bertree.text.tokenizer import Encoded
 
 if TYPE_CHECKING:
+    from bertree.tasks.squad.answers import Answers
     from bertree.tasks.task import Task
 
 
-class Model(CausalMethods, SentenceTransformersMethods):
-    """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `fill_mask`, `generate`, `save`.
+class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersMethods):
+    """A loaded model: `embed`, `similarity`, `hidden`, `attentions`, `inspect`, `fill_mask`, `generate`, `save`.
 
-    `bertree.load` gives a model with the head of a task as a `TaskModel`, which also has `predict`.
+    `bertree.load` gives a model with the head of a task as a `TaskModel`, which also has `predict` and `answer`.
     """
 
     def hidden(
@@ -166,43 +167,6 @@ class Model(CausalMethods, SentenceTransformersMethods):
             vectors = self.embed(random_sentences(), prompt=prompt)
         return percentiles(similarities, pair_similarities(vectors, self.vector.similarity))
 
-    def fill_mask(self, text: str, k: int = 5) -> list[Candidate] | list[list[Candidate]]:
-        """Return the k most likely tokens at the mask, or one such list per mask if there are several."""
-        if self.architecture.causal:
-            raise UserError(
-                f"{self.name}: reads left to right and predicts the next token, so it cannot fill a mask; "
-                "continue a text with it (bertree generate)"
-            )
-        if "mask" not in self.network.heads:
-            raise UserError(f"{self.name}: has no MLM head, so it cannot fill a mask")
-        if self.tokenizer is None or self.tokenizer.id_of("mask") is None:
-            raise UserError(
-                f"{self.name}: has no tokenizer with a mask token; give one: tokenizer=FOLDER, or --tokenizer FOLDER"
-            )
-        if not isinstance(text, str):
-            raise UserError(f"fill_mask: takes one text, not {type(text).__name__}")
-        if k < 1:
-            raise UserError(f"k: must be at least 1, not {k}")
-        text, masks = normalize_mask_tokens(text, self.tokenizer)
-        (encoded,) = self.tokenize([text])
-        mask_id = self.tokenizer.id_of("mask")
-        chosen = [i for i, token in enumerate(encoded.ids) if token == mask_id]
-        if len(chosen) < masks:
-            if not encoded.dropped:
-                raise UserError(f"{self.name}: the tokenizer splits its own mask token; are its files damaged?")
-            raise UserError(
-                f"{self.name}: a mask is beyond the first {self.max_length} tokens and was cut off; shorten the text"
-            )
-        batch = self._pack([encoded])
-        if isinstance(self.architecture, Transformer) and self.architecture.query_stream:
-            batch, chosen = predict_places(batch, chosen)
-        batch = batch.to(self.device)
-        with self._evaluating(), torch.no_grad():
-            logits = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
-        check_finite(logits, self.name)
-        lists = top_candidates(logits, self.tokenizer, k)
-        return lists[0] if len(lists) == 1 else lists
-
     def find_task(self, name: str | None = None, **columns: str | None) -> "Task[Any]":
         """Return the task the model answers: the one of that name, or the one it was fine-tuned for."""
         from bertree.tasks import registry
@@ -217,11 +181,13 @@ class Model(CausalMethods, SentenceTransformersMethods):
 
         def predict_examples(self, task: Task[Any], examples: Sequence[Any], max_length: int = 0) -> list[Json]: ...
 
+        def answer(self, question: str, passages: Sequence[str] | str, *, k: int = 5) -> Answers: ...
+
     else:
 
         def __getattr__(self, name: str) -> Any:
-            """Say why there is no `predict`; any other attribute does not exist."""
-            if name in ("predict", "predict_examples"):
+            """Say why there is no `predict` or `answer`; any other attribute does not exist."""
+            if name in ("predict", "predict_examples", "answer"):
                 try:
                     self.find_task()
                 except UserError as error:

@@ -10,7 +10,9 @@ from bertree.inference.inputs import check_finite, check_inputs
 from bertree.inference.model import Model
 from bertree.objectives.supervised import HEAD_KINDS
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
-from bertree.tasks.task import Task
+from bertree.tasks.squad.answers import Answers, choose_answer
+from bertree.tasks.squad.task import SquadTask
+from bertree.tasks.task import Logits, Task, Truncation, Unit
 
 
 class TaskModel(Model):
@@ -38,16 +40,50 @@ class TaskModel(Model):
 
     def predict_examples(self, task: Task[Any], examples: Sequence[Any], max_length: int = 0) -> list[Json]:
         """Return the predictions for examples of a task, as `task.read` or `task.parse` make them."""
-        longest = effective_max_length(
-            max_length, self.task.get("max_length") or self.max_length, self.architecture.longest_input
-        )
-        units, cut = task.units(examples, self.required_tokenizer, longest)
-        if cut.examples:
-            warnings.warn(cut.message("input", len(examples), longest), BertreeWarning, stacklevel=2)
+        return task.predict(examples, *self._compute(task, examples, max_length))
+
+    def answer(self, question: str, passages: Sequence[str] | str, *, k: int = 5) -> Answers:
+        """Return the answer to a question from one passage or several, and the k likeliest candidates.
+
+        For models fine-tuned on SQuAD. Probabilities are shared by the best spans of all passages.
+        """
+        task = self.find_task()
+        if not isinstance(task, SquadTask):
+            raise UserError(f"answer: {self.name} was fine-tuned for {task.name}, not for questions (squad, squad2)")
+        texts = [passages] if isinstance(passages, str) else list(passages)
+        if not texts:
+            raise UserError("answer: there is no passage to read")
+        examples = [
+            task.parse({"question": question, "context": text}, f"passage {n}") for n, text in enumerate(texts, 1)
+        ]
+        contexts = [example.context for example in examples]
+        return choose_answer(task, contexts, *self._compute(task, examples), most=k)
+
+    def prepare_units(
+        self, task: Task[Any], examples: Sequence[Any], max_length: int = 0
+    ) -> tuple[list[Unit], Truncation]:
+        """Return what the network reads of examples, in their order, and how much was cut."""
+        return task.units(examples, self.required_tokenizer, self._longest(max_length))
+
+    def unit_logits(self, task: Task[Any], units: Sequence[Unit]) -> list[Logits]:
+        """Return the outputs of the task's head for units, which are computed together."""
         found = logits(self.network, task.head, units, lambda: inference_autocast(self.device))
         for rows in found:
             check_finite(rows, self.name)
-        return task.predict(examples, units, found)
+        return found
+
+    def _longest(self, max_length: int) -> int:
+        usual = self.task.get("max_length") or self.max_length
+        return effective_max_length(max_length, usual, self.architecture.longest_input)
+
+    def _compute(
+        self, task: Task[Any], examples: Sequence[Any], max_length: int = 0
+    ) -> tuple[list[Unit], list[Logits]]:
+        units, cut = self.prepare_units(task, examples, max_length)
+        if cut.examples:
+            line = cut.message("input", len(examples), self._longest(max_length))
+            warnings.warn(line, BertreeWarning, stacklevel=3)
+        return units, self.unit_logits(task, units)
 
 
 def _record(record: Any, head: str, where: str) -> str | Json:
