@@ -1,13 +1,13 @@
 """Generate text with a left-to-right model."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bertree.errors import UserError
 from bertree.inference.causal.checks import check_left_to_right, position_limit
 from bertree.inference.causal.decoding.beams import search
-from bertree.inference.causal.decoding.loop import Choice, Continued, continue_all
+from bertree.inference.causal.decoding.loop import Choice, Continued, continue_all, continue_one
 from bertree.inference.causal.decoding.sampling import Sampling
 from bertree.inference.causal.prompts import NEVER, PieceDecoder, TextMarks, check_control, prompt_ids
 from bertree.inference.inputs import Input, list_inputs
@@ -134,6 +134,44 @@ def generate(
         prompt = read[row // options.count].text
         texts.append(GeneratedText(prompt, text, one.ids, one.ended, one.number, options.control))
     return Generation(texts, time.perf_counter() - begun)
+
+
+class TextStream(Iterator[str]):
+    """A text as it is generated: a piece for each token, then the rest. A piece is empty until a word is complete.
+
+    Nothing is computed before it is asked for, and a stream that nobody asks any more costs nothing. `result` is the
+    text so far, at the end the one that `generate` gives.
+    """
+
+    def __init__(self, model: LoadedModel, prompt: str, options: GenerationOptions) -> None:
+        if options.count > 1 or options.beams > 1:
+            raise UserError("stream: gives one text token by token, so it has neither count nor beams")
+        check_left_to_right(model, "stream")
+        self._model, self._options = model, options
+        self._prompt = _read_prompt(model, prompt, options.control)
+        self.most = _room(model, self._prompt, options.tokens)  # tokens that it generates, unless the text ends before
+        self._sequence = Continued(self._prompt.ids, 0, self.most)
+        self._decoder = PieceDecoder(model.required_tokenizer, self._prompt.ids)
+        self._pieces = self._generate()
+
+    def __next__(self) -> str:
+        with self._model._evaluating():
+            return next(self._pieces)
+
+    @property
+    def result(self) -> GeneratedText:
+        """The text so far."""
+        one, text = self._sequence, self._decoder.text
+        return GeneratedText(self._prompt.text, text, one.ids, one.ended, one.number, self._options.control)
+
+    def _generate(self) -> Iterator[str]:
+        model, choice = self._model, _choice(self._model, self._options)
+        greedy = choice.banned(model.architecture.vocab_size)
+        make = model._decoders.choose(model.network, 1, greedy)
+        for _ in continue_one(make, self._sequence, choice, model.device.type == "cuda"):
+            if len(self._sequence.ids) > len(self._decoder.ids):
+                yield self._decoder.add(self._sequence.ids[-1])
+        yield self._decoder.finish()
 
 
 def _choice(model: LoadedModel, options: GenerationOptions) -> Choice:

@@ -6,7 +6,7 @@ from pathlib import Path
 from bertree.inference.causal.attribution import Attribution, Prior, attribute
 from bertree.inference.causal.decoding.sampling import Sampling
 from bertree.inference.causal.files import read_texts
-from bertree.inference.causal.generation import Generation, GenerationOptions, generate
+from bertree.inference.causal.generation import Generation, GenerationOptions, TextStream, generate
 from bertree.inference.causal.lambada import LastWords, predict_last_words
 from bertree.inference.causal.perplexity import Perplexity, Reading, measure_perplexity
 from bertree.inference.inputs import Input
@@ -14,7 +14,7 @@ from bertree.inference.loaded import LoadedModel
 
 
 class CausalMethods(LoadedModel):
-    """`generate`, `perplexity`, `attribute`: for models with causal attention and an LM head."""
+    """`generate`, `stream`, `perplexity`, `attribute`: for models with causal attention and an LM head."""
 
     def generate(
         self,
@@ -44,6 +44,26 @@ class CausalMethods(LoadedModel):
         sampling = Sampling(temperature, top_k, top_p, penalty)
         options = GenerationOptions(tokens, count, seed, control, stop, beams, sampling)
         return generate(self, prompts, options, on_text)
+
+    def stream(
+        self,
+        prompt: str,
+        *,
+        tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        penalty: float = 1.0,
+        seed: int = 0,
+        control: str | None = None,
+        stop: bool = True,
+    ) -> TextStream:
+        """Continue a prompt piece by piece: an iterator over the pieces of the text that `generate` gives.
+
+        Each token gives a piece, which is empty until a word is complete. To stop early, ask for no more.
+        """
+        sampling = Sampling(temperature, top_k, top_p, penalty)
+        return TextStream(self, prompt, GenerationOptions(tokens, 1, seed, control, stop, 1, sampling))
 
     def perplexity(
         self,

@@ -8,6 +8,7 @@ Shape letters: s sequences, one in each lane; t tokens, h width, v vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -112,6 +113,7 @@ class DecoderChoice:
 
     def __init__(self) -> None:
         self._built: tuple[object, DecoderWeights | None] = (None, None)
+        self._lock = Lock()
 
     def __deepcopy__(self, memo: object) -> "DecoderChoice":
         """Copy nothing: packed weights are those of the original."""
@@ -136,7 +138,8 @@ class DecoderChoice:
     def _weights(self, network: Network, one_lane: bool, greedy: bool) -> DecoderWeights | None:
         versions = weight_versions(network)
         key = (versions, one_lane, one_lane and greedy)
-        if versions is None or self._built[0] != key:
-            self._built = (None, None)  # frees the memory of the former ones first
-            self._built = key, DecoderWeights.of(network, one_lane, greedy)
-        return self._built[1]
+        with self._lock:  # threads that generate at the same time may ask for different ones
+            if versions is None or self._built[0] != key:
+                self._built = (None, None)  # frees the memory of the former ones first
+                self._built = key, DecoderWeights.of(network, one_lane, greedy)
+            return self._built[1]

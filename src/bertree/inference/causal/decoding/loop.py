@@ -7,7 +7,7 @@ add numbers in another order).
 Shape letters: s sequences, v vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -84,7 +84,14 @@ def continue_all(
     for start in range(0, len(sequences), LANES[device]):
         group = sequences[start : start + LANES[device]]
         shown = None if seen is None else lambda row, token, start=start: seen(start + row, token)
-        _Group(make(), group, choice, device, shown).run()
+        for _ in _Group(make(), group, choice, device, shown).run():
+            pass
+
+
+@torch.inference_mode()
+def continue_one(make: Callable[[], Decoder], one: Continued, choice: Choice, on_gpu: bool) -> Iterator[None]:
+    """Continue a sequence token by token, as they are asked for."""
+    yield from _Group(make(), [one], choice, "cuda" if on_gpu else "cpu", lambda row, token: None).run()
 
 
 class _Group:
@@ -98,8 +105,8 @@ class _Group:
         self.steps = max(one.most for one in group)
         self.look = LOOK[device] if seen is None else 1
 
-    def run(self) -> None:
-        """Continue them to their ends."""
+    def run(self) -> Iterator[None]:
+        """Continue them to their ends; yield whenever they have been given the tokens chosen since."""
         logits_sv = self._read_prompts()
         if not bool(logits_sv.amax(1).isfinite().all()):
             raise UserError("the model computes numbers that are not finite; are its weights damaged?")
@@ -112,6 +119,7 @@ class _Group:
             if len(waiting) >= self.look or step + 1 in most:
                 self._take(waiting)
                 left = [lane for lane, row in enumerate(self.lanes) if not self.group[row].complete]
+                yield
                 if not left:
                     return
                 if len(left) <= LEAVE[self.device] * len(self.lanes) or (
