@@ -2,18 +2,20 @@
 
     python -m benchmarks.scale_h200                  # on a GPU of 139 GiB, about 4 minutes
     python -m benchmarks.scale_h200 --only bert-base
+    python -m benchmarks.scale_h200 --only bert-base --profile   # and which kernels take how long
     python -m benchmarks.scale_h200 --eager          # blocks are not compiled: quicker to start, slower to train
     python -m benchmarks.scale_h200 --rehearse       # the same with tiny models on a CPU, to see that it runs
 
 Each case is a process of its own that builds a network with random weights on the device, shards it with FSDP2 on one
 rank (ZeRO 3: weights in float32, gathered layer by layer in bf16), and takes steps of the package's own loop, with
-AdamW and clipping, on random tokens. Speed is that of the steps after the warm-up; the peak is what PyTorch's allocator
-gave out in these steps. Operations are those of `bertree info`, so what is computed again does not count.
+AdamW and clipping, on random tokens that lie in the host's memory, as those of a run do. Speed is that of the steps
+after the warm-up; the peak is what PyTorch's allocator gave out in these steps. Operations are those of `bertree info`,
+so what is computed again does not count.
 
     megatron-bert-3.9b    65,536 tokens a step in sequences of 512, layers recomputed
     megatron-gpt-8.3b     8,192 tokens a step in sequences of 1,024, layers recomputed
     bert-base             65,536 tokens a step in sequences of 512: one device as `bertree pretrain` uses it (the whole
-                          step compiled), and FSDP2 on one rank (each block compiled), in turn
+                          step compiled), and FSDP2 on one rank (its parts compiled), in turn
 """
 
 import argparse
@@ -42,12 +44,13 @@ from bertree.scale.plan.timing import Hardware, StepTime, step_time
 from bertree.scale.world import World, join
 from bertree.train.device import measure_peak_flops, set_deterministic
 from bertree.train.feed import StepBatches
-from bertree.train.loop import Loop
+from bertree.train.loop import Loop, StepResult
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import PlannedStep
 
 H200 = Hardware(card=139.0, peak=989.0)
 WARM = 3  # steps; the first compiles, the second makes the moments
+KERNELS = 25  # that a profile names
 TINY = {"layers": 2, "width": 64, "heads": 4, "vocab_size": 512, "max_positions": 64}
 LIMIT = 170  # seconds of a case
 
@@ -102,7 +105,7 @@ class Prediction(NamedTuple):
         }
 
 
-def random_batch(a: Transformer, case: Case, predicted: int, device: str) -> Batch:
+def random_batch(a: Transformer, case: Case, predicted: int) -> Batch:
     """Sequences of equal lengths of random tokens, some or all of which are predicted."""
     random = torch.Generator().manual_seed(0)
 
@@ -114,9 +117,7 @@ def random_batch(a: Transformer, case: Case, predicted: int, device: str) -> Bat
     bounds = torch.arange(0, case.tokens + 1, case.length, dtype=torch.int32)
     segments = torch.zeros(case.tokens, dtype=torch.int64)
     labels = PretrainingLabels(chosen, draw(predicted))
-    return Batch(draw(case.tokens), positions, segments, bounds, case.length, one_segment=True, labels=labels).to(
-        device
-    )
+    return Batch(draw(case.tokens), positions, segments, bounds, case.length, one_segment=True, labels=labels)
 
 
 class Trainer:
@@ -138,19 +139,32 @@ class Trainer:
         objective = pretraining_objective(mlm=1.0)
         whole = not given.eager and not world.joined
         self.loop = Loop(network, objective, optimizer, clip=1.0, bf16=True, compiled=whole, distribution=distribution)
-        self.batch = random_batch(a, case, Prediction.of(case, given.rehearse).batch.predicted, self.device)
+        self.batch = random_batch(a, case, Prediction.of(case, given.rehearse).batch.predicted)
         self.number = 0
 
     def take(self, steps: int) -> float:
         """Take steps; return their seconds."""
         synchronise()
         began = time.perf_counter()
-        for _ in range(steps):
-            self.number += 1
-            result = self.loop.step(StepBatches(PlannedStep(self.number, 0, self.number, 1, 1e-4), [self.batch], 0.0))
-            self.loss = result.loss
+        first, self.number = self.number + 1, self.number + steps
+        self.loop.run((self._step(number) for number in range(first, self.number + 1)), [self._keep])
         synchronise()
         return time.perf_counter() - began
+
+    def _step(self, number: int) -> StepBatches:
+        return StepBatches(PlannedStep(number, 0, number, 1, 1e-4), [self.batch], 0.0)
+
+    def _keep(self, result: StepResult) -> None:
+        self.result = result
+
+    def profile(self, steps: int = 3) -> dict[str, Any]:
+        """Return the milliseconds a step in which kernels run, all of them and the longest by name."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            self.take(steps)
+        kernels = [(event.self_device_time_total / steps / 1000, event.key) for event in profiler.key_averages()]
+        kernels = sorted(((ms, name) for ms, name in kernels if ms), reverse=True)
+        longest = {name[:120]: round(ms, 3) for ms, name in kernels[:KERNELS]}
+        return {"all": round(sum(ms for ms, _ in kernels), 2), "longest": longest}
 
 
 def measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
@@ -177,9 +191,11 @@ def measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
             "start_seconds": started,
             "step_seconds": seconds,
             "tokens_per_second": {name: case.tokens / each for name, each in seconds.items()},
-            "loss": {name: trainer.loss for name, trainer in trainers.items()},
+            "loss": {name: trainer.result.loss for name, trainer in trainers.items()},
             "measured_tflops": None if best is None else best / 1e12,
         }
+        if given.profile:
+            found["kernel_milliseconds"] = {name: trainer.profile() for name, trainer in trainers.items()}
     if torch.cuda.is_available() and not case.both:
         found["peak_gib"] = torch.cuda.max_memory_allocated() / cost.GIB
         found["reserved_gib"] = torch.cuda.max_memory_reserved() / cost.GIB
@@ -188,7 +204,7 @@ def measure(case: Case, given: argparse.Namespace) -> dict[str, Any]:
 
 def run_apart(case: Case, given: argparse.Namespace) -> dict[str, Any]:
     """Measure in a process of its own, whose memory is given back."""
-    options = [name for name in ("--eager", "--rehearse") if getattr(given, name.strip("-"))]
+    options = [name for name in ("--eager", "--rehearse", "--profile") if getattr(given, name.strip("-"))]
     command = [sys.executable, "-m", "benchmarks.scale_h200", "--inside", json.dumps(case), *options]
     settings = os.environ | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     try:
@@ -230,6 +246,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="the case of one model")
     parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--profile", action="store_true", help="say which kernels take how long, as JSON on stderr")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -204,10 +204,12 @@ class PretrainingRun:
             recipe.run.eval_every,
             evaluate=lambda step: loop.without_gradients(
                 lambda: evaluate_held_out(
-                    network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast
+                    network, self.asked, measured[step.phase], recipe.run.eval_tokens, loop.autocast, loop.device
                 )
             ),
-            samples=lambda: loop.without_gradients(lambda: samples(network)) if samples else [],
+            samples=lambda: (
+                loop.without_gradients(lambda: samples(network, loop.autocast, loop.device)) if samples else []
+            ),
             write_model=lambda name: write_together(self.contents, out / name, world),
         )
         try:

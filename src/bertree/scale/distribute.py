@@ -1,14 +1,18 @@
 """One function that spreads a network over the ranks of a world, and what a loop must know of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from bertree.model.embeddings import TokenEmbeddings
+from bertree.model.heads import MaskHead
 from bertree.model.layers.residual import Block, Reversible
 from bertree.model.network import Network
 from bertree.model.stack import Stack
+from bertree.model.transformer import TransformerEncoder
 from bertree.scale.gradients import clip, fill_missing_gradients, sum_whole_gradients
 from bertree.scale.shard import Sharding, put_sharding
 from bertree.scale.split import wholes_of
@@ -16,6 +20,7 @@ from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
 from bertree.scale.world import World
 
 Named = Sequence[tuple[str, nn.Parameter]]
+GRAPHS = 64  # of one function: for each shape, each phase of a run and each kind of layer; PyTorch's limit is 8
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Distribution:
     sharding: Sharding | None = None
     split: frozenset[str] = frozenset()  # parameters of which tensor ranks hold different pieces
     sequence_parallel: bool = False
+    compiled: bool = False  # the parts of the network, each on its own
 
     @property
     def device(self) -> torch.device | None:
@@ -38,8 +44,14 @@ class Distribution:
         if self.sharding is not None:
             self.sharding.before_micro_batch(is_last)
 
-    def free_weights(self) -> None:
-        """Free what was gathered for a pass without gradients."""
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """While the block runs nothing is compiled: held-out batches have many shapes. Then free what was gathered."""
+        if self.compiled:
+            with torch.compiler.set_stance("force_eager"):
+                yield
+        else:
+            yield
         if self.sharding is not None:
             self.sharding.free_weights()
 
@@ -73,19 +85,35 @@ def distribute(
     put_tensor_parallel(network, world, sequence_parallel)
     network.encoder.recompute(recompute)
     if compiled:
-        compile_blocks(network)
+        compile_parts(network)
     split = frozenset(name for name, whole in wholes_of(network).items() if whole.split is not None)
     sharding = put_sharding(network, world, zero, bf16, offload) if world.data > 1 or zero else None
-    return Distribution(world, sharding, split, sequence_parallel and world.tensor > 1)
+    return Distribution(world, sharding, split, sequence_parallel and world.tensor > 1, compiled)
 
 
-def compile_blocks(network: nn.Module) -> None:
-    """Compile each block on its own: the hooks that gather weights lie between them, where a graph would break. Blocks
-    of reversible layers, which must draw the same random numbers twice, are left as they are."""
+def compile_parts(network: Network) -> None:
+    """Compile embeddings, blocks, the last norm, and the head of tokens with its loss, each on its own: the hooks that
+    gather weights lie between them, where a graph would break.
+
+    Blocks of reversible layers, which must draw the same random numbers twice, and clusters of a vocabulary, whose
+    shapes depend on the tokens, are left as they are."""
+    import torch._dynamo.config
     import torch._inductor.config
 
     torch._inductor.config.fallback_random = True  # as where a whole step is compiled
+    torch._dynamo.config.recompile_limit = GRAPHS
     for stack in [module for module in network.modules() if isinstance(module, Stack)]:
         if not isinstance(stack.residual, Reversible):
             for block in [module for module in stack.modules() if isinstance(module, Block)]:
                 block.compile(dynamic=False)
+    encoder = network.encoder
+    if isinstance(encoder.embeddings.tokens, TokenEmbeddings):
+        _compile_method(encoder.embeddings, "forward")
+    if isinstance(encoder, TransformerEncoder) and encoder.norm is not None:
+        _compile_method(encoder.norm, "forward")
+    if "mask" in network.heads and isinstance(network.heads["mask"], MaskHead):
+        _compile_method(network, "mask_loss")
+
+
+def _compile_method(module: nn.Module, name: str) -> None:
+    vars(module)[name] = torch.compile(getattr(module, name), dynamic=False)

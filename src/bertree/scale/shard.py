@@ -80,7 +80,7 @@ def put_sharding(network: nn.Module, world: World, zero: int, bf16: bool = False
         if hasattr(network, method):
             register_fsdp_forward_method(network, method)
     modules = tuple(module for module in network.modules() if isinstance(module, FSDPModule))
-    for module in modules:
+    for module in modules if world.data > 1 else ():
         module.set_gradient_divide_factor(1.0)  # the loop divides by the targets of all ranks
         module.set_force_sum_reduction_for_comms(True)
     return Sharding(stage, root, modules)

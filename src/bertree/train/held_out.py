@@ -1,7 +1,7 @@
 """Evaluation on held-out text: the loss and other figures, and a few filled masks for people to read."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from bertree.model.network import Network
 from bertree.objectives.objective import WeightedTerms
 from bertree.objectives.pretraining import TERMS
 
+Autocast = Callable[[], AbstractContextManager[object]]  # the precision in which a network is computed
 SAMPLES, SHORT, LONG = 4, 12, 48  # texts shown, and how long they may be
 
 
@@ -22,13 +23,15 @@ def evaluate_held_out(
     objective: WeightedTerms,
     stream: Stream | LaneStream,
     tokens: int,
-    autocast: Callable[[], AbstractContextManager[object]],
+    autocast: Autocast,
+    device: torch.device | None = None,
 ) -> dict[str, float]:
     """Return the mean of each term over the first `tokens` of the stream, the same ones every time, from a fresh state.
 
-    Each term adds its accuracy and its other figures, for example the perplexity of `mlm`.
+    Each term adds its accuracy and its other figures, for example the perplexity of `mlm`. `device`: where the network
+    is computed, if not where its weights are kept.
     """
-    device = next(network.parameters()).device
+    device = device or next(network.parameters()).device
     sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in objective.terms}
     with _evaluation_mode(network):
         read, state = 0, None
@@ -78,16 +81,19 @@ class MaskSamples:
             if found == SAMPLES:
                 return
 
-    def __call__(self, network: Network) -> list[dict[str, Any]]:
+    def __call__(
+        self, network: Network, autocast: Autocast = nullcontext, device: torch.device | None = None
+    ) -> list[dict[str, Any]]:
         """Return each text with its masks, the true tokens and the network's predictions."""
-        device = next(network.parameters()).device
+        device = device or next(network.parameters()).device
         found = []
         with _evaluation_mode(network):
             for example in self.examples:
                 masked, targets = PretrainingLabels.of(example).predicted
                 is_mask = example.ids[masked] == self._mask
                 chosen, gold = masked[is_mask], targets[is_mask]
-                logits = network.mask_logits(network(example.to(device)), chosen.to(device))
+                with autocast():
+                    logits = network.mask_logits(network(example.to(device)), chosen.to(device))
                 best = logits.float().softmax(-1).max(-1)
                 masks = [
                     {"gold": self._name(g), "predicted": self._name(p), "probability": round(chance, 4)}

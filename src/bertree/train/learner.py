@@ -64,7 +64,9 @@ class Learner:
 
     def start_state(self, lanes: int) -> State | None:
         """Return the network's state before its first batch; made here, so that a compiled step always gets one."""
-        return self.network.start_state(lanes) if isinstance(self.network, Stateful) else None
+        state = self.network.start_state(lanes) if isinstance(self.network, Stateful) else None
+        # Sharded weights may be kept elsewhere than where the network is computed.
+        return None if state is None else {name: tensor.to(self.device) for name, tensor in state.items()}
 
     def counts(self, batches: Sequence[Batch]) -> dict[str, int]:
         """Count the targets of all micro-batches of a step, by term."""
@@ -78,6 +80,7 @@ class Learner:
         """Return the factor of each term's sum: its weight, divided by its count."""
         return {name: self.objective.weights[name] / max(1, count) for name, count in counts.items()}
 
+    @torch.no_grad()
     def update(self, skip: bool = False) -> Tensor:
         """Clip the gradient and let the optimizer take its step, unless the gradient is not finite; return its norm."""
         norm = self.distribution.clip_gradients(self.named, self.max_norm)

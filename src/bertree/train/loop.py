@@ -155,9 +155,8 @@ class Loop:
 
     def without_gradients(self, work: Callable[[], T]) -> T:
         """Do work that uses the network between two steps, and free what was gathered for it."""
-        result = work()
-        self.learner.distribution.free_weights()
-        return result
+        with self.learner.distribution.evaluation():
+            return work()
 
     def _count_bad_steps(self, result: StepResult) -> None:
         """Count steps in a row whose gradient was not finite; too many end the run."""
