@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bertree.distillation.run import distill
     from bertree.embeddings.embed import EmbedOptions, embed_file
     from bertree.embeddings.evaluate import evaluate_embeddings
+    from bertree.embeddings.index_map import map_index
     from bertree.embeddings.mine_files import cluster_texts, find_pairs
     from bertree.embeddings.train import train_embeddings
     from bertree.errors import BertreeWarning, UserError
@@ -59,6 +60,7 @@ _HOMES = {
     "find_pairs": "embeddings.mine_files",
     "finetune": "finetuning.run",
     "load": "inference.load",
+    "map_index": "embeddings.index_map",
     "plan": "pretraining.plan",
     "prepare": "data.build",
     "pretrain": "pretraining.run",
@@ -92,6 +94,7 @@ __all__ = [
     "find_pairs",
     "finetune",
     "load",
+    "map_index",
     "plan",
     "prepare",
     "pretrain",

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bertree.files.formats import Json
+from bertree.search.vector_files import Vectors
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,16 @@ class Passage:
     start: int  # of the passage in its document, in characters
     end: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PassageSample:
+    """Passages of one state of an index, with their vectors."""
+
+    passages: list[Passage]
+    vectors: Vectors  # a row each, of length 1
+    total: int  # passages in the index
+    generation: int  # of the state
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ Every search reads one state of the folder, the newest: other processes may add 
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, overload
+
+import numpy as np
 
 from bertree.engines.choice import choose_engine
 from bertree.errors import UserError
@@ -20,7 +23,7 @@ from bertree.search.database import DATABASE
 from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
 from bertree.search.faiss_index import Watch, check_kind, no_progress
 from bertree.search.files import OpenFiles, describe_index, library_versions, verify_files
-from bertree.search.hit import Hit, Passage
+from bertree.search.hit import Hit, Passage, PassageSample
 from bertree.search.nearest import find_nearest
 from bertree.search.passage_store import PassageStore, Where
 from bertree.search.passage_vectors import embed_texts, start_embedders, unit_vectors
@@ -206,6 +209,32 @@ class Index:
         """Return the k passages nearest to each vector."""
         if not len(vectors):
             return []
+        with self._open_files() as (state, files):
+            queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
+            allowed = None if not where else files.vectors.positions(self._store.matching_passages(where))
+            found = find_nearest(files.vectors, files.graph, queries, k, files.dead, allowed)
+            numbers = [files.vectors.numbers[positions].tolist() for positions, _ in found]
+            passages = self._store.passages(number for row in numbers for number in row)
+        return [
+            [Hit.of_passage(passages[n], score) for n, score in zip(row, scores.tolist(), strict=True)]
+            for row, (_, scores) in zip(numbers, found, strict=True)
+        ]
+
+    def sample(self, most: int) -> PassageSample:
+        """Return passages with their vectors: all of them, or `most` that are spread evenly over the index."""
+        if most < 1:
+            raise UserError(f"most: must be at least 1, not {most}")
+        with self._open_files() as (state, files):
+            alive = np.setdiff1d(np.arange(len(files.vectors)), files.dead, assume_unique=True)
+            chosen = alive if len(alive) <= most else alive[np.arange(most) * len(alive) // most]
+            numbers = files.vectors.numbers[chosen].tolist()
+            passages = self._store.passages(numbers)
+            vectors = np.array(files.vectors[chosen])
+        return PassageSample([passages[number] for number in numbers], vectors, len(alive), state.generation)
+
+    @contextmanager
+    def _open_files(self) -> Iterator[tuple[IndexState, OpenFiles]]:
+        """Open the newest state and its files; the database does not change meanwhile."""
         for _ in range(ATTEMPTS):
             with self._store.transaction() as state:
                 self._check_model(state)
@@ -214,15 +243,8 @@ class Index:
                 except FileNotFoundError as error:
                     gone = error.filename
                     continue  # a writer has replaced it since: there is a newer state
-                queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
-                allowed = None if not where else files.vectors.positions(self._store.matching_passages(where))
-                found = find_nearest(files.vectors, files.graph, queries, k, files.dead, allowed)
-                numbers = [files.vectors.numbers[positions].tolist() for positions, _ in found]
-                passages = self._store.passages(number for row in numbers for number in row)
-            return [
-                [Hit.of_passage(passages[n], score) for n, score in zip(row, scores.tolist(), strict=True)]
-                for row, (_, scores) in zip(numbers, found, strict=True)
-            ]
+                yield state, files
+                return
         raise UserError(f"{gone}: is missing; restore this file, or build the index again")
 
     def __len__(self) -> int:

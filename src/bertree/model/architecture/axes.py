@@ -1,7 +1,7 @@
 """Axes of an architecture: a field with its default, its meaning for `bertree info`, and its bounds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -37,19 +37,34 @@ def probability(value: float) -> str:
     return "" if 0 <= value < 1 else f"must lie in [0, 1), not {value}"
 
 
-def at_most(most: int) -> Bound:
+@dataclass(frozen=True)
+class at_most:  # like the functions beside it
     """A number with an upper limit."""
-    return lambda value: "" if value <= most else f"{value} is more than the {most} supported"
+
+    most: int
+
+    def __call__(self, value: float) -> str:
+        return "" if value <= self.most else f"{value} is more than the {self.most} supported"
 
 
-def one_of(options: Sequence[str]) -> Bound:
+@dataclass(frozen=True)
+class one_of:
     """One of some words."""
-    return lambda value: "" if value in options else f"unknown value '{value}', {suggest(value, options)}"
+
+    options: Sequence[str]
+
+    def __call__(self, value: str) -> str:
+        return "" if value in self.options else f"unknown value '{value}', {suggest(value, self.options)}"
 
 
-def list_of(options: Sequence[str]) -> Bound:
+@dataclass(frozen=True)
+class list_of:
     """Some words, divided by commas."""
-    return lambda value: next(filter(None, map(one_of(options), value.split(","))), "")
+
+    options: Sequence[str]
+
+    def __call__(self, value: str) -> str:
+        return next(filter(None, map(one_of(self.options), value.split(","))), "")
 
 
 def list_of_rising_numbers(value: str) -> str:
