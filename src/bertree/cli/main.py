@@ -20,6 +20,7 @@ from bertree.cli import (
     predict,
     pretrain,
     search,
+    serve,
     similar,
 )
 from bertree.console import showing
@@ -47,7 +48,20 @@ def _root(
         raise typer.Exit
 
 
-for room in (model, plan, data, pretrain, left_to_right, distill, finetune, predict, search, embeddings, similar):
+for room in (
+    model,
+    plan,
+    data,
+    pretrain,
+    left_to_right,
+    distill,
+    finetune,
+    predict,
+    search,
+    serve,
+    embeddings,
+    similar,
+):
     room.register(app)
 
 

@@ -283,17 +283,9 @@ def _load(name: str, device: str, precision: str) -> "Model":
 
 
 def _model_of(folder: Path) -> str:
-    """Return the name of the model that the index was built with."""
-    from bertree.config.default_model import resolve_model_path
-    from bertree.search.index import Index
+    from bertree.search.index_model import find_index_model
 
-    with Index.open(folder) as index:
-        name = index.state.model
-    if not name:
-        raise UserError(f"{folder}: does not say where its model is; give it with --model")
-    if not resolve_model_path(name).exists():
-        raise UserError(f"{folder}: its model was at {name}, which is gone; give its new place with --model")
-    return name
+    return find_index_model(folder)
 
 
 @contextmanager

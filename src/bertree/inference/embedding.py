@@ -41,6 +41,14 @@ class TextEncoder(Protocol):
         """Return one row per text."""
 
 
+def finish_vectors(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
+    """Keep the first so many numbers of each vector, and scale it to length 1 if that is wanted."""
+    vectors = vectors[:, :dimensions]
+    if normalize:
+        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return np.ascontiguousarray(vectors)
+
+
 @dataclass(frozen=True)
 class WindowSteps:
     """The steps of a window, and their settings."""

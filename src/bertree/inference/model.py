@@ -118,6 +118,24 @@ class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersM
 
         return windows()
 
+    def batch_embedder(self) -> Callable[[Sequence[Encoded]], Vectors]:
+        """Return a function that embeds tokenized texts as one batch: vectors before they are scaled to length 1.
+
+        For servers: it may be called by several threads at once, and it holds the weights as they are now, so changes
+        to them are not seen. `finish_vectors` makes of its rows what `embed` returns.
+        """
+        states, pooling, device = self._runtime.states_of(self.network), self.pooling, self.device
+
+        @torch.no_grad()
+        def vectors(encoded: Sequence[Encoded]) -> Vectors:
+            order = sorted(range(len(encoded)), key=lambda row: len(encoded[row].ids))
+            batch = self._pack([encoded[row] for row in order]).to(device)
+            found = np.empty((len(encoded), pooling.width), np.float32)
+            found[order] = pooling.unscaled(states(batch), batch).float().cpu().numpy()
+            return found
+
+        return vectors
+
     def embed(
         self,
         texts: Iterable[str] | str,

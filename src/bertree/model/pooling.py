@@ -167,6 +167,11 @@ class SentencePooling(nn.Module):
 
     def forward(self, states_tw: Tensor, batch: Batch) -> Tensor:
         """Return one vector per sequence (s x d), in float32."""
+        x_sd = self.unscaled(states_tw, batch)
+        return F.normalize(x_sd, dim=-1) if self.config.normalise else x_sd
+
+    def unscaled(self, states_tw: Tensor, batch: Batch) -> Tensor:
+        """Return the vectors before they are scaled to length 1, if they are."""
         if self.ends_in_summary and batch.summary is None:
             batch = replace(batch, summary=batch.last)
         with torch.autocast(states_tw.device.type, enabled=False):
@@ -174,4 +179,4 @@ class SentencePooling(nn.Module):
             x_sd = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
             for layer in self.dense:
                 x_sd = layer(x_sd)
-            return F.normalize(x_sd, dim=-1) if self.config.normalise else x_sd
+        return x_sd

@@ -163,6 +163,10 @@ class TextTask(Task[TextExample]):
             pair = rest
         else:
             text, pair = record, None
+        return self.example(text, pair)
+
+    def example(self, text: str, pair: str | None = None) -> TextExample:
+        """Return an example without a gold answer."""
         return TextExample("0", self._clean(text), None if pair is None else self._clean(pair))
 
     def units(

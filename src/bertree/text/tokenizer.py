@@ -206,9 +206,12 @@ class Tokenizer:
         text = self.backend.decode([token_id], skip_special_tokens=False)
         return text.strip() or piece
 
-    def encode(self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None) -> list[Encoded]:
+    def encode(
+        self, inputs: Sequence[str | tuple[str, str]], max_length: int | None = None, cut: str = "right"
+    ) -> list[Encoded]:
         """Return ids and segments of texts or pairs of texts, with special tokens, truncated to `max_length`.
 
+        `cut`: the end of a text that is dropped if it is too long, right or left.
         The longer text of a pair is truncated first, as the library would do. It is done here because the library's
         setting is shared by all users of the tokenizer, and because the library miscounts the tokens it drops from a
         pair.
@@ -224,19 +227,19 @@ class Tokenizer:
         with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
             encodings = self.backend.encode_batch_fast(cleaned)
         return [
-            self._encode_truncated(given, max_length)
+            self._encode_truncated(given, max_length, cut)
             if max_length is not None and len(e) > max_length  # e.ids would copy them
             else self._to_encoded(e, isinstance(given, tuple), 0)
             for given, e in zip(cleaned, encodings, strict=True)
         ]
 
-    def _encode_truncated(self, given: str | tuple[str, str], max_length: int) -> Encoded:
+    def _encode_truncated(self, given: str | tuple[str, str], max_length: int, cut: str) -> Encoded:
         pair = isinstance(given, tuple)
         parts = self.encode_plain(given if isinstance(given, tuple) else (given,))
         room = max_length - self.backend.num_special_tokens_to_add(pair)
         before = sum(len(part.ids) for part in parts)
         for part, kept in zip(parts, truncated_lengths([len(part.ids) for part in parts], room), strict=True):
-            part.truncate(kept)
+            part.truncate(kept, direction=cut)
         joined = self.backend.post_process(parts[0], parts[1] if pair else None)
         return self._to_encoded(joined, pair, before - room)
 

@@ -1,0 +1,95 @@
+"""The verb `serve`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bertree.cli.command import verb
+from bertree.cli.options import DeviceOption, PrecisionOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb to the application."""
+    verb(app)(serve)
+
+
+def serve(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL_OR_INDEX ...",
+            help="Model folders, presets, or: default, the bundled model; folders of indexes.",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="Name to serve it by; one for each, in their order.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; other than this machine's own it needs a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any that is free.")] = 8080,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes, each with its own copy of the models.")] = 1,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Compute threads of a process; 0: one for each core.")
+    ] = 0,
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", help="Key that clients must send.", show_default="BERTREE_API_KEY")
+    ] = None,
+    api_key_file: Annotated[Path | None, typer.Option("--api-key-file", help="File with keys, one a line.")] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Serve other machines without a key.")] = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
+    cors: Annotated[
+        list[str] | None, typer.Option("--cors", metavar="ORIGIN", help="Let pages of this site ask; may be repeated.")
+    ] = None,
+    max_body: Annotated[int, typer.Option("--max-body", min=1, max=1024, help="Megabytes of a request.")] = 8,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=600, help="Seconds for a request that does not say it (X-Timeout).")
+    ] = 60,
+    queue: Annotated[
+        float, typer.Option(min=0.1, max=600, help="Seconds of work that may wait; more is refused (429).")
+    ] = 10,
+    drain: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to finish requests after SIGTERM.")] = 30,
+    watch: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds between looks for changed models; 0: only at SIGHUP.")
+    ] = 5,
+    log: Annotated[str, typer.Option(help="requests: a line for each; errors: only what went wrong.")] = "requests",
+) -> None:
+    """Serve models and indexes over HTTP: OpenAI's, Cohere's and TEI's routes, and a playground in the browser.
+
+    It listens on this machine alone, unless --host is given together with a key. /docs lists the routes.
+
+    [dim]bertree serve default
+    bertree serve my-model my-index --port 9000
+    BERTREE_API_KEY=secret bertree serve my-model --host 0.0.0.0
+    curl localhost:8080/v1/embeddings -d '{"input": "Hello"}'[/dim]
+    """
+    from bertree.errors import UserError
+    from bertree.serve.launch import serve as run_server
+    from bertree.serve.serving import Serving, read_keys
+
+    if log not in ("requests", "errors"):
+        raise UserError(f"--log {log}: must be requests or errors")
+    serving = Serving(
+        tuple(sources),
+        tuple(name or ()),
+        host,
+        port,
+        workers,
+        threads,
+        device,
+        precision,
+        read_keys(api_key, api_key_file),
+        no_auth,
+        tuple(cors or ()),
+        max_body,
+        timeout,
+        queue,
+        drain,
+        watch,
+        log == "requests",
+    )
+    if code := run_server(serving):
+        raise typer.Exit(code)

@@ -1,0 +1,1 @@
+"""Requests and answers: routes, checks, errors, logs and metrics."""

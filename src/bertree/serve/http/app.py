@@ -1,0 +1,34 @@
+"""The application: the routes behind what happens to every request."""
+
+from collections import defaultdict
+
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from bertree.serve.http.context import Service
+from bertree.serve.http.endpoint import Endpoint, send_error
+from bertree.serve.http.errors import HttpError
+from bertree.serve.http.middleware import AllowOrigins, Observe, RefuseForeignPages, RequireKey
+from bertree.serve.http.table import ROUTES, RouteSpec
+from bertree.serve.routes import cohere, openai, operations, tei
+
+__all__ = ["build_app", "cohere", "openai", "operations", "tei"]  # importing the modules fills the table of routes
+
+
+def build_app(service: Service) -> ASGIApp:
+    """Return the ASGI application of a server."""
+    by_path: dict[str, list[RouteSpec]] = defaultdict(list)
+    for spec in ROUTES:
+        by_path[spec.path].append(spec)
+    routes = [Route(path, Endpoint(service, specs)) for path, specs in by_path.items()]
+    open_paths = [spec.path for spec in ROUTES if spec.open]
+    app: ASGIApp = RequireKey(Router(routes, redirect_slashes=False, default=_not_found), service, open_paths)
+    if service.settings.cors:
+        app = AllowOrigins(app, service.settings.cors)
+    app = RefuseForeignPages(app, service.settings.cors, service.settings.loopback)
+    return Observe(app, service)
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "http":
+        await send_error(send, HttpError(404, "there is no such path; see /docs", code="unknown_path"), "openai")

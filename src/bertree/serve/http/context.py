@@ -1,0 +1,69 @@
+"""What a handler is given beside its input."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from bertree.serve.http.logs import Log
+from bertree.serve.http.metrics import Metrics
+from bertree.serve.http.settings import Limits, ServerSettings
+from bertree.serve.models.registry import Registry
+from bertree.serve.schedule.scheduler import Scheduler
+from bertree.serve.schedule.work import Job, Lane
+
+Result = TypeVar("Result")
+
+
+class Service:
+    """All that the routes of one server share."""
+
+    def __init__(
+        self, registry: Registry, scheduler: Scheduler, settings: ServerSettings, metrics: Metrics, log: Log
+    ) -> None:
+        self.registry, self.scheduler, self.settings = registry, scheduler, settings
+        self.metrics, self.log = metrics, log
+        self.draining = False  # the server is about to stop
+        self.helpers = ThreadPoolExecutor(2, "helper")  # tokenizing and encoding of large requests
+
+
+@dataclass(slots=True)
+class Context:
+    """One request."""
+
+    service: Service
+    request_id: str
+    deadline: float  # on the scheduler's clock
+    path: Mapping[str, str]  # parameters of the path
+    headers: dict[str, str] = field(default_factory=dict)  # of the answer
+    tokens: int = 0  # computed for it
+
+    @property
+    def registry(self) -> Registry:
+        """The models and indexes."""
+        return self.service.registry
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What computes."""
+        return self.service.scheduler
+
+    @property
+    def limits(self) -> Limits:
+        """What a request may ask for."""
+        return self.service.settings.limits
+
+    async def run(self, lane: Lane, jobs: Sequence[Job]) -> list[Any]:
+        """Compute jobs before the deadline; return their results in order."""
+        self.tokens += sum(job.tokens for job in jobs)
+        return await self.service.scheduler.run(lane, jobs, self.deadline)
+
+    async def call(self, lane: Lane, tokens: int, function: Callable[[], Result]) -> Result:
+        """Compute a function in a compute thread; `tokens`: an estimate of its work."""
+        (found,) = await self.run(lane, [Job(tokens, function)])
+        return found
+
+    async def aside(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Run a function in a helper thread, so that the event loop goes on meanwhile. Not for computing."""
+        return await asyncio.get_running_loop().run_in_executor(self.service.helpers, function, *arguments)

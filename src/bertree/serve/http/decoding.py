@@ -1,0 +1,101 @@
+"""The input of a request: its body or its query, read within limits and checked against a type."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope
+
+from bertree.serve.http.errors import HttpError
+
+BODY_SECONDS = 30.0  # for a body to arrive
+PLACE = re.compile(r" - at `\$(.*)`$")
+
+
+async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
+    """Return the body of a request; 413 if it is too large."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > most:
+            raise _too_large(most)
+    first = await receive()
+    if first["type"] == "http.disconnect":
+        raise ClientGone
+    if not first.get("more_body"):
+        return _checked(first.get("body", b""), most)
+    pieces, size = [first.get("body", b"")], len(first.get("body", b""))
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                pieces.append(message.get("body", b""))
+                size += len(pieces[-1])
+                if size > most:
+                    raise _too_large(most)
+                if not message.get("more_body"):
+                    return b"".join(pieces)
+    except TimeoutError:
+        raise HttpError(408, "the body did not arrive in time", headers={"connection": "close"}) from None
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+def _checked(body: bytes, most: int) -> bytes:
+    if len(body) > most:
+        raise _too_large(most)
+    return body
+
+
+def _too_large(most: int) -> HttpError:
+    return HttpError(413, f"the body is larger than {most:,} bytes; send fewer texts", headers={"connection": "close"})
+
+
+def body_decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function from the bytes of a body to a value of a type."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def decode(body: bytes) -> Any:
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise invalid_field(error) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            raise HttpError(400, f"the body is not JSON: {_short(error)}", code="invalid_json") from None
+
+    return decode
+
+
+def query_decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function from a query string to a value of a type."""
+
+    def decode(query: bytes) -> Any:
+        try:
+            given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=50))
+            return msgspec.convert(given, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise invalid_field(error) from None
+        except ValueError as error:
+            raise HttpError(422, f"the query cannot be read: {_short(error)}") from None
+
+    return decode
+
+
+def invalid_field(error: Exception) -> HttpError:
+    """Return the answer to a value of the wrong type: it names the field."""
+    message = str(error)
+    place = PLACE.search(message)
+    field = place[1].removeprefix(".") if place else ""
+    message = message.removesuffix(place[0]) if place else message
+    message = message[:1].lower() + message[1:]
+    name = re.split(r"[.\[]", field)[0] or None
+    return HttpError(422, f"{field}: {message}"[:400] if field else message[:400], param=name)
+
+
+def _short(error: Exception) -> str:
+    return "too deeply nested" if isinstance(error, RecursionError) else str(error)[:120]

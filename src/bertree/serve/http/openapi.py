@@ -1,0 +1,103 @@
+"""The OpenAPI document, made of the table of routes and the types of their inputs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bertree.serve.http.errors import TYPES
+from bertree.serve.http.table import RouteSpec
+from bertree.version import __version__
+
+MEANINGS = {
+    400: "the body is not JSON",
+    401: "the key is missing or wrong",
+    404: "no such model or index",
+    413: "the body is too large",
+    422: "a field is wrong; the message names it",
+    429: "the server is busy; Retry-After says when to try again",
+    504: "not done in the time given by X-Timeout",
+}
+REFERENCE = "#/components/schemas/{name}"
+
+
+def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
+    """Return the document."""
+    shown = [spec for spec in routes if not spec.hidden]
+    kinds = [kind for spec in shown for kind in (spec.body, spec.query, spec.reply) if kind is not None]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
+    known = dict(zip(map(id, kinds), schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for spec in shown:
+        paths.setdefault(spec.path, {})[spec.method.lower()] = _operation(spec, known, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "bertree",
+            "version": __version__,
+            "description": "Vectors, ranking, classes and search by the models that this server was started with.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(spec: RouteSpec, known: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": known[id(spec.reply)]}} if spec.reply is not None else {}
+    found: dict[str, Any] = {
+        "operationId": f"{spec.method.lower()}{spec.path.replace('/', '_').replace('{', '').replace('}', '')}",
+        "summary": spec.summary,
+        "responses": {"200": {"description": "the answer"} | ({"content": content} if content else {})},
+    }
+    if not spec.open:
+        found["security"] = [{"key": []}, {}]
+    parameters = [
+        {"name": name.rstrip("}"), "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in spec.path.split("{")[1:]
+    ]
+    if spec.query is not None:
+        parameters += _query_parameters(known[id(spec.query)], components)
+    if parameters:
+        found["parameters"] = parameters
+    if spec.body is not None:
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": known[id(spec.body)]}},
+        }
+        error = {"application/json": {"schema": _error_schema(spec.errors)}}
+        found["responses"] |= {
+            str(status): {"description": meaning, "content": error} for status, meaning in MEANINGS.items()
+        }
+    return found
+
+
+def _query_parameters(reference: dict[str, Any], components: dict[str, Any]) -> list[dict[str, Any]]:
+    schema = components[reference["$ref"].rpartition("/")[2]]
+    required = schema.get("required", [])
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": kind}
+        for name, kind in schema["properties"].items()
+    ]
+
+
+def _error_schema(form: str) -> dict[str, Any]:
+    text: dict[str, Any] = {"type": "string"}
+    if form == "cohere":
+        return {"type": "object", "required": ["message"], "properties": {"message": text}}
+    if form == "tei":
+        kinds = sorted({tei for _, tei in TYPES.values()} | {"Empty"})
+        return {
+            "type": "object",
+            "required": ["error", "error_type"],
+            "properties": {"error": text, "error_type": {"enum": kinds}},
+        }
+    optional = {"type": ["string", "null"]}
+    fields = {"message": text, "type": text, "param": optional, "code": optional}
+    return {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "object", "required": list(fields), "properties": fields}},
+    }

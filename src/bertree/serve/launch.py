@@ -1,0 +1,58 @@
+"""Start a server: the environment, the socket, one process or several.
+
+A process computes with one torch thread in each of its compute threads. torch must know that before it is imported:
+OMP_NUM_THREADS=1 in the environment makes small batches almost twice as fast as setting it later.
+"""
+
+import os
+import socket
+import sys
+
+from bertree.errors import UserError
+from bertree.serve.serving import Serving
+
+NEEDED = ("uvicorn", "starlette", "msgspec", "orjson", "prometheus_client")
+THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def check_installed() -> None:
+    """Say what to install if a library is missing."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise UserError(f"serve: needs {', '.join(missing)}; install them with: pip install 'bertree[serve]'")
+
+
+def set_threads() -> None:
+    """Set the environment for torch; start this program again if it was imported already."""
+    wanted = {name: value for name, value in THREADS.items() if name not in os.environ}
+    os.environ.update(wanted)
+    if wanted and "torch" in sys.modules:
+        os.execv(sys.executable, [sys.executable, "-m", "bertree", *sys.argv[1:]])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        raise UserError(f"{host}:{port}: cannot be listened on ({error.strerror or error})") from None
+    found.set_inheritable(True)
+    return found
+
+
+def serve(serving: Serving) -> int:
+    """Serve until a signal comes; return the exit code."""
+    check_installed()
+    set_threads()
+    listener = bind(serving.host, serving.port)
+    if serving.workers == 1:
+        from bertree.serve.worker import run_worker
+
+        return run_worker(serving, listener)
+    from bertree.serve.supervisor import supervise
+
+    return supervise(serving, listener)

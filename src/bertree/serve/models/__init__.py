@@ -1,0 +1,1 @@
+"""The models and indexes that a server offers, by name."""

@@ -1,0 +1,94 @@
+"""A model or an index as it is served: its name, what it can be asked for, and the lanes of its work."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.inference.model import Model
+from bertree.search.index import Index
+from bertree.serve.models.abilities import abilities, find_task
+from bertree.serve.schedule.work import Lane
+from bertree.tasks.logits import effective_max_length, inference_autocast, logits
+from bertree.tasks.task import Task, Unit
+from bertree.text.tokenizer import Encoded
+
+# Tokens of a batch. On a CPU, larger batches are no faster and let others wait longer (docs/serving.md).
+BUDGETS = {"cpu": 512, "cuda": 65536}
+
+
+class ServedModel:
+    """A loaded model under a name."""
+
+    def __init__(self, name: str, model: Model, folder: str = "") -> None:
+        """`folder`: of the model; empty if it has none."""
+        self.name, self.model, self.folder = name, model, folder
+        self.created = int(time.time())
+        self.task: Task[Any] | None = find_task(model)
+        self.does = abilities(model, self.task)
+        budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
+        self._lanes = {
+            "embed": Lane(f"{name}: embed", self._embedder(), budget),
+            "task": Lane(f"{name}: task", self._task_logits, budget),
+            "call": Lane(f"{name}: call", _call_all, 1),
+        }
+
+    def lane(self, kind: str) -> Lane:
+        """Return the lane of a kind of work.
+
+        embed: tokenized texts (`Encoded`) -> vectors before they are scaled; task: units -> logits; call: functions
+        without arguments -> what they return, for work that cannot share a batch."""
+        return self._lanes[kind]
+
+    def tokenize(
+        self, texts: Sequence[str | tuple[str, str]], prompt: str | None = None, cut: str = "right"
+    ) -> list[Encoded]:
+        """Tokenize texts for `embed`; those that are too long are cut, as their `dropped` says."""
+        before = self.model.vector.prompt_text(prompt, self.name)
+        given = [before + text for text in texts if isinstance(text, str)] if before else texts
+        return self.model.required_tokenizer.encode(given, self.model.max_length, cut)
+
+    @property
+    def task_max_length(self) -> int:
+        """Tokens of a sequence that the task's head reads."""
+        usual = self.model.task.get("max_length") or self.model.max_length
+        return effective_max_length(0, usual, self.model.architecture.longest_input)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def architecture(self) -> str:
+        """Kind of the network, in a word."""
+        return self.model.architecture.body
+
+    def _embedder(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        embed = self.model.batch_embedder()
+        return lambda encoded: list(embed(encoded))
+
+    def _task_logits(self, units: Sequence[Unit]) -> Sequence[NDArray[np.float32]]:
+        assert self.task is not None
+        return logits(self.model.network, self.task.scored_head, units, lambda: inference_autocast(self.model.device))
+
+
+def unit_tokens(unit: Unit) -> int:
+    """Return the tokens of a unit."""
+    return sum(len(sequence.ids) for sequence in unit.sequences)
+
+
+class ServedIndex:
+    """An open index under a name, with the model of its vectors."""
+
+    def __init__(self, name: str, index: Index, model: ServedModel, folder: str) -> None:
+        self.name, self.index, self.model, self.folder = name, index, model, folder
+        self.created = int(time.time())
+        self.lane = Lane(f"{name}: search", _call_all, 1)
+
+
+def _call_all(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [call() for call in calls]

@@ -1,0 +1,1 @@
+"""The routes, by the interface they belong to."""

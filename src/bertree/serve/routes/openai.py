@@ -1,0 +1,143 @@
+"""OpenAI's interface: vectors, and the list of models."""
+
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from bertree.serve.http.context import Context
+from bertree.serve.http.errors import HttpError
+from bertree.serve.http.table import route
+from bertree.serve.models.served import ServedIndex, ServedModel
+from bertree.serve.routes.vectors import Reading, embed_texts
+
+MANY = 256  # vectors that are not written on the event loop
+
+
+class EmbeddingsRequest(msgspec.Struct):
+    """Texts to embed."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    truncate: bool = True  # false: refuse texts that are too long
+    prompt: str | None = None  # name of one of the model's prompts
+
+
+class Embedding(msgspec.Struct):
+    """A vector; in base64 it is little-endian float32."""
+
+    object: Literal["embedding"]
+    embedding: list[float] | str
+    index: int
+
+
+class Usage(msgspec.Struct):
+    """Tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsReply(msgspec.Struct, omit_defaults=True):
+    """Vectors in the order of the texts."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+    truncated: list[int] = []  # numbers of the texts that were cut, if there are any
+
+
+@route(
+    "POST",
+    "/v1/embeddings",
+    body=EmbeddingsRequest,
+    reply=EmbeddingsReply,
+    does="embed",
+    summary="Vectors of texts (OpenAI's form)",
+)
+async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
+    """Return the vectors of texts."""
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    if not all(type(text) is str for text in texts):
+        raise HttpError(
+            422,
+            "input: has token ids, which are those of another tokenizer; send texts (LangChain: "
+            "OpenAIEmbeddings(check_embedding_ctx_length=False))",
+            param="input",
+        )
+    served = context.registry.model(body.model, does="embed")
+    found = await embed_texts(
+        context,
+        served,
+        texts,  # type: ignore[arg-type]
+        Reading("input", body.prompt, truncate=body.truncate),
+        body.dimensions,
+    )
+    write: Callable[[NDArray[np.float32]], Sequence[Any]] = _base64 if body.encoding_format == "base64" else _floats
+    rows = write(found.rows) if len(texts) <= MANY else await context.aside(write, found.rows)
+    reply = {
+        "object": "list",
+        "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
+        "model": served.name,
+        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+    }
+    return reply | {"truncated": found.truncated} if found.truncated else reply
+
+
+def _base64(rows: NDArray[np.float32]) -> list[str]:
+    return [b64encode(row).decode() for row in rows.astype("<f4", copy=False)]
+
+
+def _floats(rows: NDArray[np.float32]) -> list[orjson.Fragment]:
+    """Write each vector by itself, so that other threads run between them."""
+    return [orjson.Fragment(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in rows]
+
+
+@route("GET", "/v1/models", summary="What is served")
+async def models(context: Context) -> Any:
+    """Return the models and indexes."""
+    registry = context.registry
+    data = [_describe_model(served) for served in registry.models.values()]
+    data += [await context.aside(_describe_index, served) for served in registry.indexes.values()]
+    return {"object": "list", "data": data}
+
+
+def _describe_model(served: ServedModel) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "bertree",
+        "kind": "model",
+        "does": sorted(served.does),
+        "dimension": served.model.dimension,
+        "max_length": served.model.max_length,
+        "parameters": served.parameters,
+        "architecture": served.architecture,
+    }
+
+
+def _describe_index(served: ServedIndex) -> dict[str, Any]:
+    model = served.model
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "bertree",
+        "kind": "index",
+        "does": ["search"],
+        "dimension": model.model.dimension,
+        "max_length": model.model.max_length,
+        "parameters": model.parameters,
+        "architecture": model.architecture,
+        "passages": len(served.index),
+        "model": model.name,
+    }

@@ -1,0 +1,49 @@
+"""Health, readiness, metrics, and the documentation of the interface."""
+
+from typing import Any
+
+from starlette.responses import HTMLResponse, Response
+
+from bertree.serve.http.context import Context
+from bertree.serve.http.docs import docs_page
+from bertree.serve.http.errors import HttpError
+from bertree.serve.http.openapi import openapi_document
+from bertree.serve.http.table import ROUTES, route
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@route("GET", "/health", open=True, errors="tei", summary="Whether the server is alive")
+async def health(context: Context) -> Any:
+    """Return that the server is alive."""
+    return {"status": "ok"}
+
+
+@route("GET", "/ready", open=True, summary="Whether the server takes requests: 503 when it is about to stop")
+async def ready(context: Context) -> Any:
+    """Return whether the server takes requests. It listens only after all models are loaded and warm."""
+    if context.service.draining:
+        raise HttpError(503, "stopping")
+    return {"status": "ready"}
+
+
+@route("GET", "/metrics", summary="Metrics for Prometheus")
+async def metrics(context: Context) -> Response:
+    """Return the metrics."""
+    found = context.service.metrics
+    found.queue_tokens.set(context.scheduler.queued_tokens)
+    found.queue_requests.set(context.scheduler.queued_requests)
+    return Response(await context.aside(found.text), media_type=TEXT)
+
+
+@route("GET", "/openapi.json", open=True, summary="This interface as an OpenAPI document")
+async def openapi(context: Context) -> Any:
+    """Return the OpenAPI document."""
+    return openapi_document(ROUTES)
+
+
+@route("GET", "/docs", open=True, hidden=True)
+async def docs(context: Context) -> Response:
+    """Return the page with all routes."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
+    return HTMLResponse(docs_page(ROUTES), headers={"content-security-policy": policy})

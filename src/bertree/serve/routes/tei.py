@@ -1,0 +1,318 @@
+"""The interface of Text Embeddings Inference (Hugging Face)."""
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from bertree.serve.http.context import Context
+from bertree.serve.http.errors import HttpError
+from bertree.serve.http.table import route
+from bertree.serve.models.served import ServedModel
+from bertree.serve.routes.scores import class_logits, class_names, class_scores, relevance
+from bertree.serve.routes.vectors import Reading, check_prompt, check_texts, embed_texts
+from bertree.version import __version__
+
+Direction = Literal["right", "left", "Right", "Left"]
+
+
+class EmbedRequest(msgspec.Struct):
+    """Texts to embed."""
+
+    inputs: str | list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+    normalize: bool = True
+    dimensions: int | None = None
+    model: str | None = None
+
+
+class RerankTextsRequest(msgspec.Struct):
+    """A query and the texts to rank."""
+
+    query: str
+    texts: list[str]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    return_text: bool = False
+    model: str | None = None
+
+
+class RankedText(msgspec.Struct, omit_defaults=True):
+    """A text by its number in the request."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+class PredictRequest(msgspec.Struct):
+    """A text, a pair of texts, or a list of lists of one text or two."""
+
+    inputs: str | list[str | list[str]]
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    raw_scores: bool = False
+    model: str | None = None
+
+
+class ClassScore(msgspec.Struct):
+    """A class and its score."""
+
+    score: float
+    label: str
+
+
+class SimilarityInputs(msgspec.Struct):
+    """A sentence, and those it is compared with."""
+
+    source_sentence: str
+    sentences: list[str]
+
+
+class SimilarityParameters(msgspec.Struct):
+    """How texts are read."""
+
+    truncate: bool | None = None
+    truncation_direction: Direction = "right"
+    prompt_name: str | None = None
+
+
+class SimilarityRequest(msgspec.Struct):
+    """Sentences to compare with one."""
+
+    inputs: SimilarityInputs
+    parameters: SimilarityParameters | None = None
+    model: str | None = None
+
+
+class TokenizeRequest(msgspec.Struct):
+    """Texts to cut into tokens."""
+
+    inputs: str | list[str]
+    add_special_tokens: bool = True
+    prompt_name: str | None = None
+    model: str | None = None
+
+
+class Token(msgspec.Struct):
+    """A token; start and stop count characters of the text, and are null for special tokens."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class DecodeRequest(msgspec.Struct):
+    """Ids of tokens to turn into text."""
+
+    ids: list[int | list[int]]
+    skip_special_tokens: bool = True
+    model: str | None = None
+
+
+@route(
+    "POST", "/embed", body=EmbedRequest, reply=list[list[float]], does="embed", errors="tei", summary="Vectors of texts"
+)
+async def embed(context: Context, body: EmbedRequest) -> Any:
+    """Return a list of vectors."""
+    served = context.registry.model(body.model, does="embed")
+    texts = _listed(body.inputs)
+    found = await embed_texts(
+        context, served, texts, _reading(served, "inputs", body, body.prompt_name), body.dimensions, body.normalize
+    )
+    return found.rows
+
+
+@route(
+    "POST",
+    "/rerank",
+    body=RerankTextsRequest,
+    reply=list[RankedText],
+    does="rerank",
+    errors="tei",
+    summary="Rank texts by their relevance to a query",
+)
+async def rerank(context: Context, body: RerankTextsRequest) -> Any:
+    """Return the texts by number, the most relevant first."""
+    served = context.registry.model(body.model, does="rerank")
+    check_texts(context, [body.query], "query")
+    check_texts(context, _listed(body.texts, "texts"), "texts")
+    pairs: list[tuple[str, str | None]] = [(body.query, text) for text in body.texts]
+    found = await class_logits(context, served, pairs, _reading(served, "texts", body))
+    scores = relevance(served, found.logits, body.raw_scores).tolist()
+    order = sorted(range(len(pairs)), key=lambda row: (-scores[row], row))
+    text = {row: {"text": body.texts[row]} if body.return_text else {} for row in order}
+    return [{"index": row, "score": scores[row], **text[row]} for row in order]
+
+
+@route(
+    "POST",
+    "/predict",
+    body=PredictRequest,
+    reply=list[ClassScore | list[ClassScore]],
+    does="predict",
+    errors="tei",
+    summary="Classes of texts or pairs",
+)
+async def predict(context: Context, body: PredictRequest) -> Any:
+    """Return the classes with their scores, the best first; a list of such lists for several inputs."""
+    served = context.registry.model(body.model, does="predict")
+    inputs, several = _prediction_inputs(body.inputs)
+    for text, pair in inputs:
+        check_texts(context, [text] if pair is None else [text, pair], "inputs")
+    found = await class_logits(context, served, inputs, _reading(served, "inputs", body))
+    names = class_names(served)
+    lists = [
+        sorted(
+            ({"score": score, "label": name} for name, score in zip(names, row, strict=True)),
+            key=lambda entry: -entry["score"],
+        )
+        for row in class_scores(found.logits, body.raw_scores).tolist()
+    ]
+    return lists if several else lists[0]
+
+
+@route(
+    "POST",
+    "/similarity",
+    body=SimilarityRequest,
+    reply=list[float],
+    does="embed",
+    errors="tei",
+    summary="Cosines of a sentence and others",
+)
+async def similarity(context: Context, body: SimilarityRequest) -> Any:
+    """Return the cosine of the source sentence and each of the others."""
+    served = context.registry.model(body.model, does="embed")
+    how = body.parameters or SimilarityParameters()
+    check_texts(context, [body.inputs.source_sentence], "source_sentence")
+    check_texts(context, _listed(body.inputs.sentences, "sentences"), "sentences")
+    texts = [body.inputs.source_sentence, *body.inputs.sentences]
+    reading = _reading(served, "inputs", how, how.prompt_name)
+    found = await embed_texts(context, served, texts, reading, normalize=True)
+    return np.ascontiguousarray(found.rows[1:] @ found.rows[0])
+
+
+@route(
+    "POST",
+    "/tokenize",
+    body=TokenizeRequest,
+    reply=list[list[Token]],
+    does="embed",
+    errors="tei",
+    summary="Tokens of texts",
+)
+async def tokenize(context: Context, body: TokenizeRequest) -> Any:
+    """Return the tokens of each text."""
+    served = context.registry.model(body.model, does="embed")
+    texts = _listed(body.inputs)
+    check_texts(context, texts, "inputs")
+    check_prompt(served, body.prompt_name, "prompt_name")
+    prompt = served.model.vector.prompt_text(body.prompt_name) if body.prompt_name else ""
+    return await context.aside(_tokens, served, [prompt + text for text in texts], body.add_special_tokens)
+
+
+def _tokens(served: ServedModel, texts: list[str], special: bool) -> list[list[dict[str, Any]]]:
+    backend = served.model.required_tokenizer.backend
+    found = []
+    for text, encoding in zip(texts, backend.encode_batch(texts, add_special_tokens=special), strict=True):
+        rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
+        found.append(
+            [
+                {"id": token, "text": name, "special": True, "start": None, "stop": None}
+                if added
+                else {"id": token, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+                for token, name, added, (start, stop) in rows
+            ]
+        )
+    return found
+
+
+@route("POST", "/decode", body=DecodeRequest, reply=list[str], does="embed", errors="tei", summary="Texts of token ids")
+async def decode(context: Context, body: DecodeRequest) -> Any:
+    """Return the text of each list of ids."""
+    served = context.registry.model(body.model, does="embed")
+    flat = [row for row in body.ids if isinstance(row, int)]
+    if flat and len(flat) != len(body.ids):
+        raise HttpError(422, "ids: must be a list of ids, or a list of such lists", param="ids")
+    rows = [flat] if flat else [row for row in body.ids if isinstance(row, list)]
+    tokenizer = served.model.required_tokenizer
+    if any(not 0 <= token < tokenizer.size for row in rows for token in row):
+        raise HttpError(422, f"ids: must be from 0 to {tokenizer.size - 1}", param="ids")
+    return await context.aside(_decode, served, rows, body.skip_special_tokens)
+
+
+def _decode(served: ServedModel, rows: list[list[int]], skip: bool) -> list[str]:
+    return served.model.required_tokenizer.backend.decode_batch(rows, skip_special_tokens=skip)
+
+
+@route("GET", "/info", errors="tei", summary="The model that these routes use, and limits")
+async def info(context: Context) -> Any:
+    """Return what Text Embeddings Inference says of itself."""
+    served = context.registry.model()
+    limits, scheduler = context.limits, context.scheduler
+    return {
+        "model_id": served.name,
+        "model_sha": None,
+        "model_dtype": served.model.precision,
+        "served_model_name": served.name,
+        "model_type": _model_type(served),
+        "max_concurrent_requests": scheduler.most_queued_tokens,
+        "max_input_length": served.model.max_length,
+        "max_batch_tokens": served.lane("embed").budget,
+        "max_batch_requests": None,
+        "max_client_batch_size": limits.texts,
+        "auto_truncate": True,
+        "tokenization_workers": 2,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def _model_type(served: ServedModel) -> dict[str, Any]:
+    labels = dict(enumerate(class_names(served))) if "predict" in served.does else {}
+    if labels:
+        kind = {"id2label": {str(n): name for n, name in labels.items()}, "label2id": {v: k for k, v in labels.items()}}
+        return {"reranker" if len(labels) == 1 else "classifier": kind}
+    return {"embedding": {"pooling": served.model.vector.pooling}}
+
+
+def _listed(given: str | list[str], field: str = "inputs") -> list[str]:
+    if given == []:
+        raise HttpError(400, f"{field}: must not be empty", param=field, code="empty")
+    return [given] if isinstance(given, str) else given
+
+
+def _reading(
+    served: ServedModel,
+    field: str,
+    body: EmbedRequest | RerankTextsRequest | PredictRequest | SimilarityParameters,
+    prompt: str | None = None,
+) -> Reading:
+    if prompt is not None:
+        check_prompt(served, prompt, "prompt_name")
+    return Reading(field, prompt, body.truncation_direction.lower(), body.truncate is not False)
+
+
+def _prediction_inputs(given: str | list[str | list[str]]) -> tuple[list[tuple[str, str | None]], bool]:
+    """Return the texts or pairs, and whether there may be several."""
+    if isinstance(given, str):
+        return [(given, None)], False
+    _listed([""] if given else [])
+    texts = [item for item in given if isinstance(item, str)]
+    if texts:
+        if len(texts) != len(given) or len(texts) > 2:
+            raise HttpError(
+                422, 'inputs: must be a text, two texts, or a list of lists of them: [["a"], ["b"]]', param="inputs"
+            )
+        return [(texts[0], texts[1] if len(texts) == 2 else None)], False
+    rows = [item for item in given if isinstance(item, list)]
+    if wrong := next((number for number, row in enumerate(rows, 1) if len(row) not in (1, 2)), None):
+        raise HttpError(422, f"inputs: input {wrong} must have one text or two", param="inputs")
+    return [(row[0], row[1] if len(row) == 2 else None) for row in rows], True

@@ -1,0 +1,1 @@
+"""Work of many requests, computed in batches by a few threads. Knows neither HTTP nor torch."""

@@ -1,0 +1,236 @@
+"""Compute the jobs of all requests in a few threads.
+
+The event loop puts jobs into the queue; threads take batches from it, compute them and hand the results back to the
+loop. A batch that raises is halved until the job at fault is alone, so it fails no other request; a thread never ends.
+"""
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bertree.serve.schedule.queue import Batch, QueuedRequest, TokenQueue
+from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane, Overloaded, Watch
+
+FIRST_RATE = 5000.0  # tokens a second, until batches were measured
+MEMORY = 0.9  # of the measured rate, per batch
+LONGEST_WAIT = 60.0  # seconds that a client is told to wait
+
+
+class Failure:
+    """A result that is an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Silent:
+    """A watch that notes nothing."""
+
+    def batch(self, lane: str, jobs: int, tokens: int, seconds: float) -> None:
+        """Note nothing."""
+
+    def waited(self, lane: str, tokens: int, seconds: float) -> None:
+        """Note nothing."""
+
+    def failed(self, lane: str, error: Exception) -> None:
+        """Note nothing."""
+
+
+class Scheduler:
+    """Takes jobs from an event loop and computes them in threads."""
+
+    def __init__(
+        self,
+        threads: int,
+        most_queued_tokens: int,
+        watch: Watch | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`threads`: 0 to compute by `compute_next` alone. `most_queued_tokens`: beyond them, requests are refused."""
+        self.threads, self.most_queued_tokens = threads, most_queued_tokens
+        self._watch: Watch = watch or Silent()
+        self._clock = clock
+        self._rate = FIRST_RATE  # tokens a second of one thread
+        self._queue = TokenQueue()
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._stopped = False
+        self._started: list[threading.Thread] = []
+        self._finished: threading.local = threading.local()
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that wait."""
+        return self._queue.tokens
+
+    @property
+    def queued_requests(self) -> int:
+        """Requests with jobs that wait."""
+        return self._queue.requests
+
+    @property
+    def is_full(self) -> bool:
+        """Whether any further request is refused."""
+        return self._queue.tokens >= self.most_queued_tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that all threads compute in a second, as measured."""
+        return self._rate * max(1, self.threads)
+
+    @property
+    def retry_after(self) -> float:
+        """Seconds until half of what waits now is done."""
+        return min(LONGEST_WAIT, self._queue.tokens / 2 / self.tokens_per_second)
+
+    def measure(self, lane: Lane, jobs: Sequence[Job]) -> float:
+        """Compute a batch before anything is served; return how many tokens a second all threads will compute."""
+        payloads = [job.payload for job in jobs]
+        lane.compute(payloads)
+        started = self._clock()
+        lane.compute(payloads)
+        self._rate = sum(job.tokens for job in jobs) / max(1e-6, self._clock() - started)
+        return self.tokens_per_second
+
+    def now(self) -> float:
+        """Return the time on its clock."""
+        return self._clock()
+
+    def start(self) -> None:
+        """Start the threads."""
+        for number in range(self.threads):
+            thread = threading.Thread(target=self._work, name=f"compute-{number}", daemon=True)
+            thread.start()
+            self._started.append(thread)
+
+    def stop(self) -> None:
+        """End the threads when what they compute is done. Whatever waits is not computed."""
+        with self._lock:
+            self._stopped = True
+            self._ready.notify_all()
+        for thread in self._started:
+            thread.join()
+        self._started.clear()
+
+    async def run(self, lane: Lane, jobs: Sequence[Job], deadline: float) -> list[Any]:
+        """Return the results of jobs, in their order. `deadline`: on the scheduler's clock.
+
+        Overloaded if too much waits already: all of the jobs are taken, or none. DeadlineExceeded if they are not done
+        in time. The error of the first job that fails. If the caller is cancelled, what is left is not computed."""
+        if not jobs:
+            return []
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        now = self._clock()
+        request = QueuedRequest(lane, jobs, deadline, now, lambda: self._collect(loop, future))
+        with self._lock:
+            if self._queue.tokens and self._queue.tokens + request.tokens > self.most_queued_tokens:
+                raise Overloaded(self.retry_after)
+            self._queue.add(request)
+            self._ready.notify()
+        try:
+            async with asyncio.timeout(deadline - now):
+                await future
+        except TimeoutError:
+            raise DeadlineExceeded from None
+        finally:
+            if not request.finished:
+                with self._lock:
+                    self._queue.drop(request)
+        if request.error is not None:
+            raise request.error
+        return request.results
+
+    def compute_next(self) -> bool:
+        """Compute the next batch in this thread; return False if nothing waits."""
+        self._finished.requests = []
+        with self._lock:
+            batch = self._take()
+        self._wake(self._finished.requests)  # those that were too late
+        if batch is None:
+            return False
+        self._compute(batch)
+        return True
+
+    def _take(self) -> Batch | None:
+        batch = self._queue.take(self._clock())
+        if batch is not None:
+            batch.lane.running += 1
+        return batch
+
+    def _work(self) -> None:
+        while True:
+            self._finished.requests = []
+            with self._lock:
+                while (batch := self._take()) is None and not self._finished.requests and not self._stopped:
+                    self._ready.wait()
+                if batch is None and self._stopped:
+                    return
+            self._wake(self._finished.requests)
+            if batch is not None:
+                self._compute(batch)
+
+    def _compute(self, batch: Batch) -> None:
+        started = self._clock()
+        live = [(request, row) for request, row in batch.jobs if not request.finished]
+        results = self._results(batch.lane, [request.jobs[row].payload for request, row in live])
+        seconds = self._clock() - started
+        self._finished.requests = []
+        with self._lock:
+            batch.lane.running -= 1
+            if seconds > 0 and live:
+                self._rate = MEMORY * self._rate + (1 - MEMORY) * batch.tokens / seconds
+            for (request, row), result in zip(live, results, strict=True):
+                if isinstance(result, Failure):
+                    request.fail(result.error)
+                else:
+                    request.deliver(row, result)
+            if batch.lane.at_once:
+                self._ready.notify()
+        self._wake(self._finished.requests)
+        self._watch.batch(batch.lane.name, len(live), batch.tokens, seconds)
+        for request, _ in live:
+            if not request.wait_noted:
+                request.wait_noted = True
+                self._watch.waited(batch.lane.name, request.tokens, started - request.arrived)
+
+    def _results(self, lane: Lane, payloads: Sequence[Any]) -> list[Any]:
+        """Compute payloads; those that cannot be computed give failures."""
+        if not payloads:
+            return []
+        try:
+            results = list(lane.compute(payloads))
+            assert len(results) == len(payloads), f"{lane.name}: a result for each job"
+            return results
+        except Exception as error:
+            if len(payloads) == 1:
+                self._watch.failed(lane.name, error)
+                return [Failure(error)]
+        half = len(payloads) // 2
+        return self._results(lane, payloads[:half]) + self._results(lane, payloads[half:])
+
+    def _collect(self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
+        """Note a request that has ended, in the thread that ended it."""
+        self._finished.requests.append((loop, future))
+
+    def _wake(self, finished: "list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]") -> None:
+        """Wake the callers of requests that have ended: one call for each event loop."""
+        if not finished:
+            return
+        by_loop = defaultdict(list)
+        for loop, future in finished:
+            by_loop[loop].append(future)
+        for loop, futures in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_set_done, futures)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                continue
+
+
+def _set_done(futures: "list[asyncio.Future[None]]") -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)

@@ -1,0 +1,84 @@
+"""Several worker processes on one socket: start them, pass signals on, start those again that die."""
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from bertree.serve.serving import Serving
+
+PAUSE = 1.0  # seconds before a worker that died is started again
+
+
+def supervise(serving: Serving, listener: socket.socket) -> int:
+    """Run the workers until a signal comes; return the exit code.
+
+    The workers are forked before torch is imported and load the models by themselves."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared = tempfile.mkdtemp(prefix="bertree-metrics-")
+    workers: dict[int, int] = {}  # process id -> number of the worker
+    stopping: list[int] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        if number != signal.SIGHUP:
+            stopping.append(number)
+        for pid in workers:
+            os.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    code = 0
+    try:
+        for number in range(serving.workers):
+            workers[_start(serving, listener, before)] = number
+        while workers:
+            pid, status = os.wait()
+            number = workers.pop(pid)
+            ended = os.waitstatus_to_exitcode(status)
+            _forget_metrics(pid)
+            if stopping:
+                code = max(code, 1 if ended else 0)
+            elif ended == 2:  # a mistake of the user, which it has reported
+                code = 2
+                pass_on(signal.SIGTERM, None)
+            else:
+                print(f"bertree: worker {number} ended with code {ended}; it is started again", file=sys.stderr)
+                time.sleep(PAUSE)
+                if not stopping:
+                    workers[_start(serving, listener, before)] = number
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        shutil.rmtree(shared, ignore_errors=True)
+    return code
+
+
+def _start(serving: Serving, listener: socket.socket, handlers: Mapping[signal.Signals, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        from bertree.errors import UserError
+        from bertree.serve.worker import run_worker
+
+        try:
+            code = run_worker(serving, listener)
+        except UserError as error:
+            print(f"bertree: {' '.join(str(error).split())}", file=sys.stderr)
+            code = 2
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _forget_metrics(pid: int) -> None:
+    from prometheus_client import multiprocess
+
+    multiprocess.mark_process_dead(pid)

@@ -1,0 +1,134 @@
+"""One process of a server: loads the models, listens, drains at a signal."""
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import uvicorn
+
+from bertree.errors import UserError
+from bertree.serve.http.app import build_app
+from bertree.serve.http.context import Service
+from bertree.serve.http.logs import Log
+from bertree.serve.http.metrics import Metrics
+from bertree.serve.http.settings import Keys, Limits, ServerSettings
+from bertree.serve.models.loading import Source, load_sources, sample_jobs
+from bertree.serve.models.registry import Registry
+from bertree.serve.models.swap import Swapper
+from bertree.serve.schedule.scheduler import Scheduler
+from bertree.serve.serving import LOOPBACK, Serving, address, cores
+
+LEAST_QUEUE = 65536  # tokens that may wait on the slowest machine
+LINGER = 0.3  # seconds in which a request that was on its way when the signal came may still arrive
+KEEP_ALIVE = 75  # seconds that an idle connection is kept
+
+
+class DrainingServer(uvicorn.Server):
+    """Stops without losing a request: what was accepted is answered, within the drain time."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, swapper: Swapper, watch_seconds: float) -> None:
+        super().__init__(config)
+        self._service, self._swapper, self._watch_seconds = service, swapper, watch_seconds
+        self.signal: int | None = None
+
+    async def main_loop(self) -> None:
+        """Serve until a signal comes; meanwhile look after changed folders."""
+        loop = asyncio.get_running_loop()
+        with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread
+            loop.add_signal_handler(signal.SIGHUP, self._swapper.ask)
+        watching = asyncio.create_task(self._swapper.watch(self._watch_seconds))
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, answer what has come, close the connections."""
+        self._service.draining = True
+        for server in self.servers:
+            server.close()
+        await asyncio.sleep(LINGER)
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals meanwhile; the exit code tells of them, so they are not raised again."""
+        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            self.signal = self._captured_signals[0] if self._captured_signals else None
+
+
+def build_service(serving: Serving, registry: Registry, log: Log) -> Service:
+    """Put the parts of a server together."""
+    metrics = Metrics()
+    devices = {served.model.device.type for served in registry.models.values()}
+    # On a GPU one thread prepares a batch while another waits for its results.
+    threads = serving.threads or (2 if "cuda" in devices else max(1, cores() // serving.workers))
+    scheduler = Scheduler(threads, LEAST_QUEUE, metrics)
+    slowest = min(
+        (scheduler.measure(served.lane("embed"), sample_jobs(served)) for served in registry.models.values()),
+        default=0.0,
+    )
+    scheduler.most_queued_tokens = max(LEAST_QUEUE, int(slowest * serving.queue_seconds))
+    limits = Limits(body_bytes=serving.body_megabytes * 2**20, seconds=serving.request_seconds)
+    loopback = serving.host in LOOPBACK and not serving.keys
+    return Service(
+        registry, scheduler, ServerSettings(limits, Keys(serving.keys), serving.cors, loopback), metrics, log
+    )
+
+
+def run_worker(serving: Serving, listener: socket.socket) -> int:
+    """Load everything, then serve until a signal comes; return the exit code."""
+    started = time.perf_counter()
+    log = Log(requests=serving.log_requests)
+    names = serving.names or ("",) * len(serving.sources)
+    sources = [
+        Source(name, given, serving.device, serving.precision)
+        for name, given in zip(names, serving.sources, strict=True)
+    ]
+    registry = load_sources(sources)
+    service = build_service(serving, registry, log)
+    config = uvicorn.Config(
+        build_app(service),
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=max(1, int(serving.drain_seconds)),
+        backlog=2048,
+        ws="none",
+    )
+
+    def note(event: str, **values: str) -> None:
+        log.write(event, **values)
+        if "name" in values:
+            service.metrics.swapped(values["name"], "ok" if event == "swapped" else "failed")
+
+    server = DrainingServer(config, service, Swapper(registry, sources, note), serving.watch_seconds)
+    service.scheduler.start()
+    log.write(
+        "ready",
+        address=address(listener),
+        models=list(registry.models),
+        indexes=list(registry.indexes),
+        threads=service.scheduler.threads,
+        seconds=round(time.perf_counter() - started, 2),
+    )
+    if sys.stdout.isatty():
+        print(f"bertree: serving at {address(listener)} (Ctrl-C stops it)")
+    try:
+        server.run(sockets=[listener])
+    except OSError as error:
+        raise UserError(f"the server cannot listen ({error.strerror or error})") from None
+    service.scheduler.stop()
+    log.write("stopped", signal=server.signal)
+    return 130 if server.signal == signal.SIGINT else 0

@@ -1,0 +1,217 @@
+"""The scheduler, without threads and without a clock of its own: each test computes batch by batch."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from bertree.serve.schedule.queue import QueuedRequest, TokenQueue
+from bertree.serve.schedule.scheduler import Scheduler
+from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane, Overloaded
+
+
+class Engine:
+    """Computes by doubling numbers, and remembers the batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def __call__(self, payloads: Sequence[int]) -> list[int]:
+        self.batches.append(list(payloads))
+        if -1 in payloads:
+            raise ValueError("poison")
+        return [2 * payload for payload in payloads]
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make(clock: Clock, most: int = 1000) -> Scheduler:
+    return Scheduler(0, most, clock=clock)
+
+
+def jobs(*payloads: int, tokens: int = 10) -> list[Job]:
+    return [Job(tokens, payload) for payload in payloads]
+
+
+async def begin(
+    scheduler: Scheduler, lane: Lane, given: list[Job], deadline: float = 99.0
+) -> "asyncio.Task[list[Any]]":
+    """Start a request and let it get into the queue."""
+    task = asyncio.create_task(scheduler.run(lane, given, deadline))
+    await asyncio.sleep(0)
+    return task
+
+
+def test_results_come_in_the_order_of_the_jobs_whatever_their_length(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock), Lane("a", engine, 25)
+        task = await begin(scheduler, lane, [Job(5, 1), Job(20, 2), Job(10, 3)])
+        while scheduler.compute_next():
+            pass
+        assert await task == [2, 4, 6]
+        assert engine.batches == [[2], [3, 1]], "the longest first, within the budget"
+        assert scheduler.queued_tokens == scheduler.queued_requests == 0
+
+    asyncio.run(run())
+
+
+def test_a_single_text_passes_a_bulk_request_after_one_batch(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock, 100_000), Lane("a", engine, 50)
+        bulk = await begin(scheduler, lane, jobs(*range(100, 300)))
+        scheduler.compute_next()
+        single = await begin(scheduler, lane, jobs(7))
+        scheduler.compute_next()
+        assert await single == [14]
+        assert engine.batches[1][0] == 7
+        assert len(engine.batches[1]) == 5, "the rest of the batch is filled with the bulk request"
+        assert not bulk.done()
+        bulk.cancel()
+
+    asyncio.run(run())
+
+
+def test_requests_of_the_same_size_take_turns(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock), Lane("a", engine, 20)
+        tasks = [await begin(scheduler, lane, jobs(first, first + 1, first + 2)) for first in (10, 20)]
+        while scheduler.compute_next():
+            pass
+        assert engine.batches == [[10, 20], [11, 21], [12, 22]]
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_lanes_never_share_a_batch(clock: Clock) -> None:
+    async def run() -> None:
+        one, other = Engine(), Engine()
+        scheduler, a, b = make(clock), Lane("a", one, 100), Lane("b", other, 100)
+        tasks = [await begin(scheduler, lane, jobs(n)) for n, lane in enumerate((a, b, a, b))]
+        assert scheduler.compute_next()
+        assert scheduler.compute_next()
+        assert not scheduler.compute_next()
+        assert (one.batches, other.batches) == ([[0, 2]], [[1, 3]])
+        assert [await task for task in tasks] == [[0], [2], [4], [6]]
+
+    asyncio.run(run())
+
+
+def test_a_lane_computes_no_more_batches_at_once_than_it_may(engine: Engine, clock: Clock) -> None:
+    queue, lane = TokenQueue(), Lane("a", engine, 1, at_once=1)
+    for payload in (1, 2):
+        queue.add(QueuedRequest(lane, jobs(payload), 99, 0, lambda: None))
+    assert queue.take(0) is not None
+    lane.running = 1
+    assert queue.take(0) is None
+    lane.running = 0
+    assert queue.take(0) is not None
+
+
+def test_what_is_too_late_is_not_computed(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock), Lane("a", engine, 10)
+        late, timely = await begin(scheduler, lane, jobs(1), 5.0), await begin(scheduler, lane, jobs(2), 50.0)
+        clock.now = 6.0
+        scheduler.compute_next()
+        with pytest.raises(DeadlineExceeded):
+            await late
+        assert await timely == [4]
+        assert engine.batches == [[2]]
+        with pytest.raises(DeadlineExceeded):  # nothing computes it, and its time passes
+            await scheduler.run(lane, jobs(3), 6.0)
+        assert scheduler.queued_tokens == scheduler.queued_requests == 0
+
+    asyncio.run(run())
+
+
+def test_jobs_of_a_caller_that_has_gone_are_dropped(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock, 100_000), Lane("a", engine, 10)
+        tasks = [await begin(scheduler, lane, jobs(n, n, n)) for n in range(1000)]
+        scheduler.compute_next()
+        for task in tasks[:-1]:
+            task.cancel()
+        await asyncio.gather(*tasks[:-1], return_exceptions=True)
+        assert scheduler.queued_requests == 1
+        assert scheduler.queued_tokens == 30
+        while scheduler.compute_next():
+            pass
+        assert await tasks[-1] == [1998] * 3
+        assert len(engine.batches) == 4
+        assert scheduler.queued_tokens == scheduler.queued_requests == 0
+
+    asyncio.run(run())
+
+
+def test_a_job_that_raises_fails_its_own_request_alone(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock), Lane("a", engine, 1000)
+        good = [await begin(scheduler, lane, jobs(n)) for n in range(5)]
+        bad = await begin(scheduler, lane, jobs(8, -1, 9))
+        also = await begin(scheduler, lane, jobs(6, 7))
+        while scheduler.compute_next():
+            pass
+        assert [await task for task in good] == [[0], [2], [4], [6], [8]]
+        assert await also == [12, 14]
+        with pytest.raises(ValueError, match="poison"):
+            await bad
+        assert scheduler.queued_tokens == scheduler.queued_requests == 0
+
+    asyncio.run(run())
+
+
+def test_a_request_is_taken_as_a_whole_or_refused_with_the_time_to_wait(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock, most=100), Lane("a", engine, 50)
+        first = await begin(scheduler, lane, jobs(*range(9)))
+        with pytest.raises(Overloaded) as refused:
+            await scheduler.run(lane, jobs(1, 2), 99)
+        assert refused.value.retry_after >= 1
+        assert scheduler.queued_tokens == 90, "nothing of the refused request is there"
+        second = await begin(scheduler, lane, jobs(5))
+        assert scheduler.is_full
+        while scheduler.compute_next():
+            pass
+        assert len(await first) == 9
+        assert await second == [10]
+        large = await begin(scheduler, lane, jobs(*range(50)))  # larger than the queue: taken if nothing waits
+        while scheduler.compute_next():
+            pass
+        assert len(await large) == 50
+
+    asyncio.run(run())
+
+
+def test_threads_compute_everything_and_end() -> None:
+    engine = Engine()
+    scheduler, lane = Scheduler(3, 100_000), Lane("a", engine, 30)
+    scheduler.start()
+
+    async def run() -> list[list[int]]:
+        return await asyncio.gather(
+            *(scheduler.run(lane, jobs(*range(n, n + 20)), scheduler.now() + 30) for n in range(50))
+        )
+
+    found = asyncio.run(run())
+    scheduler.stop()
+    assert found == [[2 * payload for payload in range(n, n + 20)] for n in range(50)]

@@ -1,0 +1,122 @@
+"""A server in this process: its ASGI application is asked without a socket."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertree.serve.http.app import build_app
+from bertree.serve.http.context import Service
+from bertree.serve.http.logs import Log
+from bertree.serve.http.metrics import Metrics
+from bertree.serve.http.settings import ServerSettings
+from bertree.serve.models.loading import Source, load_sources
+from bertree.serve.models.registry import Registry
+from bertree.serve.schedule.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server has answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def message(self) -> str:
+        """The line of an error, in whichever form."""
+        found = self.json
+        error = found.get("error", found)
+        text = error if isinstance(error, str) else error["message"]
+        assert isinstance(text, str)
+        return text
+
+
+class Asker:
+    """A service whose routes can be asked, one request at a time or many at once."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.app = build_app(service)
+
+    async def send(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, gone: bool = False
+    ) -> Answer:
+        """Send a request; `gone`: the client closes the connection behind it."""
+        path, _, query = path.partition("?")
+        given = {"host": "localhost:8080", "content-length": str(len(body)), **(headers or {})}
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
+        }
+        sent: list[dict[str, Any]] = []
+        received = False
+        forever = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            nonlocal received
+            if received and gone:
+                return {"type": "http.disconnect"}
+            if received:
+                await forever.wait()
+            received = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await self.app(scope, receive, send)
+        if not sent:
+            return Answer(499, {}, b"")
+        lines = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], lines, b"".join(message.get("body", b"") for message in sent[1:]))
+
+    def post(self, path: str, body: Any, **headers: str) -> Answer:
+        """Send an object as JSON, or bytes as they are."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return asyncio.run(self.send("POST", path, data, {name.replace("_", "-"): v for name, v in headers.items()}))
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """Send a request without a body."""
+        return asyncio.run(self.send("GET", path, b"", {name.replace("_", "-"): v for name, v in headers.items()}))
+
+    def post_all(self, requests: Sequence[tuple[str, Any]]) -> list[Answer]:
+        """Send requests at the same time."""
+
+        async def send() -> list[Answer]:
+            return await asyncio.gather(*(self.send("POST", p, json.dumps(b).encode()) for p, b in requests))
+
+        return asyncio.run(send())
+
+
+def start(sources: Sequence[tuple[str, Path]], settings: ServerSettings | None = None, threads: int = 2) -> Asker:
+    """Load models and indexes by name, and start the threads that compute."""
+    registry = load_sources([Source(name, str(path), "cpu") for name, path in sources])
+    return with_registry(registry, settings, threads)
+
+
+def with_registry(registry: Registry, settings: ServerSettings | None = None, threads: int = 2) -> Asker:
+    """Serve what is loaded, with settings."""
+    metrics = Metrics()
+    scheduler = Scheduler(threads, 100_000, metrics)
+    scheduler.start()
+    return Asker(Service(registry, scheduler, settings or ServerSettings(), metrics, Log(requests=False)))
+
+
+def stop(asker: Asker) -> None:
+    """End its threads."""
+    asker.service.scheduler.stop()
+    asker.service.helpers.shutdown()
