@@ -61,7 +61,6 @@ def test_a_mistake_is_one_line_of_rank_0(
     "arguments",
     [
         ("distill", "bert-base", "--student", "distilbert-base"),
-        ("embeddings", "train", "bert-base", "--data", "pairs.jsonl"),
         ("info",),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),

@@ -50,6 +50,8 @@ And those of finetune: epochs={loss_defaults_help("epochs")} batch={loss_default
 not fit into micro_tokens=... is computed in pieces; evaluations={loss_defaults_help("evaluations")}, an epoch;
 lr=(by the width) max_length=128 warmup=0.1 patience=3 held_out=0.1 seed=0 dropout=... device=auto precision=auto ...
 
+Under torchrun all processes share the rows of each step: the same batch, the same result.
+
 [dim]bertree embeddings train my-bert --data snli --dev sts/sts-dev.csv --loss softmax --out my-sbert
 bertree embeddings train my-bert --data snli --data mnli --loss ranking --dev sts/sts-dev.csv --out my-sbert batch=256
 bertree embeddings train my-sbert/model --data glue/STS-B --out my-sts epochs=4
@@ -58,7 +60,7 @@ bertree embeddings train my-bert --data glue/STS-B --loss cross --out my-reranke
 """
 
 
-@verb(embedding_verbs, help_text=TRAIN_HELP)
+@verb(embedding_verbs, help_text=TRAIN_HELP, on_ranks=True)
 def train(
     model: ModelArgument,
     data: Annotated[

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bertree.config.overrides import Override, overrides_of
-from bertree.console import note, showing
+from bertree.config.overrides import Override, overrides_of, parse
+from bertree.config.sections import RunSettings
+from bertree.console import note, notes_shown, showing
 from bertree.embeddings import config as embedding_config
 from bertree.embeddings.config import EmbeddingConfig
 from bertree.embeddings.tuner import EmbeddingFineTuning
@@ -29,6 +30,8 @@ from bertree.interop.contents import Contents
 from bertree.model.network import Network
 from bertree.objectives.embedding import embedding_objective
 from bertree.objectives.embedding_losses import CROSS, ROWS, default_loss, loss_named
+from bertree.scale.launch import launched
+from bertree.scale.world import World, join
 from bertree.tasks.options import configure_task
 from bertree.tasks.similarity import read as read_sentences
 from bertree.tasks.similarity.examples import cross_encoder_examples, examples_for_loss, score_range
@@ -36,7 +39,7 @@ from bertree.tasks.similarity.read import ColumnNames, SentenceExample
 from bertree.tasks.similarity.task import SimilarityTask
 from bertree.tasks.task import Splits
 from bertree.tasks.text import TextTask
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device import Placement, set_deterministic, uses_gpu
 
 
 @dataclass(frozen=True)
@@ -88,20 +91,36 @@ def train_embeddings(
     """
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     source = TrainingSource(paths, None if dev is None else Path(dev), ColumnNames(text, pair, label, tuple(negative)))
-    with showing(progress):
-        return _train(model, source, loss, Path(out), [*overrides, *overrides_of(settings)], seeds, resume, tokenizer)
+    launch = launched()
+    resume = resume or launch.restarts > 0
+    given: list[str | Override] = [*overrides, *overrides_of(settings)]
+    with (
+        showing(progress if launch.rank == 0 else False),
+        notes_shown(launch.rank == 0),
+        join(launch, cuda=_on_gpu(given)) as world,
+    ):
+        job = world.check_together(lambda: _prepare(model, source, loss, Path(out), given, resume, tokenizer, world))
+        world.check_same("model, data or settings", job.tuner.run_identity(job.tuner.config.run.seed))
+        return run_seeds(job, seeds, resume)
 
 
-def _train(
+def _on_gpu(overrides: Sequence[str | Override]) -> bool:
+    """Whether the run is computed on a GPU; other settings are read when the data have said which there are."""
+    parsed = [parse(given) if isinstance(given, str) else given for given in overrides]
+    devices = [str(override.value) for override in parsed if override.key in ("device", "run.device")]
+    return uses_gpu(RunSettings(device=devices[-1])) if devices else uses_gpu(RunSettings())
+
+
+def _prepare(
     model: str | Path | Model,
     source: TrainingSource,
     loss: str | None,
     out: Path,
     overrides: Sequence[str | Override],
-    seeds: int,
     resume: bool,
     tokenizer: str | Path | None,
-) -> Run:
+    world: World,
+) -> FineTuningJob:
     known_loss = None if loss == CROSS else loss_named(loss or default_loss("pair"))
     check_run_folder(out, resume)
     start, name = load_or_take(model, tokenizer=tokenizer)
@@ -115,7 +134,7 @@ def _train(
     )
     identity = [source_model, rows.loss, source.columns.identity]
     prepare = prepare_cross_encoder if rows.loss == CROSS else prepare_vectors
-    return run_seeds(prepare(name, start, rows, out, overrides, identity), seeds, resume)
+    return prepare(name, start, rows, out, overrides, identity, world)
 
 
 def read_rows(source: TrainingSource, loss: str | None) -> TrainingRows:
@@ -158,6 +177,7 @@ def prepare_vectors(
     out: Path,
     overrides: Sequence[str | Override],
     identity: Sequence[str],
+    world: World | None = None,
 ) -> FineTuningJob:
     """Prepare a run that trains vectors."""
     kind = loss_named(rows.loss)
@@ -197,6 +217,7 @@ def prepare_vectors(
         embedding_objective(loss, dimensions),
         identity=identity,
         fine_tuning_type=partial(EmbeddingFineTuning, vector=vector, concat=loss.classifier_parts()),
+        world=world,
     )
     length = ", of length 1" if vector.normalise else ""
     truncated = f"; also truncated to {', '.join(map(str, dimensions))}" if dimensions else ""
@@ -238,6 +259,7 @@ def prepare_cross_encoder(
     out: Path,
     overrides: Sequence[str | Override],
     identity: Sequence[str],
+    world: World | None = None,
 ) -> FineTuningJob:
     """Prepare a run that fine-tunes a model of pairs, as `finetune` does."""
     given = [example for some in rows.train for example in some]
@@ -262,4 +284,4 @@ def prepare_cross_encoder(
         examples = hold_out(train, config.train.held_out, lambda example: example.text, rows.splits["train"][0])
     held = len(examples["dev"]) if rows.dev is None else 0
     read = TaskExamples(task, rows.splits, examples, held)
-    return prepare_run(start, model, read, out, config, machine, identity=identity)
+    return prepare_run(start, model, read, out, config, machine, identity=identity, world=world)

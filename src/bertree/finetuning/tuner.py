@@ -142,7 +142,8 @@ class FineTuning:
         lstm = config.top.lstm > 0 or not self.architecture.replayable
         on_host = crf or lstm or config.optim.name != "adamw"  # they read values on the host during a step
         replayed = gpu and self.machine.compiled and fits and not on_host and not self.world.joined
-        whole = not fits and isinstance(self.objective, WholeStepObjective)  # cannot be split into micro-batches
+        # It cannot be split into micro-batches, or among ranks.
+        whole = isinstance(self.objective, WholeStepObjective) and (not fits or self.world.data > 1)
         loop = Loop(
             network,
             self._objective(crf),

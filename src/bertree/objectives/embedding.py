@@ -73,10 +73,19 @@ class EmbeddingObjective:
 class ContrastiveObjective(EmbeddingObjective):
     """A loss that depends on all rows of a step, so its micro-batches must come together."""
 
-    def together(self, network: nn.Module, parts: Sequence[Tensor], batches: Sequence[Batch]) -> dict[str, Loss]:
+    @property
+    def all_ranks(self) -> bool:
+        """Whether the rows of all ranks come together; else those of each rank. A loss may have a setting for it."""
+        loss = self.loss.loss if isinstance(self.loss, TruncatedLoss) else self.loss
+        return bool(getattr(loss, "all_ranks", True))
+
+    def answers(self, batch: Batch) -> Tensor:
+        """Return what is known of each row."""
+        return TaskLabels.of(batch).answers
+
+    def together(self, network: nn.Module, parts: Sequence[Tensor], answers: Sequence[Tensor]) -> dict[str, Loss]:
         """Return the loss on the tables of all micro-batches of a step."""
-        answers = [TaskLabels.of(batch).answers for batch in batches]
-        return self.loss_on(network, torch.cat(list(parts)), torch.cat(answers))
+        return self.loss_on(network, torch.cat(list(parts)), torch.cat(list(answers)))
 
 
 def embedding_objective(loss: EmbeddingLoss, dimensions: tuple[int, ...] = ()) -> EmbeddingObjective:

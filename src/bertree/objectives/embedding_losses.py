@@ -234,6 +234,7 @@ class RankingLoss(EmbeddingLoss):
 
     scale: Annotated[float, Above(0)] = setting(20.0, "factor of the cosines")
     symmetric: bool = setting(False, "also finds the anchor among all anchors")
+    all_ranks: bool = setting(True, "among the texts of all processes of torchrun; false: of its own")
 
     def count(self, answers: "Tensor") -> int:
         """Anchors."""

@@ -21,6 +21,7 @@ from bertree.errors import UserError
 from bertree.scale.launch import Launch
 
 T = TypeVar("T")
+MOST_SIZES = 3  # of a tensor whose rows are gathered
 LONGEST = 1000  # bytes of a message that ranks tell each other
 PATIENCE = timedelta(minutes=5)  # until all ranks have come
 WAIT = timedelta(minutes=60)  # for each other, afterwards: one may write a large model
@@ -104,6 +105,20 @@ class World:
             return [list(numbers)]
         mine = torch.tensor(numbers, dtype=torch.float64)
         return [row.tolist() for row in self._gather(mine)]
+
+    def gather_rows(self, rows: Tensor) -> list[Tensor]:
+        """Return the rows of every data rank, without gradients. Ranks may have different numbers of rows of one shape;
+        a rank that has none need not know it."""
+        if self.data == 1:
+            return [rows.detach()]
+        sizes = (*rows.shape, 0, 0)[:MOST_SIZES]
+        shapes = [tuple(map(int, row)) for row in self.gather([rows.ndim, *sizes])[:: self.tensor]]
+        ndim, most, *inner = max(shapes, key=lambda shape: shape[1])
+        padded = rows.new_zeros((most, *inner[: ndim - 1]))
+        padded[: len(rows)] = rows.detach().view(len(rows), *padded.shape[1:])
+        parts = [torch.empty_like(padded) for _ in shapes]
+        distributed.all_gather(parts, padded, group=self.data_group)
+        return [part[: shape[1]] for part, shape in zip(parts, shapes, strict=True)]
 
     def barrier(self) -> None:
         """Wait for all ranks."""

@@ -4,6 +4,9 @@ With in-batch negatives every text of a step matters to every other, so the loss
 depends on them only through their vectors. So all micro-batches are embedded without gradients, the loss and its
 gradient with respect to the vectors are computed once, and each micro-batch is embedded again and given the gradient of
 its vectors. It costs a second forward pass; memory is that of one micro-batch.
+
+The same holds for ranks: each gathers the vectors of all, computes the loss of the whole step, and takes the gradient
+of its own. A rank with one micro-batch needs no second pass.
 """
 
 from collections.abc import Sequence
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.objectives.objective import Loss, Objective
+from bertree.scale.world import World
 from bertree.train.learner import Learner
 from bertree.train.steps.gradients import MicroBatches, plain_gradients, weighted_sum
 
@@ -22,19 +26,28 @@ from bertree.train.steps.gradients import MicroBatches, plain_gradients, weighte
 class WholeStepObjective(Objective, Protocol):
     """An objective that needs all micro-batches of a step at once, through the vectors of each."""
 
+    @property
+    def all_ranks(self) -> bool:
+        """Whether it needs those of all data ranks; else each rank's alone."""
+
     def part(self, network: nn.Module, batch: Batch) -> Tensor:
         """Return the vectors of a micro-batch."""
 
-    def together(self, network: nn.Module, parts: Sequence[Tensor], batches: Sequence[Batch]) -> dict[str, Loss]:
+    def answers(self, batch: Batch) -> Tensor:
+        """Return what is known of each row of vectors."""
+
+    def together(self, network: nn.Module, parts: Sequence[Tensor], answers: Sequence[Tensor]) -> dict[str, Loss]:
         """Return the loss of each term on all micro-batches of a step."""
 
 
 def cached_gradients(learner: Learner, micro: MicroBatches) -> dict[str, Tensor]:
     """Run the backward passes of micro-batches whose objective needs all of them at once."""
-    if len(micro.batches) == 1:
-        return plain_gradients(learner, micro)
-    objective = learner.objective
+    objective, world = learner.objective, learner.distribution.world
     assert isinstance(objective, WholeStepObjective)
+    gathers = world.data > 1 and objective.all_ranks
+    if len(micro.batches) <= 1 and not gathers:
+        return plain_gradients(learner, micro)
+    numbers = micro.numbers or range(len(micro.batches))
 
     def embed(number: int, batch: Batch) -> Tensor:
         """Return the vectors of a micro-batch, with the same dropout both times."""
@@ -43,13 +56,36 @@ def cached_gradients(learner: Learner, micro: MicroBatches) -> dict[str, Tensor]
             return objective.part(learner.network, batch)
 
     batches = [batch.to(learner.device) for batch in micro.batches]
-    with torch.no_grad():
-        parts = [embed(number, batch) for number, batch in enumerate(batches)]
-    leaves = [part.requires_grad_() for part in parts]
-    losses = objective.together(learner.network, leaves, batches)
-    weighted_sum(losses, micro.scales).backward()
-    for number, (batch, leaf) in enumerate(zip(batches, leaves, strict=True)):
-        part = embed(number, batch)
-        assert leaf.grad is not None
-        part.backward(leaf.grad)
-    return {name: loss.sum.detach() for name, loss in losses.items()}
+    once = len(batches) == 1
+    with torch.set_grad_enabled(once):
+        parts = [embed(number, batch) for number, batch in zip(numbers, batches, strict=True)]
+    tables, answers = [part.detach() for part in parts], [objective.answers(batch) for batch in batches]
+    first, rows = 0, [len(table) for table in tables]
+    if gathers:
+        tables, answers = _of_all_ranks(world, tables, answers, learner.device)
+        first = sum(len(table) for table in tables[: world.data_rank])
+    table = torch.cat(tables).requires_grad_()
+    losses = objective.together(learner.network, [table], answers)
+    total = weighted_sum(losses, micro.scales)
+    counted = not gathers or world.data_rank == 0
+    if counted:
+        total.backward()
+    else:  # what else the loss reads of the network learns on the first rank, and gradients are summed over ranks
+        (table.grad,) = torch.autograd.grad(total, [table])
+    assert table.grad is not None
+    gradients = table.grad[first : first + sum(rows)].split(rows)
+    for number, batch, part, gradient in zip(numbers, batches, parts, gradients, strict=True):
+        (part if once else embed(number, batch)).backward(gradient)
+    return {name: loss.sum.detach() * counted for name, loss in losses.items()}
+
+
+def _of_all_ranks(
+    world: World, tables: Sequence[Tensor], answers: Sequence[Tensor], device: torch.device
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the vectors of each rank, of which some may have none, and what is known of them."""
+    fractions = world.agree({"fractions": int(bool(answers) and answers[0].is_floating_point())})["fractions"]
+    none = torch.zeros(0, device=device)
+    known = torch.cat(list(answers)).double() if answers else none.double()
+    kind = torch.float32 if fractions else torch.int64
+    vectors = world.gather_rows(torch.cat(list(tables)) if tables else none)
+    return vectors, [one.to(kind) for one in world.gather_rows(known)]

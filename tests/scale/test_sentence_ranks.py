@@ -1,0 +1,77 @@
+"""`bertree embeddings train` in several processes: equal to one, with negatives of all ranks or of each."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.support.command import Command
+from tests.support.learnable import model, tokenizer
+from tests.support.meshes import relative_difference
+from tests.support.rank_commands import run_commands
+from tests.support.topics import files
+
+NEAR = 1e-5
+# At least 20 losses; the last step of an epoch is smaller, so that ranks have unequal shares.
+SETTINGS = ("device=cpu", "lr=1e-3", "eps=1e-4", "dropout=0", "max_length=32", "evaluations=1", "log_every=1")
+KINDS = {
+    "ranking": ("--loss", "ranking", "batch=22", "epochs=2"),
+    "in pieces": ("--loss", "ranking", "batch=22", "epochs=2", "micro_tokens=300", "symmetric=true"),
+    "softmax": ("--loss", "softmax", "batch=22"),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = files(tmp_path_factory.mktemp("sentence-ranks"))
+    model(folder / "start", tokenizer())
+    return folder
+
+
+def arguments(place: Path, out: Path, *more: str) -> list[str]:
+    given = ["embeddings", "train", place / "start", "--data", place / "nli", "--dev", place / "sts" / "dev.parquet"]
+    return [*map(str, [*given, "--out", out]), *SETTINGS, *more]
+
+
+def losses(out: Path) -> list[float]:
+    lines = map(json.loads, (out / "seed-0" / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "train"]
+
+
+def difference(out: Path, other: Path) -> float:
+    found, wanted = (load_file(folder / "model" / "model.safetensors") for folder in (out, other))
+    # Biases that change no softmax have a gradient of 0 but for rounding: they stay near the 0 they started from.
+    names = [name for name in wanted if wanted[name].norm() > 1e-5]
+    return max(relative_difference(found[name], wanted[name], name) for name in names)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_ranks_learn_what_one_device_learns(name: str, place: Path, tmp_path: Path, command: Command) -> None:
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    command.well(*arguments(place, alone, *KINDS[name]))
+    said = run_commands(tmp_path / "ranks", [arguments(place, both, *KINDS[name])] * 2)
+    assert said.codes == [0, 0], said.texts
+    assert "2 data ranks" in said.texts[0]
+    assert said.texts[1] == ""
+    assert len(losses(alone)) >= 20
+    assert losses(both) == pytest.approx(losses(alone), rel=NEAR)
+    assert difference(both, alone) < NEAR
+
+
+def test_negatives_of_each_rank_alone_are_another_loss_and_a_stopped_run_ends_in_the_same_bytes(
+    place: Path, tmp_path: Path
+) -> None:
+    more = (*KINDS["ranking"], "dropout=0.1")
+    whole, stopped, apart = (tmp_path / name for name in ("whole", "stopped", "apart"))
+    assert run_commands(tmp_path / "whole-ranks", [arguments(place, whole, *more)] * 2).codes == [0, 0]
+    given = [arguments(place, stopped, *more)] * 2
+    said = run_commands(tmp_path / "stopped-ranks", given, planted=("", "signal:15:5:0"))
+    assert said.codes == [143, 143], said.texts
+    again = run_commands(tmp_path / "again-ranks", given, {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert again.codes == [0, 0], again.texts
+    models = [(out / "model" / "model.safetensors").read_bytes() for out in (whole, stopped)]
+    assert models[0] == models[1]
+    local = [arguments(place, apart, *more, "all_ranks=false", "epochs=0.1")] * 2
+    assert run_commands(tmp_path / "apart-ranks", local).codes == [0, 0]
+    assert losses(apart)[0] < losses(whole)[0] - 0.1, "fewer wrong texts are found less often"
