@@ -16,6 +16,7 @@ from bertree.text import tokenizer_training
 from bertree.text.tokenizer import Tokenizer
 from tests.support.command import Command
 from tests.support.learnable import Trained, one_thread
+from tests.support.postgres import PostgresServer, running_server
 from tests.support.quick import keep_for_good, skip_syncs
 from tests.support.shared import common_folder, make_once
 
@@ -138,6 +139,21 @@ def _make_tokenizers(folder: Path) -> None:
     text = BOOKS.read_text().split("\n\n")[:60]
     for kind in TOKENIZERS:
         tokenizer_training.save(tokenizer_training.train(lambda: text, kind, 600), folder / kind)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL server with pgvector, for this test process."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer) -> Iterator[str]:
+    """The address of an empty database."""
+    name = postgres_server.create_database()
+    yield postgres_server.address(name)
+    postgres_server.drop_database(name)
 
 
 @pytest.fixture(params=TOKENIZERS)

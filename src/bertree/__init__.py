@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bertree.pretraining.plan import plan
     from bertree.pretraining.run import pretrain
     from bertree.search.index import Index
+    from bertree.search.postgres.index import PostgresIndex
     from bertree.tasks.registry import register_task
     from bertree.tasks.text import TextTask
     from bertree.text.tokenizer import Tokenizer
@@ -46,6 +47,7 @@ _HOMES = {
     "EmbeddingLoss": "objectives.embedding_losses",
     "Index": "search.index",
     "Model": "inference.model",
+    "PostgresIndex": "search.postgres.index",
     "Run": "inference.run",
     "TextTask": "tasks.text",
     "Tokenizer": "text.tokenizer",
@@ -79,6 +81,7 @@ __all__ = [
     "EmbeddingLoss",
     "Index",
     "Model",
+    "PostgresIndex",
     "Run",
     "TextTask",
     "Tokenizer",

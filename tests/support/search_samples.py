@@ -1,6 +1,6 @@
 """Four documents to search, and the ids of what is found."""
 
-from bertree.search.index import Index
+from bertree.search.searcher import Searcher
 
 SHIPS = [
     {"id": "a", "text": "The brig lay at anchor in the bay.", "book": "Sea", "year": 1851, "tags": ["ship", "bay"]},
@@ -10,5 +10,5 @@ SHIPS = [
 ]
 
 
-def ids(index: Index, question: str = "the brig in the bay", k: int = 10, **given: object) -> list[str]:
+def ids(index: Searcher, question: str = "the brig in the bay", k: int = 10, **given: object) -> list[str]:
     return [hit.document for hit in index.search(question, k, **given)]  # type: ignore[call-overload]

@@ -19,10 +19,10 @@ from bertree.cli import (
     plan,
     predict,
     pretrain,
-    search,
     serve,
     similar,
 )
+from bertree.cli.search import verbs as search
 from bertree.console import showing
 from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self, overload
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -26,21 +26,25 @@ from bertree.search.files import OpenFiles, describe_index, library_versions, ve
 from bertree.search.hit import Hit, Passage, PassageSample
 from bertree.search.nearest import find_nearest
 from bertree.search.passage_store import PassageStore, Where
-from bertree.search.passage_vectors import embed_texts, start_embedders, unit_vectors
-from bertree.search.rerank import Reranker, rerank_hits
+from bertree.search.passage_vectors import start_embedders, unit_vectors
+from bertree.search.postgres.place import SCHEMA, TABLE, Place
+from bertree.search.searcher import Searcher, check_model, prompts_of
 from bertree.search.state import IndexState
 from bertree.search.vector_files import Vectors
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
 
+if TYPE_CHECKING:
+    from bertree.search.postgres.export import ExportSummary
+
 ATTEMPTS = 20  # to open files that a writer may have replaced
-CANDIDATES = 50  # passages that a re-ranker reads
 
 
-class Index:
+class Index(Searcher):
     """An index on disk, with the model that embeds its documents and queries."""
 
     def __init__(self, path: str | Path, model: TextEncoder | None = None) -> None:
-        self.path, self.model = Path(path), model
+        self.path = Path(path)
+        super().__init__(str(self.path), model)
         self.found = ReadSummary()  # what the last build or add left out
         self.added = AddSummary()  # what the last build or add did
         self._store = PassageStore(self.path)
@@ -146,63 +150,6 @@ class Index:
         with open_writer(self.path, None, watch) as writer:
             writer.settle(asked=kind)
 
-    @overload
-    def search(  # type: ignore[overload-overlap]
-        self,
-        question: str,
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        rerank: Reranker | None = None,
-        candidates: int = CANDIDATES,
-        label: str | None = None,
-    ) -> list[Hit]: ...
-
-    @overload
-    def search(
-        self,
-        question: Sequence[str],
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        rerank: Reranker | None = None,
-        candidates: int = CANDIDATES,
-        label: str | None = None,
-    ) -> list[list[Hit]]: ...
-
-    def search(
-        self,
-        question: str | Sequence[str],
-        k: int = 5,
-        *,
-        where: Where | None = None,
-        rerank: Reranker | None = None,
-        candidates: int = CANDIDATES,
-        label: str | None = None,
-    ) -> list[Hit] | list[list[Hit]]:
-        """Return the k passages nearest to a question, or one such list per question.
-
-        `where`: only documents with these metadata values (of a list, any; `id` and `source` work too). `rerank`: a
-        model fine-tuned on pairs of texts that reads the question with each of the first `candidates` passages and
-        sorts them again; `label`: its positive class, if it has classes.
-        """
-        questions = [question] if isinstance(question, str) else list(question)
-        model = self._require_model()
-        for number, text in enumerate(questions, 1):
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(f"question {number}: is empty")
-        for name, number in (("k", k), ("candidates", candidates)):
-            if not isinstance(number, int) or number < 1:
-                raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")
-        if not questions:
-            return []
-        vectors = embed_texts(model, questions, self.state.prompts[1])
-        found = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
-        if rerank is not None:
-            found = rerank_hits(rerank, questions, found, candidates, label)
-        best = [hits[:k] for hits in found]
-        return best[0] if isinstance(question, str) else best
-
     def nearest(
         self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
     ) -> list[list[Hit]]:
@@ -246,6 +193,28 @@ class Index:
                 yield state, files
                 return
         raise UserError(f"{gone}: is missing; restore this file, or build the index again")
+
+    def document(self, id: str) -> list[Passage]:
+        """Return the passages of a document, in order; none if there is no such document."""
+        with self._store.transaction():
+            return self._store.passages_of(id)
+
+    def export(
+        self,
+        address: str,
+        *,
+        schema: str = SCHEMA,
+        table: str = TABLE,
+        replace: bool = False,
+        watch: Watch = no_progress,
+    ) -> "ExportSummary":
+        """Write the index into a PostgreSQL database with pgvector; of an index that is there, only what has changed.
+
+        `replace`: write all of it anew, also over an index of another model. `PostgresIndex` searches it.
+        """
+        from bertree.search.postgres.export import export_index
+
+        return export_index(self.path, Place(address, schema, table), fresh=replace, watch=watch)
 
     def __len__(self) -> int:
         """Number of passages."""
@@ -316,33 +285,13 @@ class Index:
         self.close()
 
     def _check_model(self, state: IndexState) -> None:
-        """Raise an error if the vectors of the index were made by another model."""
-        if self.model is None:
-            return
-        if self.model.digest != state.digest or self.model.dimension != state.dimension:
-            expected = f"{state.model or 'another model'} (weights {state.digest[:12]}, {state.dimension} numbers)"
-            given = f"weights {self.model.digest[:12]}, {self.model.dimension} numbers"
-            raise UserError(
-                f"{self.path}: was made with {expected}, not with this model ({given}); use that, or build it again"
-            )
-        unknown = set(state.prompts) - {"", *_prompts(self.model)} if hasattr(self.model, "vector") else set()
-        if unknown:
-            raise UserError(f"{self.path}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")
-
-    def _require_model(self) -> TextEncoder:
-        if self.model is None:
-            raise UserError(f"{self.path}: was opened without its model; use Index.open(path, model) to search or add")
-        return self.model
+        check_model(self.model, state, self.name)
 
 
 def _prompt(model: TextEncoder, *names: str) -> str:
     """Return the first of these prompts that the model has; "" if it has none."""
-    known = _prompts(model)
+    known = prompts_of(model)
     return next((name for name in names if name in known), "")
-
-
-def _prompts(model: TextEncoder) -> dict[str, str]:
-    return dict(getattr(getattr(model, "vector", None), "prompts", ()))
 
 
 def _room(model: TextEncoder, prompt: str) -> int | None:

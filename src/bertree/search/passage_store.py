@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,15 @@ class KnownDocument:
     digest: bytes
     source: str
     last: int  # number of its last passage, which tells whether it was added in this run; -1: it has none
+
+
+class StoredDocument(NamedTuple):
+    """A document by its number in the database."""
+
+    number: int
+    id: str
+    source: str
+    digest: bytes
 
 
 class PassageStore(Database):
@@ -121,7 +130,7 @@ class PassageStore(Database):
             "INSERT INTO chunks VALUES (?, ?, ?, ?, ?)",
             ((first + n, number, s.start, s.end, document.text[s.start : s.end]) for n, s in enumerate(spans)),
         )
-        labels = {(key, text) for key, value in document.metadata.items() for text in _filter_values(value)}
+        labels = {(key, text) for key, value in document.metadata.items() for text in filter_values(value)}
         self._base.executemany("INSERT INTO labels VALUES (?, ?, ?)", ((*label, number) for label in labels))
 
     def delete(self, ids: Iterable[str]) -> tuple[int, int]:
@@ -235,6 +244,25 @@ class PassageStore(Database):
             for number, text, id, source, start, end, metadata in rows
         }
 
+    def documents(self) -> list["StoredDocument"]:
+        """Return every document that has passages, in the order they were added."""
+        query = "SELECT number, id, source, digest FROM documents WHERE chunks > 0 ORDER BY number"
+        return [StoredDocument(*row) for row in self._select(query, (), int, str, str, bytes)]
+
+    def numbered_passages(self, document: int) -> Iterator[tuple[int, Passage]]:
+        """Yield the passages of a document with their numbers, in order."""
+        last = -1
+        while found := self._passages(
+            f"WHERE c.document = ? AND c.number > ? ORDER BY c.number LIMIT {SOME}", [document, last]
+        ):
+            yield from found.items()
+            last = max(found)
+
+    def passages_of(self, id: str) -> list[Passage]:
+        """Return the passages of a document, in order."""
+        rows = self._select("SELECT number FROM documents WHERE id = ?", (id,), int)
+        return [passage for row in rows for _, passage in self.numbered_passages(row[0])]
+
     def _parse_metadata(self, text: str) -> Json:
         try:
             return json_object(text, "metadata")
@@ -257,7 +285,7 @@ class PassageStore(Database):
             raise UserError(f"{self.path}: {BROKEN.format(said)}")
 
 
-def _filter_values(value: Any) -> set[str]:
+def filter_values(value: Any) -> set[str]:
     """Return the values by which a filter finds this one: of a list, any item. Very long texts are left out."""
     found = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
     return {text for text in found if len(text) <= LABEL}

@@ -1,10 +1,14 @@
 """An index on the terminal: what was added, what it holds, what was found."""
 
 import textwrap
+from typing import TYPE_CHECKING
 
 from bertree.files.formats import Json
 from bertree.search.hit import Hit
 from bertree.search.index import Index
+
+if TYPE_CHECKING:
+    from bertree.search.postgres.export import ExportSummary
 
 SHOWN = 12  # sources that are listed
 
@@ -47,6 +51,33 @@ def print_index_info(info: Json, checked: bool) -> None:
         print(f"  {count:>10,}  {source or '(no file)'}")
     if len(sources) > SHOWN:
         print(f"  ... and {len(sources) - SHOWN:,} more sources")
+
+
+def print_exported_info(info: Json) -> None:
+    """Print what an index in a database holds."""
+    for name, value in (
+        ("contents", describe_contents(info)),
+        ("table", f"{info['schema']}.{info['table']} at {info['server']}"),
+        ("vectors", f"{info['dimension']} numbers each, of the model {info['model']['path'] or 'given in Python'}"),
+        ("weights", info["model"]["digest"]),
+        ("metadata", ", ".join(info["metadata"]) or "none"),
+        ("exported", f"from {info['origin']}"),
+        ("size", f"{info['bytes']['all'] / 1e6:,.1f} MB"),
+        ("made with", ", ".join(f"{k} {v}" for k, v in info["versions"].items()) + f"; format {info['format']}"),
+    ):
+        print(f"{name:<10} {value}")
+
+
+def print_exported(done: "ExportSummary") -> None:
+    """Print what an export has changed."""
+    parts = (
+        (done.new, "new"),
+        (done.replaced, "replaced"),
+        (done.removed, "removed"),
+        (done.unchanged, "unchanged"),
+    )
+    counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
+    print(f"{counts}; {count_of(done.passages, 'passage')} written; {count_of(done.documents, 'document')} are there")
 
 
 def print_hits(hits: list[Hit]) -> None:

@@ -9,7 +9,6 @@ from bertree.errors import UserError
 from bertree.inference.load import choose_device, load
 from bertree.search.database import DATABASE
 from bertree.search.index import Index
-from bertree.search.index_model import find_index_model
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.served import ServedIndex, ServedModel, unit_tokens
 from bertree.serve.schedule.work import Job
@@ -92,9 +91,10 @@ def load_index(source: Source, registry: Registry) -> ServedIndex:
     folder = source.folder
     with Index.open(folder) as index:
         digest = index.state.digest
-    model = next((m for m in registry.models.values() if m.model.digest == digest), None)
+        model = next((m for m in registry.models.values() if m.model.digest == digest), None)
+        path = "" if model else index.model_path
     if model is None:
-        model = load_model(Source("", find_index_model(folder), source.device, source.precision))
+        model = load_model(Source("", path, source.device, source.precision))
         if model.name in registry.models:  # another model of that name
             raise UserError(
                 f"{source.given}: its model '{model.name}' has the name of another that is served; give that one "

@@ -1,6 +1,6 @@
-"""The verbs of an index: `index build`, `add`, `remove`, `query`, `info`."""
+"""`index build`, `add` and `remove`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,48 +9,32 @@ import typer
 
 from bertree.cli.command import print_json, verb
 from bertree.cli.options import AddressOption, DeviceOption, EngineOption, JsonOption, ModelArgument, PrecisionOption
+from bertree.cli.search.options import (
+    BlocksOption,
+    ColumnOption,
+    DocsArgument,
+    IdOption,
+    IndexArgument,
+    ModelOption,
+    WhereOption,
+    filters,
+    load_encoder,
+)
 from bertree.console import bar, note
 from bertree.errors import UserError
 
 if TYPE_CHECKING:
-    from bertree.inference.model import Model
     from bertree.search.faiss_index import Watch
 
 AGAIN = "interrupted; run the same command again to go on from the last commit"
 
-index_verbs = typer.Typer(no_args_is_help=True, help="Search documents by meaning: build an index and query it.")
 
-IndexArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the index.", show_default=False)]
-DocsArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="DOCS",
-        help="Files, folders, globs: .txt .md .jsonl .csv .tsv .parquet, each also .gz .xz .zst.",
-        show_default=False,
-    ),
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="The model's folder.", show_default="the model it was built with")
-]
-ColumnOption = Annotated[str, typer.Option("--text", help="Column with the text; every other column is metadata.")]
-IdOption = Annotated[
-    str | None, typer.Option("--id", help="Column with the id.", show_default="id, or file#line where there is none")
-]
-BlocksOption = Annotated[
-    bool, typer.Option("--blocks", help="An empty line ends a document of a text file (else a file is one).")
-]
-WhereOption = Annotated[
-    list[str] | None,
-    typer.Option("--where", metavar="KEY=VALUE", help="Only documents with this metadata; may be repeated."),
-]
+def register(verbs: typer.Typer) -> None:
+    """Add the verbs to those of an index."""
+    for function in (build, add, remove):
+        verb(verbs)(function)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the application."""
-    app.add_typer(index_verbs, name="index")
-
-
-@verb(index_verbs)
 def build(
     model: ModelArgument,
     docs: DocsArgument,
@@ -85,7 +69,7 @@ def build(
     from bertree.search.index import Index
 
     total = total_size(docs)  # raises for a wrong path before a model is loaded
-    encoder = _load(model, device, precision)
+    encoder = load_encoder(model, device, precision)
     try:
         with _watch("embedding", total) as watch:
             index = Index.build(
@@ -118,7 +102,6 @@ def build(
     print(f"{info['kind']}: {info['why']}")
 
 
-@verb(index_verbs)
 def add(
     folder: IndexArgument,
     docs: DocsArgument,
@@ -146,7 +129,10 @@ def add(
     if not (folder / DATABASE).is_file() and (Path(docs[0]) / DATABASE).is_file():
         model, folder, docs = str(folder), Path(docs[0]), docs[1:]  # the old order: MODEL DIR DOCS
     total = total_size(docs)
-    with Index.open(folder, _load(model or _model_of(folder), device, precision)) as index:
+    if model is None:
+        with Index.open(folder) as unloaded:
+            model = unloaded.model_path
+    with Index.open(folder, load_encoder(model, device, precision)) as index:
         try:
             with _watch("embedding", total) as watch:
                 index.add(docs, text=text, id=id, blocks=blocks, engine=engine, address=address, watch=watch)
@@ -159,7 +145,6 @@ def add(
         print(f"{folder}: {describe_contents(index.info)}")
 
 
-@verb(index_verbs)
 def remove(
     folder: IndexArgument,
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID ...]", help="Documents.")] = None,
@@ -179,7 +164,7 @@ def remove(
         raise UserError("remove: name the documents, by ids or by --where key=value")
     with Index.open(folder) as index:
         with _watch("removing", None) as watch:
-            removed = index.remove(ids, _filters(where) if where else None, watch)
+            removed = index.remove(ids, filters(where) if where else None, watch)
         info = index.info
     if not removed:
         wanted = ", ".join(ids) or ", ".join(where)
@@ -190,102 +175,6 @@ def remove(
         print_json({"removed": removed} | info)
     else:
         print(f"{folder}: {count_of(removed, 'document')} removed; {describe_contents(info)}")
-
-
-@verb(index_verbs)
-def query(
-    folder: IndexArgument,
-    question: Annotated[str, typer.Argument(help="What to look for.", show_default=False)],
-    k: Annotated[int, typer.Option("-k", "--top", min=1, help="Passages to show.")] = 5,
-    where: WhereOption = None,
-    model: ModelOption = None,
-    rerank: Annotated[
-        str | None, typer.Option("--rerank", help="A model fine-tuned on pairs, to score the best passages again.")
-    ] = None,
-    candidates: Annotated[int | None, typer.Option(min=1, help="Passages it scores. [default: 50]")] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Its class that means a match, where the name does not say it.")
-    ] = None,
-    precision: PrecisionOption = "float32",
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
-) -> None:
-    """Query an index: the passages nearest to a question.
-
-    [dim]bertree index query my-index "Who hunts the white whale?" -k 3
-    bertree index query my-index "a proposal of marriage" --where book=Emma --json
-    bertree index query my-index "Is it raining?" --rerank my-cross-encoder/model[/dim]
-    """
-    from bertree.cli.render.index import print_hits
-    from bertree.inference.load import choose_device, load
-    from bertree.search.index import CANDIDATES, Index
-
-    for option, given in (("--label", label), ("--candidates", candidates)):
-        if given is not None and rerank is None:
-            raise UserError(f"{option}: is for a second model, which --rerank names")
-    with Index.open(folder) as unloaded:
-        state = unloaded.state
-    if not state.complete:
-        note(f"{folder}: is not finished; what is there is searched (run `bertree index build` again to go on)")
-    with Index.open(folder, _load(model or _model_of(folder), device, precision)) as index:
-        second = load(rerank, device=choose_device(device)) if rerank else None
-        hits = index.search(
-            question, k, where=_filters(where or []), rerank=second, candidates=candidates or CANDIDATES, label=label
-        )
-    if rerank and hits:
-        note(f"the scores are those of {rerank}, not cosines")
-    if as_json:
-        print_json([hit.json() for hit in hits])
-        return
-    if not hits:
-        note("nothing was found" if state.vectors > state.dead else f"{folder}: is empty")
-    print_hits(hits)
-
-
-@verb(index_verbs)
-def info(
-    folder: IndexArgument,
-    check: Annotated[bool, typer.Option("--check", help="Read every byte and compare it with its checksum.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Describe an index: kind and why, documents, model, size, sources.
-
-    [dim]bertree index info my-index --json[/dim]
-    """
-    from bertree.cli.render.index import print_index_info
-    from bertree.search.index import Index
-
-    with Index.open(folder) as index:
-        if check:
-            index.verify()
-        found = index.info
-    print_json(found) if as_json else print_index_info(found, check)
-
-
-def _filters(given: Sequence[str]) -> dict[str, list[str]]:
-    """Parse `key=value` options; a key that is given several times matches any of its values."""
-    found: dict[str, list[str]] = {}
-    for item in given:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise UserError(f"--where {item}: must be key=value, such as book=Emma")
-        found.setdefault(key, []).append(value)
-    return found
-
-
-def _load(name: str, device: str, precision: str) -> "Model":
-    from bertree.inference.load import choose_device, load
-
-    model = load(name, device=choose_device(device), dtype=precision)
-    if not model.trained:
-        note(f"{name}: has random weights, so the results mean nothing")
-    return model
-
-
-def _model_of(folder: Path) -> str:
-    from bertree.search.index_model import find_index_model
-
-    return find_index_model(folder)
 
 
 @contextmanager

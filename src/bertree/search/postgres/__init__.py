@@ -1,0 +1,1 @@
+"""An index in PostgreSQL with pgvector."""

@@ -1,0 +1,106 @@
+"""Connections to PostgreSQL, and its errors as one line without credentials."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bertree.errors import UserError
+from bertree.search.postgres.driver import conninfo_to_dict, errors, psycopg, sql
+from bertree.search.postgres.place import Place
+
+TIMEOUT = 10  # seconds to connect
+INSTALL = "install it there (Debian, PostgreSQL 18: apt install postgresql-18-pgvector; or the image pgvector/pgvector)"
+OLDEST = (0, 8)  # of pgvector: it searches on until enough passages match a filter
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+def connect(place: Place) -> Connection:
+    """Connect to the server; environment variables and password files of PostgreSQL's own tools count too."""
+    try:
+        known = dict(conninfo_to_dict(place.address))
+    except psycopg.ProgrammingError:  # whose text may quote the password
+        raise UserError("the postgresql:// address cannot be read; write % signs in a password as %25") from None
+    if "PGCONNECT_TIMEOUT" not in os.environ:
+        known.setdefault("connect_timeout", TIMEOUT)
+    known |= {"client_encoding": "utf8"}
+    known.setdefault("application_name", "bertree")
+    try:
+        given: Any = known
+        return psycopg.connect(**given, autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        said = _without_secrets(error, known)
+        raise UserError(f"{place.server}: cannot be reached ({said}); check address and credentials") from None
+
+
+def _without_secrets(error: Exception, known: dict[str, Any]) -> str:
+    said = " ".join(str(error).split()).removesuffix(".")
+    for name in ("password", "sslpassword"):
+        if known.get(name):
+            said = said.replace(str(known[name]), "***")
+    return said[:300]
+
+
+@contextmanager
+def database_errors(place: Place) -> Iterator[None]:
+    """Report errors of the database in one line."""
+    try:
+        yield
+    except (errors.UndefinedTable, errors.InvalidSchemaName):
+        command = f"bertree index export INDEX --to {place.server}"
+        raise UserError(f"{place}: there is no index here; write one with `{command}`") from None
+    except errors.InsufficientPrivilege as error:
+        raise UserError(
+            f"{place}: {_primary(error)}; connect as its owner, ask for the right, or give another --schema or --table"
+        ) from None
+    except psycopg.OperationalError as error:
+        raise UserError(f"{place}: the server ended the work ({_primary(error)}); try again") from None
+    except psycopg.Error as error:
+        raise UserError(f"{place}: PostgreSQL refused ({_primary(error)})") from None
+
+
+def _primary(error: psycopg.Error) -> str:
+    return " ".join((error.diag.message_primary or str(error)).split()).removesuffix(".")[:300]
+
+
+def use_pgvector(connection: Connection, place: Place, create: bool = False) -> None:
+    """Make the names of pgvector known within this transaction, and no others; create the extension if asked to."""
+    found = _pgvector(connection)
+    if found is None and create:
+        _create_pgvector(connection, place)
+        found = _pgvector(connection)
+    if found is None:
+        raise UserError(f"{place.server}: the extension vector is not in this database, so it holds no index")
+    schema, version = found
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise UserError(
+            f"{place.server}: has pgvector {version}, but {needed} or later is needed; install it on the server, then "
+            "run ALTER EXTENSION vector UPDATE"
+        )
+    path = sql.SQL("SET LOCAL search_path TO pg_catalog, {}").format(sql.Identifier(schema))
+    connection.execute(path)
+
+
+def _pgvector(connection: Connection) -> tuple[str, str] | None:
+    """Return the schema and the version of the extension, if this database has it."""
+    query = (
+        "SELECT n.nspname::text, e.extversion FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace "
+        "WHERE e.extname = 'vector'"
+    )
+    row = connection.execute(query).fetchone()
+    return None if row is None else (row[0], row[1])
+
+
+def _create_pgvector(connection: Connection, place: Place) -> None:
+    available = "SELECT 1 FROM pg_available_extensions WHERE name = 'vector'"
+    if connection.execute(available).fetchone() is None:
+        raise UserError(f"{place.server}: the server has no pgvector; {INSTALL}")
+    try:
+        with connection.transaction():
+            connection.execute("CREATE EXTENSION vector")
+    except errors.InsufficientPrivilege:
+        raise UserError(
+            f"{place.server}: you may not create the extension vector; ask an administrator to run CREATE EXTENSION "
+            "vector in this database"
+        ) from None

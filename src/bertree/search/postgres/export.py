@@ -1,0 +1,253 @@
+"""Write an index on disk into a database: only what has changed, in one transaction.
+
+Readers of the database see the old index or the new one. A killed export leaves the old one.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from bertree.errors import UserError
+from bertree.search.faiss_index import Watch, no_progress
+from bertree.search.passage_store import PassageStore, StoredDocument
+from bertree.search.postgres import tables
+from bertree.search.postgres.connection import Connection, connect, database_errors, use_pgvector
+from bertree.search.postgres.driver import sql
+from bertree.search.postgres.place import Place
+from bertree.search.postgres.rows import (
+    COLUMNS,
+    HEADER,
+    TRAILER,
+    DocumentFields,
+    PassageFields,
+    encode_document,
+    encode_passages,
+    plain,
+)
+from bertree.search.postgres.tables import ExportedState
+from bertree.search.state import IndexState
+from bertree.search.vector_files import MappedVectors
+
+SOME = 1000  # passages that are read and sent at once
+ATTEMPTS = 20  # to open vector files that a writer may have replaced
+
+
+@dataclass
+class ExportSummary:
+    """Counts of what an export did, in documents."""
+
+    new: int = 0
+    replaced: int = 0
+    removed: int = 0
+    unchanged: int = 0
+    passages: int = 0  # that were written
+    documents: int = 0  # that are there now
+    graph: bool = True  # False: vectors have too many numbers for an HNSW index, so all are compared
+
+
+@dataclass(frozen=True)
+class LocalIndex:
+    """One state of an index on disk, within its transaction."""
+
+    folder: Path
+    store: PassageStore
+    state: IndexState
+    vectors: MappedVectors
+
+
+def export_index(folder: Path, place: Place, *, fresh: bool = False, watch: Watch = no_progress) -> ExportSummary:
+    """Make the tables at `place` equal to the index in `folder`. `fresh`: write all of it into new tables."""
+    with (
+        _open_local(folder) as local,
+        closing(connect(place)) as connection,
+        database_errors(place),
+        connection.transaction(),
+    ):
+        _lock(connection, place)
+        use_pgvector(connection, place, create=True)
+        if local.state.dimension > tables.MOST_STORED:
+            wide = f"{local.state.dimension:,} numbers; pgvector stores at most {tables.MOST_STORED:,}"
+            raise UserError(f"{folder}: its vectors have {wide}")
+        wanted = ExportedState(
+            local.state.model,
+            local.state.digest,
+            local.state.dimension,
+            local.state.prompts,
+            asdict(local.state.chunking),
+            tuple(plain(key) for key in local.store.metadata_keys()),
+            str(folder.absolute()),
+        )
+        old = _old_state(connection, place)
+        if old is None or fresh:
+            return _write_all(connection, place, local, wanted, old, watch)
+        return _write_changes(connection, place, local, wanted, old, watch)
+
+
+@contextmanager
+def _open_local(folder: Path) -> Iterator[LocalIndex]:
+    """Open an index in one transaction, so that what is exported is one state of it."""
+    with closing(PassageStore(folder)) as store:
+        for _ in range(ATTEMPTS):
+            with store.transaction() as state:
+                try:
+                    vectors = MappedVectors(folder, state.parts, state.dimension)
+                except FileNotFoundError as error:
+                    gone = error.filename
+                    continue  # a writer has replaced it since: there is a newer state
+                yield LocalIndex(folder, store, state, vectors)
+                return
+    raise UserError(f"{gone}: is missing; restore this file, or build the index again")
+
+
+def _lock(connection: Connection, place: Place) -> None:
+    """Take the lock of the table for this transaction: one export at a time."""
+    name = hashlib.blake2b(f"bertree {place.schema} {place.table}".encode(), digest_size=8)
+    key = int.from_bytes(name.digest(), "big", signed=True)
+    row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
+    if row is None or not row[0]:
+        raise UserError(f"{place}: another export is writing here; wait for it, or give another --table")
+
+
+def _old_state(connection: Connection, place: Place) -> ExportedState | None:
+    """Return the state of the index that is there; None if there is nothing."""
+    there = [tables.exists(connection, name(place)) for name in (tables.table_name, tables.state_name)]
+    if not any(there):
+        return None
+    if not all(there):
+        raise UserError(f"{place}: there is a table that bertree did not make; give another --table")
+    return tables.read_state(connection, place)
+
+
+def _write_all(
+    connection: Connection,
+    place: Place,
+    local: LocalIndex,
+    wanted: ExportedState,
+    old: ExportedState | None,
+    watch: Watch,
+) -> ExportSummary:
+    """Fill a new table and put it in the place of the old one at the end: readers wait for no more than that."""
+    if old is None:
+        tables.create_schema(connection, place)
+        tables.create_state(connection, place)
+    name = tables.table_name(place)
+    filled = sql.Identifier(place.schema, f"bertree_{hashlib.blake2b(place.table.encode()).hexdigest()[:40]}")
+    tables.create_passages(connection, filled if old else name, wanted.dimension)
+    documents = local.store.documents()
+    passages = _send(connection, filled if old else name, local, documents, watch)
+    watch("building the indexes", 0, None)
+    tables.create_indexes(connection, filled if old else name, wanted.dimension)
+    if old is not None:
+        connection.execute(sql.SQL("DROP TABLE {}").format(name))
+        rename = sql.SQL("ALTER TABLE {} RENAME TO {}").format(filled, sql.Identifier(place.table))
+        connection.execute(rename)
+    tables.write_state(connection, place, replace(wanted, documents=len(documents), passages=passages))
+    return ExportSummary(
+        new=len(documents), passages=passages, documents=len(documents), graph=wanted.dimension <= tables.MOST_IN_GRAPH
+    )
+
+
+def _write_changes(
+    connection: Connection, place: Place, local: LocalIndex, wanted: ExportedState, old: ExportedState, watch: Watch
+) -> ExportSummary:
+    """Delete what is gone or changed, and write what is new or changed."""
+    for what in ("digest", "dimension", "prompts", "chunking"):
+        if getattr(old, what) != getattr(wanted, what):
+            differs = {"digest": "model", "dimension": "model"}.get(what, what)
+            raise UserError(
+                f"{place}: holds an index with another {differs} (its model: {old.model or 'given in Python'}); give "
+                "another --table, or --replace to write all of it anew"
+            )
+    watch("comparing", 0, None)
+    documents, there = local.store.documents(), _remote_documents(connection, place)
+    write = [one for one in documents if there.get(plain(one.id)) != (one.digest, plain(one.source))]
+    here = {plain(one.id) for one in documents}
+    gone = [id for id in there if id not in here]
+    if there and len(gone) == len(there) and old.origin != wanted.origin:
+        raise UserError(
+            f"{place}: holds another index, exported from {old.origin}, without a document of this one; give another "
+            "--table, or --replace to remove it"
+        )
+    changed = [id for one in write if (id := plain(one.id)) in there]
+    name, before = tables.table_name(place), old.passages
+    deleted = _delete(connection, name, [*gone, *changed])
+    passages = _send(connection, name, local, write, watch)
+    state = replace(wanted, documents=len(documents), passages=before - deleted + passages)
+    if state != old:
+        tables.write_state(connection, place, state)
+    if len(write) > len(documents) // 10:
+        connection.execute(sql.SQL("ANALYZE {}").format(name))
+    return ExportSummary(
+        new=len(write) - len(changed),
+        replaced=len(changed),
+        removed=len(gone),
+        unchanged=len(documents) - len(write),
+        passages=passages,
+        documents=len(documents),
+        graph=wanted.dimension <= tables.MOST_IN_GRAPH,
+    )
+
+
+def _remote_documents(connection: Connection, place: Place) -> dict[str, tuple[bytes, str]]:
+    """Return digest and source of every document of the database, by id."""
+    query = sql.SQL("SELECT DISTINCT document, digest, source FROM {}").format(tables.table_name(place))
+    with connection.cursor("documents") as cursor:
+        cursor.itersize = 10_000
+        return {id: (digest, source) for id, digest, source in cursor.execute(query)}
+
+
+def _delete(connection: Connection, name: sql.Identifier, ids: Sequence[str]) -> int:
+    """Delete documents; return how many passages they had."""
+    query = sql.SQL("DELETE FROM {} t USING unnest(%s::text[]) AS gone (id) WHERE t.document = gone.id").format(name)
+    return sum(connection.execute(query, (list(ids[at : at + 1000]),)).rowcount for at in range(0, len(ids), 1000))
+
+
+def _send(
+    connection: Connection, name: sql.Identifier, local: LocalIndex, documents: Sequence[StoredDocument], watch: Watch
+) -> int:
+    """Copy the passages of documents into the table; return how many."""
+    if not documents:
+        return 0
+    columns = sql.SQL(", ").join(map(sql.Identifier, COLUMNS))
+    query = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(name, columns)
+    passages, done = 0, 0
+
+    def waiting() -> Iterator[tuple[int, PassageFields]]:
+        nonlocal done
+        for document in documents:
+            yield from _passages(local, document)
+            done += 1
+
+    rest = waiting()
+    with connection.cursor().copy(query) as copy:
+        copy.write(HEADER)
+        while some := list(islice(rest, SOME)):
+            copy.write(b"".join(_rows(local, some)))
+            passages += len(some)
+            watch("writing documents", done, len(documents))
+        copy.write(TRAILER)
+    return passages
+
+
+def _passages(local: LocalIndex, document: StoredDocument) -> Iterator[tuple[int, PassageFields]]:
+    """Yield the passages of a document with their numbers."""
+    common: DocumentFields | None = None
+    for number, passage in local.store.numbered_passages(document.number):
+        common = common or encode_document(document, dict(passage.metadata))
+        yield number, PassageFields(common, passage.start, passage.end, passage.text)
+
+
+def _rows(local: LocalIndex, passages: Sequence[tuple[int, PassageFields]]) -> Iterator[bytes]:
+    """Return passages with their vectors as rows."""
+    wanted = np.array([number for number, _ in passages], np.int64)
+    positions = local.vectors.positions(wanted)  # sorted, as the numbers of passages are not
+    if len(positions) != len(wanted):
+        raise UserError(f"{local.folder}: a passage has no vector, so a file is damaged; build the index again")
+    vectors = np.empty((len(wanted), local.state.dimension), np.float32)
+    vectors[np.argsort(wanted)] = local.vectors[positions]
+    return encode_passages([fields for _, fields in passages], vectors)

@@ -1,0 +1,179 @@
+"""Search an index in PostgreSQL.
+
+    index = PostgresIndex("postgresql://user@host/database", model)
+    index.search("Who is the captain?", k=5, where={"book": "Moby Dick"})
+
+Every search is one read-only transaction, so it sees one state of the index while an export writes the next.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any, Self
+
+from bertree.files.formats import Json
+from bertree.inference.embedding import TextEncoder
+from bertree.search.hit import Hit, Passage
+from bertree.search.passage_store import Where
+from bertree.search.passage_vectors import unit_vectors
+from bertree.search.postgres.connection import Connection, connect, database_errors, use_pgvector
+from bertree.search.postgres.driver import IsolationLevel, psycopg, sql
+from bertree.search.postgres.filters import condition
+from bertree.search.postgres.place import SCHEMA, TABLE, Place
+from bertree.search.postgres.tables import FORMAT, ExportedState, read_state, table_name
+from bertree.search.searcher import Searcher, check_model
+from bertree.search.vector_files import Vectors
+
+BEAM, MOST_BEAM = 400, 1000  # candidates of a search in the graph, and how many pgvector allows
+EXACT = 10_000  # passages up to which all are compared: of the index, or of those that match a filter
+FIELDS = sql.SQL("text, document, source, start_at, end_at, metadata")
+NEAREST = (
+    "SELECT {fields}, number, embedding <=> %s::vector AS distance FROM {table} WHERE {condition} "
+    "ORDER BY distance LIMIT %s"
+)
+
+
+class PostgresIndex(Searcher):
+    """An index in a database, with the model that embeds queries. `Index.export` writes it."""
+
+    def __init__(
+        self, address: str, model: TextEncoder | None = None, *, schema: str = SCHEMA, table: str = TABLE
+    ) -> None:
+        self.place = Place(address, schema, table)
+        super().__init__(str(self.place), model)
+        self._lock = RLock()
+        self._connection: Connection | None = None
+        try:
+            with self._reading() as (_, state):
+                check_model(model, state, self.name)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def state(self) -> ExportedState:
+        """The newest state: the model the index belongs to and what is in it."""
+        with self._reading() as (_, state):
+            return state
+
+    def nearest(
+        self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
+    ) -> list[list[Hit]]:
+        """Return the k passages nearest to each vector."""
+        if not len(vectors):
+            return []
+        with self._reading() as (connection, state):
+            check_model(self.model, state, self.name)
+            queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
+            clause, values = condition(where, state.keys, not state.passages)
+            few = state.passages <= EXACT or (bool(where) and self._matches_few(connection, clause, values))
+            _tune(connection, exact=few or 2 * k > MOST_BEAM, beam=max(BEAM, 2 * k))
+            query = sql.SQL(NEAREST).format(fields=FIELDS, table=table_name(self.place), condition=clause)
+            rows = [connection.execute(query, [_literal(vector), *values, k]).fetchall() for vector in queries]
+        return [_hits(found) for found in rows]
+
+    def _matches_few(self, connection: Connection, clause: sql.Composable, values: Sequence[Any]) -> bool:
+        """Whether so few passages match a filter that all of them can be compared."""
+        query = "SELECT count(*) FROM (SELECT 1 FROM {table} WHERE {condition} LIMIT {most}) AS matching"
+        parts = {"table": table_name(self.place), "condition": clause, "most": sql.Literal(EXACT + 1)}
+        row = connection.execute(sql.SQL(query).format(**parts), values).fetchone()
+        return row is not None and row[0] <= EXACT
+
+    def document(self, id: str) -> list[Passage]:
+        """Return the passages of a document, in order; none if there is no such document."""
+        query = sql.SQL("SELECT {} FROM {} WHERE document = %s ORDER BY number")
+        with self._reading() as (connection, _):
+            rows = connection.execute(query.format(FIELDS, table_name(self.place)), (id.replace("\0", "\ufffd"),))
+            return [Passage(*row) for row in rows.fetchall()]
+
+    def __len__(self) -> int:
+        """Number of passages."""
+        return self.state.passages
+
+    def __repr__(self) -> str:
+        return f"PostgresIndex({self.name!r})"
+
+    @property
+    def info(self) -> Json:
+        """Description of the index: its contents, size, model and settings."""
+        with self._reading() as (connection, state):
+            query = sql.SQL("SELECT pg_total_relation_size({}::regclass), current_setting('server_version')").format(
+                sql.Literal(table_name(self.place).as_string(connection))
+            )
+            size, server = connection.execute(query).fetchone() or (0, "")
+        return {
+            "server": self.place.server,
+            "schema": self.place.schema,
+            "table": self.place.table,
+            "format": FORMAT,
+            "documents": state.documents,
+            "passages": state.passages,
+            "dimension": state.dimension,
+            "model": {"path": state.model, "digest": state.digest},
+            "prompts": list(state.prompts),
+            "chunking": state.chunking,
+            "metadata": list(state.keys),
+            "origin": state.origin,
+            "bytes": {"all": size},
+            "versions": {"bertree": state.version, "PostgreSQL": server},
+        }
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[tuple[Connection, ExportedState]]:
+        """Run a transaction on one state of the index. The lock on the table comes before the first look at the data:
+        an export with --replace puts another table in its place."""
+        with self._lock, database_errors(self.place):
+            connection = self._connected()
+            with connection.transaction():
+                lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(table_name(self.place))
+                connection.execute(lock)
+                use_pgvector(connection, self.place)
+                yield connection, read_state(connection, self.place)
+
+    def _connected(self) -> Connection:
+        """Return a connection that works: the server may have ended the last one."""
+        if self._connection is not None and not self._connection.closed:
+            try:
+                self._connection.execute("")
+            except psycopg.OperationalError:
+                self._connection.close()
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self.place)
+            self._connection.isolation_level = IsolationLevel.REPEATABLE_READ
+            self._connection.read_only = True
+        return self._connection
+
+
+def _tune(connection: Connection, exact: bool, beam: int) -> None:
+    """Say for this transaction whether the graph is used, and how many candidates it gives."""
+    if exact:
+        connection.execute("SET LOCAL enable_indexscan = off")  # a scan of the graph; others are bitmap scans
+        return
+    connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
+    connection.execute(sql.SQL("SET LOCAL hnsw.ef_search = {}").format(sql.Literal(min(beam, MOST_BEAM))))
+
+
+def _literal(vector: Vectors) -> str:
+    return f"[{','.join(map(repr, vector.tolist()))}]"
+
+
+def _hits(rows: Sequence[tuple[Any, ...]]) -> list[Hit]:
+    """Return rows as hits: best first, and of equals the one that was added first."""
+    found = [(_cosine(distance), number, Passage(*fields)) for *fields, number, distance in rows]
+    return [Hit.of_passage(passage, score) for score, _, passage in sorted(found, key=lambda one: (-one[0], one[1]))]
+
+
+def _cosine(distance: float) -> float:
+    """The cosine; 0 for a vector of zeros, which has none."""
+    return 1.0 - distance if distance == distance else 0.0

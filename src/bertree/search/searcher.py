@@ -1,0 +1,148 @@
+"""Questions -> hits, wherever the vectors are: a folder or a database."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol, overload
+
+from bertree.config.default_model import resolve_model_path
+from bertree.errors import UserError
+from bertree.inference.embedding import TextEncoder
+from bertree.search.hit import Hit, Passage
+from bertree.search.passage_store import Where
+from bertree.search.passage_vectors import embed_texts
+from bertree.search.rerank import Reranker, rerank_hits
+from bertree.search.vector_files import Vectors
+
+CANDIDATES = 50  # passages that a re-ranker reads
+
+
+class VectorOrigin(Protocol):
+    """What an index records of the model that made its vectors."""
+
+    @property
+    def model(self) -> str:
+        """Path of the model."""
+
+    @property
+    def digest(self) -> str:
+        """Hash of its weights and settings."""
+
+    @property
+    def dimension(self) -> int:
+        """Numbers of a vector."""
+
+    @property
+    def prompts(self) -> tuple[str, str]:
+        """Names of the prompts for passages and queries."""
+
+
+class Searcher(ABC):
+    """An index that can be searched. `name` is what messages call it."""
+
+    def __init__(self, name: str, model: TextEncoder | None) -> None:
+        self.name, self.model = name, model
+
+    @property
+    @abstractmethod
+    def state(self) -> VectorOrigin:
+        """The newest state of the index."""
+
+    @property
+    def model_path(self) -> str:
+        """The name or path of the model it was built with; an error if that is not there."""
+        recorded = self.state.model
+        if not recorded:
+            raise UserError(f"{self.name}: does not say where its model is; give it with --model")
+        if not resolve_model_path(recorded).exists():
+            raise UserError(f"{self.name}: its model was at {recorded}, which is gone; give its new place with --model")
+        return recorded
+
+    @abstractmethod
+    def nearest(
+        self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
+    ) -> list[list[Hit]]:
+        """Return the k passages nearest to each vector."""
+
+    @abstractmethod
+    def document(self, id: str) -> list[Passage]:
+        """Return the passages of a document, in order; none if there is no such document."""
+
+    @overload
+    def search(  # type: ignore[overload-overlap]
+        self,
+        question: str,
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        rerank: Reranker | None = None,
+        candidates: int = CANDIDATES,
+        label: str | None = None,
+    ) -> list[Hit]: ...
+
+    @overload
+    def search(
+        self,
+        question: Sequence[str],
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        rerank: Reranker | None = None,
+        candidates: int = CANDIDATES,
+        label: str | None = None,
+    ) -> list[list[Hit]]: ...
+
+    def search(
+        self,
+        question: str | Sequence[str],
+        k: int = 5,
+        *,
+        where: Where | None = None,
+        rerank: Reranker | None = None,
+        candidates: int = CANDIDATES,
+        label: str | None = None,
+    ) -> list[Hit] | list[list[Hit]]:
+        """Return the k passages nearest to a question, or one such list per question.
+
+        `where`: only documents with these metadata values (of a list, any; `id` and `source` work too). `rerank`: a
+        model fine-tuned on pairs of texts that reads the question with each of the first `candidates` passages and
+        sorts them again; `label`: its positive class, if it has classes.
+        """
+        questions = [question] if isinstance(question, str) else list(question)
+        model = self._require_model()
+        for number, text in enumerate(questions, 1):
+            if not isinstance(text, str) or not text.strip():
+                raise UserError(f"question {number}: is empty")
+        for name, number in (("k", k), ("candidates", candidates)):
+            if not isinstance(number, int) or number < 1:
+                raise UserError(f"{name}: must be a whole number of at least 1, not {number!r}")
+        if not questions:
+            return []
+        vectors = embed_texts(model, questions, self.state.prompts[1])
+        found = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
+        if rerank is not None:
+            found = rerank_hits(rerank, questions, found, candidates, label)
+        best = [hits[:k] for hits in found]
+        return best[0] if isinstance(question, str) else best
+
+    def _require_model(self) -> TextEncoder:
+        if self.model is None:
+            raise UserError(f"{self.name}: was opened without its model; open it with the model to search or add")
+        return self.model
+
+
+def check_model(model: TextEncoder | None, origin: VectorOrigin, name: str) -> None:
+    """Raise an error if the vectors of an index were made by another model."""
+    if model is None:
+        return
+    if model.digest != origin.digest or model.dimension != origin.dimension:
+        expected = f"{origin.model or 'another model'} (weights {origin.digest[:12]}, {origin.dimension} numbers)"
+        given = f"weights {model.digest[:12]}, {model.dimension} numbers"
+        raise UserError(f"{name}: was made with {expected}, not with this model ({given}); use that, or build it again")
+    unknown = set(origin.prompts) - {"", *prompts_of(model)} if hasattr(model, "vector") else set()
+    if unknown:
+        raise UserError(f"{name}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")
+
+
+def prompts_of(model: TextEncoder) -> dict[str, str]:
+    """Return the prompts of a model by their names."""
+    return dict(getattr(getattr(model, "vector", None), "prompts", ()))

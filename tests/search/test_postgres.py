@@ -1,0 +1,242 @@
+"""An index in PostgreSQL: it finds what the index on disk finds, and an export writes what has changed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import bertree
+from bertree.errors import UserError
+from bertree.search.hit import Hit
+from bertree.search.index import Index
+from bertree.search.searcher import Searcher
+from tests.support.killing import records
+from tests.support.postgres import PostgresServer, run_sql
+from tests.support.search_samples import SHIPS, ids
+from tests.support.standin import Words
+
+psycopg = pytest.importorskip("psycopg")
+ALL = {"a", "b", "c", "d"}
+QUESTIONS = [f"Word{n}x0 Word{n + 1}x1 Word{n + 2}x0 Word{2 * n}x2 stands" for n in range(40)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return Index.build(Words(), SHIPS, tmp_path / "index")
+
+
+def writers(database: str) -> dict[str, str]:
+    """The transaction that wrote each document."""
+    return dict(run_sql(database, "SELECT document, max(xmin::text) FROM bertree GROUP BY document"))
+
+
+def rounded(hits: list[Hit]) -> list[Hit]:
+    return [replace(hit, score=round(hit.score, 5), cosine=round(hit.cosine, 5)) for hit in hits]
+
+
+def test_the_same_top_ten_as_the_flat_index(tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Words(64)
+    index = Index.build(model, records(0, 400), tmp_path / "index", chunk=12, overlap=3)
+    assert index.info["kind"] == "flat"
+    done = index.export(database)
+    assert (done.new, done.documents, done.passages, done.graph) == (400, 400, len(index), True)
+    exported = bertree.PostgresIndex(database, model)
+    assert len(exported) == len(index) > 700
+    expected = index.search(QUESTIONS, 10)
+    for mine, theirs in zip(exported.search(QUESTIONS, 10), expected, strict=True):
+        assert rounded(mine) == rounded(theirs)
+        assert [hit.cosine for hit in mine] == pytest.approx([hit.cosine for hit in theirs], abs=1e-6)
+    assert rounded(exported.search("Word1x0", 2000)) == rounded(index.search("Word1x0", 2000)), "all there are"
+
+    monkeypatch.setattr("bertree.search.postgres.index.EXACT", 1)  # as in a large index
+    by_graph = f"{database}&options=-c%20enable_seqscan%3Doff"
+    nearest = "EXPLAIN SELECT 1 FROM bertree ORDER BY embedding <=> (SELECT embedding FROM bertree LIMIT 1) LIMIT 5"
+    assert "bertree_embedding_idx" in str(run_sql(by_graph, nearest)), "the HNSW index is used"
+    found = bertree.PostgresIndex(by_graph, model).search(QUESTIONS, 10)
+    same = sum(
+        hit.text in {one.text for one in theirs} for mine, theirs in zip(found, expected, strict=True) for hit in mine
+    )
+    assert same >= 0.98 * 10 * len(QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({"book": "Sea"}, {"a", "c"}),
+        ({"year": 1815}, {"b", "d"}),
+        ({"year": "1815"}, {"b", "d"}),
+        ({"book": ["Home", "Tower"]}, {"b", "d"}),
+        ({"book": "Sea", "year": 1902}, {"c"}),
+        ({"tags": "bay"}, {"a"}),
+        ({"late": True}, {"c"}),
+        ({"id": "b"}, {"b"}),
+        ({"id": ["b", "d", "x"]}, {"b", "d"}),
+        ({"source": ""}, ALL),
+        ({"book": "Nothing"}, set()),
+        ({"book": []}, set()),
+        ({"book": "'; DROP TABLE bertree; --"}, set()),
+        ({}, ALL),
+    ],
+)
+def test_filters_mean_the_same(where: dict[str, object], expected: set[str], ships: Searcher) -> None:
+    assert set(ids(ships, where=where)) == expected
+
+
+@pytest.fixture(scope="module")
+def ships(tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer) -> Searcher:
+    index = Index.build(Words(), SHIPS, tmp_path_factory.mktemp("ships") / "index")
+    address = postgres_server.address(postgres_server.create_database())
+    index.export(address)
+    return bertree.PostgresIndex(address, Words())
+
+
+def test_bad_questions_are_refused_in_one_line(ships: Searcher) -> None:
+    for given, said in (
+        ({"question": ""}, "is empty"),
+        ({"question": "bay", "k": 0}, "at least 1"),
+        ({"question": "bay", "where": {"boook": "Sea"}}, "did you mean 'book'"),
+        ({"question": "bay", "where": "book"}, "must be a mapping"),
+    ):
+        with pytest.raises(UserError, match=said):
+            ships.search(**given)  # type: ignore[call-overload]
+
+
+def test_a_filter_that_many_passages_match_is_searched_in_the_graph(
+    ships: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertree.search.postgres.index.EXACT", 1)
+    assert ids(ships, where={"book": "Sea"}) == ["a", "c"]
+
+
+def test_the_passages_of_a_document_are_in_order(tmp_path: Path, database: str) -> None:
+    text = " ".join(f"Line {n} of the log says calm." for n in range(40))
+    index = Index.build(Words(), [{"id": "log", "text": text}, *SHIPS], tmp_path / "index", chunk=20, overlap=4)
+    index.export(database)
+    exported = bertree.PostgresIndex(database, Words())
+    assert exported.document("log") == index.document("log")
+    assert len(exported.document("log")) > 5
+    assert exported.document("nobody") == index.document("nobody") == []
+
+
+def test_a_second_export_writes_only_what_has_changed(index: Index, database: str) -> None:
+    index.export(database)
+    before = writers(database)
+    assert index.export(database).unchanged == 4
+    assert writers(database) == before
+    index.add([SHIPS[0] | {"text": "The brig sank."}, {"id": "e", "text": "New in the bay."}])
+    index.remove("d")
+    done = index.export(database)
+    assert (done.new, done.replaced, done.removed, done.unchanged, done.passages) == (1, 1, 1, 2, 2)
+    after = writers(database)
+    assert {id for id in after if after[id] == before.get(id)} == {"b", "c"}
+    exported = bertree.PostgresIndex(database, Words())
+    assert rounded(exported.search("brig in the bay", 9)) == rounded(index.search("brig in the bay", 9))
+    assert (len(exported), exported.info["documents"]) == (4, 4)
+    index.remove(["a", "b", "c", "e"])
+    assert index.export(database).removed == 4
+    assert exported.search("brig") == exported.search("brig", where={"any": "key"}) == []
+
+
+def test_readers_see_the_old_index_until_the_new_one_is_complete(index: Index, database: str) -> None:
+    index.export(database)
+    exported, seen = bertree.PostgresIndex(database, Words()), []
+
+    def watch(doing: str, count: int, of: int | None) -> None:
+        seen.append((doing, sorted(ids(exported)), len(exported)))
+
+    index.add([SHIPS[0] | {"text": "The brig sank."}, {"id": "e", "text": "New in the bay."}])
+    for fresh, last in ((False, "writing documents"), (True, "building the indexes")):
+        seen.clear()
+        before = sorted(ids(exported))
+        index.export(database, replace=fresh, watch=watch)
+        assert {(tuple(found), count) for _, found, count in seen} == {(tuple(before), len(before))}
+        assert seen[-1][0] == last
+        assert sorted(ids(exported)) == ["a", "b", "c", "d", "e"]
+
+
+def test_one_export_at_a_time(index: Index, database: str) -> None:
+    index.export(database)
+    second = []
+
+    def watch(doing: str, count: int, of: int | None) -> None:
+        with pytest.raises(UserError, match="another export is writing here"):
+            index.export(database)
+        second.append(index.export(database, table="other").new)
+
+    index.export(database, watch=watch)
+    assert second == [4]
+
+
+def test_another_model_is_refused_and_can_replace(index: Index, tmp_path: Path, database: str) -> None:
+    index.export(database)
+    for model in (Words(digest="other"), Words(64)):
+        with pytest.raises(UserError, match=r"public\.bertree: was made with another model"):
+            bertree.PostgresIndex(database, model)
+    other = Index.build(Words(64), SHIPS[:2], tmp_path / "other")
+    with pytest.raises(UserError, match=r"holds an index with another model .* or --replace"):
+        other.export(database)
+    opened = bertree.PostgresIndex(database, Words())
+    assert other.export(database, replace=True).new == 2
+    with pytest.raises(UserError, match="was made with another model"):
+        opened.search("brig")
+    assert len(bertree.PostgresIndex(database, Words(64)).search("brig")) == 2
+    with pytest.raises(UserError, match="was opened without its model"):
+        bertree.PostgresIndex(database).search("brig")
+
+
+def test_another_index_does_not_take_the_place_of_one(index: Index, tmp_path: Path, database: str) -> None:
+    index.export(database)
+    other = Index.build(Words(), [{"id": "z", "text": "Something else."}], tmp_path / "other")
+    with pytest.raises(UserError, match=r"holds another index, exported from .*index, without a document of this one"):
+        other.export(database)
+    assert other.export(database, table="second").new == 1
+    assert set(ids(bertree.PostgresIndex(database, Words()))) == ALL
+
+
+def test_names_are_quoted(index: Index, database: str) -> None:
+    names = {"schema": 'My "schema"; DROP', "table": "Ta'ble {x}"}
+    index.export(database, **names)
+    assert index.export(database, **names).unchanged == 4
+    assert index.export(database, replace=True, **names).new == 4
+    exported = bertree.PostgresIndex(database, Words(), **names)
+    assert set(ids(exported)) == ALL
+    assert exported.info["bytes"]["all"] > 0
+    for bad in ({"table": "x" * 58}, {"table": ""}, {"schema": "a\0b"}, {"table": "a%sb"}):
+        with pytest.raises(UserError, match="must be a name of 1 to"):
+            index.export(database, **bad)
+
+
+def test_odd_texts(tmp_path: Path, database: str) -> None:
+    odd = ["nul \x00 inside", "\u200b", "🙂" * 50, "x" * 200_000, "a\u0301 \\u0000 \\N \t\n", "\ufeff'\"\\"]
+    records = [
+        {"id": f"o{n}\x00", "text": text, "k\x00": "v\x00", "n": float("nan"), "deep": [{"x": ["\x00", 1.5e300]}]}
+        for n, text in enumerate(odd)
+    ]
+    index = Index.build(Words(), [*records, {"id": "i" * 9000, "text": "Long id."}], tmp_path / "index")
+    index.export(database)
+    assert index.export(database).unchanged == len(odd) + 1
+    exported = bertree.PostgresIndex(database, Words())
+    (hit,) = exported.search("nul inside", k=1)
+    assert (hit.text, hit.document) == ("nul \ufffd inside", "o0\ufffd"), "PostgreSQL cannot store U+0000"
+    assert (hit.metadata["k\ufffd"], hit.metadata["n"]) == ("v\ufffd", "nan")
+    assert len(exported.search("x", 20, where={"k\x00": "v\x00"})) >= len(odd)
+    assert exported.document("o0\x00") == exported.document("o0\ufffd") != []
+    assert [hit.document for hit in exported.search("long", where={"id": "i" * 9000})] == ["i" * 9000]
+    by_text = {passage.text for passage in index}
+    assert {hit.text for hit in exported.search("x", 2000)} == {text.replace("\x00", "\ufffd") for text in by_text}
+    json.dumps([hit.json() for hit in exported.search("x", 20)]).encode()
+
+
+def test_vectors_too_wide_for_a_graph_are_compared_one_by_one(tmp_path: Path, database: str) -> None:
+    index = Index.build(Words(2500), SHIPS, tmp_path / "index")
+    assert not index.export(database).graph
+    assert ids(bertree.PostgresIndex(database, Words(2500))) == ids(index)
+
+
+def test_a_lost_connection_is_opened_again(index: Index, database: str) -> None:
+    index.export(database)
+    exported = bertree.PostgresIndex(database, Words())
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = "
+    run_sql(database, f"{others} current_database()")
+    assert set(ids(exported)) == ALL
