@@ -10,9 +10,11 @@ from bertree.serve.http.endpoint import Endpoint, send_error
 from bertree.serve.http.errors import HttpError
 from bertree.serve.http.middleware import AllowOrigins, Observe, RefuseForeignPages, RequireKey
 from bertree.serve.http.table import ROUTES, RouteSpec
+from bertree.serve.page import page
 from bertree.serve.routes import cohere, openai, operations, tei
 
-__all__ = ["build_app", "cohere", "openai", "operations", "tei"]  # importing the modules fills the table of routes
+# Importing the modules fills the table of routes.
+__all__ = ["build_app", "cohere", "openai", "operations", "page", "tei"]
 
 
 def build_app(service: Service) -> ASGIApp:

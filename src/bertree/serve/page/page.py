@@ -1,0 +1,100 @@
+"""The playground: a fixed set of static files, served with a strict content security policy.
+
+The files are read once and held in memory; no part of a request's path is ever opened as a file. The page is open to
+everyone who reaches the server: it holds no data, and asks for the API key where the server wants one.
+"""
+
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from bertree.serve.http.context import Context
+from bertree.serve.http.errors import HttpError
+from bertree.serve.http.table import route
+
+PARTS = (
+    *("axes", "calls", "choices", "colours", "controls", "dom", "key", "marks", "palette", "plane", "server", "state"),
+    *("tabs", "tree"),
+)
+VIEWS = ("answer", "entities", "family", "fill", "generate", "layers", "map", "search", "similarity")
+FILES = (
+    *("index.html", "icon.svg", "base.css", "views.css", "app.js"),
+    *(f"parts/{name}.js" for name in PARTS),
+    *(f"views/{name}.js" for name in VIEWS),
+)
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",  # no text can become HTML or a script
+        "trusted-types 'none'",
+    )
+)
+
+
+class StaticFile(Response):
+    """A file of the page. A browser that has it already is told so (304)."""
+
+    def __init__(self, name: str) -> None:
+        body = files("bertree.serve.page").joinpath("static", *name.split("/")).read_bytes()
+        self.etag = f'"{sha256(body).hexdigest()[:32]}"'
+        self.kept_headers = {
+            "etag": self.etag,
+            "cache-control": "no-cache",
+            "content-security-policy": POLICY,
+            "referrer-policy": "no-referrer",
+            "cross-origin-opener-policy": "same-origin",
+        }
+        super().__init__(body, headers={**self.kept_headers, "content-type": TYPES[name.rpartition(".")[2]]})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the file, or 304."""
+        known = Headers(scope=scope).get("if-none-match", "").split(",")
+        if self.etag in (tag.strip().removeprefix("W/") for tag in known):
+            await Response(status_code=304, headers=self.kept_headers)(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+@cache
+def static_file(name: str) -> StaticFile:
+    """Return a file of the page, read once."""
+    return StaticFile(name)
+
+
+@route("GET", "/", open=True, hidden=True)
+async def index(context: Context) -> Any:
+    """Return the playground."""
+    return static_file("index.html")
+
+
+@route("GET", "/favicon.ico", open=True, hidden=True)
+async def icon(context: Context) -> Any:
+    """Return its icon, for browsers that look for one where it always was."""
+    return static_file("icon.svg")
+
+
+@route("GET", "/page/{name:path}", open=True, hidden=True)
+async def page(context: Context) -> Any:
+    """Return a script, a style sheet or the icon of the playground."""
+    name = context.path["name"]
+    if name not in FILES:
+        raise HttpError(404, "the playground has no such file", code="unknown_path")
+    return static_file(name)

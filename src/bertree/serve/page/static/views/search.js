@@ -1,0 +1,131 @@
+/** Search as you type, with the words that were found marked in the passages. */
+
+import { choice, line, slider } from "../parts/controls.js";
+import { debounce, el, replace } from "../parts/dom.js";
+import { marked } from "../parts/marks.js";
+
+/** "author=Wells, year=1898" -> {author: "Wells", year: 1898}; a key twice: any of its values. */
+function condition(text) {
+  const where = {};
+  for (const part of text.split(/[,;]/)) {
+    const [name, ...rest] = part.split("=");
+    if (!name.trim() || !rest.length) continue;
+    const raw = rest.join("=").trim();
+    const value = raw !== "" && Number.isFinite(Number(raw)) ? Number(raw) : raw;
+    const known = where[name.trim()];
+    where[name.trim()] = known === undefined ? value : [known, value].flat();
+  }
+  return where;
+}
+
+const metadata = (values, add) =>
+  Object.entries(values ?? {})
+    .filter(([, value]) => value !== null && typeof value !== "object")
+    .map(([name, value]) =>
+      el(
+        "button",
+        { type: "button", class: "chip", title: "Search only here", onclick: () => add(name, value) },
+        el("span", { class: "soft" }, `${name} `),
+        String(value),
+      ),
+    );
+
+function passage(hit, rank, add) {
+  const spans = (hit.highlights ?? []).map(([start, end]) => ({ start, end }));
+  const where = hit.document === hit.source ? [hit.document] : [hit.document, hit.source];
+  return el(
+    "li",
+    { class: "hit" },
+    el(
+      "div",
+      { class: "hit-head" },
+      el("span", { class: "rank" }, String(rank)),
+      el("span", { class: "hit-where" }, where.filter(Boolean).join(" · ")),
+      el("span", {
+        class: "meter",
+        title: `cosine ${Number(hit.cosine ?? hit.score).toFixed(4)}`,
+        "--share": Math.max(0, Math.min(1, hit.cosine ?? hit.score)),
+      }),
+      el("span", { class: "score" }, Number(hit.score).toFixed(3)),
+    ),
+    el("p", { class: "reading" }, marked(hit.text, spans)),
+    el("div", { class: "tags" }, metadata(hit.metadata, add)),
+  );
+}
+
+export default {
+  id: "search",
+  name: "Search",
+  title: "Search an index",
+  about: "Passages are found by meaning, not by their letters. Results change as you type.",
+  does: "index",
+  defaults: { query: "", k: "10", where: "", rerank: "" },
+
+  build(page) {
+    const ask = page.channel();
+    const hits = el("ol", { class: "hits" });
+    const count = el("p", { class: "small", role: "status" });
+
+    const add = (name, value) => {
+      const known = where.input.value.trim();
+      where.input.value = known ? `${known}, ${name}=${value}` : `${name}=${value}`;
+      page.save({ where: where.input.value });
+      query();
+    };
+
+    const query = async () => {
+      const { query: text, k, rerank } = page.state;
+      if (!text.trim()) {
+        ask.drop();
+        page.fail("");
+        replace(hits);
+        count.textContent = `${page.entry.passages ?? "Its"} passages wait for a question.`;
+        return;
+      }
+      const body = { query: text, index: page.model, k: Number(k) };
+      const only = condition(page.state.where);
+      if (Object.keys(only).length) body.where = only;
+      if (rerank) body.rerank = rerank;
+      const answer = await ask("search", body);
+      if (!answer) return;
+      replace(
+        hits,
+        answer.hits.map((hit, index) => passage(hit, index + 1, add)),
+      );
+      const time = answer.milliseconds === undefined ? "" : ` in ${Number(answer.milliseconds).toFixed(0)} ms`;
+      count.textContent = answer.hits.length ? `${answer.hits.length} passages${time}` : "Nothing fits the filter.";
+    };
+    const soon = debounce(query, 120);
+    const change = (name) => (value) => {
+      page.save({ [name]: String(value) });
+      soon();
+    };
+
+    const text = line("Question or words", page.state.query, change("query"), {
+      type: "search",
+      large: true,
+      placeholder: "What do you want to find?",
+    });
+    const where = line("Only where", page.state.where, change("where"), { placeholder: "author=Wells, year=1898" });
+    const k = slider("Passages", { value: page.state.k, low: 1, high: 50 }, change("k"));
+    const rerankers = page.served.models("rerank").map((entry) => entry.id);
+    const rerank = choice(
+      "Rerank with",
+      [{ value: "", name: "nothing" }, ...rerankers],
+      page.state.rerank,
+      change("rerank"),
+    );
+    requestAnimationFrame(() => page.state.query || text.input.focus({ preventScroll: true }));
+    query();
+    return [
+      el(
+        "div",
+        { class: "panel stack" },
+        text.node,
+        page.problem,
+        el("div", { class: "options" }, where.node, rerankers.length ? rerank.node : null, k.node),
+      ),
+      el("div", { class: "stack" }, count, hits),
+    ];
+  },
+};
