@@ -60,7 +60,7 @@ def test_a_mistake_is_one_line_of_rank_0(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("distill", "bert-base", "--student", "distilbert-base"),
+        ("compare", "bert-base", "distilbert-base"),
         ("info",),
     ],
     ids=lambda arguments: " ".join(arguments[:2]),

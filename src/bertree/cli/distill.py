@@ -27,8 +27,8 @@ from bertree.cli.options import (
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    for function in (distill, compare):
-        verb(app)(function)
+    verb(app, on_ranks=True)(distill)
+    verb(app)(compare)
 
 
 def distill(
@@ -82,7 +82,8 @@ def distill(
     rest from the teacher, softened by temperature=2; kind=soft, hard or mse (logits). copies=20 adds that many altered
     copies of every text, for students like bilstm.
 
-    OUT receives model/, the report, and how teacher and student compare: size, speed, score.
+    OUT receives model/, the report, and how teacher and student compare: size, speed, score. Under torchrun all
+    processes share the batches of each step.
 
     [dim]bertree distill my-bert --store my-store --out small
     bertree distill my-bert --student bert-small --store my-store --out small distil.relation=1 distil.cos=0

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from bertree.config.overrides import Override, overrides_of
-from bertree.console import showing
+from bertree.console import notes_shown, showing
 from bertree.distillation.task import distill_on_task
 from bertree.distillation.text import distill_on_text
 from bertree.errors import UserError
 from bertree.inference.run import Run
+from bertree.scale.launch import launched
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
@@ -53,7 +54,9 @@ def distill(
     if (store is None) == (task is None):
         raise UserError("distill: give either a token store to learn from (--store) or a task (--task and --data)")
     given: list[str | Override] = [*overrides, *overrides_of(settings)]
-    with showing(progress):
+    launch = launched()
+    resume = resume or launch.restarts > 0
+    with showing(progress if launch.rank == 0 else False), notes_shown(launch.rank == 0):
         if store is not None:
             task_only = {"data": data, "train": train, "dev": dev, "tokenizer": tokenizer}
             task_only |= {"text": text, "pair": pair, "label": label, "seeds": None if seeds == 1 else str(seeds)}
@@ -71,6 +74,7 @@ def distill(
                 epochs=epochs,
                 resume=resume,
                 seconds=seconds,
+                launch=launch,
             )
         if cache:
             raise UserError("--cache: is for --store; the teacher's scores of a task are kept in the run's folder")
@@ -87,4 +91,5 @@ def distill(
             layers=layers,
             tokenizer=None if tokenizer is None else Path(tokenizer),
             seconds=seconds,
+            launch=launch,
         )

@@ -5,7 +5,7 @@ of the teacher's score is kept.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from bertree.model.heads import ClassHead
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_task import task_distillation_objective
 from bertree.objectives.supervised import HEAD_KINDS
+from bertree.scale.launch import Launch
+from bertree.scale.world import World, join
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.files import TaskFiles
 from bertree.tasks.logits import effective_max_length, inference_autocast
@@ -42,7 +44,7 @@ from bertree.tasks.registry import with_model_layout
 from bertree.tasks.task import Logits, Task, Unit
 from bertree.tasks.text import TextTask
 from bertree.text.tokenizer import Tokenizer
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device import Placement, set_deterministic, uses_gpu
 
 HALF = "half"
 
@@ -60,12 +62,50 @@ def distill_on_task(
     layers: str = "",
     tokenizer: Path | None = None,
     seconds: float = 0.0,
+    launch: Launch | None = None,
 ) -> Run:
     """Train a student on a task with its teacher's scores. `seconds` is the time for timing both at the end, or 0."""
     config = configs.load_task_distill(overrides, task)
     task = configure_task(task, config.task)
     config, task = configs.with_crf(config, task)
     _check_settings(config, task)
+    with join(launch or Launch(), cuda=uses_gpu(config.run)) as world:
+        lesson = world.check_together(
+            lambda: _prepare(teacher, task, files, student, out, config, resume, layers, tokenizer, world)
+        )
+        world.check_same("model, data or settings", lesson.job.tuner.run_identity(config.run.seed))
+        return run_seeds(
+            lesson.job,
+            seeds,
+            resume,
+            before=lambda job: _with_teacher_scores(replace(lesson, job=job)),
+            after=lambda job, best: _compare(teacher, job, best, seconds),
+        )
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A prepared run and its teacher."""
+
+    job: FineTuningJob
+    guide: Teacher
+    config: TaskDistillConfig
+    shared: bool  # both read the same units
+    mask: str  # the mask token in altered copies of the texts
+
+
+def _prepare(
+    teacher: str,
+    task: Task[Any],
+    files: TaskFiles,
+    student: str,
+    out: Path,
+    config: TaskDistillConfig,
+    resume: bool,
+    layers: str,
+    tokenizer: Path | None,
+    world: World,
+) -> Lesson:
     set_deterministic(config.run.deterministic)
     machine = Placement.from_settings(config.run)
     splits = training_splits(files, task)
@@ -89,16 +129,19 @@ def distill_on_task(
     )
     unanswered = distil.alpha < 1
     job = prepare_run(
-        start, student, examples, out, config, machine, objective, unanswered=unanswered, identity=identity
+        start,
+        student,
+        examples,
+        out,
+        config,
+        machine,
+        objective,
+        unanswered=unanswered,
+        identity=identity,
+        world=world,
     )
     job = replace(job, tuner=replace(job.tuner, initial=replace(job.tuner.initial, reinitialize=not start.trained)))
-    return run_seeds(
-        job,
-        seeds,
-        resume,
-        before=lambda job: _with_teacher_scores(job, guide, config, shared, mask),
-        after=lambda job, best: _compare(teacher, job, best, seconds),
-    )
+    return Lesson(job, guide, config, shared, mask)
 
 
 def _check_settings(config: TaskDistillConfig, task: Task[Any]) -> None:
@@ -224,21 +267,33 @@ def _add_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokeni
     return replace(given, examples={**given.examples, "train": [*own, *more]}), mask
 
 
-def _with_teacher_scores(
-    job: FineTuningJob, guide: Teacher, config: TaskDistillConfig, shared: bool, mask: str
-) -> FineTuningJob:
-    """Return the job with the teacher's scores of each unit, read from the file or computed now."""
+def _with_teacher_scores(lesson: Lesson) -> FineTuningJob:
+    """Return the job with the teacher's scores of each unit, read from the file or computed now, on one rank."""
+    job, guide, config = lesson.job, lesson.guide, lesson.config
     tuner, part = job.tuner, job.splits["train"]
     units = part.units if config.distil.alpha < 1 else []
-    task, classes = tuner.task, tuner.task.classes
+    task, classes, world = tuner.task, tuner.task.classes, tuner.world
     distil = config.distil
     made = (distil.copies, distil.masking, distil.replacing, distil.ngram)
     known = (tuner.identity, task.labels, config.task, tuner.config.train.max_length, config.train.held_out, made)
-    identity = teacher_scores.identity_of([*known, shared, guide.longest(task), bool(units)])
-    said = teacher_scores.read(job.out, identity, [logit_rows(unit, task.head) for unit in units], classes)
-    if said is None:
-        said = _ask_teacher(job, guide, units, shared, mask)
-        teacher_scores.write(job.out, said, identity, classes)
+    identity = teacher_scores.identity_of([*known, lesson.shared, guide.longest(task), bool(units)])
+    sizes = [logit_rows(unit, task.head) for unit in units]
+
+    def read_or_ask() -> TeacherScores:
+        said = teacher_scores.read(job.out, identity, sizes, classes)
+        if said is None:
+            said = _ask_teacher(lesson, units)
+            teacher_scores.write(job.out, said, identity, classes)
+        return said
+
+    def read() -> TeacherScores:
+        said = teacher_scores.read(job.out, identity, sizes, classes)
+        if said is None:
+            raise UserError(f"{job.out / teacher_scores.FILE}: rank 0 has written it, but it is not here")
+        return said
+
+    asked = world.check_together(lambda: read_or_ask() if world.is_first else None)
+    said = world.check_together(lambda: asked or read())
     parts = dict(job.splits)
     if units:
         soft = [unit._replace(soft=rows) for unit, rows in zip(units, said.rows, strict=True)]
@@ -264,11 +319,12 @@ def _describe_mix(config: TaskDistillConfig, job: FineTuningJob) -> str:
     return f"{distil.alpha:g} of the labels, {1 - distil.alpha:g} of its scores ({way}){copies}"
 
 
-def _ask_teacher(job: FineTuningJob, guide: Teacher, units: Sequence[Unit], shared: bool, mask: str) -> TeacherScores:
+def _ask_teacher(lesson: Lesson, units: Sequence[Unit]) -> TeacherScores:
     """Compute the teacher's scores of the training units and dev splits, then move it off the GPU."""
+    job, guide = lesson.job, lesson.guide
     task, device = job.tuner.task, job.tuner.machine.device
     parts = {name: part for name, part in job.splits.items() if name != "train" or units}
-    read = {name: part.units if shared else guide.units(task, part, mask) for name, part in parts.items()}
+    read = {name: part.units if lesson.shared else guide.units(task, part, lesson.mask) for name, part in parts.items()}
     found: dict[str, list[Logits]] = {}
     try:
         guide.model.to(device)

@@ -33,12 +33,15 @@ HEADER = "targets.json"
 
 
 class TeacherCache(StreamFeed):
-    """A feed whose batches carry the teacher's most likely tokens."""
+    """A feed whose batches carry the teacher's most likely tokens. The files hold those of all ranks, as `whole` reads
+    them."""
 
-    def __init__(self, folder: Path, feed: StreamFeed, k: int, vocabulary: int, identity: Json) -> None:
+    def __init__(
+        self, folder: Path, feed: StreamFeed, whole: StreamFeed, k: int, vocabulary: int, identity: Json
+    ) -> None:
         self.plan, self.streams = feed.plan, feed.streams
         self._rank, self._ranks = feed._rank, feed._ranks
-        self._folder, self._feed, self._k, self._vocabulary = folder, feed, k, vocabulary
+        self._folder, self._feed, self._whole, self._k, self._vocabulary = folder, feed, whole, k, vocabulary
         self._identity = identity
         self._loaded: tuple[int, list[tuple[Tensor, Tensor]]] = (-1, [])
         header = folder / HEADER
@@ -84,7 +87,7 @@ class TeacherCache(StreamFeed):
         for first in self.missing:
             last = min(first + CHUNK, len(self.plan))
             scores, ids, rows = [], [], []
-            for work in prefetch(self._feed.__getitem__, first, last):
+            for work in prefetch(self._whole.__getitem__, first, last):
                 for batch in work.batches:
                     moved = batch.to(device)
                     masked_m, _ = PretrainingLabels.of(moved).predicted
@@ -105,15 +108,16 @@ class TeacherCache(StreamFeed):
         if self._loaded[0] != first:
             self._loaded = first, self._load(first)
         before = sum(self._batches(n) for n in range(first, number))
-        kept = self._loaded[1][before : before + len(work.batches)]
-        if len(kept) != len(work.batches):
+        loaded = self._loaded[1]
+        if len(loaded) < before + self._batches(number):
             raise self._broken(first)
+        kept = [loaded[before + place] for place in work.numbers]
         made = [self._with(batch, *one, first) for batch, one in zip(work.batches, kept, strict=True)]
         return replace(work, batches=made)
 
     def _batches(self, number: int) -> int:
         update = self.plan.updates[number]
-        return update.batches * len(self.streams[update.phase])
+        return update.batches * self.micro_batches[update.phase]
 
     def _with(self, batch: Batch, scores_mk: Tensor, ids_mk: Tensor, first: int) -> Batch:
         labels = PretrainingLabels.of(batch)

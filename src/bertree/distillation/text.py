@@ -4,10 +4,13 @@ OUT receives what `bertree pretrain` writes, and comparison.json: size, speed an
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from signal import SIGTERM
 
 import torch
 
@@ -15,12 +18,12 @@ from bertree.batch import Batch, PretrainingLabels
 from bertree.comparison.run import compare_to_teacher
 from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import Override
+from bertree.config.sections import ScaleSettings
 from bertree.console import bar
 from bertree.data.store import Store
 from bertree.distillation import text_student
 from bertree.distillation.teacher_cache import TeacherCache
 from bertree.errors import UserError
-from bertree.files.atomic import exclusive_lock, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.load import Model, load
 from bertree.inference.run import Run
@@ -30,12 +33,15 @@ from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
+from bertree.pretraining.micro_batches import micro_batches_of
 from bertree.pretraining.recipe import DistillRecipe
-from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, run_files
+from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, open_folder
 from bertree.report.run import write_run_report
-from bertree.run_folder import CHECKPOINTS, make_folders
+from bertree.run_folder import CHECKPOINTS
+from bertree.scale.launch import Launch
+from bertree.scale.world import World, join
 from bertree.tasks.logits import inference_autocast
-from bertree.train.device import Placement, set_deterministic
+from bertree.train.device import Placement, set_deterministic, uses_gpu
 from bertree.train.held_out import evaluate_held_out
 from bertree.train.schedule import TrainingPlan
 from bertree.train.signals import catch_signals
@@ -55,6 +61,7 @@ def distill_on_text(
     epochs: float = 0.0,
     resume: bool = False,
     seconds: float = 0.0,
+    launch: Launch | None = None,
 ) -> Run:
     """Pretrain a student with its teacher. `seconds` is the time for timing both at the end; 0: they are not timed."""
     if not math.isfinite(epochs) or epochs < 0:
@@ -63,6 +70,48 @@ def distill_on_text(
     cache_path = str(Path(cache).resolve()) if cache else ""
     given = {"distil.teacher": teacher_path, "data.store": store, "distil.layers": layers, "distil.cache": cache_path}
     recipe = text_student.find_recipe(student, given, overrides)
+    _check_scale(recipe)
+    with (
+        join(launch or Launch(), data=recipe.scale.data, cuda=uses_gpu(recipe.run)) as world,
+        ExitStack() as stack,
+    ):
+        lesson = world.check_together(lambda: _prepare(recipe, student, teacher, epochs, out, resume, world))
+        training, intro = lesson.training, lesson.intro
+        for what, text in training.identity.items():
+            world.check_same(what, json.dumps(text))
+        world.check_together(lambda: open_folder(training.recipe, out, resume, stack) if world.is_first else None)
+        if lesson.targets is not None:
+            intro = [*intro, _fill_cache(lesson, lesson.targets)]
+            training = replace(training, feed=lesson.targets)
+        with catch_signals() as signals:
+            run = training.run(out, resume, intro)
+        if world.agree({"stop": int(signals.caught is not None)})["stop"]:
+            return replace(run, signal=signals.caught or SIGTERM)  # it may have come while the model was written
+        compares = run.complete and seconds
+        world.check_together(lambda: _compare(training, teacher, out, seconds) if compares and world.is_first else None)
+        return run
+
+
+def _check_scale(recipe: DistillRecipe) -> None:
+    alone = replace(ScaleSettings(), data=recipe.scale.data)
+    changed = next((name for name, value in vars(alone).items() if getattr(recipe.scale, name) != value), None)
+    if changed:
+        raise UserError(f"scale.{changed}: a student is whole on every rank (data parallelism alone); leave it out")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A prepared run and its teacher."""
+
+    training: PretrainingRun
+    teacher: Model
+    targets: TeacherCache | None
+    intro: list[str]
+
+
+def _prepare(
+    recipe: DistillRecipe, student: str, teacher: str, epochs: float, out: Path, resume: bool, world: World
+) -> Lesson:
     set_deterministic(recipe.run.deterministic)
     machine = Placement.from_settings(recipe.run)
     teacher_model = text_student.load_teacher(teacher, machine)
@@ -70,20 +119,10 @@ def distill_on_text(
     text_student.check(recipe, teacher_model, train, teacher)
     recipe = text_student.set_steps(recipe, student, epochs, train, teacher_model.max_length)
     check_run_folder(recipe, out, resume)
-    training, intro = _build(recipe, machine, teacher_model, train, held, teacher)
-    targets = _teacher_cache(training, teacher_model) if recipe.distil.cache else None
-    with make_folders(out, out / CHECKPOINTS), exclusive_lock(out):
-        remove_leftovers(run_files(out))
-        if targets is not None:
-            intro.append(_fill_cache(targets, training, teacher_model))
-            training = replace(training, feed=targets)
-        with catch_signals() as signals:
-            run = training.run(out, resume, intro)
-        if signals.caught is not None:  # it may have come while the model was written
-            return replace(run, signal=signals.caught)
-        if run.complete and seconds:
-            _compare(training, teacher, out, seconds)
-        return run
+    begun = micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else []
+    training, intro = _build(recipe, machine, teacher_model, train, held, teacher, world, begun)
+    targets = _teacher_cache(training, teacher_model, train) if recipe.distil.cache else None
+    return Lesson(training, teacher_model, targets, intro)
 
 
 def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) -> None:
@@ -112,7 +151,14 @@ def _unmasked(example: Batch) -> torch.Tensor:
 
 
 def _build(
-    recipe: DistillRecipe, machine: Placement, teacher: Model, train: Store, held: Store, name: str
+    recipe: DistillRecipe,
+    machine: Placement,
+    teacher: Model,
+    train: Store,
+    held: Store,
+    name: str,
+    world: World,
+    begun: Sequence[int],
 ) -> tuple[PretrainingRun, list[str]]:
     """Build the parts of the run, and describe it in a few lines."""
     contents, initial = text_student.build_student(recipe, teacher, train)
@@ -124,7 +170,7 @@ def _build(
     plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
     rates = [mask_share(recipe, phase) for phase in recipe.phases]
     scored = 2.0 if wanted.everywhere else 2 * max(rates)  # the teacher's scores take as much room as the student's
-    feed = build.build_feed(recipe, plan, train, machine, a, scored)
+    feed = build.build_feed(recipe, plan, train, machine, a, scored, world, begun)
     identity: Json = {
         "text in data.store": train.fingerprint,
         "held-out text": held.fingerprint,
@@ -144,10 +190,11 @@ def _build(
     except UserError as error:
         intro.append(f"the student will be in bertree's own format: {error}")
     asked = pretraining_objective(mlm=1.0)
-    return PretrainingRun(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity), intro
+    run = PretrainingRun(recipe, machine, held, contents, feed, learner, objective, asked, flops, identity, world)
+    return run, intro
 
 
-def _teacher_cache(training: PretrainingRun, teacher: Model) -> TeacherCache:
+def _teacher_cache(training: PretrainingRun, teacher: Model, train: Store) -> TeacherCache:
     """Return the cache of the teacher's likeliest tokens, checked to belong to this run."""
     recipe, feed = training.recipe, training.feed
     assert isinstance(recipe, DistillRecipe)
@@ -159,22 +206,33 @@ def _teacher_cache(training: PretrainingRun, teacher: Model) -> TeacherCache:
         "data section": asdict(replace(recipe.data, store="", held_out="")),
         "phases section": [asdict(phase) for phase in recipe.phases],
         "growth of batches (schedule)": hashlib.sha256(reads.encode()).hexdigest(),
-        "number of micro-batches (run.micro_tokens)": [len(streams) for streams in feed.streams],
+        "number of micro-batches (run.micro_tokens)": feed.micro_batches,
         "compilation (run.compile)": training.machine.compiled,
     }
-    return TeacherCache(Path(recipe.distil.cache), feed, recipe.distil.top_k, teacher.architecture.vocab_size, about)
+    a, counts = training.contents.architecture, feed.micro_batches
+    whole = build.build_feed(recipe, feed.plan, train, training.machine, a, counts=counts)
+    sizes = (recipe.distil.top_k, teacher.architecture.vocab_size)
+    return TeacherCache(Path(recipe.distil.cache), feed, whole, *sizes, about)
 
 
-def _fill_cache(targets: TeacherCache, training: PretrainingRun, teacher: Model) -> str:
-    """Compute what is missing in the cache, free the teacher, and return a line about the cache."""
-    recipe, machine = training.recipe, training.machine
+def _fill_cache(lesson: Lesson, targets: TeacherCache) -> str:
+    """Compute on one rank what is missing in the cache, free the teacher, and return a line about the cache."""
+    recipe, world, network = lesson.training.recipe, lesson.training.world, lesson.teacher.network
+    device = lesson.training.machine.device
     assert isinstance(recipe, DistillRecipe)
-    if targets.missing:
+    temperature = recipe.distil.temperature
+
+    def make() -> None:
         with bar("asking the teacher", targets.steps_missing) as progress:
-            targets.make(
-                teacher.network, recipe.distil.temperature, lambda: inference_autocast(machine.device), progress.advance
-            )
-    teacher.network.to("meta")  # it is not needed any more
+            targets.make(network, temperature, lambda: inference_autocast(device), progress.advance)
+
+    def check() -> None:
+        if targets.missing:
+            raise UserError(f"{recipe.distil.cache}: rank 0 has filled it, but its files are not here")
+
+    world.check_together(lambda: make() if world.is_first and targets.missing else None)
+    world.check_together(check)
+    network.to("meta")  # it is not needed any more
     tokens = sum(phase.steps * phase.batch_tokens * mask_share(recipe, phase) for phase in recipe.phases)
     return (
         f"the teacher's {recipe.distil.top_k} likeliest tokens: {targets.bytes / 1e6:,.1f} MB in "

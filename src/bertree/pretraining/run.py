@@ -105,14 +105,14 @@ def pretrain(
 def _pretrain(recipe: Recipe, out: Path, resume: bool, world: World) -> Run:
     with ExitStack() as stack:
         recipe = world.check_together(lambda: minutes.with_kept_steps(recipe, out) if resume else recipe)
-        world.check_together(lambda: _open_folder(recipe, out, resume, stack) if world.is_first else None)
+        world.check_together(lambda: open_folder(recipe, out, resume, stack) if world.is_first else None)
         training = world.check_together(lambda: _build(recipe, out, resume, world))
         for what, text in training.identity.items():
             world.check_same(what, json.dumps(text))
         return training.run(out, resume)
 
 
-def _open_folder(recipe: Recipe, out: Path, resume: bool, stack: ExitStack) -> None:
+def open_folder(recipe: Recipe, out: Path, resume: bool, stack: ExitStack) -> None:
     """Take possession of the folder of a run until the stack is closed."""
     check_run_folder(recipe, out, resume)
     stack.enter_context(make_folders(out, out / CHECKPOINTS))
@@ -185,7 +185,7 @@ class PretrainingRun:
             clip=recipe.optim.clip,
             seed=recipe.run.seed,
             bf16=self.machine.bf16,
-            compiled=self.machine.compiled and not world.joined,  # else each block is
+            compiled=self.machine.compiled and not distribution.compiled,
             bad_steps=recipe.run.bad_steps,
             distribution=distribution,
         )
@@ -229,10 +229,13 @@ class PretrainingRun:
         return Run(out, signal=signal)
 
     def _distribute(self) -> Distribution:
-        """Spread the network over the ranks."""
-        scale = self.recipe.scale
+        """Spread the network over the ranks; a student is whole on each, because its terms read states of layers."""
+        scale, network = self.recipe.scale, self.contents.network
+        if self.learner is not network:
+            network.encoder.recompute(self.recipe.run.recompute)
+            return Distribution(self.world)
         return distribute(
-            self.contents.network,
+            network,
             self.world,
             zero=scale.zero,
             sequence_parallel=scale.sequence_parallel,
