@@ -15,6 +15,7 @@ from bertree.cli import (
     embeddings,
     finetune,
     left_to_right,
+    mcp,
     model,
     plan,
     predict,
@@ -59,6 +60,7 @@ for room in (
     predict,
     search,
     serve,
+    mcp,
     embeddings,
     similar,
 ):

@@ -6,6 +6,7 @@ from typing import Protocol, overload
 
 from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
+from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
 from bertree.search.hit import Hit, Passage
 from bertree.search.passage_store import Where
@@ -46,6 +47,11 @@ class Searcher(ABC):
     @abstractmethod
     def state(self) -> VectorOrigin:
         """The newest state of the index."""
+
+    @property
+    @abstractmethod
+    def info(self) -> Json:
+        """Description of the index, with its `documents` and the keys of their `metadata`."""
 
     @property
     def model_path(self) -> str:

@@ -1,0 +1,1 @@
+"""Search as a tool for assistants: the Model Context Protocol over standard input and output."""
