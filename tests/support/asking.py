@@ -120,3 +120,13 @@ def stop(asker: Asker) -> None:
     """End its threads."""
     asker.service.scheduler.stop()
     asker.service.helpers.shutdown()
+
+
+def refused(asker: Asker, path: str, body: Any, field: str, status: int = 422) -> str:
+    """Send what must be refused; return the line of the refusal, which names the field at fault."""
+    answer = asker.post(path, body)
+    assert answer.status == status, answer.body
+    assert answer.json["error"]["param"] == field, answer.json
+    assert answer.message.startswith((f"{field}:", f"{field}[")), answer.message
+    assert "\n" not in answer.message
+    return answer.message

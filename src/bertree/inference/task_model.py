@@ -13,6 +13,8 @@ from bertree.tasks.logits import effective_max_length, inference_autocast, logit
 from bertree.tasks.squad.answers import Answers, choose_answer
 from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.task import Logits, Task, Truncation, Unit
+from bertree.tasks.text import TextTask
+from bertree.text.records import text_field
 
 
 class TaskModel(Model):
@@ -35,8 +37,23 @@ class TaskModel(Model):
         examples: list[Any] = []
         records = [inputs] if isinstance(inputs, str | Mapping) else check_inputs(inputs)
         for number, record in enumerate(records, first):
-            examples += task.parse_all(_record(record, task.head, f"input {number}"), f"input {number}")
+            where = f"input {number}"
+            if isinstance(record, tuple) and isinstance(task, TextTask) and not task.columns.pair:
+                examples.append(self._pair_example(task, record, where))
+            else:
+                examples += task.parse_all(_record(record, task.head, where), where)
         return self.predict_examples(task, examples, max_length)
+
+    def _pair_example(self, task: TextTask, pair: tuple[str, str], where: str) -> Any:
+        """Return the example of a pair, if the task does not say that it has pairs. The folder of another library does
+        not say what its model reads: it may be a cross-encoder."""
+        if self.task.get("name"):
+            raise UserError(
+                f"{where}: is a pair of texts, but {self.name} was fine-tuned on single texts ({task.name})"
+            )
+        record = _record(pair, task.head, where)
+        assert isinstance(record, dict)
+        return task.example(*(text_field(record, name, where) for name in record))
 
     def predict_examples(self, task: Task[Any], examples: Sequence[Any], max_length: int = 0) -> list[Json]:
         """Return the predictions for examples of a task, as `task.read` or `task.parse` make them."""

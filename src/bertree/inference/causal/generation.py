@@ -159,6 +159,11 @@ class TextStream(Iterator[str]):
             return next(self._pieces)
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """The tokens of the prompt."""
+        return self._prompt.ids
+
+    @property
     def result(self) -> GeneratedText:
         """The text so far."""
         one, text = self._sequence, self._decoder.text

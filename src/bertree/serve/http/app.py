@@ -11,10 +11,23 @@ from bertree.serve.http.errors import HttpError
 from bertree.serve.http.middleware import AllowOrigins, Observe, RefuseForeignPages, RequireKey
 from bertree.serve.http.table import ROUTES, RouteSpec
 from bertree.serve.page import page
-from bertree.serve.routes import cohere, openai, operations, tei
+from bertree.serve.routes import answer, cohere, generate, layers, openai, operations, search, space, tei, text
 
 # Importing the modules fills the table of routes.
-__all__ = ["build_app", "cohere", "openai", "operations", "page", "tei"]
+__all__ = [
+    "answer",
+    "build_app",
+    "cohere",
+    "generate",
+    "layers",
+    "openai",
+    "operations",
+    "page",
+    "search",
+    "space",
+    "tei",
+    "text",
+]
 
 
 def build_app(service: Service) -> ASGIApp:

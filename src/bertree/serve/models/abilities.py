@@ -6,6 +6,7 @@ from bertree.errors import UserError
 from bertree.inference.model import Model
 from bertree.model.architecture import Transformer
 from bertree.objectives.supervised import HEAD_KINDS
+from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task
 from bertree.tasks.text import TextTask
 
@@ -27,17 +28,18 @@ def abilities(model: Model, task: Task[Any] | None) -> frozenset[str]:
     if model.tokenizer is None:
         return frozenset()
     found = {"embed"}
-    if model.architecture.causal:
-        found.add("generate")
-    elif "mask" in model.network.heads and model.tokenizer.id_of("mask") is not None:
-        found.add("fill")
+    if "mask" in model.network.heads and model.network.features is None:
+        if model.architecture.causal:
+            found.add("generate")
+        elif model.tokenizer.id_of("mask") is not None:
+            found.add("fill")
     if isinstance(model.architecture, Transformer) and model.architecture.has_attention:
         found.add("layers")
     if isinstance(task, TextTask) and task.head == "sequence":
         found.add("predict")
         if _reads_pairs(model, task):
             found.add("rerank")
-    elif task is not None and task.head == "token":
+    elif isinstance(task, TaggingTask) and task.has_entity_tags:
         found.add("entities")
     elif task is not None and task.head in ("span", "beam-span"):
         found.add("answer")

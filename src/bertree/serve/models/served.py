@@ -33,14 +33,16 @@ class ServedModel:
         self._lanes = {
             "embed": Lane(f"{name}: embed", self._embedder(), budget),
             "task": Lane(f"{name}: task", self._task_logits, budget),
+            "fill": Lane(f"{name}: fill", model.fill_prepared, budget),
             "call": Lane(f"{name}: call", _call_all, 1),
         }
 
     def lane(self, kind: str) -> Lane:
         """Return the lane of a kind of work.
 
-        embed: tokenized texts (`Encoded`) -> vectors before they are scaled; task: units -> logits; call: functions
-        without arguments -> what they return, for work that cannot share a batch."""
+        embed: tokenized texts (`Encoded`) -> vectors before they are scaled; task: units -> logits; fill: texts with
+        masks -> filled masks; call: functions without arguments -> what they return, for work that cannot share a
+        batch."""
         return self._lanes[kind]
 
     def tokenize(
@@ -88,6 +90,8 @@ class ServedIndex:
         self.name, self.index, self.model, self.folder = name, index, model, folder
         self.created = int(time.time())
         self.lane = Lane(f"{name}: search", _call_all, 1)
+        self.query_prompt = index.state.prompts[1]  # name of the model's prompt for queries; empty: none
+        self.map: tuple[object, Any] | None = None  # the last map, and what it is of
 
 
 def _call_all(calls: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -1,0 +1,131 @@
+"""Text that continues a prompt, at once or as it comes (server-sent events).
+
+A generation is computed in slices of a few tokens. Between them it goes to the end of the queue, so that short requests
+wait for a slice, not for a text; and when its client has gone, no further slice is computed.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+from starlette.responses import StreamingResponse
+
+from bertree.errors import UserError
+from bertree.inference.causal.generation import TextStream
+from bertree.serve.http.context import Context
+from bertree.serve.http.errors import HttpError, error_body
+from bertree.serve.http.table import route
+from bertree.serve.models.served import ServedModel
+from bertree.serve.schedule.work import DeadlineExceeded, Overloaded
+
+MOST_PROMPT = 4096  # tokens, which are read at once
+SLICE = 0.05  # seconds of computing
+SLICE_TOKENS = 256  # tokens of a text that take about as long to read
+PAUSE = 0.25  # seconds until a generation that has begun tries again to get into a full queue
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class GenerateRequest(msgspec.Struct):
+    """A prompt. `tokens`: at most so many follow; without it 100, or as many as fit. The other fields are those of
+    `model.generate`. `stream`: send the text as it comes."""
+
+    prompt: str
+    model: str | None = None
+    tokens: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    penalty: float = 1.0
+    seed: int = 0
+    control: str | None = None
+    stream: bool = False
+
+
+class GenerateReply(msgspec.Struct):
+    """The text that follows the prompt, its tokens, and whether the model has ended it."""
+
+    model: str
+    text: str
+    tokens: int
+    ended: bool
+
+
+@route(
+    "POST",
+    "/generate",
+    body=GenerateRequest,
+    reply=GenerateReply,
+    does="generate",
+    summary="Text that continues a prompt; with stream, as server-sent events",
+)
+async def generate(context: Context, body: GenerateRequest) -> Any:
+    """Return the text that `model.generate` gives."""
+    served = context.registry.model(body.model, does="generate")
+    options: dict[str, Any] = msgspec.structs.asdict(body)
+    for name in ("model", "stream"):
+        del options[name]
+    text = await context.aside(lambda: served.model.stream(**options))
+    if len(text.prompt_ids) > MOST_PROMPT:
+        message = f"prompt: has {len(text.prompt_ids):,} tokens; at most {MOST_PROMPT:,} in a request"
+        raise HttpError(422, message, param="prompt")
+    pieces = _pieces(context, served, text)
+    first = await anext(pieces, "")  # so that a refusal has its own status
+    if body.stream:
+        return StreamingResponse(_events(context, text, first, pieces), media_type="text/event-stream", headers=HEADERS)
+    async for _ in pieces:
+        pass
+    found = text.result
+    return {"model": served.name, "text": found.text, "tokens": len(found.ids), "ended": found.ended}
+
+
+async def _pieces(context: Context, served: ServedModel, text: TextStream) -> AsyncIterator[str]:
+    """Yield the text slice by slice."""
+    tokens, begun, lane = SLICE_TOKENS + len(text.prompt_ids), False, served.lane("call")
+    while True:
+        try:
+            piece, more = await context.call(lane, tokens, lambda: _compute_slice(text))
+        except Overloaded:
+            if not begun:
+                raise
+            if context.scheduler.now() + PAUSE > context.deadline:
+                raise DeadlineExceeded from None
+            await asyncio.sleep(PAUSE)
+            continue
+        begun, tokens = True, SLICE_TOKENS
+        yield piece
+        if not more:
+            return
+
+
+def _compute_slice(text: TextStream) -> tuple[str, bool]:
+    """Return the next piece of a text, and whether more may follow."""
+    until, found = time.perf_counter() + SLICE, []
+    for piece in text:
+        found.append(piece)
+        if time.perf_counter() >= until:
+            return "".join(found), True
+    return "".join(found), False
+
+
+async def _events(context: Context, text: TextStream, first: str, pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:
+    """Yield the events of a stream. The status has been sent, so an error is an event too."""
+    try:
+        if first:
+            yield _event({"text": first})
+        async for piece in pieces:
+            if piece:
+                yield _event({"text": piece})
+        yield _event({"done": True, "tokens": len(text.result.ids), "ended": text.result.ended})
+    except DeadlineExceeded:
+        error = HttpError(504, "the text was not done in its time (X-Timeout)")
+        yield _event(error_body(error, "openai"))
+    except UserError as problem:
+        yield _event(error_body(HttpError(422, str(problem)), "openai"))
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"

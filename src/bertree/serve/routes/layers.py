@@ -1,0 +1,92 @@
+"""What every layer of a model makes of a text."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+from torch import Tensor
+
+from bertree.inference.inspection import Inspection
+from bertree.inference.mask_filling import Candidate
+from bertree.serve.http.context import Context
+from bertree.serve.http.table import route
+from bertree.serve.routes.inputs import check_text, note_cut
+
+MOST = 128  # tokens that are shown: attention grows with their square
+CANDIDATES = 3  # of the lens, at each token
+
+
+class LayersRequest(msgspec.Struct):
+    """A text, or a pair of texts."""
+
+    text: str
+    pair: str | None = None
+    model: str | None = None
+
+
+class LensCandidate(msgspec.Struct):
+    """A token that the head would predict from a layer's state."""
+
+    text: str
+    probability: float
+
+
+class LayersReply(msgspec.Struct):
+    """Tokens; attention (layer, head, from, to), null if it cannot be shown; the logit lens (embeddings and layers,
+    token, candidates), null without a head that reads it; lengths of the states. `cut`: only the beginning of the text
+    is shown."""
+
+    model: str
+    tokens: list[str]
+    attention: list[list[list[list[float]]]] | None
+    lens: list[list[list[LensCandidate]]] | None
+    norms: list[list[float]]
+    cut: bool
+
+
+@route(
+    "POST",
+    "/layers",
+    body=LayersRequest,
+    reply=LayersReply,
+    does="layers",
+    summary="Attention, logit lens and lengths of the states, layer by layer",
+)
+async def layers(context: Context, body: LayersRequest) -> Any:
+    """Return what `model.inspect` gives."""
+    served = context.registry.model(body.model, does="layers")
+    check_text(body.text, "text")
+    if body.pair is not None:
+        check_text(body.pair, "pair")
+    text = body.text if body.pair is None else (body.text, body.pair)
+    model = served.model
+
+    def inspect() -> tuple[Inspection, dict[str, Any]]:
+        found = model.inspect(text, k=CANDIDATES, max_length=MOST)
+        return found, _describe(found)
+
+    size = sum(map(len, text)) if isinstance(text, tuple) else len(text)
+    # Its states once, attention from them again, and a softmax over the vocabulary at every token of every layer.
+    found, described = await context.call(served.lane("call"), 4 * min(MOST, size), inspect)
+    return {"model": served.name} | described | {"cut": note_cut(context, int(found.dropped > 0), found.dropped)}
+
+
+def _describe(found: Inspection) -> dict[str, Any]:
+    lens = None if found.lens is None else [[_candidates(token) for token in layer] for layer in found.lens]
+    return {
+        "tokens": found.tokens,
+        "attention": None if found.attention is None else [_written(layer) for layer in found.attention],
+        "lens": lens,
+        "norms": _written(found.norms),
+    }
+
+
+def _candidates(token: list[Candidate]) -> list[dict[str, Any]]:
+    return [{"text": one.token, "probability": round(one.probability, 4)} for one in token]
+
+
+def _written(numbers: Tensor) -> orjson.Fragment:
+    """Return a layer's numbers as JSON, so that the event loop need not write all of them at once."""
+    rounded = np.ascontiguousarray(np.round(numbers.float().cpu().numpy(), 4))
+    return orjson.Fragment(orjson.dumps(rounded, option=orjson.OPT_SERIALIZE_NUMPY))

@@ -1,0 +1,218 @@
+"""Passages of an index, and the map of an index."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+import orjson
+from msgspec import Meta
+
+from bertree.embeddings.index_map import map_index
+from bertree.errors import UserError
+from bertree.search.highlights import find_highlights
+from bertree.search.hit import Hit
+from bertree.search.searcher import CANDIDATES
+from bertree.serve.http.context import Context
+from bertree.serve.http.errors import HttpError
+from bertree.serve.http.table import route
+from bertree.serve.models.served import ServedIndex
+from bertree.serve.routes.inputs import Count, check_text
+from bertree.serve.routes.scores import class_logits, relevance
+from bertree.serve.routes.vectors import Reading, embed_texts
+
+SEARCH, MAP = 64, 2048  # tokens whose vectors cost about as much
+SHOWN = 200  # characters of a passage on a map
+Value = str | int | float | bool | None
+Where = dict[str, Value | list[Value]]
+Result = TypeVar("Result")
+
+
+class SearchRequest(msgspec.Struct):
+    """A query. `where`: metadata that documents must have (of a list, any value); `id` and `source` work too. `rerank`:
+    a served model that reads the query with each of the first `candidates` passages and sorts them again."""
+
+    query: str
+    index: str | None = None
+    k: Count = 10
+    where: Where | None = None
+    rerank: str | None = None
+    candidates: Count = CANDIDATES
+
+
+class HitReply(msgspec.Struct):
+    """A passage. `score`: the cosine, or that of the model that has re-ranked; `source`: the name of its file;
+    `highlights`: beginning and end of the words in `text` that the query shares."""
+
+    score: float
+    cosine: float
+    text: str
+    document: str
+    source: str
+    start: int
+    end: int
+    metadata: dict[str, Any]
+    highlights: list[tuple[int, int]]
+
+
+class SearchReply(msgspec.Struct):
+    """The nearest passages, best first."""
+
+    index: str
+    hits: list[HitReply]
+    milliseconds: float
+
+
+@route(
+    "POST", "/search", body=SearchRequest, reply=SearchReply, does="search", summary="Passages of an index for a query"
+)
+async def search(context: Context, body: SearchRequest) -> Any:
+    """Return the nearest passages, as `index.search` does."""
+    started = time.perf_counter()
+    served = context.registry.index(body.index)
+    hits = await find_hits(context, served, body.query, body.k, body.where, body.rerank, body.candidates)
+    return {
+        "index": served.name,
+        "hits": [describe_hit(hit, body.query) for hit in hits],
+        "milliseconds": round(1000 * (time.perf_counter() - started), 2),
+    }
+
+
+async def find_hits(
+    context: Context,
+    served: ServedIndex,
+    query: str,
+    k: int,
+    where: Where | None = None,
+    rerank: str | None = None,
+    candidates: int = CANDIDATES,
+    field: str = "query",
+) -> list[Hit]:
+    """Return the k nearest passages, re-ranked by a served model if one is named. `field`: where the query stood."""
+    check_text(query, field)
+    reranker = None if rerank is None else context.registry.model(rerank, does="rerank")
+    prompt = served.query_prompt or None
+    vectors = await embed_texts(context, served.model, [query], Reading(field, prompt))
+    most = max(k, candidates) if reranker else k
+
+    def nearest() -> list[Hit]:
+        return served.index.nearest(vectors.rows, most, where=where, names=[field])[0]
+
+    hits = await ask_index(context, served, SEARCH, nearest)
+    if reranker is None or not hits:
+        return hits
+    pairs = [(query, hit.text) for hit in hits[:candidates]]
+    scores = await class_logits(context, reranker, pairs, Reading("rerank"))
+    only = scores.logits.shape[1] == 1
+    best = relevance(reranker, scores.logits, raw=only).tolist()
+    read = [replace(hit, score=score) for hit, score in zip(hits[:candidates], best, strict=True)]
+    return [*sorted(read, key=lambda hit: -hit.score), *hits[candidates:]][:k]
+
+
+async def ask_index(context: Context, served: ServedIndex, tokens: int, function: Callable[[], Result]) -> Result:
+    """Compute something with an index. Its mistakes name its folder, which is nobody's business; they are logged."""
+    try:
+        return await context.call(served.lane, tokens, function)
+    except UserError as error:
+        if str(error).startswith("where"):
+            message = str(error).removeprefix("where").strip(" :")
+            raise HttpError(422, f"where: {message}", param="where") from None
+        context.service.log.write("index failed", id=context.request_id, index=served.name, reason=str(error))
+        raise HttpError(503, f"index '{served.name}' cannot be read; the server's log says why") from None
+
+
+def describe_hit(hit: Hit, query: str) -> dict[str, Any]:
+    """Return a passage for JSON, with the words that a query shares."""
+    return {
+        "score": hit.score,
+        "cosine": hit.cosine,
+        "text": hit.text,
+        "document": document_name(hit.document),
+        "source": os.path.basename(hit.source),
+        "start": hit.start,
+        "end": hit.end,
+        "metadata": as_json(hit.metadata),
+        "highlights": find_highlights(query, hit.text),
+    }
+
+
+def as_json(metadata: Mapping[str, Any]) -> orjson.Fragment:
+    """Return metadata as JSON; it may hold whole numbers of any size."""
+    try:
+        return orjson.Fragment(orjson.dumps(dict(metadata)))
+    except TypeError:
+        return orjson.Fragment(json.dumps(dict(metadata)))
+
+
+def document_name(document: str) -> str:
+    """Return the id of a document; of one that is an absolute path, which tells of the server's folders, its end."""
+    return os.path.basename(document) if os.path.isabs(document) else document
+
+
+class MapQuery(msgspec.Struct):
+    """Which index, and how many of its passages at most."""
+
+    index: str | None = None
+    most: Annotated[int, Meta(ge=1, le=10_000)] = 2000
+
+
+class MapPoint(msgspec.Struct):
+    """A passage: its place in the plane, its cluster, and the beginning of its text."""
+
+    x: float
+    y: float
+    document: str
+    text: str
+    cluster: int
+    metadata: dict[str, Any]
+
+
+class MapReply(msgspec.Struct):
+    """Points, and how many clusters they are in. `sampled`: they are not all passages of the index."""
+
+    index: str
+    points: list[MapPoint]
+    clusters: int
+    sampled: bool
+    total: int
+
+
+@route("GET", "/map", query=MapQuery, reply=MapReply, does="search", summary="The passages of an index in a plane")
+async def index_map(context: Context, query: MapQuery) -> Any:
+    """Return the map of an index, as `bertree.map_index` makes it; it is kept until the index changes."""
+    served = context.registry.index(query.index)
+
+    def find() -> dict[str, Any]:
+        generation = served.index.state.generation
+        if served.map is None or served.map[0] != (generation, query.most):
+            served.map = (generation, query.most), _describe_map(served, query.most)
+        return served.map[1]
+
+    return await ask_index(context, served, MAP, find)
+
+
+def _describe_map(served: ServedIndex, most: int) -> dict[str, Any]:
+    found = map_index(served.index, most)
+    points: Sequence[Sequence[float]] = np.round(found.points, 4).tolist()
+    rows = zip(found.passages, points, found.labels.tolist(), strict=True)
+    return {
+        "index": served.name,
+        "points": [
+            {
+                "x": x,
+                "y": y,
+                "document": document_name(passage.document),
+                "text": passage.text[:SHOWN],
+                "cluster": label,
+                "metadata": as_json(passage.metadata),
+            }
+            for passage, (x, y), label in rows
+        ],
+        "clusters": found.clusters,
+        "sampled": len(found.passages) < found.total,
+        "total": found.total,
+    }

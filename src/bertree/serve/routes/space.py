@@ -1,0 +1,47 @@
+"""The design space: presets, axes, and what a point costs."""
+
+from functools import cache
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from bertree.errors import UserError
+from bertree.model import space
+from bertree.model.presets import PRESETS, preset
+from bertree.serve.http.context import Context
+from bertree.serve.http.table import route
+from bertree.serve.routes.inputs import about
+
+
+class PointRequest(msgspec.Struct):
+    """A preset with other values on some axes, and the batch of a training step."""
+
+    preset: str
+    changes: dict[str, str | int | float | bool] = {}
+    length: Annotated[int, Meta(ge=1)] | None = None
+    batch: Annotated[int, Meta(ge=1)] = 1
+
+
+@route("GET", "/space", summary="The presets and the axes of the design space")
+async def design_space(context: Context) -> Any:
+    """Return the presets and the axes."""
+    return _space(tuple(PRESETS))
+
+
+@cache
+def _space(names: tuple[str, ...]) -> dict[str, Any]:
+    return {"presets": space.describe_presets(), "axes": space.describe_axes()}
+
+
+@route("POST", "/space", body=PointRequest, summary="Parameters, memory and operations of a point")
+async def point(context: Context, body: PointRequest) -> Any:
+    """Return what a point costs, or why there is no such point."""
+    try:
+        preset(body.preset)
+    except UserError as error:
+        raise about("preset", error) from None
+    try:
+        return {"valid": True} | space.describe_point(body.preset, body.changes, body.length, body.batch)
+    except UserError as error:
+        return {"valid": False, "message": str(error)}

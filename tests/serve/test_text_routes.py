@@ -1,0 +1,168 @@
+"""Masks, entities, answers, layers and the design space over HTTP: what the Python API gives; mistakes in one line."""
+
+import json
+
+import pytest
+
+from tests.support.asking import Asker, refused
+
+QUESTION = "which colour is it ?"
+PASSAGE = "a lamp in the green garden"
+
+
+def test_masks_are_filled_as_by_the_model(own: Asker) -> None:
+    text = "Ünter 🙂 the <mask> on the [MASK] of Oslo"
+    found = own.post("/fill", {"text": text, "k": 3, "model": "words"}).json
+    model = own.service.registry.model("words").model
+    assert (found["model"], found["cut"]) == ("words", False)
+    for mask, wanted in zip(found["masks"], model.fill_masks(text, 3), strict=True):
+        assert text[mask["start"] : mask["end"]] in ("<mask>", "[MASK]")
+        assert (mask["start"], mask["end"]) == (wanted.start, wanted.end)
+        for one, candidate in zip(mask["candidates"], wanted.candidates, strict=True):
+            assert one["text"] == candidate.token
+            assert model.required_tokenizer.backend.token_to_id(one["token"]) == candidate.id
+            assert one["probability"] == pytest.approx(candidate.probability, abs=1e-6)
+
+
+def test_texts_that_are_filled_at_the_same_time_get_their_own_masks(own: Asker) -> None:
+    model = own.service.registry.model("words").model
+    texts = [f"{'the boat ' * n}<mask> and [MASK]" for n in range(12)]
+    answers = own.post_all([("/fill", {"text": text, "k": n + 1}) for n, text in enumerate(texts)])
+    for n, (text, answer) in enumerate(zip(texts, answers, strict=True)):
+        wanted = model.fill_masks(text, n + 1)
+        found = [[one["probability"] for one in mask["candidates"]] for mask in answer.json["masks"]]
+        assert found == [pytest.approx([c.probability for c in mask.candidates], abs=1e-6) for mask in wanted]
+
+
+def test_a_text_that_is_cut_is_reported(own: Asker) -> None:
+    answer = own.post("/fill", {"text": "the <mask> " + "boat " * 200})
+    assert answer.json["cut"] is True
+    assert answer.headers["x-truncated-texts"] == "1"
+    assert int(answer.headers["x-truncated-tokens"]) == 76
+    assert "x-truncated-texts" not in own.post("/fill", {"text": "the <mask>"}).headers
+
+
+def test_mistakes_with_masks(own: Asker) -> None:
+    assert "no mask" in refused(own, "/fill", {"text": "no mask"}, "text")
+    assert "empty" in refused(own, "/fill", {"text": " "}, "text")
+    assert "cut off" in refused(own, "/fill", {"text": "boat " * 200 + "[MASK]"}, "text")
+    for k in (0, -1, 1001, 10**30, 1.5, "5", None):
+        refused(own, "/fill", {"text": "[MASK]", "k": k}, "k")
+    refused(own, "/fill", {"text": 5}, "text")
+    refused(own, "/fill", {"text": "[MASK]", "model": "wrds"}, "model", 404)
+    assert "cannot fill masks" in refused(own, "/fill", {"text": "[MASK]", "model": "gpt"}, "model")
+    assert own.post("/fill", {}).status == 422
+
+
+@pytest.mark.parametrize("name", ["ner", "crf"])
+def test_entities_are_those_that_the_model_predicts(own: Asker, name: str) -> None:
+    text = "the boat of Ada Emil – in 🙂 Turin, and Greta"
+    found = own.post("/entities", {"text": text, "model": name}).json
+    (line,) = own.service.registry.model(name).model.predict([text])
+    assert len(found["entities"]) == len(line["entities"]) >= 2
+    for entity, wanted in zip(found["entities"], line["entities"], strict=True):
+        assert text[entity["start"] : entity["end"]] == entity["text"] == wanted["text"]
+        assert entity["label"] == wanted["type"]
+        assert entity["score"] == (None if name == "crf" else pytest.approx(wanted["score"], abs=1e-6))
+    assert found["cut"] is False
+
+
+def test_a_long_text_is_read_whole_in_windows(own: Asker) -> None:
+    text = " ".join(["the boat on a river"] * 60 + ["Ada"] + ["of the stone"] * 20)
+    found = own.post("/entities", {"text": text, "model": "ner"}).json["entities"]
+    (line,) = own.service.registry.model("ner").model.predict([text])
+    assert [e["start"] for e in found] == [e["start"] for e in line["entities"]]
+    assert text.index("Ada") in [e["start"] for e in found]
+
+
+def test_mistakes_with_entities(own: Asker) -> None:
+    refused(own, "/entities", {"text": ""}, "text")
+    refused(own, "/entities", {"text": ["a"]}, "text")
+    assert "these can: ner, crf" in refused(own, "/entities", {"text": "a", "model": "words"}, "model")
+    assert own.post("/entities", {"text": "\u200b"}).json["entities"] == []
+
+
+def test_the_answer_in_a_passage_is_that_of_the_model(own: Asker) -> None:
+    found = own.post("/answer", {"question": QUESTION, "passage": PASSAGE}).json
+    wanted = own.service.registry.model("squad2").model.answer(QUESTION, PASSAGE)
+    assert wanted.best is not None
+    assert (found["model"], found["answer"], found["passage"], found["cut"]) == ("squad2", "green", None, False)
+    assert (found["start"], found["end"]) == (wanted.best.start, wanted.best.end)
+    assert found["score"] == pytest.approx(wanted.score, abs=1e-6)
+    assert [one["answer"] for one in found["candidates"]] == [one.text for one in wanted.candidates]
+    none = own.post("/answer", {"question": QUESTION, "passage": "it the boat of a tree"}).json
+    assert (none["answer"], none["start"], none["end"]) == (None, None, None)
+    assert 0 < none["score"] <= 1
+    long = own.post("/answer", {"question": "which colour " * 60, "passage": PASSAGE})
+    assert long.json["cut"] is True
+    assert long.headers["x-truncated-texts"] == "1"
+
+
+def test_a_question_is_answered_from_an_index(own: Asker) -> None:
+    found = own.post("/answer", {"question": QUESTION, "k": 3}).json
+    index = own.service.registry.index("passages").index
+    hits = index.search(QUESTION, k=3)
+    wanted = own.service.registry.model("squad2").model.answer(QUESTION, [hit.text for hit in hits])
+    assert wanted.best is not None
+    assert found["answer"] == wanted.best.text
+    assert found["passage"]["document"] == hits[wanted.best.passage].document
+    text = found["passage"]["text"]
+    assert text[found["start"] : found["end"]] == found["answer"]
+    for one in found["candidates"]:
+        assert one["passage"]["text"][one["start"] : one["end"]] == one["answer"]
+    only = own.post("/answer", {"question": QUESTION, "where": {"place": "garden"}, "rerank": "pair"}).json
+    assert only["passage"]["metadata"]["place"] == "garden"
+
+
+def test_mistakes_with_questions(own: Asker) -> None:
+    refused(own, "/answer", {"question": " ", "passage": PASSAGE}, "question")
+    refused(own, "/answer", {"question": QUESTION, "passage": " "}, "passage")
+    refused(own, "/answer", {"question": QUESTION, "passage": PASSAGE, "index": "passages"}, "index")
+    refused(own, "/answer", {"question": QUESTION, "index": "pasages"}, "index", 404)
+    refused(own, "/answer", {"question": QUESTION, "where": {"place": "nowhere"}}, "where")
+    refused(own, "/answer", {"question": QUESTION, "k": 0}, "k")
+    refused(own, "/answer", {"question": QUESTION, "passage": PASSAGE, "model": "ner"}, "model")
+
+
+def test_layers_are_those_of_the_model(own: Asker) -> None:
+    model = own.service.registry.model("words").model
+    found = own.post("/layers", {"text": "the <mask> boat", "pair": "a river", "model": "words"}).json
+    wanted = model.inspect(("the <mask> boat", "a river"))
+    count = len(wanted.tokens)
+    assert found["tokens"] == wanted.tokens
+    assert [len(layer) for layer in found["attention"]] == [2, 2]
+    assert found["attention"][1][0][3] == pytest.approx(wanted.attention[1, 0, 3].tolist(), abs=1e-4)  # type: ignore[index]
+    assert [len(layer) for layer in found["lens"]] == [count] * 3
+    assert found["lens"][-1][2][0]["text"] == wanted.lens[-1][2][0].token  # type: ignore[index]
+    assert found["norms"][0] == pytest.approx(wanted.norms[0].tolist(), abs=1e-3)
+    assert found["cut"] is False
+    long = own.post("/layers", {"text": "boat " * 500, "model": "words"}).json
+    assert (len(long["tokens"]), long["cut"]) == (128, True)
+    assert own.post("/layers", {"text": "the boat", "model": "ner"}).json["lens"] is None
+    refused(own, "/layers", {"text": ""}, "text")
+    refused(own, "/layers", {"text": "a", "pair": ""}, "pair")
+
+
+def test_the_design_space_is_live(own: Asker) -> None:
+    known = own.get("/space").json
+    assert "albert-base" in {point["name"] for point in known["presets"]}
+    axes = {axis["name"]: axis for axis in known["axes"]}
+    assert axes["sharing"]["choices"] == ["none", "attention", "ffn", "all"]
+    point = own.post("/space", {"preset": "albert-base", "changes": {"layers": 6}, "length": 128, "batch": 8}).json
+    assert point["valid"] is True
+    assert {"axis": "layers", "before": 12, "value": 6} in point["differences"]
+    assert set(point["memory"]) == {"weights", "gradients", "optimizer", "activations", "peak"}
+    wrong = own.post("/space", {"preset": "bert-base", "changes": {"heads": 7}})
+    assert (wrong.status, wrong.json["valid"]) == (200, False)
+    assert "heads" in wrong.json["message"]
+    assert "did you mean 'bert-base'" in refused(own, "/space", {"preset": "bert-bse"}, "preset")
+    refused(own, "/space", {"preset": "bert-base", "batch": 0}, "batch")
+    refused(own, "/space", {"preset": "bert-base", "changes": {"layers": [1]}}, "changes")
+    assert own.post("/space", {"preset": "bert-base", "batch": 10**18}).json["valid"] is False
+
+
+def test_the_documentation_lists_the_routes(own: Asker) -> None:
+    document = own.get("/openapi.json").json
+    for path in ("/fill", "/entities", "/answer", "/search", "/generate", "/layers", "/map", "/space"):
+        assert path in document["paths"]
+    json.dumps(document)
