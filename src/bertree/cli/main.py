@@ -1,7 +1,9 @@
 """The command line: the application, its verbs, and how errors become one line and an exit code."""
 
 import os
+import signal
 import sys
+import time
 import warnings
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
@@ -29,6 +31,8 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
 from bertree.train.signals import interrupt_once
 from bertree.version import __version__
+
+LAST_WORDS = 60.0  # seconds that other ranks give rank 0 to say why the run has failed
 
 app = typer.Typer(
     name="bertree",
@@ -102,8 +106,12 @@ def main() -> None:
 
 
 def _fail(line: str, of_one_rank: bool = False) -> NoReturn:
-    if of_one_rank or not launched().rank:
-        print(f"bertree: {_one_line(line)}", file=sys.stderr)
+    launch = launched()
+    if of_one_rank or not launch.rank:
+        print(f"bertree: {_one_line(line)}", file=sys.stderr, flush=True)
+    elif launch.job:  # torchrun or srun ends all processes when one has failed: rank 0 must have said why
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(2))
+        time.sleep(LAST_WORDS)
     sys.exit(2)
 
 
