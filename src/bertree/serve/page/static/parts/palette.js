@@ -40,7 +40,12 @@ export function palette(points, colouring) {
   const order = [...counts].filter(([value]) => value !== undefined && value !== null).sort((a, b) => b[1] - a[1]);
   const hues = new Map(order.slice(0, MOST_VALUES).map(([value], index) => [value, index]));
   const variable = (value) => (hues.has(value) ? `--hue-${hues.get(value) % HUES}` : grey);
-  const rows = order.slice(0, MOST_VALUES).map(([value, count]) => ({ value, count, variable: variable(value) }));
+  const rows = order.slice(0, MOST_VALUES).map(([value, count], index) => ({
+    value,
+    count,
+    variable: variable(value),
+    hollow: index >= HUES,
+  }));
   return {
     rows,
     variable: (point) => variable(colouring.of(point)),

@@ -178,7 +178,7 @@ export default {
   title: "Attention and layers",
   about: "Which tokens each head looks at, and which word each layer would already predict at every place.",
   does: "layers",
-  defaults: { text: "The cat sat on the mat because it was tired.", pair: "", layer: "0", head: "0", table: "lens" },
+  defaults: { text: "The capital of France is [MASK].", pair: "", layer: "0", head: "0", table: "lens" },
 
   build(page) {
     const ask = page.channel();

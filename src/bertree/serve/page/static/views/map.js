@@ -88,7 +88,7 @@ class IndexMap {
       rows.map((row) =>
         el(
           "li",
-          { "--hue": `var(${row.variable})` },
+          { "--hue": `var(${row.variable})`, class: row.hollow ? "hollow" : null },
           el(
             "button",
             {

@@ -32,7 +32,7 @@ const metadata = (values, add) =>
 
 function passage(hit, rank, add) {
   const spans = (hit.highlights ?? []).map(([start, end]) => ({ start, end }));
-  const where = hit.document === hit.source ? [hit.document] : [hit.document, hit.source];
+  const where = hit.document.startsWith(hit.source) ? [hit.document] : [hit.document, hit.source];
   return el(
     "li",
     { class: "hit" },

@@ -1,0 +1,63 @@
+"""One server with a model for every view, and one browser, for all tests of the page."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bertree
+from tests.support import asking
+from tests.support.browser import Tab, chromium, listening
+from tests.support.language_models import language_model
+from tests.support.learnable import Trained, one_thread
+from tests.support.shared import common_folder, make_once
+
+PASSAGES = (
+    ("harbour", "The lighthouse 🌊 burned twice. The same family rebuilt it both times.", "coast", 1898),
+    ("garden", "Roses need water in June. The gardener waters them before the sun is high.", "inland", 1910),
+    ("market", "On Saturdays the market sells fish, bread and old books.", "coast", 1911),
+    ("mill", "The mill stands still when there is no wind.", "inland", 1921),
+)
+
+
+def _make_served(folder: Path) -> None:
+    folder.mkdir()
+    rows = [{"id": name, "text": text, "place": place, "year": year} for name, text, place, year in PASSAGES]
+    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    bertree.Index.build(bertree.load("default"), [folder / "notes.jsonl"], folder / "notes", name="default")
+    language_model("gpt2").save(folder / "gpt")
+
+
+@pytest.fixture(scope="session")
+def address(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of the bundled model, an index, a tagger, a reader and a writer."""
+    made = make_once(common_folder(tmp_path_factory) / "playground", _make_served)
+    sources = [
+        ("default", Path("default")),
+        ("notes", made / "notes"),
+        ("tagger", trained("ner") / "model"),
+        ("reader", trained("squad") / "model"),
+        ("writer", made / "gpt"),
+    ]
+    with one_thread():
+        asker = asking.start(sources, threads=1)
+        with listening(asker.app) as found:
+            yield found
+        asking.stop(asker)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The system's Chromium."""
+    with chromium(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture
+def tab(browser: Any, address: str) -> Iterator[Tab]:
+    """A fresh page; nothing may go wrong on it."""
+    made = Tab(browser, address)
+    yield made
+    assert made.close() == []

@@ -1,0 +1,198 @@
+"""How the playground is used: keyboard, phone, colours, links, errors, keys, slow answers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serve.page.test_views import VIEWS, wait_quiet
+from tests.support.browser import Tab
+
+IDS = ("fill", "similarity", "search", "entities", "answer", "layers", "map", "generate", "family")
+FOCUSED = "() => document.activeElement.textContent.trim() || document.activeElement.id"
+
+
+def answer_with(page: Any, path: str, status: int, body: object, **headers: str) -> None:
+    """Answer requests to a path in the server's place."""
+    text = json.dumps(body)
+    page.route(f"**/{path}", lambda route: route.fulfill(status=status, body=text, headers=headers))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_views_fit_a_phone_and_follow_the_colour_scheme(browser: Any, address: str, scheme: str) -> None:
+    phone = Tab(browser, address, viewport={"width": 360, "height": 700}, color_scheme=scheme, has_touch=True)
+    page = phone.open("search", query="water")
+    for name in VIEWS:
+        page.get_by_role("tab", name=name, exact=True).click()
+        wait_quiet(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
+    red, green, blue = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (red + green + blue < 120) == (scheme == "dark")
+    page.get_by_role("button", name="Auto").click()
+    page.get_by_role("button", name="Light", exact=True).click()
+    assert sum(page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")) < 120
+    assert phone.close() == []
+
+
+def test_the_keyboard_is_enough(tab: Tab) -> None:
+    page = tab.open("fill", text="The capital of [MASK] is Paris.")
+    wait_quiet(page)
+    page.keyboard.press("Tab")
+    assert page.evaluate(FOCUSED) == "Skip to the view"
+    page.keyboard.press("Tab")
+    assert page.evaluate(FOCUSED) == "Fill masks"
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline != "none", "the focus can be seen"
+    page.keyboard.press("ArrowDown")
+    page.get_by_role("heading", level=1, name="Similarity of texts").wait_for()
+    assert page.evaluate(FOCUSED) == "Similarity"
+    wait_quiet(page)
+    page.get_by_label("Texts").focus()
+    page.keyboard.press("Tab")  # into the table, which is one stop
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "1 and 1: 1.00"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("3 and 2:")
+    page.get_by_role("tab", name="Similarity").focus()
+    page.keyboard.press("End")
+    page.get_by_role("heading", level=1, name="The family and its design space").wait_for()
+    page.locator(".tree [tabindex='0']").focus()
+    page.keyboard.press("ArrowDown")
+    page.locator(".point strong", has_text="bert-tiny").wait_for()
+    page.get_by_role("tab", name="Family tree").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowUp")
+    page.locator(".heads button").first.wait_for()
+    page.locator(".heads [tabindex='0']").focus()
+    page.keyboard.press("ArrowDown")
+    page.get_by_role("heading", name="Layer 2, head 1").wait_for()
+
+
+def test_a_link_brings_view_and_state_back(tab: Tab) -> None:
+    page = tab.open("fill", text="A [MASK] & a = b? #1 🌦", k="3")
+    page.locator(".bars li").nth(2).wait_for()
+    assert page.locator(".bars li").count() == 3
+    page.get_by_label("Candidates", exact=True).press("ArrowRight")
+    page.locator(".bars li").nth(3).wait_for()
+    link = page.url
+    page.goto("about:blank")
+    page.goto(link)
+    page.locator(".bars li").nth(3).wait_for()
+    assert page.get_by_label("Text", exact=True).input_value() == "A [MASK] & a = b? #1 🌦"
+    page.get_by_role("tab", name="Entities").click()
+    page.get_by_role("tab", name="Fill masks").click()
+    assert page.get_by_label("Text", exact=True).input_value() == "A [MASK] & a = b? #1 🌦", "a view keeps its state"
+
+
+def test_an_answer_that_is_out_of_date_is_dropped(tab: Tab) -> None:
+    page = tab.open("entities", text="on the road Ada")
+    page.locator(".entities mark", has_text="Ada").wait_for()
+    held: list[Any] = []
+
+    def answer(route: Any) -> None:
+        text = json.loads(route.request.post_data)["text"]
+        if text == "slow Oslo":
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/entities", answer)
+    page.get_by_label("Text", exact=True).fill("slow Oslo")
+    with page.expect_event("requestfailed") as failed:
+        page.wait_for_timeout(400)
+        page.get_by_label("Text", exact=True).fill("on the road Otto and Riga")
+    assert json.loads(failed.value.post_data)["text"] == "slow Oslo", "the browser gives it up"
+    page.locator(".entities mark", has_text="Riga").wait_for()
+    assert len(held) == 1
+    assert page.locator(".entities").text_content().startswith("on the road Otto")
+
+
+def test_many_keys_are_one_question(tab: Tab) -> None:
+    page = tab.open("entities", text="on the road Ada")
+    page.locator(".entities mark").wait_for()
+    asked: list[Any] = []
+    page.on("request", lambda request: asked.append(request) if request.url.endswith("/entities") else None)
+    page.get_by_label("Text", exact=True).press_sequentially(" by Greta in Porto", delay=5)
+    page.locator(".entities mark", has_text="Porto").wait_for()
+    assert 1 <= len(asked) <= 3
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "shown"),
+    [
+        (422, {"error": {"message": "text: is too long\nat line 3"}}, "text: is too long"),
+        (429, {"error": {"message": "busy"}}, "The server is busy; try again in 7 s."),
+        (500, "<b>no JSON of ours</b>", "The server answered 500."),
+        (422, {"error": {"message": "<img src=x onerror=alert(1)>"}}, "<img src=x onerror=alert(1)>"),
+    ],
+)
+def test_an_error_is_one_line_where_the_user_looks(
+    browser: Any, address: str, status: int, body: object, shown: str
+) -> None:
+    tab = Tab(browser, address)
+    answer_with(tab.page, "entities", status, body, **{"retry-after": "7"})
+    page = tab.open("entities")
+    page.get_by_role("alert").filter(has_text=shown).wait_for()
+    assert page.get_by_role("alert").text_content() == shown
+    page.unroute("**/entities")
+    page.get_by_label("Text", exact=True).fill("on the road Ada")
+    page.locator(".entities mark").wait_for()
+    assert page.locator(".problem").text_content() == ""
+    assert all("Failed to load resource" in line for line in tab.close())
+
+
+def test_the_key_is_asked_for_and_kept_in_the_tab(browser: Any, address: str) -> None:
+    tab = Tab(browser, address)
+
+    def check(route: Any) -> None:
+        if route.request.headers.get("authorization") == "Bearer open sesame":
+            route.continue_()
+        else:
+            route.fulfill(status=401, body='{"error": {"message": "the key is wrong"}}')
+
+    tab.page.route("**/v1/models", check)
+    page = tab.open("fill")
+    page.get_by_text("This server wants an API key.").wait_for()
+    page.keyboard.type("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("The server refused this key.").wait_for()
+    page.keyboard.type("open sesame")
+    page.keyboard.press("Enter")
+    page.locator(".bars li").first.wait_for()
+    assert "$BERTREE_API_KEY" in page.locator(".call pre").text_content()
+    assert "sesame" not in page.content()
+    assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    page.reload()
+    page.locator(".bars li").first.wait_for()
+    assert all("401" in line for line in tab.close())
+
+
+def test_views_that_nothing_can_do_say_what_would(tab: Tab) -> None:
+    answer_with(tab.page, "v1/models", 200, {"object": "list", "data": []})
+    page = tab.open("fill")
+    for view in IDS[:-1]:
+        page.evaluate(f"location.hash = '{view}'")
+        page.locator(f"#tab-{view}[aria-selected=true]").wait_for()
+        assert page.locator(".notice code").text_content().startswith("bertree "), view
+        assert "served" in page.locator(".notice strong").text_content(), view
+
+
+def test_a_server_that_is_gone_is_said(browser: Any, address: str) -> None:
+    tab = Tab(browser, address)
+    tab.page.route("**/v1/models", lambda route: route.abort())
+    page = tab.open("fill")
+    page.get_by_text("The server does not answer.").wait_for()
+    page.unroute("**/v1/models")
+    page.get_by_role("button", name="Try again").click()
+    page.locator(".bars li").first.wait_for()
+    tab.close()
+
+
+def test_nothing_moves_for_those_who_want_it_so(browser: Any, address: str) -> None:
+    tab = Tab(browser, address, reduced_motion="reduce")
+    page = tab.open("fill")
+    page.locator(".bar-fill").first.wait_for()
+    assert page.locator(".bar-fill").first.evaluate("e => getComputedStyle(e).transitionDuration") == "0s"
+    assert page.locator(".progress").evaluate("e => getComputedStyle(e, '::after').animationName") == "none"
+    assert tab.close() == []
