@@ -2,10 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import uvicorn
 
 from bertree.serve.http.app import build_app
 from bertree.serve.http.context import Service
@@ -130,3 +135,17 @@ def refused(asker: Asker, path: str, body: Any, field: str, status: int = 422) -
     assert answer.message.startswith((f"{field}:", f"{field}[")), answer.message
     assert "\n" not in answer.message
     return answer.message
+
+
+@contextmanager
+def listening(asker: Asker) -> Iterator[str]:
+    """Let an application listen on a socket of this machine; return its address."""
+    config = uvicorn.Config(asker.app, lifespan="off", access_log=False, log_config=None, ws="none")
+    server, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()

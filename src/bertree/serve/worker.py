@@ -5,7 +5,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import uvicorn
@@ -30,10 +30,23 @@ KEEP_ALIVE = 75  # seconds that an idle connection is kept
 class DrainingServer(uvicorn.Server):
     """Stops without losing a request: what was accepted is answered, within the drain time."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, swapper: Swapper, watch_seconds: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        service: Service,
+        swapper: Swapper,
+        watch_seconds: float,
+        ready: Callable[[], None],
+    ) -> None:
+        """`ready` is called when it listens."""
         super().__init__(config)
-        self._service, self._swapper, self._watch_seconds = service, swapper, watch_seconds
+        self._service, self._swapper, self._watch_seconds, self._ready = service, swapper, watch_seconds, ready
         self.signal: int | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self._ready()
 
     async def main_loop(self) -> None:
         """Serve until a signal comes; meanwhile look after changed folders."""
@@ -113,18 +126,21 @@ def run_worker(serving: Serving, listener: socket.socket) -> int:
         if "name" in values:
             service.metrics.swapped(values["name"], "ok" if event == "swapped" else "failed")
 
-    server = DrainingServer(config, service, Swapper(registry, sources, note), serving.watch_seconds)
+    def ready() -> None:
+        log.write(
+            "ready",
+            address=address(listener),
+            models=list(registry.models),
+            indexes=list(registry.indexes),
+            threads=service.scheduler.threads,
+            seconds=round(time.perf_counter() - started, 2),
+        )
+        if sys.stdout.isatty():
+            print(f"bertree: serving at {address(listener)} (Ctrl-C stops it)", flush=True)
+
+    swapper = Swapper(registry, sources, note)
+    server = DrainingServer(config, service, swapper, serving.watch_seconds, ready)
     service.scheduler.start()
-    log.write(
-        "ready",
-        address=address(listener),
-        models=list(registry.models),
-        indexes=list(registry.indexes),
-        threads=service.scheduler.threads,
-        seconds=round(time.perf_counter() - started, 2),
-    )
-    if sys.stdout.isatty():
-        print(f"bertree: serving at {address(listener)} (Ctrl-C stops it)")
     try:
         server.run(sockets=[listener])
     except OSError as error:

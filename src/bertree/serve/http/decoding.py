@@ -13,6 +13,7 @@ from bertree.serve.http.errors import HttpError
 
 BODY_SECONDS = 30.0  # for a body to arrive
 PLACE = re.compile(r" - at `\$(.*)`$")
+MISSING = re.compile(r"missing required field `(\w+)`")
 
 
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
@@ -93,7 +94,8 @@ def invalid_field(error: Exception) -> HttpError:
     field = place[1].removeprefix(".") if place else ""
     message = message.removesuffix(place[0]) if place else message
     message = message[:1].lower() + message[1:]
-    name = re.split(r"[.\[]", field)[0] or None
+    missing = MISSING.search(message)
+    name = re.split(r"[.\[]", field)[0] or (missing[1] if missing else None)
     return HttpError(422, f"{field}: {message}"[:400] if field else message[:400], param=name)
 
 

@@ -13,7 +13,7 @@ from bertree.serve.http.context import Context
 from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import route
 from bertree.serve.models.served import ServedIndex, ServedModel
-from bertree.serve.routes.vectors import Reading, embed_texts
+from bertree.serve.routes.vectors import Reading, check_prompt, embed_texts
 
 MANY = 256  # vectors that are not written on the event loop
 
@@ -74,6 +74,8 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
             param="input",
         )
     served = context.registry.model(body.model, does="embed")
+    if body.prompt is not None:
+        check_prompt(served, body.prompt, "prompt")
     found = await embed_texts(
         context,
         served,

@@ -1,0 +1,92 @@
+"""Clients of other people, unchanged, against a server on a socket."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bertree
+from tests.support.asking import Asker, listening
+
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
+os.environ["ANONYMIZED_TELEMETRY"] = "False"
+TEXTS = ["A whale.", "The captain looked at the sea and said nothing.", "an apple and a pear"]
+DOCUMENTS = ["the boat is fine", "a gloomy river", "the lamp of the garden"]
+
+
+@pytest.fixture(scope="module")
+def address(asker: Asker) -> Iterator[str]:
+    with listening(asker) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def vectors(minilm: Path) -> np.ndarray:
+    return bertree.load(minilm).embed(TEXTS)
+
+
+def same(found: object, vectors: np.ndarray) -> bool:
+    rows = np.asarray(found, np.float64).reshape(-1, vectors.shape[1])
+    return len(rows) in (1, len(vectors)) and bool(np.abs(rows - vectors[: len(rows)]).max() < 1e-6)
+
+
+def test_openai(address: str, vectors: np.ndarray) -> None:
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["minilm", "ranker", "classes"]
+        reply = client.embeddings.create(input=TEXTS, model="minilm")  # asks for base64
+        assert same([item.embedding for item in reply.data], vectors)
+        assert reply.usage.prompt_tokens == reply.usage.total_tokens > len(TEXTS)
+        reply = client.embeddings.create(input=TEXTS[0], model="minilm", encoding_format="float", dimensions=8)
+        assert len(reply.data[0].embedding) == 8
+        with pytest.raises(openai.NotFoundError, match="not served here"):
+            client.embeddings.create(input="a", model="text-embedding-3-small")
+        with pytest.raises(openai.UnprocessableEntityError, match="check_embedding_ctx_length") as error:
+            client.embeddings.create(input=[[1, 2, 3]], model="minilm")
+        assert error.value.param == "input"
+
+
+def test_cohere(address: str) -> None:
+    cohere = pytest.importorskip("cohere")
+    client = cohere.ClientV2("key", base_url=address)
+    reply = client.rerank(model="ranker", query="which boat", documents=DOCUMENTS, top_n=2)
+    scores = [result.relevance_score for result in reply.results]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    with pytest.raises(cohere.UnprocessableEntityError, match="documents"):
+        client.rerank(model="ranker", query="which boat", documents=[])
+
+
+def test_hugging_face(address: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # this machine is asked
+    client = hub.InferenceClient(f"{address}/embed")
+    assert same(client.feature_extraction(TEXTS[0]), vectors)
+    found = hub.InferenceClient(f"{address}/similarity").sentence_similarity(TEXTS[0], other_sentences=TEXTS[1:])
+    assert np.abs(np.array(found) - vectors[1:] @ vectors[0]).max() < 1e-6
+
+
+def test_haystack(address: str, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    haystack = pytest.importorskip("haystack.components.embedders")
+    embedder = haystack.OpenAITextEmbedder(model="minilm", api_base_url=f"{address}/v1")
+    assert same(embedder.run(TEXTS[0])["embedding"], vectors)
+
+
+def test_langchain_without_its_context_check(address: str, vectors: np.ndarray) -> None:
+    langchain = pytest.importorskip("langchain_openai")
+    options = {"model": "minilm", "base_url": f"{address}/v1", "api_key": "none"}
+    embedder = langchain.OpenAIEmbeddings(check_embedding_ctx_length=False, **options)
+    assert same(embedder.embed_documents(TEXTS), vectors)
+    assert same(embedder.embed_query(TEXTS[0]), vectors)
+
+
+def test_llama_index(address: str, vectors: np.ndarray) -> None:
+    like = pytest.importorskip("llama_index.embeddings.openai_like")
+    found = like.OpenAILikeEmbedding(model_name="minilm", api_base=f"{address}/v1", api_key="none")
+    assert same(found.get_text_embedding_batch(TEXTS), vectors)
+    tei = pytest.importorskip("llama_index.embeddings.text_embeddings_inference")
+    found = tei.TextEmbeddingsInference(model_name="minilm", base_url=address)
+    assert same(found.get_text_embedding_batch(TEXTS), vectors)

@@ -1,0 +1,219 @@
+"""Bad input, keys, overload, deadlines: every answer is one line with a fitting status."""
+
+import asyncio
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from bertree.serve.http.logs import Log
+from bertree.serve.http.settings import Keys, Limits, ServerSettings
+from bertree.serve.models.registry import Registry
+from tests.support import asking
+from tests.support.asking import Asker
+
+SECRET = "a text that must not be logged"
+
+
+def again(asker: Asker, settings: ServerSettings) -> Asker:
+    """The same models with other settings."""
+    return asking.with_registry(asker.service.registry, settings, threads=1)
+
+
+@pytest.fixture(scope="module")
+def small(asker: Asker) -> Iterator[Asker]:
+    """A server with small limits."""
+    made = again(asker, ServerSettings(Limits(body_bytes=10_000, texts=20, tokens=500)))
+    yield made
+    asking.stop(made)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "start"),
+    [
+        (b"", 400, "the body is not JSON"),
+        (b"{", 400, "the body is not JSON"),
+        (b'{"input": NaN}', 400, "the body is not JSON"),
+        (b'{"input": "a", "dimensions": NaN}', 400, "the body is not JSON"),
+        (b'{"input": "\xff"}', 400, "the body is not JSON"),
+        (b"[" * 100_000, 422, "expected `object`"),
+        (b'{"input": ' + b"[" * 5000 + b"]" * 5000 + b"}", 422, "input"),
+        (b"null", 422, "expected `object`"),
+        (b"[]", 422, "expected `object`"),
+        (b"{}", 422, "object missing required field `input`"),
+        (b'{"input": null}', 422, "input"),
+        (b'{"input": {"a": 1}}', 422, "input"),
+        (b'{"input": ["a", null]}', 422, "input"),
+        (b'{"input": ["a", 1.5]}', 422, "input"),
+        (b'{"input": ["a", 1]}', 422, "input: has token ids"),
+        (b'{"input": []}', 422, "input: must not be empty"),
+        (b'{"input": ""}', 422, "input: text is empty"),
+        (b'{"input": ["a", ""]}', 422, "input: text 2 is empty"),
+        (b'{"input": "a", "encoding_format": "hex"}', 422, "encoding_format"),
+        (b'{"input": "a", "dimensions": "many"}', 422, "dimensions"),
+        (b'{"input": "a", "dimensions": 1e400}', 422, "dimensions"),
+        (b'{"input": "a", "prompt": "query"}', 422, "prompt: minilm: has no prompt"),
+        (b'{"input": "a", "model": "../../etc/passwd"}', 404, "model: '../../etc/passwd' is not served"),
+        (b'{"input": "a", "model": 7}', 422, "model"),
+    ],
+)
+def test_a_wrong_body_is_answered_in_one_line(asker: Asker, body: bytes, status: int, start: str) -> None:
+    found = asker.post("/v1/embeddings", body)
+    assert (found.status, found.message[: len(start)]) == (status, start)
+    assert "\n" not in found.message
+    assert len(found.message) < 500
+
+
+def test_odd_texts_are_embedded(asker: Asker) -> None:
+    texts = [" ", "\x00", "\n\t", "🐋" * 50, "a" * 5000, "é" * 10, "\u202e", "\\ud800"]
+    found = asker.post("/embed", {"inputs": texts})
+    assert found.status == 200
+    assert len(found.json) == len(texts)
+    lone = asker.post("/embed", b'{"inputs": "lone \\ud800 surrogate"}')
+    assert lone.status in (200, 400)
+
+
+def test_limits_are_named(small: Asker) -> None:
+    large = small.post("/embed", {"inputs": "word " * 3000})
+    assert large.status == 413
+    assert "10,000 bytes" in large.message
+    assert large.headers["connection"] == "close"
+    many = small.post("/embed", {"inputs": ["a"] * 21})
+    assert (many.status, many.message) == (422, "inputs: has 21 texts; at most 20 in a request")
+    tokens = small.post("/embed", {"inputs": ["word " * 100] * 10})
+    assert tokens.status == 422
+    assert "1,020 tokens; at most 500" in tokens.message
+
+
+def test_a_body_that_is_longer_than_it_says_is_refused(small: Asker) -> None:
+    found = small.post("/embed", json.dumps({"inputs": "word " * 3000}).encode(), content_length="10")
+    assert found.status == 413
+
+
+def test_ten_megabytes_are_refused_at_once(asker: Asker) -> None:
+    assert asker.post("/v1/embeddings", {"input": "a" * 10_000_000}).status == 413
+
+
+def test_a_key_is_needed_where_the_server_has_one(asker: Asker) -> None:
+    made = again(asker, ServerSettings(keys=Keys(("right", "other"))))
+    body = {"inputs": "a"}
+    try:
+        for wrong in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Basic right"},
+            {"authorization": "right"},
+        ):
+            found = made.post("/embed", body, **wrong)
+            assert found.status == 401
+            assert found.headers["www-authenticate"] == "Bearer"
+        for right in ("Bearer right", "bearer other"):
+            assert made.post("/embed", body, authorization=right).status == 200
+        assert made.get("/metrics").status == made.get("/v1/models").status == made.get("/nowhere").status == 401
+        assert made.get("/health").status == made.get("/ready").status == made.get("/docs").status == 200
+    finally:
+        asking.stop(made)
+
+
+def test_pages_of_other_sites_are_refused_unless_allowed(asker: Asker) -> None:
+    made = again(asker, ServerSettings(cors=("https://mine.example",), loopback=True))
+    try:
+        body = {"inputs": "a"}
+        assert made.post("/embed", body, origin="https://evil.example").status == 403
+        assert made.post("/embed", body, host="rebound.example:8080").status == 403
+        assert made.post("/embed", body, host="127.0.0.1:8080", origin="http://127.0.0.1:8080").status == 200
+        allowed = made.post("/embed", body, origin="https://mine.example")
+        assert allowed.headers["access-control-allow-origin"] == "https://mine.example"
+        assert "access-control-allow-origin" not in made.post("/embed", body).headers
+        asked = asyncio.run(made.send("OPTIONS", "/embed", b"", {"origin": "https://mine.example"}))
+        assert asked.status == 204
+    finally:
+        asking.stop(made)
+
+
+def test_a_full_queue_is_answered_with_the_time_to_wait(asker: Asker) -> None:
+    made = asking.with_registry(asker.service.registry, threads=0)  # nothing is computed
+    made.service.scheduler.most_queued_tokens = 20
+
+    async def ask() -> None:
+        first = asyncio.create_task(made.send("POST", "/embed", b'{"inputs": "one two three"}'))
+        await asyncio.sleep(0)
+        second = await made.send("POST", "/embed", json.dumps({"inputs": ["word " * 30]}).encode())
+        assert (second.status, second.json["error_type"]) == (429, "Overloaded")
+        assert int(second.headers["retry-after"]) >= 1
+        made.service.scheduler.most_queued_tokens = 1
+        third = await made.send("POST", "/v1/embeddings", b"not even JSON")
+        assert third.status == 429, "refused before it is read"
+        assert (await made.send("GET", "/ready")).status == 200
+        made.service.scheduler.compute_next()
+        assert (await first).status == 200
+
+    asyncio.run(ask())
+    asking.stop(made)
+
+
+def test_a_request_is_given_up_after_its_time(asker: Asker) -> None:
+    made = asking.with_registry(asker.service.registry, threads=0)
+    found = made.post("/embed", {"inputs": "a"}, x_timeout="0.01")
+    assert found.status == 504
+    assert made.service.scheduler.queued_tokens == 0
+    for wrong in ("-1", "0", "nan", "soon", "1e9"):
+        assert made.post("/embed", {"inputs": "a"}, x_timeout=wrong).message.startswith("X-Timeout")
+    asking.stop(made)
+
+
+def test_a_client_that_has_gone_leaves_nothing_in_the_queue(asker: Asker) -> None:
+    made = asking.with_registry(asker.service.registry, threads=0)
+
+    async def ask() -> None:
+        gone = [made.send("POST", "/embed", b'{"inputs": ["a", "b"]}', gone=True) for _ in range(1000)]
+        assert {answer.status for answer in await asyncio.gather(*gone)} == {499}
+        assert made.service.scheduler.queued_tokens == made.service.scheduler.queued_requests == 0
+
+    asyncio.run(ask())
+    asking.stop(made)
+
+
+def test_an_error_of_ours_is_logged_without_the_text_and_told_without_a_trace(asker: Asker) -> None:
+    made, log = again(asker, ServerSettings()), io.StringIO()
+    made.service.log = Log(log)
+    lane = asker.service.registry.model("minilm").lane("embed")
+    before = lane.compute
+
+    def fail(payloads: object) -> list[object]:
+        raise RuntimeError(f"in the middle of: {SECRET}")
+
+    try:
+        lane.compute = fail
+        found = made.post("/embed", {"inputs": SECRET}, x_request_id="abc.1")
+    finally:
+        lane.compute = before
+        asking.stop(made)
+    assert (found.status, found.headers["x-request-id"]) == (500, "abc.1")
+    assert "abc.1" in found.message
+    assert "RuntimeError" not in found.message
+    events = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["error", "request"]
+    assert (events[0]["error"], events[1]["id"], events[1]["status"]) == ("RuntimeError", "abc.1", 500)
+    assert SECRET not in log.getvalue()
+
+
+def test_a_line_in_the_log_has_no_text_and_no_key(asker: Asker) -> None:
+    made, log = again(asker, ServerSettings(keys=Keys(("topsecret",)))), io.StringIO()
+    made.service.log = Log(log)
+    made.post("/embed", {"inputs": SECRET}, authorization="Bearer topsecret", x_request_id="no spaces allowed")
+    asking.stop(made)
+    (event,) = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert (event["route"], event["status"], event["method"]) == ("/embed", 200, "POST")
+    assert event["tokens"] > 5
+    assert event["id"] != "no spaces allowed"
+    assert SECRET not in log.getvalue()
+    assert "topsecret" not in log.getvalue()
+
+
+def test_nothing_is_served_by_an_empty_server() -> None:
+    made = asking.with_registry(Registry(), threads=0)
+    assert made.post("/embed", {"inputs": "a"}).status == 422
+    assert made.get("/v1/models").json["data"] == []
+    asking.stop(made)
