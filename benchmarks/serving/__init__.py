@@ -1,0 +1,1 @@
+"""Parts of the benchmarks of the server: clients, servers, phases."""
