@@ -103,13 +103,19 @@ class MaskMethods(LoadedModel):
             batch, chosen = predict_places(batch, chosen, [len(text.places) for text in texts])
         batch = batch.to(self.device)
         with self._evaluating(), torch.no_grad():
-            logits_mv = self.network.mask_logits(self.network(batch), torch.tensor(chosen, device=self.device))
+            logits_mv = self.network.mask_logits(self._states(batch), torch.tensor(chosen, device=self.device))
         check_finite(logits_mv, self.name)
         tokenizer = self.required_tokenizer
         shares_mv = logits_mv.float()[:, : tokenizer.size].softmax(-1)
         parts = zip(texts, shares_mv.split([len(text.places) for text in texts]), strict=True)
         lists = ((text.spans, top_candidates(rows, tokenizer, text.k)) for text, rows in parts)
         return [[FilledMask(*s, found) for s, found in zip(spans, some, strict=True)] for spans, some in lists]
+
+    def _states(self, batch: Batch) -> Tensor:
+        """Return the states that the head reads, by the fast encoder if there is one; int8 is for vectors alone."""
+        compute = self.network if self._runtime.int8 else self._runtime.states_of(self.network)
+        states_th: Tensor = compute(batch)
+        return states_th
 
 
 def find_masks(text: str, tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:

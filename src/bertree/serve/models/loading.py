@@ -119,9 +119,23 @@ def warm_up(served: ServedModel) -> None:
         lane = served.lane("embed")
         for encoded in served.tokenize(texts):
             lane.compute([encoded] * max(1, lane.budget // len(encoded.ids)))
+    if "fill" in served.does:
+        served.lane("fill").compute([served.model.prepare_masks("word [MASK]")])
+    if "generate" in served.does:
+        next(served.model.stream("word", tokens=1))
+    if "entities" in served.does or "answer" in served.does:
+        warm_up_task(served)
     if "predict" in served.does and isinstance(served.task, TextTask):
         pair = "word" if served.task.columns.pair or served.task.both_orders else None
         examples = [served.task.example(text, pair) for text in texts]
         units, _ = served.task.units(examples, served.model.required_tokenizer, served.task_max_length)
         for unit in units:
             served.lane("task").compute([unit] * max(1, min(32, 512 // unit_tokens(unit))))
+
+
+def warm_up_task(served: ServedModel) -> None:
+    """Compute a text with the head of a task that reads tokens."""
+    assert served.task is not None
+    example = served.task.parse({"text": "word", "question": "word", "context": "word"})
+    units, _ = served.task.units([example], served.model.required_tokenizer, served.task_max_length)
+    served.lane("task").compute(units)
