@@ -10,6 +10,7 @@ import functools
 import glob
 import importlib.util
 import inspect
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from bertree.interop import onnx
 from bertree.model import presets
 from bertree.objectives import embedding_losses
 from bertree.tasks import registry
-from tests.support import documentation
+from tests.support import asking, documentation
 from tests.support.command import Command, make_tree
 from tests.support.documentation import PAGES, ROOT, CodeBlock, Library
 
@@ -126,6 +127,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
     return Library(tmp_path_factory.mktemp("library"))
 
 
+@pytest.fixture
+def servers() -> Iterator[list[asking.Asker]]:
+    """The servers that an example has started."""
+    found: list[asking.Asker] = []
+    yield found
+    for server in found:
+        asking.stop(server)
+
+
 def run_python(block: CodeBlock, page: Path, known: dict[str, object]) -> None:
     names = set(re.findall(r"^(?:import|from) ([\w, ]+)", block.text, re.MULTILINE))
     needed = {word.strip() for line in names for word in line.split(",")} & OPTIONAL
@@ -135,10 +145,20 @@ def run_python(block: CodeBlock, page: Path, known: dict[str, object]) -> None:
     exec(compile(code, str(page), "exec"), known)
 
 
-def run_console(block: CodeBlock, command: Command, library: Library, folder: Path) -> str:
-    """Run the commands of a block and return what the last one printed."""
+def run_console(block: CodeBlock, command: Command, library: Library, folder: Path, servers: list[asking.Asker]) -> str:
+    """Run the commands of a block and return what the last one printed. `curl` asks the last of the page's servers."""
     printed = ""
     for words in documentation.commands(block):
+        if words[0] == "curl":
+            answer = asking.curl(servers[-1], words)
+            assert answer.status == 200, f"$ {' '.join(words)}\n{answer.body.decode()}"
+            printed = answer.body.decode()
+            continue
+        if words[:2] == ["bertree", "serve"]:
+            library.provide(documentation.files_of_command(words[2:]), folder)
+            sources = itertools.takewhile(lambda word: not word.startswith("-"), words[2:])
+            servers.append(asking.start([("", Path(source)) for source in sources]))
+            continue
         if words[0] != "bertree":
             assert words[0] in OTHER_PROGRAMS, words
             continue
@@ -152,7 +172,12 @@ def run_console(block: CodeBlock, command: Command, library: Library, folder: Pa
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_examples_run(
-    page: Path, library: Library, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    library: Library,
+    tmp_path: Path,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    servers: list[asking.Asker],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shorten_calls(monkeypatch)
@@ -160,7 +185,7 @@ def test_examples_run(
     printed = ""
     for block in documentation.blocks(page):
         if block.language == "console":
-            printed = run_console(block, command, library, tmp_path)
+            printed = run_console(block, command, library, tmp_path, servers)
         elif block.language == "python":
             library.provide(documentation.files_of_python(block.text), tmp_path)
             run_python(block, page, known)

@@ -107,6 +107,24 @@ class Asker:
         return asyncio.run(send())
 
 
+def curl(asker: Asker, words: Sequence[str]) -> Answer:
+    """Send what a command line of curl would: an address, -d BODY, -H HEADER; -s and -N are as nothing."""
+    body, headers, address = b"", {}, ""
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-d", "--data"):
+            body = next(rest).encode()
+        elif word in ("-H", "--header"):
+            name, _, value = next(rest).partition(": ")
+            headers[name] = value
+        elif not word.startswith("-"):
+            address = word
+        else:
+            assert word in ("-s", "-N", "-sN"), f"curl {word}"
+    _, _, path = address.partition("//")[2].partition("/")
+    return asyncio.run(asker.send("POST" if body else "GET", f"/{path}", body, headers))
+
+
 def start(sources: Sequence[tuple[str, Path]], settings: ServerSettings | None = None, threads: int = 2) -> Asker:
     """Load models and indexes by name, and start the threads that compute."""
     registry = load_sources([Source(name, str(path), "cpu") for name, path in sources])

@@ -197,7 +197,7 @@ async def index_map(context: Context, query: MapQuery) -> Any:
 
 def _describe_map(served: ServedIndex, most: int) -> dict[str, Any]:
     found = map_index(served.index, most)
-    points: Sequence[Sequence[float]] = np.round(found.points, 4).tolist()
+    points: Sequence[Sequence[float]] = (np.round(found.points, 4) + 0.0).tolist()  # without -0.0
     rows = zip(found.passages, points, found.labels.tolist(), strict=True)
     return {
         "index": served.name,
