@@ -75,7 +75,7 @@ class Case(NamedTuple):
 CASES = [
     Case("megatron-bert-3.9b", 65536, 512, True, 3),
     Case("megatron-gpt-8.3b", 8192, 1024, True, 6),
-    Case("bert-base", 65536, 512, False, 30, both=True),
+    Case("bert-base", 65536, 512, False, 100, both=True),
 ]
 
 

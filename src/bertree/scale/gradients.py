@@ -33,7 +33,8 @@ def first_row(tensor: Tensor, world: World) -> int:
 def squares(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the sum of squares of each tensor. PyTorch's norm on the CPU is off by as much as 1e-4 of it."""
     if tensors and tensors[0].is_cuda:
-        return [norm.square() for norm in torch._foreach_norm(list(tensors))]
+        norms = torch._foreach_norm(list(tensors))
+        return list(torch._foreach_mul(norms, norms))
     return [tensor.square().sum() for tensor in tensors]
 
 
