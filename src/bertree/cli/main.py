@@ -13,6 +13,7 @@ import typer
 from bertree.cli import (
     aliases,
     data,
+    deploy,
     distill,
     embeddings,
     finetune,
@@ -64,6 +65,7 @@ for room in (
     predict,
     search,
     serve,
+    deploy,
     mcp,
     embeddings,
     similar,

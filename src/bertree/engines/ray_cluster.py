@@ -55,11 +55,17 @@ class RayCluster:
         self.ray = _import_ray(self.address)
 
     @contextmanager
+    def connected(self) -> Iterator[Any]:
+        """Connect to the cluster while the block runs; yields the module ray."""
+        with _connected(self.ray, self.address, self.workers) as ray:
+            yield ray
+
+    @contextmanager
     def start(
         self, make: Callable[[Setup], Callable[[Block], Result]], setup: Setup, device: str = "cpu"
     ) -> Iterator[Workers[Block, Result]]:
         """Connect to the cluster, and send it the setup."""
-        with _connected(self.ray, self.address, self.workers) as ray:
+        with self.connected() as ray:
             kind = "GPU" if device.startswith("cuda") else "CPU"
             if ray.cluster_resources().get(kind, 0) < 1:
                 raise UserError(f"{self.address or 'engine ray'}: this Ray cluster has no {kind} for --device {device}")

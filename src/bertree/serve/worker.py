@@ -98,17 +98,22 @@ def build_service(serving: Serving, registry: Registry, log: Log) -> Service:
     )
 
 
-def run_worker(serving: Serving, listener: socket.socket) -> int:
-    """Load everything, then serve until a signal comes; return the exit code."""
-    started = time.perf_counter()
-    log = Log(requests=serving.log_requests)
+def load_service(serving: Serving, log: Log) -> tuple[Service, list[Source]]:
+    """Load everything that is to be served; return it with where it came from."""
     names = serving.names or ("",) * len(serving.sources)
     sources = [
         Source(name, given, serving.device, serving.precision)
         for name, given in zip(names, serving.sources, strict=True)
     ]
-    registry = load_sources(sources)
-    service = build_service(serving, registry, log)
+    return build_service(serving, load_sources(sources), log), sources
+
+
+def run_worker(serving: Serving, listener: socket.socket) -> int:
+    """Load everything, then serve until a signal comes; return the exit code."""
+    started = time.perf_counter()
+    log = Log(requests=serving.log_requests)
+    service, sources = load_service(serving, log)
+    registry = service.registry
     config = uvicorn.Config(
         build_app(service),
         lifespan="off",

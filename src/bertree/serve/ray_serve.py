@@ -1,0 +1,89 @@
+"""The same application on a Ray cluster: replicas behind the HTTP proxy of Ray Serve (https://docs.ray.io)."""
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from bertree.engines.ray_cluster import RayCluster
+from bertree.errors import UserError
+from bertree.serve.launch import THREADS, check_installed
+from bertree.serve.serving import Serving
+
+NAME = "bertree"  # of the application in the cluster
+MOST_REQUESTS = 4096  # at once in a replica: its own scheduler decides which are too many
+
+
+def ray_application(serving: Serving, replicas: int = 1) -> Any:
+    """Return the application for `ray.serve.run`: replicas that each load the models and compute in their own threads.
+
+    The models must have the same paths on all machines. A replica takes `serving.threads` CPUs, and a GPU if the
+    device is cuda.
+    """
+    serve = _import_serve()
+    threads = serving.threads or 1
+    options = {
+        "num_cpus": threads,
+        "num_gpus": 1 if serving.device.startswith("cuda") else 0,
+        "runtime_env": {"env_vars": THREADS},
+    }
+    ingress = serve.ingress(_builder(replace(serving, threads=threads, workers=1)))
+    deployment = serve.deployment(
+        ingress(),
+        name=NAME,
+        num_replicas=replicas,
+        max_ongoing_requests=MOST_REQUESTS,
+        graceful_shutdown_timeout_s=serving.drain_seconds,
+        ray_actor_options=options,
+    )
+    return deployment.bind()
+
+
+def _builder(serving: Serving) -> Callable[[], ASGIApp]:
+    """Return what builds the application within a replica."""
+
+    def build() -> ASGIApp:
+        from bertree.serve.http.app import build_app
+        from bertree.serve.http.logs import Log
+        from bertree.serve.worker import load_service
+
+        service, _ = load_service(serving, Log(requests=serving.log_requests))
+        service.scheduler.start()
+        return build_app(service)
+
+    return build
+
+
+def serve_on_ray(serving: Serving, replicas: int, address: str | None, ready: Callable[[], None]) -> None:
+    """Deploy on the cluster at an address, or on one that is started here, and wait for a signal; then remove it.
+
+    `ready` is called when all replicas answer."""
+    check_installed()
+    stopped = threading.Event()
+    cluster = RayCluster(address)
+    serve = _import_serve()
+    with cluster.connected():
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(http_options={"host": serving.host, "port": serving.port})
+        try:
+            serve.run(ray_application(serving, replicas), name=NAME, route_prefix="/")
+        except RuntimeError as error:
+            serve.delete(NAME)
+            raise UserError(f"Ray Serve could not start the replicas ({' '.join(str(error).split())[-300:]})") from None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopped.set())
+        ready()
+        stopped.wait()
+        serve.delete(NAME)
+
+
+def _import_serve() -> Any:
+    try:
+        return import_module("ray.serve")
+    except ImportError:
+        raise UserError("deploy ray: needs Ray Serve; pip install 'bertree[serve]' 'ray[serve]'") from None
