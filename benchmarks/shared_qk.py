@@ -4,9 +4,9 @@
     python -m benchmarks.shared_qk --store STORE --out study --recipe gpt1-h200-10min --minutes 8    # equal time
 
 Every row is a run of `bertree pretrain`: the recipe as it is, and with `model.shared_qk=true`, which has a third fewer
-weights in the projections before attention. With --minutes the speed of each is measured over a few steps, and each
-gets the steps that it can take in that time; without, all have the recipe's steps or --steps. The Reformer paper says
-that sharing costs nothing (Kitaev et al. 2020, figure 3).
+weights in the projections before attention. With --minutes each takes as many steps as it can in that time
+(run.minutes); without, all have the recipe's steps or --steps. The Reformer paper says that sharing costs nothing
+(Kitaev et al. 2020, figure 3).
 
 OUT/rows.jsonl has a line for every run that is done: those are not made again, and one that was stopped is resumed.
 OUT/table.md is the table of held-out perplexities.
@@ -14,7 +14,6 @@ OUT/table.md is the table of held-out perplexities.
 
 import argparse
 import json
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +22,9 @@ import bertree
 from benchmarks.common import environment, spread, table
 from benchmarks.standings import rows_in
 from bertree.files.formats import Json
-from bertree.pretraining import recipe as recipes
 from bertree.pretraining import run as pretraining
 
 ROWS: dict[str, list[str]] = {"separate": ["model.shared_qk=false"], "shared": ["model.shared_qk=true"]}
-PROBE = 60  # steps by which the speed is measured; the first third is not counted
 
 
 def parsed() -> argparse.Namespace:
@@ -51,26 +48,9 @@ def parsed() -> argparse.Namespace:
 
 
 def overrides(given: argparse.Namespace, name: str, seed: int) -> list[str]:
-    """Return the changes of a row, without its steps."""
+    """Return the changes of a row, without its steps or time."""
     found = [f"data.store={json.dumps(given.store)}", f"run.seed={seed}", *given.changes, *ROWS[name]]
     return found + ([f"data.held_out={json.dumps(given.held)}"] if given.held else [])
-
-
-def steps_in(given: argparse.Namespace, name: str) -> int:
-    """Return how many steps a row takes in the time that is given, as measured once."""
-    path = given.out / f"{name}-steps.json"
-    if path.is_file():
-        return int(json.loads(path.read_text())["steps"])
-    out = given.out / f"{name}-probe"
-    short = [f"phases.0.steps={PROBE}", "schedule.warmup=1", f"run.log_every={PROBE // 3}"]
-    changes = [*overrides(given, name, 0), *short]
-    pretraining.pretrain(given.recipe, out=out, overrides=changes, resume=out.exists())
-    logged = [line for line in lines_of(out) if line["kind"] == "train"]
-    seconds = (logged[-1]["seconds"] - logged[0]["seconds"]) / (logged[-1]["step"] - logged[0]["step"])
-    shutil.rmtree(out)
-    steps = max(1, round(60 * given.minutes / seconds))
-    path.write_text(json.dumps({"steps": steps, "seconds_per_step": seconds}) + "\n")
-    return steps
 
 
 def lines_of(out: Path) -> list[Json]:
@@ -81,23 +61,23 @@ def lines_of(out: Path) -> list[Json]:
 def run(given: argparse.Namespace, name: str, seed: int) -> Json:
     """Return the row of one run."""
     changes = overrides(given, name, seed)
-    steps = steps_in(given, name) if given.minutes else given.steps
-    changes += [f"phases.0.steps={steps}"] if steps else []
+    changes += [f"run.minutes={given.minutes}"] if given.minutes else []
+    changes += [f"phases.0.steps={given.steps}"] if given.steps else []
     out = given.out / f"{name}-{seed}"
     began = time.perf_counter()
     if not pretraining.pretrain(given.recipe, out=out, overrides=changes, resume=out.exists()).complete:
         raise SystemExit(130)
     seconds = time.perf_counter() - began
-    recipe = recipes.load(given.recipe, changes)
     last = [line for line in lines_of(out) if line["kind"] == "eval"][-1]
+    end = next(line for line in lines_of(out) if line["kind"] == "end")
     return {
         "row": name,
         "seed": seed,
         "recipe": given.recipe,
         "changes": changes,
         "parameters": sum(p.numel() for p in bertree.load(out / "model").network.parameters()),
-        "steps": sum(phase.steps for phase in recipe.phases),
-        "tokens": sum(phase.steps * phase.batch_tokens for phase in recipe.phases),
+        "steps": end["step"],
+        "tokens": end["tokens"],
         "loss": last["mlm"],
         "perplexity": last["perplexity"],
         "seconds": round(seconds, 1),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertree.config.sections import OptimSettings
 from bertree.model.network import build
@@ -120,6 +121,29 @@ def test_every_member_of_the_family_has_its_matrices_and_the_rest(name: str) -> 
         assert kinds[id(p)] == linear, path
         assert len(p) % stacked.get(id(p), 1) == 0, path
     assert any(kinds.values())
+
+
+class ReadsCounted(TorchDispatchMode):
+    """Counts how often a tensor's value is read by the host, which on a GPU waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.reads += operator is torch.ops.aten._local_scalar_dense.default
+        return operator(*args, **(kwargs or {}))
+
+
+def test_the_host_reads_no_value_in_a_step() -> None:
+    network = fresh()
+    optimizer = build_optimizer(network, OptimSettings(name="muon"))
+    for p in network.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
+    with ReadsCounted() as counted:
+        optimizer.step()
+    assert counted.reads == 0
 
 
 def test_a_frozen_encoder_leaves_adamw_alone() -> None:

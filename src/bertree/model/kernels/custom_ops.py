@@ -33,6 +33,21 @@ def gelu(x: Tensor) -> Tensor:
     return out
 
 
+def rotary_angles(places_t: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles of places, place / base^(2 i / d) (each t x 1 x d / 2, float32).
+
+    A compiler computes powers, cosines and sines again for every query and key of every layer, forwards and backwards.
+    """
+    both = _rotary_angles(places_t, head_width, base) if places_t.is_cuda else _angles(places_t, head_width, base)
+    return both[0], both[1]
+
+
+def _angles(places_t: Tensor, head_width: int, base: float) -> Tensor:
+    exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=places_t.device) / head_width
+    angles = places_t[:, None, None].float() * (1.0 / base**exponents)
+    return torch.stack([angles.cos(), angles.sin()])
+
+
 def permute_rows(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
     """Put rows in another order; `places_t` says where each row goes, `order_t` where each comes from.
 
@@ -40,6 +55,11 @@ def permute_rows(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
     """
     permuted: Tensor = _permute_rows(x_th, order_t, places_t)
     return permuted
+
+
+@custom_op("bertree::rotary_angles", mutates_args=())
+def _rotary_angles(places_t: Tensor, head_width: int, base: float) -> Tensor:
+    return _angles(places_t, head_width, base)
 
 
 @custom_op("bertree::permute_rows", mutates_args=())
@@ -65,6 +85,11 @@ def _gelu(x: Tensor) -> Tensor:
 @custom_op("bertree::gelu_backward", mutates_args=())
 def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return torch.ops.aten.gelu_backward(grad, x)
+
+
+@_rotary_angles.register_fake
+def _(places_t: Tensor, head_width: int, base: float) -> Tensor:
+    return places_t.new_empty((2, len(places_t), 1, head_width // 2), dtype=torch.float32)
 
 
 @_permute_rows.register_fake

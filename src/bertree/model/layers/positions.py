@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels.custom_ops import look_up
+from bertree.model.kernels.custom_ops import look_up, rotary_angles
 from bertree.model.kernels.layout import RelativeScores, SegmentScores
 
 
@@ -130,9 +130,7 @@ class RotaryPositions(Positions, nn.Module):
         return queries, queries if places.keys_t is places.queries_t else self._angles(places.keys_t)
 
     def _angles(self, places_t: Tensor) -> Rotation:
-        exponents = torch.arange(0, self.head_width, 2, dtype=torch.float32, device=places_t.device) / self.head_width
-        angles = places_t[:, None, None].float() * (1.0 / self.base**exponents)
-        return Rotation(angles.cos(), angles.sin())
+        return Rotation(*rotary_angles(places_t, self.head_width, self.base))
 
     def change(
         self, q_tnd: Tensor, k_tnd: Tensor, prepared: tuple[Rotation, Rotation]

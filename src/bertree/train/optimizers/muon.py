@@ -157,7 +157,9 @@ class Muon(Optimizer):
         for p in moved:
             if not self.state[p]:
                 self.state[p].update(step=torch.zeros((), device=local(p).device), exp_avg=torch.zeros_like(p))
-        torch._foreach_add_([self.state[p]["step"] for p in moved], good)
+        steps = [self.state[p]["step"] for p in moved]
+        # A list: the host would wait for the value of a single tensor.
+        torch._foreach_add_(steps, [good] * len(steps) if isinstance(good, Tensor) else good)
         rate = group["lr"] * good
         if group["weight_decay"]:
             torch._foreach_mul_([local(p) for p in moved], 1.0 - rate * group["weight_decay"])
