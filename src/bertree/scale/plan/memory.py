@@ -239,7 +239,7 @@ class _Step:
     def _reduction(self, place: int) -> Peak:
         left, layer = self.a.layers - place, self.sizes.layer
         made = self.b * layer.whole  # the layer's gradients, gone before anything is received
-        buffers = REDUCED * layer.padded(self.sizes.shards) * (3 if self.alone else 1)
+        buffers = REDUCED * layer.padded(self.sizes.shards) * (2 if self.alone else 1)
         own = 0 if self.alone else made
         activations = self.tokens.saved(left) + self.tokens.states
         gathered = self._gathered(0 if self.alone and self.mesh.zero == 3 else left)
@@ -254,6 +254,6 @@ class _Step:
         return self._make("embeddings", self._gathered(0), reduced, local, activations, sent)
 
     def _root(self) -> Peak:
-        buffers = REDUCED * self.sizes.root.padded(self.sizes.shards) * (3 if self.alone else 1)
+        buffers = REDUCED * self.sizes.root.padded(self.sizes.shards) * (2 if self.alone else 1)
         local = 0 if self.alone else self.b * self.sizes.root.whole
         return self._make("root", 0, self.sizes.shard - self.sizes.root.shard, local, 0, buffers)
