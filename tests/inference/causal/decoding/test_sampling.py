@@ -70,6 +70,29 @@ def test_the_largest_draw_still_chooses_a_possible_token() -> None:
     assert Sampling(top_k=2).choose(logits, [1 - 2**-53]).item() == 1
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(top_p=1e-300),
+        Sampling(temperature=1e-300),
+        Sampling(temperature=1e-300, top_p=1e-300, top_k=3),
+        Sampling(temperature=1e308),
+        Sampling(penalty=1000.0),
+        Sampling(penalty=0.001),
+    ],
+)
+def test_extreme_settings_still_choose_a_token(sampling: Sampling) -> None:
+    never = -float("inf")
+    logits = torch.tensor([[0.0, 30.0, -30.0, 29.0, never], [-1e4, -2e4, -3e4, -1.5e4, never]])
+    seen = torch.tensor([[True, False, False, False, False], [False, False, False, True, True]])
+    shares = sampling.probabilities(logits, seen)
+    assert torch.allclose(shares.sum(1), torch.ones(2))
+    chosen = sampling.choose(logits, [0.0, 1 - 2**-53], seen)
+    assert (shares.gather(1, chosen[:, None]) > 0).all()
+    if min(sampling.temperature, sampling.top_p) < 1e-9:
+        assert chosen.tolist() == [1, 0]
+
+
 def test_draws_depend_on_seed_prompt_and_number_alone() -> None:
     assert draw_numbers(0, [5, 6], 0, 4) == draw_numbers(0, [5, 6], 0, 9)[:4]
     others = [draw_numbers(*key, 4) for key in ((1, [5, 6], 0), (0, [5, 7], 0), (0, [5, 6], 1), (0, [56], 0))]

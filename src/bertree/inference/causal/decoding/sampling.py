@@ -17,6 +17,9 @@ from torch import Tensor
 from bertree import keyed_random
 from bertree.errors import UserError
 
+HOTTEST = 1e30  # temperatures above it, and below its inverse, are not finite or 0 in float32
+MOST_PENALTY = 1000.0
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -34,15 +37,16 @@ class Sampling:
             raise UserError(f"top_k: must be 0 (all tokens) or more, not {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p: must be above 0 and at most 1, not {self.top_p}")
-        if not 0 < self.penalty < math.inf:
-            raise UserError(f"penalty: must be above 0, not {self.penalty}; 1 is none, CTRL has 1.2")
+        if not 1 / MOST_PENALTY <= self.penalty <= MOST_PENALTY:
+            bounds = f"{1 / MOST_PENALTY:g} to {MOST_PENALTY:g}"
+            raise UserError(f"penalty: must be from {bounds}, not {self.penalty}; 1 is none, CTRL has 1.2")
 
     def probabilities(self, logits_sv: Tensor, seen_sv: Tensor | None = None) -> Tensor:
         """Return the probability with which each token is chosen (s x v). `seen_sv`: tokens that occurred before."""
         logits_sv = self.penalize(logits_sv.float(), seen_sv)
         if self.temperature == 0:
             return torch.zeros_like(logits_sv).scatter_(1, logits_sv.argmax(1, keepdim=True), 1.0)
-        logits_sv = logits_sv / self.temperature
+        logits_sv = logits_sv / min(max(self.temperature, 1 / HOTTEST), HOTTEST)
         if 0 < self.top_k < logits_sv.shape[1]:
             least_s1 = logits_sv.topk(self.top_k).values[:, -1:]
             logits_sv = logits_sv.masked_fill(logits_sv < least_s1, -math.inf)
@@ -71,7 +75,7 @@ class Sampling:
         """Drop the tokens beyond the likeliest ones that together have probability `top_p`; one always remains."""
         ordered_sv, ids_sv = logits_sv.sort(dim=1, descending=True, stable=True)
         likelier_sv = ordered_sv.softmax(1).cumsum(1).roll(1, 1)  # than each, together
-        likelier_sv[:, 0] = 0.0
+        likelier_sv[:, 0] = -1.0  # so that it is below any `top_p`, however small
         dropped_sv = torch.zeros_like(likelier_sv, dtype=torch.bool).scatter_(1, ids_sv, likelier_sv >= self.top_p)
         return logits_sv.masked_fill(dropped_sv, -math.inf)
 
