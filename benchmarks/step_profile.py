@@ -31,7 +31,7 @@ WARM, PROFILED, NAMED = 5, 3, 40
 KINDS = {
     "attention": ("flash", "fmha", "attention", "_forward", "_backward", "varlen", "_queries", "_keys"),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "splitk"),
-    "optimizer": ("multi_tensor", "foreach", "adam", "lamb"),
+    "optimizer": ("multi_tensor", "foreach", "adam"),
     "compiled": ("triton_",),
     "copies": ("memcpy", "memset", "copy"),
 }
