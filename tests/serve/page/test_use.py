@@ -196,3 +196,36 @@ def test_nothing_moves_for_those_who_want_it_so(browser: Any, address: str) -> N
     assert page.locator(".bar-fill").first.evaluate("e => getComputedStyle(e).transitionDuration") == "0s"
     assert page.locator(".progress").evaluate("e => getComputedStyle(e, '::after').animationName") == "none"
     assert tab.close() == []
+
+
+def test_two_fingers_zoom_the_map_and_one_moves_it(browser: Any, address: str) -> None:
+    phone = Tab(browser, address, viewport={"width": 360, "height": 700}, has_touch=True)
+    page = phone.open("map")
+    canvas = page.locator("canvas.map")
+    canvas.scroll_into_view_if_needed()
+    wait_quiet(page)
+    box = canvas.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    touch = phone.context.new_cdp_session(page)
+
+    def fingers(kind: str, *places: tuple[float, float]) -> None:
+        points = [{"x": px, "y": py, "id": number} for number, (px, py) in enumerate(places)]
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def picture() -> str:
+        page.wait_for_timeout(80)
+        return str(canvas.evaluate("c => c.toDataURL()"))
+
+    seen = [picture()]
+    fingers("touchStart", (x - 20, y), (x + 20, y))
+    fingers("touchMove", (x - 24, y), (x + 24, y))
+    fingers("touchEnd")
+    seen.append(picture())
+    fingers("touchStart", (x, y))
+    fingers("touchMove", (x + 12, y + 9))
+    fingers("touchEnd")
+    seen.append(picture())
+    assert len(set(seen)) == 3
+    page.get_by_role("button", name="Show all").click()
+    assert picture() == seen[0]
+    assert phone.close() == []

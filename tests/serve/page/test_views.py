@@ -95,7 +95,9 @@ def test_search_marks_words_and_filters_by_metadata(tab: Tab) -> None:
     page.locator(".hit .chip", has_text="place coast").first.click()
     page.get_by_text("2 passages in").wait_for()
     assert page.locator(".hit .chip", has_text="place").all_text_contents() == ["place coast"] * 2
-    page.get_by_label("Only where").fill("place=nowhere")
+    page.get_by_label("Only where").fill("year=1921, place=inland, place=coast")
+    page.get_by_text("1 passages in").wait_for()
+    page.get_by_label("Only where").fill('place="no, where"')
     page.get_by_text("Nothing fits the filter.").wait_for()
 
 
@@ -158,7 +160,7 @@ def test_the_map_shows_passages_zooms_and_colours(tab: Tab) -> None:
     page.locator(".hit").first.wait_for()
 
 
-def test_a_text_is_written_piece_by_piece_and_again_the_same(tab: Tab) -> None:
+def test_a_text_is_written_piece_by_piece_the_same_again_and_can_be_stopped(tab: Tab) -> None:
     page = tab.open("generate", prompt="the boat", tokens="30", model="writer")
     page.get_by_role("button", name="Generate", exact=True).click()
     page.get_by_text(re.compile(r"^\d+ tokens in")).wait_for()
@@ -167,6 +169,10 @@ def test_a_text_is_written_piece_by_piece_and_again_the_same(tab: Tab) -> None:
     page.get_by_role("button", name="Generate", exact=True).click()
     page.get_by_text("Writing").wait_for(state="hidden")
     assert page.locator(".tail").text_content() == text, "the same seed"
+    page.route("**/generate", lambda route: None)  # never answered
+    page.get_by_role("button", name="Generate", exact=True).click()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_text("Stopped.").wait_for()
 
 
 def test_turning_an_axis_changes_what_a_model_costs(tab: Tab) -> None:

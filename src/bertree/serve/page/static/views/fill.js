@@ -65,7 +65,9 @@ export default {
     let hidden = []; // the words under the masks, to bring them back
     let masks = [];
     const line = el("div", { class: "words", role: "group", "aria-label": "Words of the text: click one to mask it" });
-    const found = el("div", { class: "candidates", "aria-live": "polite" });
+    const found = el("div", { class: "candidates" });
+    const told = el("p", { class: "small", role: "status" });
+    const spoken = el("p", { class: "spoken", role: "status" });
 
     const put = (text, focus = -1) => {
       input.set(text);
@@ -143,6 +145,10 @@ export default {
       const answer = await ask("fill", { text, k: Number(page.state.k), model: page.model });
       if (!answer) return undefined;
       masks = answer.masks;
+      told.textContent = answer.cut ? "The text is longer than the model reads; its end was left out." : "";
+      spoken.textContent = masks
+        .map(({ candidates: [best] }) => `${best.text}, ${percent(best.probability)}`)
+        .join("; ");
       return show();
     };
     const soon = debounce(query);
@@ -170,7 +176,7 @@ export default {
         page.problem,
         line,
       ),
-      el("div", { class: "panel stack" }, el("div", { class: "narrow" }, k.node), found),
+      el("div", { class: "panel stack" }, el("div", { class: "narrow" }, k.node), told, found, spoken),
     ];
   },
 };

@@ -4,18 +4,22 @@ import { choice, line, slider } from "../parts/controls.js";
 import { debounce, el, replace } from "../parts/dom.js";
 import { marked } from "../parts/marks.js";
 
-/** "author=Wells, year=1898" -> {author: "Wells", year: 1898}; a key twice: any of its values. */
+const PART = /([^=,;]+)=\s*("(?:[^"\\]|\\.)*"|[^,;]*)/g;
+
+/** A word of a filter may be a number or a text in the index: both are asked for. In quotes it is a text. */
+function readings(word) {
+  if (word.startsWith('"')) return [JSON.parse(word)];
+  if (word === "true" || word === "false") return [word === "true", word];
+  return word !== "" && Number.isFinite(Number(word)) ? [Number(word), word] : [word];
+}
+
+/** 'author=Wells, year=1898' -> {author: "Wells", year: [1898, "1898"]}; a key twice: any of its values. */
 function condition(text) {
   const where = {};
-  for (const part of text.split(/[,;]/)) {
-    const [name, ...rest] = part.split("=");
-    if (!name.trim() || !rest.length) continue;
-    const raw = rest.join("=").trim();
-    const value = raw !== "" && Number.isFinite(Number(raw)) ? Number(raw) : raw;
-    const known = where[name.trim()];
-    where[name.trim()] = known === undefined ? value : [known, value].flat();
+  for (const [, name, word] of text.matchAll(PART)) {
+    where[name.trim()] = [...(where[name.trim()] ?? []), ...readings(word.trim())];
   }
-  return where;
+  return Object.fromEntries(Object.entries(where).map(([name, any]) => [name, any.length > 1 ? any : any[0]]));
 }
 
 const metadata = (values, add) =>
@@ -68,7 +72,8 @@ export default {
 
     const add = (name, value) => {
       const known = where.input.value.trim();
-      where.input.value = known ? `${known}, ${name}=${value}` : `${name}=${value}`;
+      const word = /[,;="]/.test(value) ? JSON.stringify(value) : value;
+      where.input.value = `${known ? `${known}, ` : ""}${name}=${word}`;
       page.save({ where: where.input.value });
       query();
     };
