@@ -121,7 +121,7 @@ def curl(asker: Asker, words: Sequence[str]) -> Answer:
             address = word
         else:
             assert word in ("-s", "-N", "-sN"), f"curl {word}"
-    _, _, path = address.partition("//")[2].partition("/")
+    _, _, path = (address.partition("//")[2] or address).partition("/")
     return asyncio.run(asker.send("POST" if body else "GET", f"/{path}", body, headers))
 
 
