@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bertree.model.architecture import Transformer
+from bertree.model.init import without_weights
 from bertree.model.layers.feed_forward import GatedFeedForward
 from bertree.model.network import Network, build
 
@@ -139,7 +140,7 @@ class ModelSizes(NamedTuple):
 
 def model_sizes(a: Transformer) -> ModelSizes:
     """Count the parameters of an architecture without making any."""
-    with torch.device("meta"):
+    with without_weights():
         network = build(a, {"mask": 0})
     root = [0, 0]
     blocks: dict[tuple[str, str], list[int]] = {}

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from bertree.model.architecture import Transformer
 from bertree.model.cost.activations import Activations
-from bertree.scale.plan.sizes import RankSizes, shapes
+from bertree.scale.plan.sizes import RankSizes, rank_sizes
 
 MASTER, MOMENTS, REDUCED = 4, 8, 4  # bytes of each parameter: its weight, Adam's moments, its gradient, in float32
 LOGITS = 12  # bytes of each logit: log-softmax, its gradient, and the gradient of the logits, in float32
@@ -98,7 +98,7 @@ class AtRest(NamedTuple):
 
 def at_rest(a: Transformer, mesh: Mesh, bf16: bool = True) -> AtRest:
     """Return what a rank keeps; tensors that cannot be cut evenly make rank 0 the largest."""
-    held = shapes(a, bf16).on(mesh.tensor, mesh.shards).held
+    held = rank_sizes(a, bf16, mesh.tensor, mesh.shards).held
     return AtRest(MASTER * held, REDUCED * held, MOMENTS * held)
 
 
@@ -176,7 +176,7 @@ class _Step:
 
     def __init__(self, a: Transformer, mesh: Mesh, batch: MicroBatch) -> None:
         self.a, self.mesh, self.batch = a, mesh, batch
-        self.sizes: RankSizes = shapes(a, batch.bf16).on(mesh.tensor, mesh.shards)
+        self.sizes: RankSizes = rank_sizes(a, batch.bf16, mesh.tensor, mesh.shards)
         self.tokens = _Tokens(a, mesh, batch)
         self.b = batch.bytes
         self.alone = self.sizes.shards == 1  # nothing is gathered: weights are converted, gradients copied

@@ -7,13 +7,12 @@ float32, are not sharded.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import ceil, prod
 from typing import NamedTuple
 
-import torch
-
 from bertree.model.architecture import Transformer
+from bertree.model.init import without_weights
 from bertree.model.network import build
 from bertree.scale.shard import layers_of, whole_parameters
 from bertree.scale.split import Split, splits_of
@@ -41,22 +40,22 @@ class RankSizes:
     table: int  # of the output matrix, whose gradient stays until the backward pass ends
     down: int  # of the last matrix of a layer, whose gradient is the first that its backward pass makes
 
-    @property
+    @cached_property
     def layer(self) -> Part:
         """The largest group of a layer."""
         return max(self.layers, default=Part(0, 0))
 
-    @property
+    @cached_property
     def whole(self) -> int:
         """All parameters of a rank, if nothing is sharded."""
         return self.root.whole + sum(part.whole for part in self.layers)
 
-    @property
+    @cached_property
     def shard(self) -> int:
         """All sharded parameters that a rank keeps."""
         return self.root.shard + sum(part.shard for part in self.layers)
 
-    @property
+    @cached_property
     def held(self) -> int:
         """All parameters that a rank keeps."""
         return self.shard + self.norms
@@ -113,7 +112,7 @@ def _sum(group: tuple[TensorShape, ...], tensor: int, shards: int) -> Part:
 @lru_cache(maxsize=64)
 def shapes(a: Transformer, bf16: bool = True) -> Shapes:
     """Return the parameters of an architecture with the head that predicts tokens, without making any."""
-    with torch.device("meta"):
+    with without_weights():
         network = build(a, {"mask": 0})
     found = {name: TensorShape(name, *whole) for name, whole in splits_of(network).items()}
     names = {parameter: name for name, parameter in network.named_parameters()}
@@ -125,3 +124,9 @@ def shapes(a: Transformer, bf16: bool = True) -> Shapes:
     taken = norms | {tensor.name for layer in layers for tensor in layer}
     root = tuple(tensor for name, tensor in found.items() if name not in taken)
     return Shapes(tuple(layers), root, tuple(found[name] for name in found if name in norms))
+
+
+@lru_cache(maxsize=256)
+def rank_sizes(a: Transformer, bf16: bool, tensor: int, shards: int) -> RankSizes:
+    """Return what one rank of so many holds of an architecture: many batches are tried on each mesh."""
+    return shapes(a, bf16).on(tensor, shards)

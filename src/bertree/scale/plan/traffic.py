@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bertree.model.architecture import Transformer
 from bertree.scale.plan.memory import REDUCED, Mesh, MicroBatch
-from bertree.scale.plan.sizes import RankSizes, shapes
+from bertree.scale.plan.sizes import RankSizes, rank_sizes
 from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, total
 from bertree.scale.traffic import tensor_traffic as exchanges
 
@@ -29,7 +29,7 @@ class Traffic(NamedTuple):
 
 def traffic(a: Transformer, mesh: Mesh, batch: MicroBatch) -> list[Traffic]:
     """Return the collective calls of a step; none among ranks that are alone."""
-    found = data_traffic(shapes(a, batch.bf16).on(mesh.tensor, mesh.shards), mesh, batch) if mesh.data > 1 else []
+    found = data_traffic(rank_sizes(a, batch.bf16, mesh.tensor, mesh.shards), mesh, batch) if mesh.data > 1 else []
     return found + (tensor_traffic(a, mesh, batch) if mesh.tensor > 1 else [])
 
 
