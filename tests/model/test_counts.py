@@ -8,6 +8,7 @@ from bertree.errors import UserError
 from bertree.interop.huggingface.config import config_from_architecture, family_of_architecture
 from bertree.model import cost
 from bertree.model.architecture import Transformer, parse_override
+from bertree.model.init import without_weights
 from bertree.model.network import build
 from bertree.model.presets import PRESETS, preset
 
@@ -25,7 +26,7 @@ POINTS = {name: point.architecture for name, point in PRESETS.items()} | {
 @pytest.mark.parametrize("name", POINTS)
 def test_the_arithmetic_counts_what_is_built(name: str) -> None:
     a = POINTS[name]
-    with torch.device("meta"):
+    with without_weights():
         network = build(a, a.default_heads)
     counts = cost.parameters(a)
 
@@ -56,7 +57,7 @@ def test_counts_equal_transformers(name: str) -> None:
     a = preset(name).architecture
     family = family_of_architecture(a)
     config = transformers.AutoConfig.for_model(**config_from_architecture(a, family, None))
-    with torch.device("meta"):
+    with without_weights():
         bare = transformers.AutoModel.from_config(config)
         predicts = a.causal or a.query_stream  # rather than fills in
         kind = transformers.AutoModelForCausalLM if predicts else transformers.AutoModelForMaskedLM

@@ -1,4 +1,4 @@
-"""Attention by its definition, one query at a time, and random calls of it."""
+"""Attention by its definition, one sequence at a time, and random calls of it."""
 
 import random
 from collections.abc import Callable
@@ -28,27 +28,35 @@ def is_ranked(layout: Layout, query: int, key: int) -> bool:
 def definition(
     q_tnd: Tensor, k_tnd: Tensor, v_tnd: Tensor, layout: Layout, relative: RelativeScores | None = None
 ) -> Tensor:
-    """Attention of each query alone, in float64."""
-    q_tnd, k_tnd, v_tnd = q_tnd.double(), k_tnd.double(), v_tnd.double()
-    rows = []
+    """Attention of each sequence alone, all scores at once, in float64."""
+    parts = []
     for s in range(len(layout.cu_q) - 1):
         (q0, q1), (k0, k1) = layout.cu_q[s : s + 2].tolist(), layout.cu_k[s : s + 2].tolist()
-        for i in range(q1 - q0):
-            place = i + (k1 - k0) - (q1 - q0) if layout.places is None else int(layout.places[q0 + i])
-            seen = [j for j in range(k1 - k0) if sees(layout.mask, place, j) and is_ranked(layout, q0 + i, k0 + j)]
-            q_nd, k_knd = q_tnd[q0 + i], k_tnd[[k0 + j for j in seen]]
-            if relative is None:
-                scores = torch.einsum("nd,knd->nk", q_nd, k_knd)
-            else:
-                r_knd = relative.r_xnd.double()[[place - j - relative.lowest for j in seen]]
-                scores = torch.einsum("nd,knd->nk", q_nd + relative.u_nd, k_knd)
-                scores = scores + torch.einsum("nd,knd->nk", q_nd + relative.v_nd, r_knd)
-                if relative.segments is not None:
-                    apart_tn, of_t, of_k = relative.segments
-                    scores = scores + apart_tn[q0 + i, :, None] * (of_k[[k0 + j for j in seen]] != of_t[q0 + i])
-            scores = scores / q_tnd.shape[-1] ** 0.5
-            rows.append(torch.einsum("nk,knd->nd", scores.softmax(-1), v_tnd[[k0 + j for j in seen]]))
-    return torch.stack(rows) if rows else q_tnd
+        queries, keys = range(q0, q1), range(k0, k1)
+        q_qnd, k_knd, v_knd = q_tnd[q0:q1].double(), k_tnd[k0:k1].double(), v_tnd[k0:k1].double()
+        places = [q - q0 + len(keys) - len(queries) for q in queries]
+        if layout.places is not None:
+            places = layout.places[q0:q1].tolist()
+        seen = [
+            [sees(layout.mask, place, k - k0) and is_ranked(layout, q, k) for k in keys]
+            for q, place in zip(queries, places, strict=True)
+        ]
+        seen_qk = torch.tensor(seen, dtype=torch.bool).view(len(queries), len(keys))
+        if relative is None:
+            scores_nqk = torch.einsum("qnd,knd->nqk", q_qnd, k_knd)
+        else:
+            apart_qk = torch.tensor(places, dtype=torch.int64)[:, None] - torch.arange(len(keys)) - relative.lowest
+            r_qknd = relative.r_xnd.double()[apart_qk * seen_qk]
+            scores_nqk = torch.einsum("qnd,knd->nqk", q_qnd + relative.u_nd, k_knd)
+            scores_nqk = scores_nqk + torch.einsum("qnd,qknd->nqk", q_qnd + relative.v_nd, r_qknd)
+            if relative.segments is not None:
+                apart_tn, of_t, of_k = relative.segments
+                scores_nqk = scores_nqk + apart_tn[q0:q1].T[..., None] * (of_k[k0:k1] != of_t[q0:q1, None])
+        scores_nqk = (scores_nqk / q_tnd.shape[-1] ** 0.5).where(seen_qk, -torch.inf)
+        some_q1 = seen_qk.any(-1, keepdim=True)
+        weights_nqk = scores_nqk.where(some_q1, 0.0).softmax(-1) * seen_qk  # none where no key is seen
+        parts.append(torch.einsum("nqk,knd->qnd", weights_nqk, v_knd))
+    return torch.cat(parts)
 
 
 def layout_of(lengths: list[int], memory: list[int] | None, mask: Mask, device: str = "cpu") -> Layout:

@@ -41,7 +41,7 @@ def test_zero_length_sequences_and_empty_batches_pass() -> None:
 
 @pytest.mark.parametrize(
     ("name", "attention", "layers"),
-    [("bert-tiny", "full", 1), ("bert-tiny", "causal", 1), ("albert-base-e128-attention", "full", 2)],
+    [("bert-tiny", "causal", 1), ("albert-base-e128-attention", "full", 2)],
 )
 def test_compiles_without_graph_breaks_or_recompilation_storms(name: str, attention: str, layers: int) -> None:
     torch._dynamo.reset()

@@ -37,7 +37,7 @@ class LengthGroups(NamedTuple):
         """Return one view per group: count x heads x length (x head width); groups are together."""
         tokens = [length * count for length, count in self.sizes]
         shaped = zip(x_tn[: sum(tokens)].split(tokens), self.sizes, strict=True)
-        return [x.unflatten(0, (count, length)).transpose(1, 2) for x, (length, count) in shaped]
+        return [x.view(count, length, *x.shape[1:]).transpose(1, 2) for x, (length, count) in shaped]
 
     def restore(self, x_tn: Tensor, rows: int) -> Tensor:
         """Return tokens, now group by group, in the order of the stream; zeros where it has no sequence."""

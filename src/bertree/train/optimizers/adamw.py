@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import AdamW
 
-from bertree.scale.gradients import local
+from bertree.scale.gradients import is_sharded, local
 
 
 class ShardedAdamW(AdamW):
@@ -13,6 +13,7 @@ class ShardedAdamW(AdamW):
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         complex_numbers: bool = super()._init_group(group, *lists)
-        for tensors in lists:
-            tensors[:] = [local(tensor) for tensor in tensors]
+        if any(map(is_sharded, lists[0])):
+            for tensors in lists:
+                tensors[:] = [local(tensor) for tensor in tensors]
         return complex_numbers

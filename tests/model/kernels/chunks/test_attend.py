@@ -21,17 +21,17 @@ def random_qkv(tokens: int, heads: int = 2, width: int = 8, seed: int = 0) -> li
     return [torch.randn(tokens, heads, width, generator=draw, dtype=torch.float64) for _ in range(3)]
 
 
-@pytest.fixture(params=[2**6, 2**11, 2**18])
-def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One chunk at a time, some, all."""
-    monkeypatch.setattr(plain, "GROUP", request.param)
+# Rounds, and numbers of a group: one chunk at a time, some, all.
+GROUPED = [(1, 2**11), (1, 2**18), (2, 2**6), (4, 2**11), (4, 2**18)]
 
 
-@pytest.mark.usefixtures("groups")
 @pytest.mark.parametrize("once", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("rounds", [1, 2, 4])
-def test_hashed_attention_and_its_gradients_equal_the_dense_definition(rounds: int, causal: bool, once: bool) -> None:
+@pytest.mark.parametrize(("rounds", "group"), GROUPED)
+def test_hashed_attention_and_its_gradients_equal_the_dense_definition(
+    rounds: int, group: int, causal: bool, once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain, "GROUP", group)
     settings = ChunkSettings(16, 1, 0, causal, hides_self=True, counts_once=once)
     q, k, v = random_qkv(sum(RAGGED))
     order, buckets = hashed(q, RAGGED, settings, rounds)
