@@ -65,18 +65,28 @@ def save_and_read(launch: Launch, out: Path) -> dict[str, Any]:
             save(CheckpointFolder(out / f"{mesh}, again", world=world), *again, own_slots(world))
             kept.save(STEP + 2, *spread(*trained(STEP + 2), world, zero))
             for before in ("one process", *list(MESHES)[: number + 1]):
-                found[f"{before} -> {mesh}"] = read_back(out / before, world, zero, state_of(network, optimizer))
+                found[f"{before} -> {mesh}"] = read_back(out / before, world, again, state_of(network, optimizer))
             whole = dict(trained(STEP)[0].named_parameters())
             found[f"whole on {mesh}"] = all(torch.equal(t, whole[name]) for name, t in whole_tensors(network, world))
-            found[f"best on {mesh}"] = take_best_back(kept.read(STEP), world, zero, state_of(network, optimizer))
+            found[f"best on {mesh}"] = take_best_back(kept.read(STEP), again, state_of(network, optimizer))
             found[f"spoilt on {mesh}"] = read_spoilt(out, mesh, world)
     return found
 
 
-def read_back(out: Path, world: World, zero: int, wanted: dict[str, torch.Tensor]) -> list[str]:
+def forget(network: Network, optimizer: torch.optim.Optimizer) -> None:
+    """Give a network other weights, and its optimizer no state."""
+    for parameter in network.parameters():
+        local(parameter.detach()).add_(1.0)
+    optimizer.state.clear()
+
+
+def read_back(
+    out: Path, world: World, into: tuple[Network, torch.optim.Optimizer], wanted: dict[str, torch.Tensor]
+) -> list[str]:
     """Read weights, optimizer state, best weights and carried state; return what is not as it should be."""
     checkpoint = CheckpointFolder(out, world=world).read(STEP)
-    network, optimizer = spread(*trained(0, seed=5), world, zero)
+    network, optimizer = into
+    forget(network, optimizer)
     check_optimizer_state(checkpoint, network, optimizer, STEP)
     restore(checkpoint, network, optimizer)
     wrong = different(state_of(network, optimizer), wanted)
@@ -89,9 +99,12 @@ def read_back(out: Path, world: World, zero: int, wanted: dict[str, torch.Tensor
     return wrong + different(saved, carried(range(SLOTS)))
 
 
-def take_best_back(checkpoint: Checkpoint, world: World, zero: int, wanted: dict[str, torch.Tensor]) -> list[str]:
+def take_best_back(
+    checkpoint: Checkpoint, into: tuple[Network, torch.optim.Optimizer], wanted: dict[str, torch.Tensor]
+) -> list[str]:
     """Let a run end with the best weights of a checkpoint; return what is not as it should be."""
-    network, _ = spread(*trained(0, seed=5), world, zero)
+    network, _ = into
+    forget(*into)
     loop: Any = SimpleNamespace(network=network)
     keep = KeepBestWeights(loop, dict, "accuracy", (), 0)
     saved = replace(checkpoint, extra={"best": {"step": STEP, "score": 0.5, "waited": 0}})
@@ -138,7 +151,7 @@ def test_every_mesh_reads_what_another_has_written(saved: tuple[Path, list[dict[
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_one_process_reads_what_many_have_written(mesh: str, saved: tuple[Path, list[dict[str, Any]]]) -> None:
-    assert read_back(saved[0] / mesh, World.alone(), 0, state_of(*trained(STEP))) == []
+    assert read_back(saved[0] / mesh, World.alone(), trained(0, seed=5), state_of(*trained(STEP))) == []
 
 
 @pytest.mark.parametrize("mesh", MESHES)
