@@ -53,8 +53,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # Models of the published sizes, which are made small.
 SMALL_MODEL = {"model.layers": 2, "model.width": 32, "model.heads": 2}
 LARGE = {"bert-base", "bert-small", "my-recipe.toml"}
-# Of an example that sets `copies`.
-FEWER_COPIES = {"copies": 1}
+# Of an example that sets `copies`, or the width of an LSTM.
+SMALLER = {"copies": 1, "lstm": 8}
 # Words after `$` of lines that are not bertree's.
 OTHER_PROGRAMS = {"make", "head"}
 # Modules that an example may need and that the tests do not install.
@@ -67,7 +67,7 @@ def short_settings(verb: str, words: str) -> dict[str, Any]:
     large = LARGE & set(re.findall(r"[\w.-]+", words)) and "model.start" not in words
     if large and verb in ("pretrain", "distill --store"):
         found |= SMALL_MODEL
-    return found | (FEWER_COPIES if "copies" in words else {})
+    return found | {name: value for name, value in SMALLER.items() if f"{name}=" in words or f"'{name}'" in words}
 
 
 def as_toml(value: Any) -> str:

@@ -307,15 +307,15 @@ MAKERS: dict[str, Callable[[Library, Path], object]] = {
     "RACE": lambda library, path: learnable.race(path),
     "imdb": lambda library, path: [
         write(path / f"{split}.csv", [{**row, "label": FEELING[str(row["label"])]} for row in long_texts(count, seed)])
-        for split, count, seed in (("train", 20, 0), ("test", 8, 1))
+        for split, count, seed in (("train", 8, 0), ("test", 4, 1))
     ],
-    "reports.jsonl": lambda library, path: write(path, _renamed(long_texts(20), text="body", label="topic")),
+    "reports.jsonl": lambda library, path: write(path, _renamed(long_texts(12), text="body", label="topic")),
     "conll2003": lambda library, path: [
         write(path / f"{split}.txt", learnable.tagged(count, seed)) for split, count, seed in
         (("train", 40, 0), ("valid", 8, 1))
     ],
     "runs": _glue_runs,
-    "mail.csv": lambda library, path: write(path, _renamed(learnable.feelings(60), text="body", label="folder")),
+    "mail.csv": lambda library, path: write(path, _renamed(learnable.feelings(24), text="body", label="folder")),
     "mail.txt": lambda library, path: _lines(FEELINGS, path),
     "news.txt": lambda library, path: _lines(FEELINGS, path),
     "questions.txt": lambda library, path: _lines([*FEELINGS, FEELINGS[0], f"{FEELINGS[0]} the"], path),
