@@ -282,28 +282,45 @@ def column_lines(rows: list[learnable.Row], prefix: str = "", separator: str = "
     return "\n".join("".join(f"{prefix}{word}{separator}{tag}\n" for word, tag in row) for row in both)
 
 
-@pytest.mark.parametrize(
-    ("ending", "prefix"), [(".tsv", "en:"), (".tsv", ""), ("", "en:"), (".txt", ""), (".conll", "")]
-)
-def test_two_columns_with_a_tab_from_training_to_prediction(
-    ending: str, prefix: str, command: Command, tmp_path: Path
-) -> None:
-    start = learnable.model(tmp_path / "start", learnable.tokenizer())
-    data, out = tmp_path / "data", tmp_path / "out"
+def write_columns(data: Path, ending: str, prefix: str, train: int = 160) -> Path:
+    """The three splits as files of two columns; return the last."""
     data.mkdir()
-    for split, rows in {"train": (160, 0), "dev": (40, 1), "test": (40, 2)}.items():
+    for split, rows in {"train": (train, 0), "dev": (40, 1), "test": (40, 2)}.items():
         (data / f"{split}{ending}").write_text(column_lines(learnable.tagged(*rows), prefix))
-    given = ("--task", "ner", "--data", data)
-    command.well("finetune", start, *given, "--out", out, *learnable.SETTINGS, "batch=16", "epochs=4")
-    scores = command.well("evaluate", out / "model", *given, "--split", "test", "--json").json
+    return data / f"test{ending}"
+
+
+def check_tags(command: Command, model: Path, data: Path, test: Path) -> None:
+    """A tagger scores and predicts the words and tags of the files."""
+    given = ("evaluate", model, "--task", "ner", "--json", "--data")
+    scores = command.well(*given, data, "--split", "test").json
     assert scores["f1"] > 0.9  # type: ignore[operator]
-    test = data / f"test{ending}"
-    assert command.well("evaluate", out / "model", "--task", "ner", "--data", test, "--json").json["f1"] == scores["f1"]
-    lines = objects(command.well("predict", out / "model", "--file", test, "--json"))
+    assert command.well(*given, test).json["f1"] == scores["f1"]
+    lines = objects(command.well("predict", model, "--file", test, "--json"))
     assert [line["words"] for line in lines] == [row["words"] for row in learnable.tagged(40, 2)]
     assert all("gold" not in line for line in lines)
     right = sum(line["predicted"] == row["tags"] for line, row in zip(lines, learnable.tagged(40, 2), strict=True))
     assert right > 30
+
+
+def test_two_columns_with_a_tab_from_training_to_prediction(trained: Trained, command: Command, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    test = write_columns(data, ".tsv", "en:")
+    given = ("--task", "ner", "--data", data, "--out", out)
+    command.well("finetune", trained.start, *given, *learnable.SETTINGS, *learnable.KINDS["ner"].settings)
+    check_tags(command, out / "model", data, test)
+
+
+@pytest.mark.parametrize(("ending", "prefix"), [(".tsv", ""), ("", "en:"), (".txt", ""), (".conll", "")])
+def test_files_of_two_columns_have_many_names(
+    ending: str, prefix: str, trained: Trained, command: Command, tmp_path: Path
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    test = write_columns(data, ending, prefix, 20)
+    given = ("--task", "ner", "--data", data, "--out", out)
+    command.well("finetune", trained("ner") / "model", *given, *learnable.SETTINGS, "epochs=1", "lr=1e-6")
+    assert json.loads((out / "metrics.json").read_text())["examples"] == {"train": 20, "dev": 40}
+    check_tags(command, out / "model", data, test)
 
 
 def test_named_columns_are_remembered_by_every_task(command: Command, tmp_path: Path) -> None:

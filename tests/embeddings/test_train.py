@@ -84,7 +84,7 @@ def test_every_loss_learns(
 @pytest.mark.parametrize("more", [(), ("concat=|u-v|,u*v", "pooling=max"), ("concat=u*v", "layers=sum-all")])
 def test_classes_of_pairs_are_learned(more: tuple[str, ...], place: Path, command: Command, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command.well(*arguments(place, out, "nli", "--loss", "softmax", "epochs=4", *more))
+    command.well(*arguments(place, out, "nli", "--loss", "softmax", "epochs=4", "batch=32", "lr=6e-3", *more))
     found = json.loads((out / "metrics.json").read_text())
     assert found["accuracy"] > 0.8
     lines = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
@@ -116,15 +116,15 @@ def test_what_is_written_is_read_there(place: Path, command: Command, tmp_path: 
     [
         ("nli", "softmax", "accuracy", 1, 0.0),  # how much these two learn is tested above
         ("sts", "cosine", "spearman", 1, 0.0),
-        ("triplets.jsonl", "triplet", "accuracy", 4, 0.8),
-        ("pairs.csv", "ranking", "mrr", 4, 0.1),
+        ("triplets.jsonl", "triplet", "accuracy", 2, 0.8),
+        ("pairs.csv", "ranking", "mrr", 2, 0.1),
     ],
 )
 def test_guessed_and_judged_by_its_own_kind(
     data: str, guess: str, metric: str, epochs: int, bar: float, place: Path, command: Command, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    said = command.well(*arguments(place, out, data, f"epochs={epochs}", "batch=16"))
+    said = command.well(*arguments(place, out, data, f"epochs={epochs}", "batch=32", "lr=6e-3"))
     assert f"so the loss is {guess}" in said.err
     found = json.loads((out / "metrics.json").read_text())
     assert found["metric"] == metric

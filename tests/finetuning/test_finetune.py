@@ -264,7 +264,7 @@ def test_micro_batches_change_next_to_nothing(name: str, trained: Trained, comma
     outs = []
     for number, extra in enumerate([(), ("micro_tokens=100",)]):
         outs.append(tmp_path / str(number))
-        command.well(*trained.command(name, outs[-1]), "epochs=1", "lr=1e-3", *extra)
+        command.well(*trained.command(name, outs[-1]), "epochs=1", "lr=1e-3", "batch=16", *extra)
     one, two = (bertree.load(out / "model").network.state_dict() for out in outs)
     start = bertree.load(trained.start).network.state_dict()
     moved = max(float((one[n] - start[n]).abs().max()) for n in one if n in start)
@@ -289,7 +289,7 @@ def test_a_tenth_is_held_out_where_there_is_no_dev_split(trained: Trained, comma
 def test_a_frozen_encoder(extra: str, trained: Trained, command: Command, tmp_path: Path) -> None:
     trained("ner")
     out = tmp_path / "out"
-    command.well(*trained.command("ner", out), "lr=2e-2", "batch=8", "--features", *extra.split())
+    command.well(*trained.command("ner", out), "lr=3e-2", "batch=16", "--features", *extra.split())
     found = scores_of(out / "metrics.json")
     assert found["f1"] > 0.6
     before, after = (bertree.load(path).network for path in (trained.start, out / "model"))

@@ -175,7 +175,7 @@ def test_new_tokens_change_nothing_else(gpt: Path) -> None:
 def finetuned(command: Command, model: Path, kind: str, where: Path, *settings: str) -> Path:
     data = learnable.prepared(KINDS[kind], where / "data")
     given = ("finetune", model, *KINDS[kind].options, "--data", data, "--out", where / "out")
-    command.well(*given, *SETTINGS, "batch=16", *KINDS[kind].settings, *settings)
+    command.well(*given, *SETTINGS, *KINDS[kind].settings, *settings)
     return where / "out"
 
 

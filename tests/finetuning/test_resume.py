@@ -71,10 +71,10 @@ def test_stopped_and_gone_on_with(number: int, code: int, whole: Whole, trained:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out)
     # Twice, as `timeout` and terminals do: to the process, and to its group.
-    assert runs.finish(*given, said=said, fault=f"signal:{number}:12:5") == code, said.read_text()
+    assert runs.finish(*given, said=said, fault=f"signal:{number}:8:5") == code, said.read_text()
     stopped = runs.newest_step(out)
-    assert 12 <= stopped < 30
-    assert f"stopped at step {stopped} of 30 and saved; go on with --resume" in said.read_text()
+    assert 8 <= stopped < 20
+    assert f"stopped at step {stopped} of 20 and saved; go on with --resume" in said.read_text()
     assert not (out / "model").exists()
     assert not (out / "metrics.json").exists()
     assert runs.finish(*given, said=said) == 2, "without --resume a run is not written over"
@@ -91,7 +91,7 @@ def test_stopped_and_gone_on_with(number: int, code: int, whole: Whole, trained:
 def test_a_seed_that_is_done_is_not_done_again(whole: Whole, trained: Trained, tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     given = arguments(trained, "classification", out, "--seeds", "2")
-    runs.kill(*given, said=said, after=(35,), moments=random.Random(0), fault="pause:0")
+    runs.kill(*given, said=said, after=(24,), moments=random.Random(0), fault="pause:0")
     assert runs.newest_step(out, 1) > 0, "killed in the second seed"
     before = {path: path.stat().st_mtime_ns for path in (out / "seed-0").iterdir()}
     model = (out / "model" / "model.safetensors").read_bytes()

@@ -43,7 +43,7 @@ def finetune(command: Command, start: Path, name: str, where: Path, *settings: s
     kind = KINDS[name]
     data = learnable.prepared(kind, where / "data")
     given = ("finetune", start, *kind.options, "--data", data, "--out", where / "out")
-    command.well(*given, *SETTINGS, "batch=16", *kind.settings, *settings)
+    command.well(*given, *SETTINGS, *kind.settings, *settings)
     return where / "out"
 
 

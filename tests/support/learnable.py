@@ -173,6 +173,10 @@ def write(path: Path, rows: Sequence[Row] | Row) -> Path:
     return path
 
 
+# Steps of models this small take as long with more examples.
+BATCH_24, BATCH_32 = ("batch=24", "lr=8e-3"), ("batch=32", "lr=6e-3")
+
+
 class Kind(NamedTuple):
     """A task, its files and what must be reached."""
 
@@ -186,36 +190,39 @@ class Kind(NamedTuple):
 KINDS = {
     "classification": Kind(
         {"train.csv": feelings(240), "dev.csv": feelings(60, 1)},
-        ("--task", "classification"), ("epochs=5",), "accuracy", 0.95,
+        ("--task", "classification"), ("epochs=5", *BATCH_24), "accuracy", 0.95,
     ),
     "pair": Kind(
         {"train.jsonl": pairs(240), "dev.jsonl": pairs(60, 1)},
         ("--task", "classification", "--text", "one", "--pair", "two", "--label", "kind"),
-        ("epochs=5",), "accuracy", 0.95,
+        ("epochs=5", *BATCH_24), "accuracy", 0.95,
     ),
     "regression": Kind(
         {"train.parquet": scores(320), "dev.parquet": scores(60, 1)},
-        ("--task", "regression", "--label", "score"), ("epochs=4",), "spearman", 0.95,
+        ("--task", "regression", "--label", "score"), ("epochs=4", *BATCH_24), "spearman", 0.95,
     ),
-    "ner": Kind({"train.txt": tagged(160), "valid.txt": tagged(50, 1)}, ("--task", "ner"), ("epochs=4",), "f1", 0.95),
+    "ner": Kind(
+        {"train.txt": tagged(160), "valid.txt": tagged(50, 1)}, ("--task", "ner"), ("epochs=4", *BATCH_32), "f1", 0.95
+    ),
     "crf": Kind(
         {"train.jsonl": tagged(160), "dev.jsonl": tagged(50, 1)},
-        ("--task", "tagging"), ("crf=true", "epochs=4"), "f1", 0.95,
+        ("--task", "tagging"), ("crf=true", "epochs=4", *BATCH_32), "f1", 0.95,
     ),
     "squad": Kind(
-        {"train-v1.1.json": squad(240), "dev-v1.1.json": squad(60, 1)}, ("--task", "squad"), ("epochs=2",), "f1", 0.95
+        {"train-v1.1.json": squad(240), "dev-v1.1.json": squad(60, 1)},
+        ("--task", "squad"), ("epochs=2", *BATCH_32), "f1", 0.95,
     ),
     "squad2": Kind(
         {"train-v2.0.json": squad(240, 0, True), "dev-v2.0.json": squad(60, 1, True)},
-        ("--task", "squad2"), ("epochs=3",), "best_f1", 0.9,
+        ("--task", "squad2"), ("epochs=3", *BATCH_32), "best_f1", 0.9,
     ),
     "beam": Kind(
         {"train-v2.0.json": squad(240, 0, True), "dev-v2.0.json": squad(60, 1, True)},
-        ("--task", "squad2"), ("head=beam", "epochs=3"), "best_f1", 0.9,
+        ("--task", "squad2"), ("head=beam", "epochs=3", *BATCH_32), "best_f1", 0.9,
     ),
     "choice": Kind(
         {"train.jsonl": choices(200), "dev.jsonl": choices(60, 1)},
-        ("--task", "choice"), ("epochs=2",), "accuracy", 0.95,
+        ("--task", "choice"), ("epochs=2", *BATCH_32), "accuracy", 0.95,
     ),
 }  # fmt: skip
 
@@ -250,4 +257,4 @@ class Trained:
         """The arguments that fine-tune it."""
         kind = KINDS[name]
         given = ["finetune", self.start, *kind.options, "--data", self.root / name / "data", "--out", out]
-        return [*given, *SETTINGS, "batch=16", *kind.settings]
+        return [*given, *SETTINGS, *kind.settings]
