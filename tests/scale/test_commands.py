@@ -3,8 +3,6 @@
 import json
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,6 @@ from safetensors.torch import load_file
 
 from tests.support import runs
 from tests.support.command import Command
-from tests.support.processes import PATIENCE
 from tests.support.rank_commands import Said, run_commands
 
 
@@ -131,23 +128,6 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_on_any_mesh(
     one, other = (load_file(out / "model" / "model.safetensors") for out in (outs[0], tmp_path / "elsewhere"))
     keys = [name for name in one if not name.endswith("key.bias")]  # steps of rounding
     assert max(float((one[name] - other[name]).norm() / one[name].norm()) for name in keys) < 1e-5
-
-
-def test_torchrun_starts_killed_ranks_again_and_the_run_ends_in_the_same_bytes(
-    recipe: Path, token_store: Path, tmp_path: Path
-) -> None:
-    arguments = [pretrain(recipe, token_store, tmp_path / name, "scale.zero=3") for name in ("whole", "killed")]
-    said = run_commands(tmp_path / "ranks", [arguments[0]] * 2)
-    assert said.codes == [0, 0], said.texts
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
-    worker = ["-m", "tests.support.rank_commands", "kill:5:3"]
-    done = subprocess.run(
-        [sys.executable, "-m", *torchrun, *worker, *arguments[1]], capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr
-    assert "exitcode: -9" in done.stderr, "a rank was killed"
-    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "killed")]
-    assert models[0] == models[1]
 
 
 def test_one_process_may_shard(recipe: Path, token_store: Path, tmp_path: Path, command: Command) -> None:

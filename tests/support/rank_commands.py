@@ -1,7 +1,6 @@
 """The command in several processes that were started together, as torchrun and srun start them."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +42,7 @@ def run_commands(
     return Said([process.exitcode for process in started], [path.read_text() for path in said])
 
 
-def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path | None, fault: str, patience: float) -> None:
+def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path, fault: str, patience: float) -> None:
     from datetime import timedelta
 
     from bertree.scale import world
@@ -53,8 +52,3 @@ def _command(arguments: tuple[str, ...], env: dict[str, str], said: Path | None,
         world.PATIENCE = timedelta(seconds=patience)
     faults.plant(fault)
     runs.run_command(arguments, said)
-
-
-if __name__ == "__main__":  # in a rank of torchrun: the fault of rank 1, the first time, and what is run
-    is_victim = (os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]) == ("0", "1")
-    _command(tuple(sys.argv[2:]), {}, None, sys.argv[1] if is_victim else "", 0.0)
