@@ -115,8 +115,8 @@ def test_mistakes_in_a_search(own: Asker) -> None:
     for where in ("a", ["a"], {"place": {"a": 1}}, {"place": [[1]]}, 5):
         refused(own, "/search", {"query": QUERY, "where": where}, "where")
     assert "did you mean 'place'" in refused(own, "/search", {"query": QUERY, "where": {"plce": "road"}}, "where")
-    refused(own, "/search", {"query": QUERY, "rerank": "nobody"}, "model", 404)
-    assert "cannot score pairs" in refused(own, "/search", {"query": QUERY, "rerank": "words"}, "model")
+    refused(own, "/search", {"query": QUERY, "rerank": "nobody"}, "rerank", 404)
+    assert "cannot score pairs" in refused(own, "/search", {"query": QUERY, "rerank": "words"}, "rerank")
     assert own.post("/search", {"query": QUERY, "where": {"place": "nowhere"}}).json["hits"] == []
     for query in ("?most=0", "?most=x", "?most=100000"):
         answer = own.get(f"/map{query}")

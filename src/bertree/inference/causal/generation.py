@@ -164,6 +164,11 @@ class TextStream(Iterator[str]):
         return self._prompt.ids
 
     @property
+    def tokens(self) -> int:
+        """Number of tokens generated so far."""
+        return len(self._sequence.ids)
+
+    @property
     def result(self) -> GeneratedText:
         """The text so far."""
         one, text = self._sequence, self._decoder.text

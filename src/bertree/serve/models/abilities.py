@@ -6,6 +6,7 @@ from bertree.errors import UserError
 from bertree.inference.model import Model
 from bertree.model.architecture import Transformer
 from bertree.objectives.supervised import HEAD_KINDS
+from bertree.tasks.squad.task import SquadTask
 from bertree.tasks.tagging.task import TaggingTask
 from bertree.tasks.task import Task
 from bertree.tasks.text import TextTask
@@ -41,7 +42,7 @@ def abilities(model: Model, task: Task[Any] | None) -> frozenset[str]:
             found.add("rerank")
     elif isinstance(task, TaggingTask) and task.has_entity_tags:
         found.add("entities")
-    elif task is not None and task.head in ("span", "beam-span"):
+    elif isinstance(task, SquadTask):
         found.add("answer")
     return frozenset(found)
 

@@ -89,7 +89,7 @@ class ServedIndex:
     def __init__(self, name: str, index: Index, model: ServedModel, folder: str) -> None:
         self.name, self.index, self.model, self.folder = name, index, model, folder
         self.created = int(time.time())
-        self.lane = Lane(f"{name}: search", _call_all, 1)
+        self.lane = Lane(f"{name}: search", _call_all, 1, at_once=1)  # its database answers one search at a time
         self.query_prompt = index.state.prompts[1]  # name of the model's prompt for queries; empty: none
         self.map: tuple[object, Any] | None = None  # the last map, and what it is of
 

@@ -96,6 +96,7 @@ async def _pieces(context: Context, served: ServedModel, text: TextStream) -> As
             await asyncio.sleep(PAUSE)
             continue
         begun, tokens = True, SLICE_TOKENS
+        context.tokens = len(text.prompt_ids) + text.tokens  # for the log; what was counted is an estimate of the work
         yield piece
         if not more:
             return
@@ -119,7 +120,7 @@ async def _events(context: Context, text: TextStream, first: str, pieces: AsyncI
         async for piece in pieces:
             if piece:
                 yield _event({"text": piece})
-        yield _event({"done": True, "tokens": len(text.result.ids), "ended": text.result.ended})
+        yield _event({"done": True, "tokens": text.tokens, "ended": text.result.ended})
     except DeadlineExceeded:
         error = HttpError(504, "the text was not done in its time (X-Timeout)")
         yield _event(error_body(error, "openai"))

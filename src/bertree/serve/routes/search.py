@@ -20,10 +20,12 @@ from bertree.search.searcher import CANDIDATES
 from bertree.serve.http.context import Context
 from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import route
-from bertree.serve.models.served import ServedIndex
+from bertree.serve.models.registry import NotServed
+from bertree.serve.models.served import ServedIndex, ServedModel
 from bertree.serve.routes.inputs import Count, check_text
 from bertree.serve.routes.scores import class_logits, relevance
 from bertree.serve.routes.vectors import Reading, embed_texts
+from bertree.serve.schedule.work import Lane
 
 SEARCH, MAP = 64, 2048  # tokens whose vectors cost about as much
 SHOWN = 200  # characters of a passage on a map
@@ -94,7 +96,7 @@ async def find_hits(
 ) -> list[Hit]:
     """Return the k nearest passages, re-ranked by a served model if one is named. `field`: where the query stood."""
     check_text(query, field)
-    reranker = None if rerank is None else context.registry.model(rerank, does="rerank")
+    reranker = None if rerank is None else _find_reranker(context, rerank)
     prompt = served.query_prompt or None
     vectors = await embed_texts(context, served.model, [query], Reading(field, prompt))
     most = max(k, candidates) if reranker else k
@@ -102,7 +104,7 @@ async def find_hits(
     def nearest() -> list[Hit]:
         return served.index.nearest(vectors.rows, most, where=where, names=[field])[0]
 
-    hits = await ask_index(context, served, SEARCH, nearest)
+    hits = await ask_index(context, served, served.lane, SEARCH, nearest)
     if reranker is None or not hits:
         return hits
     pairs = [(query, hit.text) for hit in hits[:candidates]]
@@ -113,10 +115,20 @@ async def find_hits(
     return [*sorted(read, key=lambda hit: -hit.score), *hits[candidates:]][:k]
 
 
-async def ask_index(context: Context, served: ServedIndex, tokens: int, function: Callable[[], Result]) -> Result:
-    """Compute something with an index. Its mistakes name its folder, which is nobody's business; they are logged."""
+def _find_reranker(context: Context, name: str) -> ServedModel:
+    """Return the model of a name; a mistake names the field `rerank`."""
     try:
-        return await context.call(served.lane, tokens, function)
+        return context.registry.model(name, does="rerank")
+    except (NotServed, UserError) as error:
+        raise type(error)(str(error).replace("model:", "rerank:", 1)) from None
+
+
+async def ask_index(
+    context: Context, served: ServedIndex, lane: Lane, tokens: int, function: Callable[[], Result]
+) -> Result:
+    """Compute something with an index. Its errors name its folder, which a client must not see; they are logged."""
+    try:
+        return await context.call(lane, tokens, function)
     except UserError as error:
         if str(error).startswith("where"):
             message = str(error).removeprefix("where").strip(" :")
@@ -192,7 +204,7 @@ async def index_map(context: Context, query: MapQuery) -> Any:
             served.map = (generation, query.most), _describe_map(served, query.most)
         return served.map[1]
 
-    return await ask_index(context, served, MAP, find)
+    return await ask_index(context, served, served.model.lane("call"), MAP, find)
 
 
 def _describe_map(served: ServedIndex, most: int) -> dict[str, Any]:
