@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.support import runs
@@ -138,3 +139,12 @@ def test_one_process_may_shard(recipe: Path, token_store: Path, tmp_path: Path, 
     lines = [json.loads(line) for line in (tmp_path / "sharded" / "metrics.jsonl").read_text().splitlines()]
     ranks = [line["ranks"] for line in lines if line["kind"] == "train"]
     assert all(len(found) == 1 and found[0]["memory"] > 0 for found in ranks)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_offloading_without_a_gpu_is_refused(recipe: Path, token_store: Path, tmp_path: Path, command: Command) -> None:
+    found = command(*pretrain(recipe, token_store, tmp_path / "out", "scale.zero=3", "scale.offload=true"))
+    assert found.code == 2
+    (line,) = found.lines
+    assert line.startswith("bertree: scale.offload=true")
+    assert not (tmp_path / "out").exists()

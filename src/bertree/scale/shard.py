@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from bertree.errors import UserError
 from bertree.model.layers.norms import RmsNorm
 from bertree.model.layers.residual import Reversible
 from bertree.model.stack import Stack
@@ -61,6 +62,8 @@ def put_sharding(network: nn.Module, world: World, zero: int, bf16: bool = False
         register_fsdp_forward_method,
     )
 
+    if offload and world.mesh.device_type != "cuda":
+        raise UserError("scale.offload=true: moves weights out of a GPU's memory, and this run has no GPU; leave it out")
     stage = STAGES[zero]
     precision = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
