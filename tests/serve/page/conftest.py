@@ -9,6 +9,7 @@ import pytest
 
 import bertree
 from tests.support import asking
+from tests.support.asking import Asker
 from tests.support.browser import Tab, chromium, listening
 from tests.support.language_models import language_model
 from tests.support.learnable import Trained, one_thread
@@ -31,8 +32,8 @@ def _make_served(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def address(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of the bundled model, an index, a tagger, a reader and a writer."""
+def server(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asker]:
+    """A server of the bundled model, an index, a tagger, a reader and a writer."""
     made = make_once(common_folder(tmp_path_factory) / "playground", _make_served)
     sources = [
         ("default", Path("default")),
@@ -43,9 +44,15 @@ def address(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Itera
     ]
     with one_thread():
         asker = asking.start(sources, threads=1)
-        with listening(asker.app) as found:
-            yield found
+        yield asker
         asking.stop(asker)
+
+
+@pytest.fixture(scope="session")
+def address(server: Asker) -> Iterator[str]:
+    """Its address."""
+    with listening(server.app) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

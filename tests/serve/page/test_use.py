@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.serve.page.test_views import VIEWS, wait_quiet
-from tests.support.browser import Tab
+from tests.support.asking import Asker
+from tests.support.browser import Tab, listening
 
 IDS = ("fill", "similarity", "search", "entities", "answer", "layers", "map", "generate", "family")
 FOCUSED = "() => document.activeElement.textContent.trim() || document.activeElement.id"
@@ -229,3 +230,16 @@ def test_two_fingers_zoom_the_map_and_one_moves_it(browser: Any, address: str) -
     page.get_by_role("button", name="Show all").click()
     assert picture() == seen[0]
     assert phone.close() == []
+
+
+def test_the_page_works_behind_a_proxy_under_a_prefix(browser: Any, server: Asker) -> None:
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["path"].startswith("/tools/"), scope["path"]
+        await server.app({**scope, "path": scope["path"].removeprefix("/tools")}, receive, send)
+
+    with listening(proxy) as found:
+        tab = Tab(browser, f"{found}/tools")
+        page = tab.open("fill")
+        page.locator(".bars li").first.wait_for()
+        assert f"{found}/tools/fill" in page.locator(".call pre").text_content()
+        assert tab.close() == []
