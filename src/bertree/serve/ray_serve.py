@@ -6,14 +6,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
-
-from starlette.types import ASGIApp
+from typing import TYPE_CHECKING, Any
 
 from bertree.engines.ray_cluster import RayCluster
 from bertree.errors import UserError
 from bertree.serve.launch import THREADS, check_installed
 from bertree.serve.serving import Serving
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 NAME = "bertree"  # of the application in the cluster
 MOST_REQUESTS = 4096  # at once in a replica: its own scheduler decides which are too many
@@ -44,10 +45,10 @@ def ray_application(serving: Serving, replicas: int = 1) -> Any:
     return deployment.bind()
 
 
-def _builder(serving: Serving) -> Callable[[], ASGIApp]:
+def _builder(serving: Serving) -> "Callable[[], ASGIApp]":
     """Return what builds the application within a replica."""
 
-    def build() -> ASGIApp:
+    def build() -> "ASGIApp":
         from bertree.serve.http.app import build_app
         from bertree.serve.http.logs import Log
         from bertree.serve.worker import load_service

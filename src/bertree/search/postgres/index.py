@@ -66,10 +66,18 @@ class PostgresIndex(Searcher):
             check_model(self.model, state, self.name)
             queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
             clause, values = condition(where, state.keys, not state.passages)
-            few = state.passages <= EXACT or (bool(where) and self._matches_few(connection, clause, values))
-            _tune(connection, exact=few or 2 * k > MOST_BEAM, beam=max(BEAM, 2 * k))
             query = sql.SQL(NEAREST).format(fields=FIELDS, table=table_name(self.place), condition=clause)
-            rows = [connection.execute(query, [_literal(vector), *values, k]).fetchall() for vector in queries]
+
+            def ask(vector: Vectors) -> list[tuple[Any, ...]]:
+                return connection.execute(query, [_literal(vector), *values, k]).fetchall()
+
+            few = state.passages <= EXACT or (bool(where) and self._matches_few(connection, clause, values))
+            exact = few or 2 * k > MOST_BEAM
+            _tune(connection, exact, beam=max(BEAM, 2 * k))
+            rows = [ask(vector) for vector in queries]
+            if not exact and any(len(found) < k for found in rows):  # pgvector ends a search that takes too long
+                _tune(connection, True)
+                rows = [found if len(found) == k else ask(vector) for found, vector in zip(rows, queries, strict=True)]
         return [_hits(found) for found in rows]
 
     def _matches_few(self, connection: Connection, clause: sql.Composable, values: Sequence[Any]) -> bool:
@@ -155,9 +163,10 @@ class PostgresIndex(Searcher):
         return self._connection
 
 
-def _tune(connection: Connection, exact: bool, beam: int) -> None:
+def _tune(connection: Connection, exact: bool, beam: int = BEAM) -> None:
     """Say for this transaction whether the graph is used, and how many candidates it gives."""
     if exact:
+        connection.execute("SET LOCAL enable_seqscan = on")
         connection.execute("SET LOCAL enable_indexscan = off")  # a scan of the graph; others are bitmap scans
         return
     connection.execute("SET LOCAL hnsw.iterative_scan = strict_order")
