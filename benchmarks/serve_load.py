@@ -14,6 +14,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--anchor", type=float, help=argparse.SUPPRESS)  # measure in this process: seconds
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are ended too
     if given.anchor:
         print(json.dumps(anchor(given.anchor)))
         return
@@ -78,17 +80,21 @@ def anchor(seconds: float) -> dict[str, float]:
 
     many, many_cpu, _ = rate(TEXTS)
     one, one_cpu, _ = rate(1)
-    times = []
-    for _ in range(200):
-        begun = time.perf_counter()
-        model.embed(QUERY)
-        times.append(time.perf_counter() - begun)
+    medians = []
+    for threads in {1, cores}:  # a lone text is not always faster with several
+        torch.set_num_threads(threads)
+        times = []
+        for _ in range(200):
+            begun = time.perf_counter()
+            model.embed(QUERY)
+            times.append(time.perf_counter() - begun)
+        medians.append(1000 * statistics.median(times))
     return {
         "many": many,
         "many_cpu": many_cpu,
         "one": one,
         "one_cpu": one_cpu,
-        "query_ms": 1000 * statistics.median(times),
+        "query_ms": min(medians),
     }
 
 
@@ -143,6 +149,7 @@ def measure(given: argparse.Namespace) -> str:
         ours = started[0]
         ours.go_on()
         lines += lone_and_busy(ours, texts, given)
+        lines += outside_the_model(folder, given.seconds)
         lines += fairness(ours, texts, given.seconds)
         lines += overload(ours, texts, given)
         lines.append(f"SIGTERM at the end: exit code {ours.stop()}.")
@@ -162,13 +169,15 @@ def compare(started: list[Server], texts: list[str], given: argparse.Namespace) 
     kinds = {"single": (single_requests, CLIENTS, 1), "bulk": (bulk_requests, BULK_CLIENTS, BULK)}
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     anchors = []
-    for _ in range(given.rounds):
+    for turn in range(given.rounds):
         anchors.append(start_anchor(given.seconds))
+        print(f"round {turn + 1}: embed {anchors[-1]}", file=sys.stderr, flush=True)
         for server in started:
             server.go_on()
             for kind, (make, clients, size) in kinds.items():
                 result = loaded(server, make(server, texts), clients, given.seconds, size)
                 found.setdefault((server.name, kind), []).append(result)
+                print(f"round {turn + 1}: {server.name} {kind} {result}", file=sys.stderr, flush=True)
             if server is started[0]:
                 base64_requests = bulk_requests(server, texts, encoding_format="base64")
                 result = loaded(server, base64_requests, BULK_CLIENTS, given.seconds, BULK)
@@ -220,6 +229,20 @@ def lone_and_busy(server: Server, texts: list[str], given: argparse.Namespace) -
         f"p99 {busy.quantile(0.99):.1f} ms, {share:.1f} times as long; {busy.count()} answers, "
         f"{sum(map(len, busy.latencies.values())) - busy.count()} errors.",
     ]
+
+
+def outside_the_model(folder: Path, seconds: float) -> list[str]:
+    """Measure what a request costs beside the computing of its vector: HTTP, JSON, tokens, the queue."""
+    server = servers.start_without_model(folder)
+    rows = []
+    try:
+        for form in ("float", "base64"):
+            result = loaded(server, single_requests(server, [QUERY], encoding_format=form), CLIENTS, seconds, 1)
+            rows.append(f"{form} {1e6 * result['request_cpu']:.0f} us")
+    finally:
+        server.stop()
+    what = "CPU of a request whose vector is not computed, tokenizing included"
+    return [f"## Outside the model\n\n{what}: {', '.join(rows)}."]
 
 
 def fairness(server: Server, texts: list[str], seconds: float) -> list[str]:

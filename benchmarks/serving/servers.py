@@ -97,6 +97,13 @@ def start_bertree(folder: Path, *options: str) -> Server:
     return Server("bertree", [*command, "--log", "errors", *options], "/v1/embeddings", "minilm", {})
 
 
+def start_without_model(folder: Path) -> Server:
+    """Start our server with a model that computes nothing."""
+    command = [sys.executable, "-m", "benchmarks.serving.without_model", str(folder), "{port}"]
+    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return Server("without-model", command, "/v1/embeddings", "minilm", environment)
+
+
 def start_sentence_transformers(folder: Path, python: str) -> Server:
     """Start sentence-transformers behind FastAPI."""
     command = [python, str(HERE / "sentence_transformers_server.py"), str(folder), "{port}"]

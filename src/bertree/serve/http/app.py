@@ -35,13 +35,26 @@ def build_app(service: Service) -> ASGIApp:
     by_path: dict[str, list[RouteSpec]] = defaultdict(list)
     for spec in ROUTES:
         by_path[spec.path].append(spec)
-    routes = [Route(path, Endpoint(service, specs)) for path, specs in by_path.items()]
+    endpoints: dict[str, ASGIApp] = {path: Endpoint(service, specs) for path, specs in by_path.items()}
     open_paths = [spec.path for spec in ROUTES if spec.open]
-    app: ASGIApp = RequireKey(Router(routes, redirect_slashes=False, default=_not_found), service, open_paths)
+    app: ASGIApp = RequireKey(Paths(endpoints), service, open_paths)
     if service.settings.cors:
         app = AllowOrigins(app, service.settings.cors)
     app = RefuseForeignPages(app, service.settings.cors, service.settings.loopback)
     return Observe(app, service)
+
+
+class Paths:
+    """Finds the endpoint of a path: a plain one in a dictionary, one with parameters by Starlette's router."""
+
+    def __init__(self, endpoints: dict[str, ASGIApp]) -> None:
+        self._plain = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
+        others = [Route(path, endpoint) for path, endpoint in endpoints.items() if "{" in path]
+        self._router = Router(others, redirect_slashes=False, default=_not_found)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        await self._plain.get(scope.get("path", ""), self._router)(scope, receive, send)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

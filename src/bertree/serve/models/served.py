@@ -28,6 +28,7 @@ class ServedModel:
         self.name, self.model, self.folder = name, model, folder
         self.created = int(time.time())
         self.task: Task[Any] | None = find_task(model)
+        self.dimension, self.vector = model.dimension, model.vector  # looked up by every request
         self.does = abilities(model, self.task)
         budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
         self._lanes = {
@@ -49,7 +50,7 @@ class ServedModel:
         self, texts: Sequence[str | tuple[str, str]], prompt: str | None = None, cut: str = "right"
     ) -> list[Encoded]:
         """Tokenize texts for `embed`; those that are too long are cut, as their `dropped` says."""
-        before = self.model.vector.prompt_text(prompt, self.name)
+        before = self.vector.prompt_text(prompt, self.name)
         given = [before + text for text in texts if isinstance(text, str)] if before else texts
         return self.model.required_tokenizer.encode(given, self.model.max_length, cut)
 

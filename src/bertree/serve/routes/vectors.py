@@ -45,7 +45,7 @@ async def embed_texts(
 ) -> Vectors:
     """Return the vectors of texts as `model.embed` does. `normalize`: None: as the model does."""
     check_texts(context, texts, reading.field)
-    width = served.model.dimension
+    width = served.dimension
     if dimensions is not None and not 1 <= dimensions <= width:
         raise HttpError(422, f"dimensions: must be from 1 to {width}, not {dimensions}", param="dimensions")
     if sum(map(len, texts)) <= SMALL:
@@ -54,7 +54,7 @@ async def embed_texts(
         encoded = await context.aside(served.tokenize, texts, reading.prompt, reading.cut)
     truncated = check_tokens(context, encoded, served.model.max_length, reading)
     found = await context.run(served.lane("embed"), [Job(len(e.ids), e) for e in encoded])
-    scaled = served.model.vector.normalise if normalize is None else normalize
+    scaled = served.vector.normalise if normalize is None else normalize
     rows = finish_vectors(np.stack(found), dimensions, scaled)
     check_finite(rows, served.name)
     return Vectors(rows, sum(len(e.ids) for e in encoded), truncated)

@@ -1,0 +1,32 @@
+"""Our server with a model that returns the same vector for every text: what is left is the server's own work.
+
+python -m benchmarks.serving.without_model MODEL PORT
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import uvicorn
+
+from bertree.serve.http.app import build_app
+from bertree.serve.http.logs import Log
+from bertree.serve.models.loading import Source, load_sources
+from bertree.serve.serving import Serving
+from bertree.serve.worker import build_service
+
+registry = load_sources([Source("minilm", sys.argv[1], "cpu")])
+vector = np.random.default_rng(0).random(registry.model().dimension, np.float32)
+
+
+def compute(payloads: Sequence[object]) -> list[object]:
+    """Return the same vector for every text, after a time in which others come, but without using the CPU."""
+    time.sleep(0.0005 * len(payloads))
+    return [vector] * len(payloads)
+
+
+service = build_service(Serving((sys.argv[1],)), registry, Log(requests=False))
+registry.model().lane("embed").compute = compute
+service.scheduler.start()
+uvicorn.run(build_app(service), port=int(sys.argv[2]), lifespan="off", access_log=False, log_config=None, ws="none")
