@@ -1,5 +1,6 @@
 """Generate text with a left-to-right model."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -177,7 +178,9 @@ class TextStream(Iterator[str]):
     def _generate(self) -> Iterator[str]:
         model, choice = self._model, _choice(self._model, self._options)
         greedy = choice.banned(model.architecture.vocab_size)
-        make = model._decoders.choose(model.network, 1, greedy)
+        # Recording a CUDA graph fails if another thread uses the GPU meanwhile, as in a server.
+        alone = threading.current_thread() is threading.main_thread()
+        make = model._decoders.choose(model.network, 1, greedy, record=alone)
         for _ in continue_one(make, self._sequence, choice, model.device.type == "cuda"):
             if len(self._sequence.ids) > len(self._decoder.ids):
                 yield self._decoder.add(self._sequence.ids[-1])
