@@ -26,7 +26,7 @@ from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from tests.support import runs
 
-STEPS = 8
+STEPS = 20
 BASES = {"gpt": "gpt2-tiny", "modernbert": "roberta-base", "reformer": "reformer-tiny"}
 AXES: dict[str, str] = runs.MORE_AXES | {"modernbert": "window = 8\n", "gpt": ""}
 PRESETS = {"gpt": "gpt2", "modernbert": "modernbert-base"}
