@@ -63,7 +63,7 @@ def put_sharding(network: nn.Module, world: World, zero: int, bf16: bool = False
     )
 
     if offload and world.mesh.device_type != "cuda":
-        raise UserError("scale.offload=true: moves weights out of a GPU's memory, and this run has no GPU; leave it out")
+        raise UserError("scale.offload=true: moves weights out of a GPU's memory; this run has no GPU, so leave it out")
     stage = STAGES[zero]
     precision = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None,
