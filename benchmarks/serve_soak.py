@@ -73,8 +73,8 @@ class Soak:
                 else:
                     status, _, _ = await connection.ask(request)
                     self.statuses[status] += 1
-                    if status == 429:
-                        await asyncio.sleep(1)
+                    if status >= 400:  # a mistake costs the client nothing, so it would ask for nothing else
+                        await asyncio.sleep(1 if status == 429 else 0.05)
             except (OSError, asyncio.IncompleteReadError):
                 self.lost += 1
                 await asyncio.sleep(0.1)

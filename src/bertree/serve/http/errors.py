@@ -19,6 +19,8 @@ TYPES = {
     504: ("timeout_error", "Overloaded"),
 }
 
+LONGEST = 400  # characters of a message: it may repeat what a client has sent
+
 
 class HttpError(Exception):
     """An answer that is an error."""
@@ -33,7 +35,9 @@ class HttpError(Exception):
     ) -> None:
         """`param`: the field at fault."""
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, " ".join(message.split()), param, code
+        line = " ".join(message.split())
+        self.message = line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+        self.status, self.param, self.code = status, param, code
         self.headers = dict(headers or {})
 
 

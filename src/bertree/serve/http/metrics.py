@@ -1,6 +1,7 @@
 """Metrics for Prometheus. With several worker processes they are those of all of them together."""
 
 import os
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,11 +19,22 @@ disable_created_metrics()  # a second line for each
 TOKENS = (8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288)
 
 
+class LaneMetrics(NamedTuple):
+    """The metrics of one lane."""
+
+    queue: Histogram
+    compute: Histogram
+    tokens: Histogram
+    batch: Histogram
+    jobs: Counter
+
+
 class Metrics:
     """Counters and histograms of one process; a `Watch` of the scheduler."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self._lanes: dict[str, LaneMetrics] = {}
         self._requests = Counter("bertree_requests", "Requests answered.", ("route", "status"), registry=registry)
         self._seconds = Histogram(
             "bertree_request_seconds", "Time of a request.", ("route",), buckets=SECONDS, registry=registry
@@ -54,6 +66,18 @@ class Metrics:
             "bertree_queue_requests", "Requests that wait.", registry=registry, multiprocess_mode="livesum"
         )
 
+    def _of_lane(self, lane: str) -> LaneMetrics:
+        """Return the metrics of a lane; looking each of them up by its label would take longer than counting."""
+        if (found := self._lanes.get(lane)) is None:
+            found = self._lanes[lane] = LaneMetrics(
+                self._queue.labels(lane),
+                self._compute.labels(lane),
+                self._tokens.labels(lane),
+                self._batch.labels(lane),
+                self._jobs.labels(lane),
+            )
+        return found
+
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Note a request that was answered."""
         self._requests.labels(route, str(status)).inc()
@@ -61,14 +85,16 @@ class Metrics:
 
     def batch(self, lane: str, jobs: int, tokens: int, seconds: float) -> None:
         """Note a batch that was computed."""
-        self._compute.labels(lane).observe(seconds)
-        self._batch.labels(lane).observe(tokens)
-        self._jobs.labels(lane).inc(jobs)
+        found = self._of_lane(lane)
+        found.compute.observe(seconds)
+        found.batch.observe(tokens)
+        found.jobs.inc(jobs)
 
     def waited(self, lane: str, tokens: int, seconds: float) -> None:
         """Note how long a request waited for its first batch."""
-        self._queue.labels(lane).observe(seconds)
-        self._tokens.labels(lane).observe(tokens)
+        found = self._of_lane(lane)
+        found.queue.observe(seconds)
+        found.tokens.observe(tokens)
 
     def failed(self, lane: str, error: Exception) -> None:
         """Note a job that could not be computed."""
