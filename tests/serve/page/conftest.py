@@ -55,7 +55,7 @@ def address(server: Asker) -> Iterator[str]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # its event loop runs in this thread until it is closed, where asyncio.run would fail
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The system's Chromium."""
     with chromium(tmp_path_factory.mktemp("chromium")) as found:

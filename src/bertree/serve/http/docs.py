@@ -1,55 +1,43 @@
 """A page that lists the routes: no script, nothing from elsewhere."""
 
 from collections.abc import Sequence
-from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
+from bertree.report.html import render
 from bertree.serve.http.openapi import openapi_document
 from bertree.serve.http.table import RouteSpec
 
-STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-code, pre { font-family: ui-monospace, monospace; font-size: .9em }
-summary { cursor: pointer; padding: .4rem 0 } summary code { font-weight: 600 }
-table { border-collapse: collapse; margin: .5rem 0 1rem } td, th { text-align: left; padding: .2rem .8rem .2rem 0 }
-details { border-top: 1px solid color-mix(in srgb, currentColor 20%, transparent) }
-"""
+
+class _Route(NamedTuple):
+    """A route as the page shows it."""
+
+    method: str
+    path: str
+    summary: str
+    fields: list[tuple[str, str, str]]  # name, kind, and whether it is required or where it is given
 
 
 def docs_page(routes: Sequence[RouteSpec]) -> str:
     """Return the page."""
     document = openapi_document(routes)
     components = document["components"]["schemas"]
-    parts = [
-        _route(method.upper(), path, operation, components)
+    shown = [
+        _Route(method.upper(), path, operation["summary"], _fields(operation, components))
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
     ]
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>bertree: routes</title><style>{STYLE}</style><h1>Routes</h1>"
-        f"<p>For programs: <a href='/openapi.json'>/openapi.json</a></p>{''.join(parts)}</html>"
-    )
+    return render("routes", routes=shown)
 
 
-def _route(method: str, path: str, operation: dict[str, Any], components: dict[str, Any]) -> str:
+def _fields(operation: dict[str, Any], components: dict[str, Any]) -> list[tuple[str, str, str]]:
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    fields = components.get(body.get("$ref", "").rpartition("/")[2], {})
-    required = fields.get("required", [])
-    rows = [
-        f"<tr><td><code>{escape(name)}</code><td>{escape(_kind(kind))}<td>{'required' if name in required else ''}"
-        for name, kind in fields.get("properties", {}).items()
+    schema = components.get(body.get("$ref", "").rpartition("/")[2], {})
+    required = schema.get("required", [])
+    found = [
+        (name, _kind(kind), "required" if name in required else "")
+        for name, kind in schema.get("properties", {}).items()
     ]
-    rows += [
-        f"<tr><td><code>{escape(p['name'])}</code><td>{escape(_kind(p['schema']))}<td>in the {p['in']}"
-        for p in operation.get("parameters", [])
-    ]
-    table = f"<table>{''.join(rows)}</table>" if rows else "<p>No input."
-    return (
-        f"<details><summary><code>{method} {escape(path)}</code> {escape(operation['summary'])}</summary>"
-        f"{table}</details>"
-    )
+    return found + [(p["name"], _kind(p["schema"]), f"in the {p['in']}") for p in operation.get("parameters", [])]
 
 
 def _kind(schema: dict[str, Any]) -> str:

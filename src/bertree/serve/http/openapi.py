@@ -24,7 +24,7 @@ REFERENCE = "#/components/schemas/{name}"
 def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
     """Return the document."""
     shown = [spec for spec in routes if not spec.hidden]
-    kinds = [kind for spec in shown for kind in (spec.body, spec.query, spec.reply) if kind is not None]
+    kinds = [kind for spec in shown for kind in [spec.body, spec.query, spec.reply] if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     known = dict(zip(map(id, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
