@@ -83,7 +83,7 @@ def test_no_path_of_the_server_is_told(own: Asker, tmp_path: Path) -> None:
 
 def test_a_map_is_kept_until_the_index_changes(own: Asker, tmp_path: Path) -> None:
     served = own.service.registry.index()
-    folder = shutil.copytree(served.folder, tmp_path / "index")
+    folder = shutil.copytree(served.index.path, tmp_path / "index")
     asker = asking.start([("words", Path(own.service.registry.model("words").folder)), ("copy", folder)])
     try:
         found = asker.get("/map?index=copy").json

@@ -125,7 +125,7 @@ def curl(asker: Asker, words: Sequence[str]) -> Answer:
     return asyncio.run(asker.send("POST" if body else "GET", f"/{path}", body, headers))
 
 
-def start(sources: Sequence[tuple[str, Path]], settings: ServerSettings | None = None, threads: int = 2) -> Asker:
+def start(sources: Sequence[tuple[str, Path | str]], settings: ServerSettings | None = None, threads: int = 2) -> Asker:
     """Load models and indexes by name, and start the threads that compute."""
     registry = load_sources([Source(name, str(path), "cpu") for name, path in sources])
     return with_registry(registry, settings, threads)

@@ -7,6 +7,7 @@ import typer
 
 from bertree.cli.command import verb
 from bertree.cli.options import AddressOption, DeviceOption, PrecisionOption
+from bertree.cli.search.options import DatabaseTableOption, SchemaOption
 
 
 def register(app: typer.Typer) -> None:
@@ -47,6 +48,8 @@ def ray(
     address: AddressOption = None,
     device: DeviceOption = "cpu",
     precision: PrecisionOption = "float32",
+    schema: SchemaOption = "public",
+    table: DatabaseTableOption = "bertree",
 ) -> None:
     """Serve models and indexes with Ray Serve, until a signal comes: the routes of `bertree serve` on a Ray cluster.
 
@@ -69,6 +72,8 @@ def ray(
         precision=precision,
         keys=read_keys(api_key, api_key_file),
         no_auth=no_auth,
+        schema=schema,
+        table=table,
     )
     copies = "1 replica serves" if replicas == 1 else f"{replicas:,} replicas serve"
     serve_on_ray(serving, replicas, address, lambda: say(f"bertree: {copies} at http://{host}:{port}/"))

@@ -7,6 +7,7 @@ import typer
 
 from bertree.cli.command import verb
 from bertree.cli.options import DeviceOption, PrecisionOption
+from bertree.cli.search.options import DatabaseTableOption, SchemaOption
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +20,7 @@ def serve(
         list[str],
         typer.Argument(
             metavar="MODEL_OR_INDEX ...",
-            help="Model folders, presets, or: default, the bundled model; folders of indexes.",
+            help="Model folders, presets, or: default, the bundled model; indexes: folders, postgresql:// addresses.",
             show_default=False,
         ),
     ],
@@ -55,6 +56,8 @@ def serve(
     watch: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds between looks for changed models; 0: only at SIGHUP.")
     ] = 5,
+    schema: SchemaOption = "public",
+    table: DatabaseTableOption = "bertree",
     log: Annotated[str, typer.Option(help="requests: a line for each; errors: only what went wrong.")] = "requests",
 ) -> None:
     """Serve models and indexes over HTTP: OpenAI's, Cohere's and TEI's routes, and a playground in the browser.
@@ -63,6 +66,7 @@ def serve(
 
     [dim]bertree serve default
     bertree serve my-model my-index --port 9000
+    bertree serve postgresql://user@host/database
     BERTREE_API_KEY=secret bertree serve my-model --host 0.0.0.0
     curl localhost:8080/v1/embeddings -d '{"input": "Hello"}'[/dim]
     """
@@ -90,6 +94,8 @@ def serve(
         drain,
         watch,
         log == "requests",
+        schema,
+        table,
     )
     if code := run_server(serving):
         raise typer.Exit(code)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bertree.embeddings.clustering import k_means
 from bertree.inference.embedding import Vectors
 from bertree.search.hit import Passage
-from bertree.search.index import Index
+from bertree.search.searcher import Searcher
 
 MOST_CLUSTERS = 10  # as many as can be told apart by colour
 RESTARTS = 3
@@ -27,10 +27,10 @@ class IndexMap:
     labels: NDArray[np.int64]
     clusters: int
     total: int  # passages in the index, of which these are a sample
-    generation: int  # of the index's state
+    generation: int  # changes whenever the index does
 
 
-def map_index(index: Index, most: int = 2000, clusters: int | None = None) -> IndexMap:
+def map_index(index: Searcher, most: int = 2000, clusters: int | None = None) -> IndexMap:
     """Return a map of at most so many passages of an index, spread evenly over it.
 
     `clusters`: how many; by default more for more passages, up to ten.

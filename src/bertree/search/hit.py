@@ -27,7 +27,7 @@ class PassageSample:
     passages: list[Passage]
     vectors: Vectors  # a row each, of length 1
     total: int  # passages in the index
-    generation: int  # of the state
+    generation: int  # changes whenever the index does
 
 
 @dataclass(frozen=True)

@@ -265,6 +265,11 @@ class Index(Searcher):
             return state
 
     @property
+    def generation(self) -> int:
+        """Number of the newest state."""
+        return self.state.generation
+
+    @property
     def info(self) -> Json:
         """Description of the index: its contents, size, model and settings."""
         return describe_index(self.path, self._store)

@@ -8,7 +8,7 @@ from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
-from bertree.search.hit import Hit, Passage
+from bertree.search.hit import Hit, Passage, PassageSample
 from bertree.search.passage_store import Where
 from bertree.search.passage_vectors import embed_texts
 from bertree.search.rerank import Reranker, rerank_hits
@@ -68,6 +68,19 @@ class Searcher(ABC):
         self, vectors: Vectors, k: int = 5, *, where: Where | None = None, names: Sequence[str] = ()
     ) -> list[list[Hit]]:
         """Return the k passages nearest to each vector."""
+
+    @abstractmethod
+    def sample(self, most: int) -> PassageSample:
+        """Return passages with their vectors: all of them, or `most` that are spread evenly over the index."""
+
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """A number that changes whenever the index does."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of passages."""
 
     @abstractmethod
     def document(self, id: str) -> list[Passage]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertree.errors import UserError
+from bertree.search.postgres.place import SCHEMA, TABLE
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -14,7 +15,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Serving:
     """What to serve, and how."""
 
-    sources: tuple[str, ...]
+    sources: tuple[str, ...] = field(repr=False)  # an address may have a password in it
     names: tuple[str, ...] = ()  # of the sources, in their order; empty: their own
     host: str = "127.0.0.1"
     port: int = 8080
@@ -31,6 +32,8 @@ class Serving:
     drain_seconds: float = 30.0
     watch_seconds: float = 5.0  # between looks for changed folders; 0: only at SIGHUP
     log_requests: bool = True
+    schema: str = SCHEMA  # of indexes in PostgreSQL
+    table: str = TABLE
 
     def __post_init__(self) -> None:
         if self.host not in LOOPBACK and not self.keys and not self.no_auth:

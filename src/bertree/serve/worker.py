@@ -102,7 +102,7 @@ def load_service(serving: Serving, log: Log) -> tuple[Service, list[Source]]:
     """Load everything that is to be served; return it with where it came from."""
     names = serving.names or ("",) * len(serving.sources)
     sources = [
-        Source(name, given, serving.device, serving.precision)
+        Source(name, given, serving.device, serving.precision, serving.schema, serving.table)
         for name, given in zip(names, serving.sources, strict=True)
     ]
     return build_service(serving, load_sources(sources), log), sources

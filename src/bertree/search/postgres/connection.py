@@ -10,6 +10,8 @@ from bertree.search.postgres.driver import conninfo_to_dict, errors, psycopg, sq
 from bertree.search.postgres.place import Place
 
 TIMEOUT = 10  # seconds to connect
+# A server that has gone away is noticed within a minute: seconds, and milliseconds of the last.
+ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 INSTALL = "install it there (Debian, PostgreSQL 18: apt install postgresql-18-pgvector; or the image pgvector/pgvector)"
 OLDEST = (0, 8)  # of pgvector: it searches on until enough passages match a filter
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -23,7 +25,7 @@ def connect(place: Place) -> Connection:
         raise UserError("the postgresql:// address cannot be read; write % signs in a password as %25") from None
     if "PGCONNECT_TIMEOUT" not in os.environ:
         known.setdefault("connect_timeout", TIMEOUT)
-    known |= {"client_encoding": "utf8"}
+    known = {**ALIVE, **known, "client_encoding": "utf8"}
     known.setdefault("application_name", "bertree")
     try:
         given: Any = known

@@ -178,7 +178,7 @@ def _write_changes(
     deleted = _delete(connection, name, [*gone, *changed])
     passages = _send(connection, name, local, write, watch)
     state = replace(wanted, documents=len(documents), passages=before - deleted + passages)
-    if state != old:
+    if state != old or write or gone:
         tables.write_state(connection, place, state)
     if len(write) > len(documents) // 10:
         connection.execute(sql.SQL("ANALYZE {}").format(name))

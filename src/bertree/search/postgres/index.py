@@ -11,16 +11,19 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Self
 
+import numpy as np
+
+from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
-from bertree.search.hit import Hit, Passage
+from bertree.search.hit import Hit, Passage, PassageSample
 from bertree.search.passage_store import Where
 from bertree.search.passage_vectors import unit_vectors
 from bertree.search.postgres.connection import Connection, connect, database_errors, use_pgvector
 from bertree.search.postgres.driver import IsolationLevel, psycopg, sql
 from bertree.search.postgres.filters import condition
 from bertree.search.postgres.place import SCHEMA, TABLE, Place
-from bertree.search.postgres.tables import FORMAT, ExportedState, read_state, table_name
+from bertree.search.postgres.tables import FORMAT, ExportedState, read_generation, read_state, table_name
 from bertree.search.searcher import Searcher, check_model
 from bertree.search.vector_files import Vectors
 
@@ -31,6 +34,13 @@ NEAREST = (
     "SELECT {fields}, number, embedding <=> %s::vector AS distance FROM {table} WHERE {condition} "
     "ORDER BY distance LIMIT %s"
 )
+# Of the places 0, 1, 2 ... those that are spread evenly: place = floor(n * total / most) for n = 0, 1, 2 ...
+SPREAD = (
+    "SELECT number FROM (SELECT number, row_number() OVER (ORDER BY number) - 1 AS place FROM {table}) AS placed "
+    "WHERE (%(total)s - place * %(most)s %% %(total)s) %% %(total)s < %(most)s"
+)
+SAMPLE = "SELECT {fields}, vector_send(embedding) FROM {table} WHERE number = ANY(%s) ORDER BY number"
+HEAD = 4  # bytes before the numbers of a vector
 
 
 class PostgresIndex(Searcher):
@@ -79,6 +89,30 @@ class PostgresIndex(Searcher):
                 _tune(connection, True)
                 rows = [found if len(found) == k else ask(vector) for found, vector in zip(rows, queries, strict=True)]
         return [_hits(found) for found in rows]
+
+    def sample(self, most: int) -> PassageSample:
+        """Return passages with their vectors: all of them, or `most` that are spread evenly over the index."""
+        if most < 1:
+            raise UserError(f"most: must be at least 1, not {most}")
+        table = table_name(self.place)
+        with self._reading() as (connection, state):
+            chosen = {"total": state.passages, "most": min(most, state.passages)}
+            numbers = (
+                [number for (number,) in connection.execute(sql.SQL(SPREAD).format(table=table), chosen)]
+                if state.passages
+                else []
+            )
+            rows = connection.execute(sql.SQL(SAMPLE).format(fields=FIELDS, table=table), (numbers,)).fetchall()
+            generation = read_generation(connection, self.place)
+        vectors = np.frombuffer(b"".join(row[-1][HEAD:] for row in rows), ">f4").astype(np.float32)
+        passages = [Passage(*fields) for *fields, _ in rows]
+        return PassageSample(passages, vectors.reshape(len(rows), state.dimension), state.passages, generation)
+
+    @property
+    def generation(self) -> int:
+        """Number of the transaction that changed the index last."""
+        with self._reading() as (connection, _):
+            return read_generation(connection, self.place)
 
     def _matches_few(self, connection: Connection, clause: sql.Composable, values: Sequence[Any]) -> bool:
         """Whether so few passages match a filter that all of them can be compared."""

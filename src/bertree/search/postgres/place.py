@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from bertree.errors import UserError
 
 SCHEMES = ("postgresql://", "postgres://")
+BEGINNINGS = ("postgresql:", "postgres:")  # a mistyped address may have a password in it too, so it is no folder
 SCHEMA, TABLE = "public", "bertree"
 STATE = "_state"  # the table beside the passages is named after theirs
 LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer names without an error
@@ -14,7 +14,7 @@ LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer names without an error
 
 def is_address(given: str | Path) -> bool:
     """Whether this is the address of a database, not a folder."""
-    return str(given).lower().startswith(SCHEMES)
+    return str(given).lower().startswith(BEGINNINGS)
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,13 @@ class Place:
     table: str = TABLE
 
     def __post_init__(self) -> None:
-        if not is_address(self.address):
+        if not self.address.lower().startswith(SCHEMES):
             raise UserError(
                 "the address of a database begins with postgresql://, as in postgresql://user@host/database"
+            )
+        if "@" in self.server:  # what is the rest of a password would be taken for the server's name
+            raise UserError(
+                "the postgresql:// address cannot be read; write @ and / in a name or a password as %40 and %2F"
             )
         for what, name, most in (
             ("schema", self.schema, LONGEST_NAME),
@@ -41,11 +45,10 @@ class Place:
     @property
     def server(self) -> str:
         """The address without user, password and options."""
-        try:
-            parts = urlsplit(self.address)
-        except ValueError:
-            return "postgresql://"
-        return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        rest = self.address.partition("://")[2]
+        if "@" in rest.partition("/")[0]:  # as PostgreSQL reads it: the first @ before the first /
+            rest = rest.partition("@")[2]
+        return f"postgresql://{rest.partition('?')[0]}"
 
     def __str__(self) -> str:
         return f"{self.server} {self.schema}.{self.table}"

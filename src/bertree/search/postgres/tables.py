@@ -100,6 +100,12 @@ def read_state(connection: Connection, place: Place) -> ExportedState:
     return ExportedState.from_json(row[0], place)
 
 
+def read_generation(connection: Connection, place: Place) -> int:
+    """Return the number of the transaction that wrote the state last; every export that changes something writes it."""
+    row = connection.execute(sql.SQL("SELECT xmin::text::bigint FROM {}").format(state_name(place))).fetchone()
+    return int(row[0]) if row else 0
+
+
 def write_state(connection: Connection, place: Place, state: ExportedState) -> None:
     """Write the state of the index; the table of it must be there."""
     query = "INSERT INTO {} (value) VALUES (%s) ON CONFLICT (one) DO UPDATE SET value = excluded.value"

@@ -1,14 +1,16 @@
 """Load what is to be served, warm it up, and load it again when its folder has changed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
 from bertree.inference.load import choose_device, load
+from bertree.inference.model import Model
 from bertree.search.database import DATABASE
-from bertree.search.index import Index
+from bertree.search.postgres.choice import AnyIndex, open_index
+from bertree.search.postgres.place import SCHEMA, TABLE, Place, is_address
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.served import ServedIndex, ServedModel, unit_tokens
 from bertree.serve.schedule.work import Job
@@ -23,36 +25,58 @@ class Source:
     """What to serve: a model or an index, and where it is."""
 
     name: str  # by which it is served; empty: its own
-    given: str  # a folder, or the name of a model
+    given: str = field(repr=False)  # a folder, the name of a model, or the address of a database, maybe with a password
     device: str = "auto"
     precision: str = "float32"
+    schema: str = SCHEMA  # in the database
+    table: str = TABLE
 
     @property
     def is_index(self) -> bool:
-        """Whether it is the folder of an index."""
-        return (Path(self.given) / DATABASE).is_file()
+        """Whether it is an index: the folder of one, or a database."""
+        return is_address(self.given) or (Path(self.given) / DATABASE).is_file()
 
     @property
-    def folder(self) -> Path:
-        """The folder, if it has one."""
-        return Path(self.given) if self.is_index else resolve_model_path(self.given)
+    def shown(self) -> str:
+        """What messages call it."""
+        return str(Place(self.given, self.schema, self.table)) if is_address(self.given) else self.given
+
+    @property
+    def index_name(self) -> str:
+        """The name by which an index is served: the given one, or that of its folder or table."""
+        return self.name or (self.table if is_address(self.given) else Path(self.given).resolve().name)
+
+    def open_index(self, model: Model | None = None) -> AnyIndex:
+        """Open the index."""
+        return open_index(self.given, model, self.schema, self.table)
 
     def fingerprint(self) -> Fingerprint:
         """Return names, times, sizes and inodes of the files that a change of the folder changes.
 
-        An index is read anew by every search, so only a new database counts."""
-        if self.is_index:
-            found = (self.folder / DATABASE).stat()
-            return ((DATABASE, 0, 0, found.st_ino),)
+        An index is read anew by every search, so only a new one counts. Nothing, if it cannot be read now."""
+        if is_address(self.given):
+            return self._fingerprint_database()
         files = []
         try:
-            for path in sorted(p for pattern in ("*", "*/*") for p in self.folder.glob(pattern)):
+            if self.is_index:
+                return ((DATABASE, 0, 0, (Path(self.given) / DATABASE).stat().st_ino),)
+            folder = resolve_model_path(self.given)
+            for path in sorted(p for pattern in ("*", "*/*") for p in folder.glob(pattern)):
                 if path.is_file():
                     state = path.stat()
                     files.append((str(path.name), state.st_mtime_ns, state.st_size, state.st_ino))
         except OSError:  # it is being replaced
             return ()
         return tuple(files)
+
+    def _fingerprint_database(self) -> Fingerprint:
+        """Another model has another fingerprint."""
+        try:
+            with self.open_index() as index:
+                state = index.state
+        except UserError:
+            return ()
+        return ((state.digest, state.dimension, 0, 0), *((prompt, 0, 0, 0) for prompt in state.prompts))
 
 
 def load_sources(sources: Sequence[Source]) -> Registry:
@@ -68,7 +92,7 @@ def load_sources(sources: Sequence[Source]) -> Registry:
         if source.is_index:
             found = load_index(source, registry)
             if found.name in registry.indexes:
-                raise UserError(f"{source.given}: another index is named '{found.name}'; give --name for each")
+                raise UserError(f"{source.shown}: another index is named '{found.name}'; give --name for each")
             registry.put_model(found.model)
             registry.put_index(found)
     return registry
@@ -77,7 +101,7 @@ def load_sources(sources: Sequence[Source]) -> Registry:
 def load_model(source: Source) -> ServedModel:
     """Load a model and warm it up."""
     model = load(source.given, device=choose_device(source.device), dtype=source.precision)
-    folder = source.folder
+    folder = resolve_model_path(source.given)
     name = source.name or (model.name if folder.exists() else source.given)
     served = ServedModel(name, model, str(folder) if folder.exists() else "")
     if not served.does:
@@ -86,23 +110,25 @@ def load_model(source: Source) -> ServedModel:
     return served
 
 
-def load_index(source: Source, registry: Registry) -> ServedIndex:
-    """Open an index with its model: a served one whose vectors are the same, or else its own, which is loaded."""
-    folder = source.folder
-    with Index.open(folder) as index:
-        digest = index.state.digest
-        model = next((m for m in registry.models.values() if m.model.digest == digest), None)
-        path = "" if model else index.model_path
+def load_index(source: Source, registry: Registry, before: ServedIndex | None = None) -> ServedIndex:
+    """Open an index with its model: a served one whose vectors are the same, or else its own, which is loaded.
+
+    `before`: the index that this one replaces, with its model."""
+    with source.open_index() as index:
+        origin = index.state
+    model = next((m for m in registry.models.values() if m.model.digest == origin.digest), None)
     if model is None:
-        model = load_model(Source("", path, source.device, source.precision))
-        if model.name in registry.models:  # another model of that name
+        if not origin.model or not resolve_model_path(origin.model).exists():
+            where = f"was at {origin.model}, which is not here" if origin.model else "is not recorded in it"
+            raise UserError(f"{source.shown}: its model {where}; give the model too: bertree serve MODEL INDEX")
+        model = load_model(Source("", origin.model, source.device, source.precision))
+        known = registry.models.get(model.name)
+        if known is not None and (before is None or known is not before.model):
             raise UserError(
-                f"{source.given}: its model '{model.name}' has the name of another that is served; give that one "
+                f"{source.shown}: its model '{model.name}' has the name of another that is served; give that one "
                 "another name (--name)"
             )
-    return ServedIndex(
-        source.name or folder.resolve().name, Index.open(folder, model.model), model, str(folder.resolve())
-    )
+    return ServedIndex(source.index_name, source.open_index(model.model), model, source.open_index)
 
 
 def sample_jobs(served: ServedModel) -> list[Job]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertree.inference.model import Model
-from bertree.search.index import Index
+from bertree.search.postgres.choice import AnyIndex
 from bertree.serve.models.abilities import abilities, find_task
 from bertree.serve.schedule.work import Lane
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
@@ -87,8 +87,9 @@ def unit_tokens(unit: Unit) -> int:
 class ServedIndex:
     """An open index under a name, with the model of its vectors."""
 
-    def __init__(self, name: str, index: Index, model: ServedModel, folder: str) -> None:
-        self.name, self.index, self.model, self.folder = name, index, model, folder
+    def __init__(self, name: str, index: AnyIndex, model: ServedModel, open_again: Callable[[Model], AnyIndex]) -> None:
+        """`open_again` opens the same index with another copy of its model."""
+        self.name, self.index, self.model, self.open_again = name, index, model, open_again
         self.created = int(time.time())
         self.lane = Lane(f"{name}: search", _call_all, 1, at_once=1)  # its database answers one search at a time
         self.query_prompt = index.state.prompts[1]  # name of the model's prompt for queries; empty: none

@@ -5,12 +5,11 @@ leaves the old model in place.
 """
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from bertree.errors import UserError
-from bertree.search.index import Index
 from bertree.serve.models.loading import Fingerprint, Source, load_index, load_model
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.served import ServedIndex
@@ -56,13 +55,17 @@ class Swapper:
             try:
                 name = await asyncio.to_thread(self._load, source)
             except (UserError, OSError) as error:
-                self._note("swap failed", name=source.name or os.path.basename(source.given), reason=str(error))
+                self._note("swap failed", name=self._name(source), reason=str(error))
             else:
                 self._note("swapped", name=name)
 
+    def _name(self, source: Source) -> str:
+        """Return the name that something is served by, or would be: its folder's."""
+        return source.index_name if source.is_index else source.name or Path(source.given).name
+
     def _load(self, source: Source) -> str:
         if source.is_index:
-            found = load_index(source, self.registry)
+            found = load_index(source, self.registry, self.registry.indexes.get(source.index_name))
             self.registry.put_model(found.model)
             self.registry.put_index(found)
             return found.name
@@ -71,6 +74,6 @@ class Swapper:
         self.registry.put_model(served)
         for index in list(self.registry.indexes.values()):
             if index.model is before and before.model.digest == served.model.digest:
-                again = Index.open(index.folder, served.model)
-                self.registry.put_index(ServedIndex(index.name, again, served, index.folder))
+                again = index.open_again(served.model)
+                self.registry.put_index(ServedIndex(index.name, again, served, index.open_again))
         return served.name

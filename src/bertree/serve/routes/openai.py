@@ -9,6 +9,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from bertree.errors import UserError
 from bertree.serve.http.context import Context
 from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import route
@@ -108,7 +109,7 @@ async def models(context: Context) -> Any:
     """Return the models and indexes."""
     registry = context.registry
     data = [_describe_model(served) for served in registry.models.values()]
-    data += [await context.aside(_describe_index, served) for served in registry.indexes.values()]
+    data += [await context.aside(_describe_index, context, served) for served in registry.indexes.values()]
     return {"object": "list", "data": data}
 
 
@@ -127,8 +128,13 @@ def _describe_model(served: ServedModel) -> dict[str, Any]:
     }
 
 
-def _describe_index(served: ServedIndex) -> dict[str, Any]:
+def _describe_index(context: Context, served: ServedIndex) -> dict[str, Any]:
     model = served.model
+    passages: int | None = None
+    try:
+        passages = len(served.index)
+    except UserError as error:  # a database that is away for a while; the others are listed all the same
+        context.service.log.write("index failed", id=context.request_id, index=served.name, reason=str(error))
     return {
         "id": served.name,
         "object": "model",
@@ -140,6 +146,6 @@ def _describe_index(served: ServedIndex) -> dict[str, Any]:
         "max_length": model.model.max_length,
         "parameters": model.parameters,
         "architecture": model.architecture,
-        "passages": len(served.index),
+        "passages": passages,
         "model": model.name,
     }

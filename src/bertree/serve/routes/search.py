@@ -199,7 +199,7 @@ async def index_map(context: Context, query: MapQuery) -> Any:
     served = context.registry.index(query.index)
 
     def find() -> dict[str, Any]:
-        generation = served.index.state.generation
+        generation = served.index.generation
         if served.map is None or served.map[0] != (generation, query.most):
             served.map = (generation, query.most), _describe_map(served, query.most)
         return served.map[1]
