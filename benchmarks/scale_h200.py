@@ -2,6 +2,7 @@
 
     python -m benchmarks.scale_h200                  # on a GPU of 139 GiB, about 4 minutes
     python -m benchmarks.scale_h200 --only bert-base
+    python -m benchmarks.scale_h200 --only bert-base --tokens 131072
     python -m benchmarks.scale_h200 --only bert-base --profile   # and which kernels take how long
     python -m benchmarks.scale_h200 --eager          # blocks are not compiled: quicker to start, slower to train
     python -m benchmarks.scale_h200 --rehearse       # the same with tiny models on a CPU, to see that it runs
@@ -245,12 +246,13 @@ def print_results(results: list[tuple[Case, dict[str, Any], dict[str, Any]]]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="the case of one model")
+    parser.add_argument("--tokens", type=int, help="of a step, in place of the case's")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     parser.add_argument("--profile", action="store_true", help="say which kernels take how long, as JSON on stderr")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    cases = CASES
+    cases = [case._replace(tokens=given.tokens or case.tokens) for case in CASES]
     if given.rehearse:
         cases = [case._replace(tokens=512, length=64, steps=5) for case in CASES]
         torch.set_num_threads(1)

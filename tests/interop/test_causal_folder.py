@@ -95,7 +95,7 @@ def test_the_second_head_of_a_double_heads_model_is_left(tmp_path: Path) -> None
         ("gpt2", "reorder_and_upcast_attn", True, "True has no equal here, only False"),
         ("gpt2", "scale_attn_weights", False, "False has no equal here, only True"),
         ("gpt2", "add_cross_attention", True, "True has no equal here, only False"),
-        ("gpt2", "activation_function", "silu", "'silu' is not supported; known: gelu, gelu_new"),
+        ("gpt2", "activation_function", "mish", "'mish' is not supported; known: gelu, gelu_new"),
         ("gpt1", "afn", "gelu_new", "'gelu_new' is not supported; known: gelu, relu"),
         ("ctrl", "layer_norm_epsilon", 1e-5, "1e-05 has no equal here, only 1e-06"),
         ("gpt2", "n_embd", "wide", "'wide' is not a valid value"),

@@ -36,7 +36,7 @@ def settings(member: str, seed: int) -> dict[str, object]:
     }  # fmt: skip
     if member == "gpt2":
         point["n_inner"] = draw.choice([None, 24])
-        point["activation_function"] = draw.choice(["gelu_new", "gelu", "relu"])
+        point["activation_function"] = draw.choice(["gelu_new", "gelu", "relu", "silu"])
     if member == "openai-gpt":
         point["afn"] = draw.choice(["gelu", "relu"])
     if member == "ctrl":

@@ -40,7 +40,7 @@ def settings(seed: int) -> dict[str, object]:
         "num_attention_heads": heads, "intermediate_size": draw.choice([12, 24]), "max_position_embeddings": 40,
         "local_attention": draw.choice([4, 8, 64]), "norm_eps": draw.choice([1e-5, 1e-6]), "norm_bias": biases,
         "classifier_bias": biases, "attention_bias": draw.choice([False, True]), "mlp_bias": draw.choice([False, True]),
-        "classifier_pooling": draw.choice(["cls", "mean"]), "hidden_activation": draw.choice(["gelu", "relu"]),
+        "classifier_pooling": draw.choice(["cls", "mean"]), "hidden_activation": draw.choice(["gelu", "silu"]),
         "num_labels": draw.choice([1, 2, 5]), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     if draw.random() < 0.5:

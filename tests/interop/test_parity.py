@@ -33,7 +33,7 @@ def settings(member: str, seed: int) -> dict[str, object]:
     heads, layers = draw.choice([1, 2, 4]), draw.randint(1, 4)
     width = heads * draw.choice([4, 8, 16])
     positions = draw.choice([24, 40])
-    activation = draw.choice(["gelu", "gelu_new", "relu"])
+    activation = draw.choice(["gelu", "gelu_new", "relu", "silu"])
     if member == "distilbert":
         return {
             "vocab_size": draw.randint(40, 99), "dim": width, "n_layers": layers, "n_heads": heads,

@@ -134,7 +134,7 @@ def test_axes_are_written_and_read(tmp_path: Path, axis: str, value: object, key
         ("summary_proj_to_labels", True, "True has no equal here, only False"),
         ("summary_first_dropout", 0.1, "0.1 has no equal here, only 0"),
         ("tie_word_embeddings", False, "False has no equal here, only True"),
-        ("ff_activation", "silu", "'silu' is not supported; known: gelu, gelu_new"),
+        ("ff_activation", "mish", "'mish' is not supported; known: gelu, gelu_new"),
         ("d_head", 4, "must be d_model / n_head, not 4"),
         ("d_head", "wide", "must be a whole number, not 'wide'"),
         ("d_inner", "wide", "'wide' is not a valid value"),

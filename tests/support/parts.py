@@ -62,7 +62,7 @@ def _norm(encoder: TransformerEncoder) -> None:
 
 
 def _activation(encoder: TransformerEncoder) -> None:
-    encoder.stack.ffn[1].part.activation = torch.nn.functional.silu
+    encoder.stack.ffn[1].part.activation = torch.nn.functional.softsign
 
 
 def _hook(encoder: TransformerEncoder) -> None:

@@ -37,6 +37,7 @@ MEMBERS: dict[str, Architecture] = {
     "distilbert": preset("distilbert-base").architecture.with_values(SMALL),
     "pre-norm": preset("bert-base").architecture.with_values(SMALL | {"residual": "pre-norm"}),
     "relu": preset("bert-base").architecture.with_values(SMALL | {"activation": "relu"}),
+    "silu": preset("bert-base").architecture.with_values(SMALL | {"activation": "silu"}),
     "chunks": preset("bert-base").architecture.with_values(SMALL | {"ffn_chunk": 7}),
     "chunks, pre-norm": preset("bert-base").architecture.with_values(SMALL | {"ffn_chunk": 9, "residual": "pre-norm"}),
 }

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ALGORITHMS = {"gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+ALGORITHMS = {"gelu": ("gelu", "none"), "gelu-tanh": ("gelu", "tanh"), "relu": ("relu", ""), "silu": ("swish", "")}
 TINY = 1e-20  # smallest scale, for a token whose states are all 0
 STEPS = 127.0  # of an 8-bit integer, on each side of 0
 MIDDLE = 128  # zero point of the states: VNNI multiplies unsigned integers by signed ones
@@ -152,6 +152,8 @@ def apply_activation(x: Tensor, activation: str) -> Tensor:
     """Apply an activation in place."""
     if activation == "relu":
         return x.relu_()
+    if activation == "silu":
+        return F.silu(x, inplace=True)
     found: Tensor = torch.ops.aten.gelu_(x, approximate=ALGORITHMS[activation][1])
     return found
 

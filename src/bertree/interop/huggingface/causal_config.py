@@ -103,7 +103,7 @@ CAUSAL_CONFIGS = {
             "activation": "activation_function",
             "classifier_dropout": "classifier_dropout",
         },
-        {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"},
+        {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "silu": "silu"},
         {
             "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,),

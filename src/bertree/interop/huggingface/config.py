@@ -66,7 +66,13 @@ _PRESET = {
     "albert": "albert-xxlarge",
     "distilbert": "distilbert-base",
 }
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
 
 
 def family_of_config(config: Json, where: str) -> Family:

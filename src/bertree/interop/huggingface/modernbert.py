@@ -113,7 +113,7 @@ MODERNBERT_CONFIG = FamilyConfig(
         "classifier_dropout": "classifier_dropout",
         "init_std": "initializer_range",
     },
-    {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"},
+    {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "silu": "silu"},
     {"classifier_activation": ("gelu",), "decoder_bias": (True,), "tie_word_embeddings": (True,)},
     derived=("attention", "window", "summary", "head_bias", "rotary_base", "local_rotary_base"),
     read=_read,

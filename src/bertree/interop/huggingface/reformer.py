@@ -174,7 +174,7 @@ def _different(a: Transformer) -> tuple[str, Any] | None:
 REFORMER_CONFIG = FamilyConfig(
     "reformer-enwik8",
     _KEYS,
-    {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"},
+    {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "silu": "silu"},
     derived=(
         *("layers", "attention", "look_ahead", "buckets", "hash_seed", "duplicates", "eval_hashes"),
         *("positions", "axial_shape", "axial_widths", "max_positions"),

@@ -66,7 +66,7 @@ XLNET_CONFIG = FamilyConfig(
         "classifier_dropout": "summary_last_dropout",
         "init_std": "initializer_range",
     },
-    {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"},
+    {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "silu": "silu"},
     {
         "attn_type": ("bi",),
         "summary_use_proj": (True,),

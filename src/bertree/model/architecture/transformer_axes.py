@@ -21,7 +21,7 @@ from bertree.model.architecture.axes import (
 from bertree.model.architecture.base import Architecture
 
 SHARING = ("none", "attention", "ffn", "all")
-ACTIVATIONS = ("gelu", "gelu-tanh", "relu")
+ACTIVATIONS = ("gelu", "gelu-tanh", "relu", "silu")
 ATTENTION = ("full", "causal", "local", "chunked", "lsh")
 POSITIONS = ("learned", "axial", "sinusoidal", "relative", "rotary")
 MEMORY_STARTS = ("none", "zeros")

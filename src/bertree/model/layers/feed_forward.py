@@ -1,6 +1,6 @@
 """The feed-forward part of a layer, and the activations.
 
-Shape letters: t tokens, h width.
+Shape letters: t tokens, h width, f inner width.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,14 @@ from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
+from bertree.model.kernels import triton_gated
 from bertree.model.kernels.custom_ops import gelu
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu-tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "silu": F.silu,
     "tanh": lambda x: x.tanh(),
 }
 
@@ -74,16 +76,20 @@ class GatedFeedForward(nn.Module):
         self.chunk = chunk
         self.up = nn.Linear(width, 2 * inner, bias=bias)
         self.down = nn.Linear(inner, width, bias=bias)
-        # Not the GELU that compilers leave alone: fused with the product it is half the traffic, computed twice or not.
-        self.activation = F.gelu if activation == "gelu" else ACTIVATION[activation]
+        self.activation_name = activation
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Transform each token's hidden state. The batch is not used."""
         return in_chunks(self._transform, x_th, self.chunk)
 
     def _transform(self, x_th: Tensor) -> Tensor:
-        a, gate = self.up(x_th).chunk(2, -1)
-        out_th: Tensor = self.down(self.activation(a) * gate)
+        both_tf = self.up(x_th)
+        if triton_gated.usable(both_tf, self.activation_name):
+            inner_tf = triton_gated.gated(both_tf, self.activation_name)
+        else:
+            a, gate = both_tf.chunk(2, -1)
+            inner_tf = ACTIVATION[self.activation_name](a) * gate
+        out_th: Tensor = self.down(inner_tf)
         return out_th
 
 

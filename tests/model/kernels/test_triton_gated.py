@@ -1,0 +1,44 @@
+"""The gated part of a feed-forward block in one kernel each way; without a GPU the operators are plain PyTorch."""
+
+import os
+
+import pytest
+import torch
+
+from bertree.model.kernels import triton_gated
+
+INTERPRETED = triton_gated.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda" if torch.cuda.is_available() else None
+
+
+@pytest.mark.parametrize("activation", triton_gated.ACTIVATIONS)
+def test_operators_are_known_to_compilers_and_have_the_right_gradient(activation: str) -> None:
+    both = torch.randn(3, 16, requires_grad=True)
+    torch.library.opcheck(triton_gated._gated, (both, activation))
+    torch.library.opcheck(triton_gated._gated_backward, (torch.randn(3, 8), both.detach(), activation))
+    exact = torch.randn(3, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda given: triton_gated.gated(given, activation), (exact,))
+
+
+@pytest.mark.skipif(DEVICE is None, reason="needs CUDA, or Triton with TRITON_INTERPRET=1")
+@pytest.mark.parametrize("activation", triton_gated.ACTIVATIONS)
+@pytest.mark.parametrize("inner", [24, 1500, 2048])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_follow_the_definition(
+    monkeypatch: pytest.MonkeyPatch, inner: int, activation: str, dtype: torch.dtype
+) -> None:
+    if INTERPRETED:
+        monkeypatch.setattr(triton_gated, "usable", lambda both, activation: True)
+    made = torch.Generator().manual_seed(inner)
+    both = torch.randn(37, 2 * inner, generator=made).to(DEVICE, dtype).requires_grad_()
+    grad = torch.randn(37, inner, generator=made).to(DEVICE, dtype)
+    found = triton_gated.gated(both, activation)
+    found.backward(grad)
+    exact = both.detach().double().requires_grad_()
+    expected = triton_gated._plain(exact, activation)
+    expected.backward(grad.double())
+    assert both.grad is not None
+    assert exact.grad is not None
+    tolerance = 2e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(both.grad.double(), exact.grad, atol=tolerance, rtol=tolerance)
