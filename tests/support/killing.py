@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bertree.inference.load import load
 from bertree.search import writer
 from bertree.search.index import Index
 from bertree.search.passage_store import DATABASE
@@ -35,8 +36,8 @@ def records(version: int, count: int = 120) -> list[Record]:
     ]
 
 
-def work(folder: Path, version: int, kind: str, said: Path, lines: int = 0) -> None:
-    """Build an index, or add to it; after `lines` lines of our code, die."""
+def work(folder: Path, version: int, kind: str, said: Path, lines: int = 0, model_folder: Path | None = None) -> None:
+    """Build an index, or add to it; after `lines` lines of our code, die. `model_folder`: of a real model."""
     writer.COMMIT_ROWS, writer.EMBED_BATCH, writer.MERGE = 24, 10, 3
     if lines:
         left = lines
@@ -51,7 +52,7 @@ def work(folder: Path, version: int, kind: str, said: Path, lines: int = 0) -> N
             return trace
 
         sys.settrace(trace)
-    model = Words(16)
+    model = load(model_folder) if model_folder else Words(16)
     finished = (folder / DATABASE).is_file() and Index.open(folder).info["complete"]
     if version == 0 and not finished:  # else it was killed after its last commit
         Index.build(model, records(0), folder, kind=kind, chunk=12, overlap=3)
