@@ -164,3 +164,15 @@ def test_threads_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
             assert faiss_index.import_faiss().omp_get_max_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
+def test_as_many_are_found_as_asked_for(kind: str, tmp_path: Path) -> None:
+    """Also of copies of one vector, which a graph does not lead to, and of more than the searched cells hold."""
+    model = Given()
+    model.vectors[::3] = model.vectors[0]
+    index = Index.build(model, model.documents(0, COUNT), tmp_path / "index", kind=kind)
+    index.remove([f"d{n}" for n in range(0, 300, 2)])
+    for hits in index.nearest(Given(3).vectors, COUNT):
+        assert len({hit.document for hit in hits}) == len(hits) == COUNT - 150
+    assert {len(hits) for hits in index.nearest(Given(3).vectors, 1500)} == {1500}

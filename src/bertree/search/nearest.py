@@ -57,6 +57,11 @@ def _find_nearest(
     for query_d, positions, other in zip(queries_qd, graph.candidates(queries_qd, k, keep), beside, strict=True):
         scores = _check_cosines(vectors[positions] @ query_d, vectors)
         found.append(_top(np.concatenate([positions, other[0]]), np.concatenate([scores, other[1]]), k))
+    there = len(vectors) - len(dead) if allowed is None else len(allowed)
+    short = [number for number, (positions, _) in enumerate(found) if len(positions) < min(k, there)]
+    if short:  # the graph does not lead to all vectors, for example not to many copies of one
+        for number, whole in zip(short, _compare_all(vectors, queries_qd[short], k, dead, allowed), strict=True):
+            found[number] = whole
     return found
 
 
