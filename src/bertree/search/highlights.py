@@ -1,9 +1,9 @@
 """The words of a passage that a query shares with it, to be marked in a search result.
 
 By letters alone, without the model: this takes microseconds, so it can be done while someone types. Words are compared
-without case and accents; forms of one word (brig, brigs; sail, sailing) count as the same if they begin with the same
-letters; the last word of a query may be the beginning of one. What a passage shares with a query in meaning alone is
-not marked.
+without case and accents. English forms of one word (brig, brigs; whale, whaling) count as the same: their
+endings are taken off by the first rules of Porter's stemmer. The last word of a query may be the beginning of one. What
+a passage shares with a query in meaning alone is not marked.
 """
 
 import re
@@ -11,7 +11,10 @@ import unicodedata
 from collections.abc import Callable
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
-_LEAST, _ENDING = 4, 3  # letters that two forms of a word must share, and letters that may follow in either of them
+_LEAST = 4  # letters of the beginning of a word
+_VOWEL = re.compile("[aeiou]|(?<=[^aeiou])y")
+_ENDS_SHORT = re.compile("(^|[^aeiou])[aeiouy][^aeiouwxy]$")  # as in "hop" and "whal": an e was dropped before -ing, -ed
+_SYLLABLE = re.compile("[aeiouy]+[^aeiouy]+")
 _COMMON = frozenset((
     "a", "about", "after", "all", "an", "and", "any", "are", "as", "at", "be", "been", "but", "by", "can", "could",
     "did", "do", "does", "for", "from", "had", "has", "have", "he", "her", "him", "his", "how", "i", "if", "in",
@@ -34,17 +37,36 @@ def find_highlights(query: str, text: str) -> list[tuple[int, int]]:
 
 def _matcher(words: set[str], typed: str) -> Callable[[str], bool]:
     """Return what says whether a word is one of `words`; `typed` may be the beginning of it."""
-    long = [word for word in words if len(word) >= _LEAST]
+    stems = {_stem(word) for word in words}
     begins = len(typed) >= _LEAST and typed in words
-    return lambda other: (
-        other in words or (begins and other.startswith(typed)) or any(_same_stem(word, other) for word in long)
-    )
+    return lambda other: other in words or (begins and other.startswith(typed)) or _stem(other) in stems
 
 
-def _same_stem(one: str, other: str) -> bool:
-    """True if two words begin with the same letters and differ in short endings only."""
-    least = max(_LEAST, max(len(one), len(other)) - _ENDING)
-    return len(other) >= _LEAST and one[:least] == other[:least]
+def _stem(word: str) -> str:
+    """Return a word without the endings of plurals and verbs."""
+    if word.endswith(("sses", "ies")) and len(word) > 4:
+        word = word[:-2]
+    elif word.endswith("s") and not word.endswith(("ss", "us")) and len(word) > 3:
+        word = word[:-1]
+    for ending in ("eed", "ed", "ing"):
+        if word.endswith(ending):
+            word = _without(word, ending)
+            break
+    return word[:-1] + "i" if word.endswith("y") and _VOWEL.search(word[:-1]) else word
+
+
+def _without(word: str, ending: str) -> str:
+    """Take off the ending of a verb: hopping, hop; whaling, whale; filed, file; agreed, agree; but not sing or red."""
+    rest = word.removesuffix(ending)
+    if not _VOWEL.search(rest):
+        return word
+    if ending == "eed":
+        return rest + "ee"
+    if rest.endswith(("at", "bl", "iz")):
+        return rest + "e"
+    if rest[-1:] == rest[-2:-1] and rest[-1] not in "aeioulsz":
+        return rest[:-1]
+    return rest + "e" if len(_SYLLABLE.findall(rest)) == 1 and _ENDS_SHORT.search(rest) else rest
 
 
 def _fold(word: str) -> str:
