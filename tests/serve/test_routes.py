@@ -98,6 +98,21 @@ def test_predict_takes_texts_pairs_and_lists_of_them(asker: Asker) -> None:
         assert refused.message.startswith("inputs")
 
 
+def test_the_end_of_a_classified_text_that_is_cut_can_be_chosen(asker: Asker) -> None:
+    long, first, last = "boat " * 300 + "river " * 300, "boat " * 300, "river " * 300
+    for path, name, asked in (
+        ("/predict", "classes", lambda text: {"inputs": text}),
+        ("/predict", "classes", lambda text: {"inputs": [[text, text]]}),
+        ("/rerank", "ranker", lambda text: {"query": "which boat", "texts": [text]}),
+    ):
+        for direction, kept in (("right", first), ("left", last)):
+            body = {"model": name, "truncation_direction": direction}
+            answers = [asker.post(path, asked(text) | body) for text in (long, kept)]
+            assert answers[0].headers["x-truncated-texts"] == "1"
+            assert answers[0].json == answers[1].json
+        assert asker.post(path, asked(first) | body).json != answers[0].json
+
+
 def test_similarity_is_the_cosine(asker: Asker) -> None:
     body = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS}}
     found = asker.post("/similarity", body).json
@@ -127,6 +142,7 @@ def test_info_has_the_fields_of_text_embeddings_inference(asker: Asker) -> None:
     assert found["model_id"] == "minilm"
     assert found["model_type"] == {"embedding": {"pooling": "mean"}}
     assert found["version"] == bertree.__version__
+    assert found["max_concurrent_requests"] == asker.service.scheduler.most_queued_tokens // found["max_input_length"]
     assert asker.get("/health").status == asker.get("/ready").status == 200
 
 

@@ -1,7 +1,9 @@
 """Masks, entities, answers, layers and the design space over HTTP: what the Python API gives; mistakes in one line."""
 
 import json
+from base64 import b64decode
 
+import numpy as np
 import pytest
 
 from tests.support.asking import Asker, refused
@@ -141,6 +143,23 @@ def test_layers_are_those_of_the_model(own: Asker) -> None:
     assert own.post("/layers", {"text": "the boat", "model": "ner"}).json["lens"] is None
     refused(own, "/layers", {"text": ""}, "text")
     refused(own, "/layers", {"text": "a", "pair": ""}, "pair")
+
+
+def test_attention_can_be_had_in_few_bytes(own: Asker) -> None:
+    body = {"text": "the <mask> boat", "model": "words"}
+    wanted = np.array(own.post("/layers", body).json["attention"])
+    packed = own.post("/layers", body | {"encoding_format": "base64"}).json
+    count = len(packed["tokens"])
+    found = [np.frombuffer(b64decode(layer), np.uint8).reshape(-1, count, count) / 255 for layer in packed["attention"]]
+    assert np.abs(np.array(found) - wanted).max() < 0.5 / 255 + 1e-4
+    for form in ({}, {"encoding_format": "base64"}):
+        whole = own.post("/layers", body | form).json
+        assert own.post("/layers", body | form | {"layers": [2]}).json == whole | {"attention": whole["attention"][1:]}
+    long = {"text": "boat " * 500, "model": "words", "encoding_format": "base64"}
+    assert len(b64decode(own.post("/layers", long).json["attention"][0])) == 2 * 128 * 128
+    for layers in ([0], [3], [1, 2, 1], 1, ["1"]):
+        refused(own, "/layers", body | {"layers": layers}, "layers")
+    refused(own, "/layers", body | {"encoding_format": "hex"}, "encoding_format")
 
 
 def test_the_design_space_is_live(own: Asker) -> None:

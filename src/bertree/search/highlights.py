@@ -13,7 +13,9 @@ from collections.abc import Callable
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _LEAST = 4  # letters of the beginning of a word
 _VOWEL = re.compile("[aeiou]|(?<=[^aeiou])y")
-_ENDS_SHORT = re.compile("(^|[^aeiou])[aeiouy][^aeiouwxy]$")  # as in "hop" and "whal": an e was dropped before -ing, -ed
+_ENDS_SHORT = re.compile(
+    "(^|[^aeiou])[aeiouy][^aeiouwxy]$"
+)  # as in "hop" and "whal": an e was dropped before -ing, -ed
 _SYLLABLE = re.compile("[aeiouy]+[^aeiouy]+")
 _COMMON = frozenset((
     "a", "about", "after", "all", "an", "and", "any", "are", "as", "at", "be", "been", "but", "by", "can", "could",

@@ -170,13 +170,14 @@ class TextTask(Task[TextExample]):
         return TextExample("0", self._clean(text), None if pair is None else self._clean(pair))
 
     def units(
-        self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int
+        self, examples: Sequence[TextExample], tokenizer: Tokenizer, max_length: int, cut: str = "right"
     ) -> tuple[list[Unit], Truncation]:
+        """Tokenize examples. `cut`: the end of a text that is dropped if it is too long, right or left."""
         numbers = {label: number for number, label in enumerate(self.labels)}
         units: list[Unit] = []
         for start in range(0, len(examples), TOKENIZE_AT_ONCE):
             some = examples[start : start + TOKENIZE_AT_ONCE]
-            encoded = [tokenizer.encode(texts, max_length) for texts in self._orders(some)]
+            encoded = [tokenizer.encode(texts, max_length, cut) for texts in self._orders(some)]
             for example, *sequences in zip(some, *encoded, strict=True):
                 answer = example.gold
                 if isinstance(answer, str) and (answer := numbers.get(answer)) is None:

@@ -1,15 +1,19 @@
 """What every layer of a model makes of a text."""
 
-from typing import Any
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import orjson
+from msgspec import Meta
 from torch import Tensor
 
 from bertree.inference.inspection import Inspection
 from bertree.inference.mask_filling import Candidate
 from bertree.serve.http.context import Context
+from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import route
 from bertree.serve.routes.inputs import check_text, note_cut
 
@@ -18,11 +22,14 @@ CANDIDATES = 3  # of the lens, at each token
 
 
 class LayersRequest(msgspec.Struct):
-    """A text, or a pair of texts."""
+    """A text, or a pair of texts. `layers`: only the attention of these, from 1. `encoding_format`: base64 is a quarter
+    as large."""
 
     text: str
     pair: str | None = None
     model: str | None = None
+    layers: list[Annotated[int, Meta(ge=1)]] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
 
 
 class LensCandidate(msgspec.Struct):
@@ -33,13 +40,14 @@ class LensCandidate(msgspec.Struct):
 
 
 class LayersReply(msgspec.Struct):
-    """Tokens; attention (layer, head, from, to), null if it cannot be shown; the logit lens (embeddings and layers,
+    """Tokens; attention (layer, head, from, to), null if it cannot be shown; in base64 a layer is one text of unsigned
+    bytes, heads x tokens x tokens, and 255 is a weight of 1; the logit lens (embeddings and layers,
     token, candidates), null without a head that reads it; lengths of the states. `cut`: only the beginning of the text
     is shown."""
 
     model: str
     tokens: list[str]
-    attention: list[list[list[list[float]]]] | None
+    attention: list[list[list[list[float]]] | str] | None
     lens: list[list[list[LensCandidate]]] | None
     norms: list[list[float]]
     cut: bool
@@ -60,11 +68,16 @@ async def layers(context: Context, body: LayersRequest) -> Any:
     if body.pair is not None:
         check_text(body.pair, "pair")
     text = body.text if body.pair is None else (body.text, body.pair)
-    model = served.model
+    model, depth = served.model, served.model.architecture.layers
+    if body.layers is not None and (wrong := next((number for number in body.layers if number > depth), None)):
+        raise HttpError(422, f"layers: {wrong} is more than the {depth} layers of '{served.name}'", param="layers")
+    if body.layers is not None and len(body.layers) > depth:
+        raise HttpError(422, f"layers: has {len(body.layers)} numbers for {depth} layers", param="layers")
+    write = _written if body.encoding_format == "float" else _packed
 
     def inspect() -> tuple[Inspection, dict[str, Any]]:
         found = model.inspect(text, k=CANDIDATES, max_length=MOST)
-        return found, _describe(found)
+        return found, _describe(found, write, body.layers)
 
     size = sum(map(len, text)) if isinstance(text, tuple) else len(text)
     # Its states once, attention from them again, and a softmax over the vocabulary at every token of every layer.
@@ -72,11 +85,14 @@ async def layers(context: Context, body: LayersRequest) -> Any:
     return {"model": served.name} | described | {"cut": note_cut(context, int(found.dropped > 0), found.dropped)}
 
 
-def _describe(found: Inspection) -> dict[str, Any]:
+def _describe(found: Inspection, write: Callable[[Tensor], Any], layers: Sequence[int] | None) -> dict[str, Any]:
+    attention = found.attention
+    if attention is not None and layers is not None:
+        attention = attention[[number - 1 for number in layers]]
     lens = None if found.lens is None else [[_candidates(token) for token in layer] for layer in found.lens]
     return {
         "tokens": found.tokens,
-        "attention": None if found.attention is None else [_written(layer) for layer in found.attention],
+        "attention": None if attention is None else [write(layer) for layer in attention],
         "lens": lens,
         "norms": _written(found.norms),
     }
@@ -90,3 +106,8 @@ def _written(numbers: Tensor) -> orjson.Fragment:
     """Return a layer's numbers as JSON, so that the event loop need not write all of them at once."""
     rounded = np.ascontiguousarray(np.round(numbers.float().cpu().numpy(), 4))
     return orjson.Fragment(orjson.dumps(rounded, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _packed(weights: Tensor) -> str:
+    """Return a layer's weights as base64 of a byte each."""
+    return b64encode((weights.float().clamp(0, 1) * 255).round().byte().cpu().numpy().tobytes()).decode()

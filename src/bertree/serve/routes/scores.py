@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from bertree.inference.inputs import check_finite
 from bertree.search.rerank import positive_label
 from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
 from bertree.serve.models.served import ServedModel, unit_tokens
 from bertree.serve.routes.vectors import Reading, check_tokens
 from bertree.serve.schedule.work import Job
@@ -32,12 +31,10 @@ async def class_logits(
     """Return the logits of texts, or of pairs of texts."""
     task = served.task
     assert isinstance(task, TextTask)
-    if reading.cut != "right":
-        raise HttpError(422, "truncation_direction: must be right for this model", param="truncation_direction")
 
     def units() -> list[Unit]:
         examples = [task.example(text, pair) for text, pair in inputs]
-        return task.units(examples, served.model.required_tokenizer, served.task_max_length)[0]
+        return task.units(examples, served.model.required_tokenizer, served.task_max_length, reading.cut)[0]
 
     found = await context.aside(units)
     first = [unit.sequences[0] for unit in found]

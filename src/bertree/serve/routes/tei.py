@@ -262,7 +262,8 @@ async def info(context: Context) -> Any:
         "model_dtype": served.model.precision,
         "served_model_name": served.name,
         "model_type": _model_type(served),
-        "max_concurrent_requests": scheduler.most_queued_tokens,
+        # TEI counts inputs. Here tokens are counted: so many inputs are taken at once even if all are of full length.
+        "max_concurrent_requests": max(1, scheduler.most_queued_tokens // served.model.max_length),
         "max_input_length": served.model.max_length,
         "max_batch_tokens": served.lane("embed").budget,
         "max_batch_requests": None,

@@ -9,6 +9,15 @@ const SIDE = 120; // pixels of the tokens on each side
 
 const clean = (token) => token.replace(/^(##|Ġ|▁)/, (mark) => (mark === "##" ? "##" : "·"));
 
+/** The heads of a layer, each n x n weights, from base64 of a byte for each weight. */
+function unpack(text, n) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const row = (start) => Array.from(bytes.subarray(start, start + n), (byte) => byte / 255);
+  return Array.from({ length: bytes.length / (n * n) }, (_, head) =>
+    Array.from({ length: n }, (_, i) => row((head * n + i) * n)),
+  );
+}
+
 /** Paint an n x n matrix of weights, a pixel for each. */
 function paint(canvas, weights, [red, green, blue]) {
   const n = weights.length;
@@ -239,9 +248,11 @@ export default {
         ask.drop();
         return;
       }
-      const found = await ask("layers", { text, ...(pair.trim() ? { pair } : {}), model: page.model });
+      const body = { text, ...(pair.trim() ? { pair } : {}), model: page.model, encoding_format: "base64" };
+      const found = await ask("layers", body);
       if (!found) return;
-      answer = found;
+      const attention = found.attention?.map((layer) => unpack(layer, found.tokens.length));
+      answer = { ...found, attention };
       show();
     };
     const soon = debounce(query, 300);
