@@ -1,5 +1,6 @@
 """Which tokens a text begins and ends with, and how tokens become text again."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,10 @@ from bertree.text.tokenizer import Tokenizer
 
 NEVER = ("pad", "mask", "cls", "unk")  # special tokens that are no text
 REPLACEMENT = "�"  # what an incomplete character is decoded to
+CONTEXT, WINDOW = 16, 48  # tokens that the text of a token may depend on, and after how many the others are forgotten
+LONGEST = 256  # tokens, or characters, that make no sense: then they are taken as they are
+LONGEST_WORD = 40  # characters that are held back
+WORD_END = re.compile(r"[\s\u2e80-\ufffc\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
@@ -63,39 +68,79 @@ def prompt_ids(tokenizer: Tokenizer, prompt: str, control: str | None, marks: Te
 class PieceDecoder:
     """Turns the tokens that follow a prompt into text, piece by piece and only whole characters.
 
-    Decoders join pieces by what follows (WordPiece puts a space before a word but not before a full stop), so a word is
-    given once the next one has begun. `finish` gives the rest.
+    Decoders join tokens by what follows (WordPiece puts a space before a word but not before a full stop), so a word is
+    given once the next one has begun. `finish` gives the rest. The text of a token depends on a few tokens before it at
+    most, so only those are decoded again with it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self.tokenizer, self.prompt = tokenizer, list(prompt)
         self.ids: list[int] = []
-        self.before = self._decode(self.prompt)
-        self.given = ""
+        self._given: list[str] = []
+        self._window: list[int] = []  # the last tokens
+        self._shown: str = ""  # the beginning of their text that was given
+        self._start(self.prompt[-CONTEXT:])
 
     @property
     def text(self) -> str:
         """The text so far."""
-        whole = self._decode(self.prompt + self.ids)
-        return whole[len(self.before) :] if whole.startswith(self.before) else self._decode(self.ids)
+        before, whole = self._decode(self.prompt), self._decode(self.prompt + self.ids)
+        return whole[len(before) :] if whole.startswith(before) else self._decode(self.ids)
 
     def add(self, token: int) -> str:
         """Add a token and return what can be shown now."""
         self.ids.append(token)
-        text = self.text.rstrip(REPLACEMENT)
-        end = max(text.rfind(" "), text.rfind("\n"))
-        return self._give(text[: max(end, 0)])
+        self._window.append(token)
+        text = self._decode(self._window)
+        if not text.startswith(self._shown) and not self._given:  # the prompt ends within a character
+            self._start([])
+            self._window, text = list(self.ids), self._decode(self.ids)
+        if not text.startswith(self._shown):  # within a character, of which some decoders write each byte
+            if len(self._window) > LONGEST:
+                self._start(self._window[-CONTEXT:])
+            return ""
+        piece = _whole_words(text[len(self._shown) :])
+        self._shown += piece
+        if piece:
+            self._given.append(piece)
+        if len(self._window) >= WINDOW and not len(self._window) % CONTEXT:
+            self._forget(text)
+        return piece
 
     def finish(self) -> str:
         """Return the rest."""
-        return self._give(self.text)
+        whole, given = self.text, "".join(self._given)
+        if not whole.startswith(given):  # the last words are still right
+            whole, given = self._decode(self._window), self._shown
+        rest = whole[len(given) :] if whole.startswith(given) else ""
+        self._given.append(rest)
+        return rest
 
-    def _give(self, text: str) -> str:
-        if not text.startswith(self.given):  # the decoder joined what was given before in another way
-            return ""
-        piece = text[len(self.given) :]
-        self.given = text
-        return piece
+    def _start(self, window: list[int]) -> None:
+        """Begin after these tokens, whose text was shown."""
+        self._window, self._shown = window, self._decode(window)
+
+    def _forget(self, text: str) -> None:
+        """Go on with the last tokens alone: with as many that they mean the same without the others (they do not begin
+        within a character) and include what was not given yet. `text`: of the whole window."""
+        rest = len(text) - len(self._shown)
+        for count in range(CONTEXT, 2 * CONTEXT):
+            last = self._decode(self._window[-count:])
+            if len(last) >= rest and text.endswith(last):
+                self._window, self._shown = self._window[-count:], last[: len(last) - rest]
+                return
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.backend.decode(list(ids), skip_special_tokens=True))
+
+
+def _whole_words(text: str) -> str:
+    """Return the beginning of a text that no further token changes: up to the last space, or the last character of a
+    script that has no spaces; all of it if there is neither for long. The last characters may be incomplete."""
+    complete = text.rstrip(REPLACEMENT)
+    if len(text) - len(complete) > LONGEST:
+        return text
+    end = max(
+        (match.start() if match.group().isspace() else match.end() for match in WORD_END.finditer(complete)), default=0
+    )
+    return complete[:end] if end or len(complete) <= LONGEST_WORD else complete
