@@ -157,11 +157,16 @@ def test_a_mistake_is_one_line(
         monkeypatch.setenv(name, value)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"127.0.0.1:{port}: cannot be listened on" in command("serve", small_folder, "--port", port).err
+        said = command("serve", small_folder, "--port", port)
+        assert f"127.0.0.1:{port}: cannot be listened on" in said.err
+        assert said.err.endswith("give another --port\n")
     for wrong, message in (
         ((tmp_path / "none",), "no such folder"),
         ((small_folder, small_folder), "another model is named"),
-        ((small_folder, "--name", "a", "--name", "b"), "--name: give one for each"),
+        ((small_folder, "--name", "a", "--name", "b"), "--name: give one for each model and index, in their order (2"),
+        ((small_folder, "--host", "192.0.2.1", "--no-auth"), "give another --host"),
+        ((small_folder, "--cors", "*"), "--cors *: must be an origin"),
+        ((small_folder, "--api-key-file", tmp_path / "none"), "--api-key-file"),
         ((small_folder, "--host", "0.0.0.0"), "--no-auth"),
         ((small_folder, "--log", "all"), "--log all"),
     ):

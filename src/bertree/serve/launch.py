@@ -4,6 +4,7 @@ A process computes with one torch thread in each of its compute threads. torch m
 OMP_NUM_THREADS=1 in the environment makes small batches almost twice as fast as setting it later.
 """
 
+import errno
 import os
 import socket
 import sys
@@ -20,7 +21,7 @@ def check_installed() -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise UserError(f"serve: needs {', '.join(missing)}; install them with: pip install 'bertree[serve]'")
+        raise UserError(f"serve: needs {', '.join(missing)}; pip install 'bertree[serve]'")
 
 
 def set_threads() -> None:
@@ -39,7 +40,10 @@ def bind(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        raise UserError(f"{host}:{port}: cannot be listened on ({error.strerror or error})") from None
+        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise UserError(
+            f"{host}:{port}: cannot be listened on ({error.strerror or error}); give another {other}"
+        ) from None
     found.set_inheritable(True)
     return found
 

@@ -53,7 +53,7 @@ def _builder(serving: Serving) -> "Callable[[], ASGIApp]":
         from bertree.serve.http.logs import Log
         from bertree.serve.worker import load_service
 
-        service, _ = load_service(serving, Log(requests=serving.log_requests))
+        service = load_service(serving, Log(requests=serving.log_requests))
         service.scheduler.start()
         return build_app(service)
 

@@ -1,6 +1,7 @@
 """What a server is told: what to serve, where, for whom, and within which limits."""
 
 import os
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from bertree.errors import UserError
 from bertree.search.postgres.place import SCHEMA, TABLE
 
+ORIGIN = re.compile(r"https?://[^/\s*?#]+")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -42,9 +44,12 @@ class Serving:
                 "variable BERTREE_API_KEY), or --no-auth if that is what you want"
             )
         if self.names and len(self.names) != len(self.sources):
-            raise UserError(f"--name: give one for each of the {len(self.sources)} models and indexes, in their order")
+            count = f"{len(self.names)} {'name' if len(self.names) == 1 else 'names'} for {len(self.sources)} given"
+            raise UserError(f"--name: give one for each model and index, in their order ({count})")
         if "" in self.keys:
             raise UserError("--api-key: is empty")
+        if wrong := next((origin for origin in self.cors if not ORIGIN.fullmatch(origin)), None):
+            raise UserError(f"--cors {wrong}: must be an origin without a path, such as https://example.org")
 
 
 def read_keys(given: str | None, file: Path | None) -> tuple[str, ...]:
@@ -59,10 +64,12 @@ def read_keys(given: str | None, file: Path | None) -> tuple[str, ...]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from None
+        raise UserError(
+            f"--api-key-file {file}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
+        ) from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
-        raise UserError(f"{file}: has no key; write one on a line")
+        raise UserError(f"--api-key-file {file}: has no key; write one on a line")
     return keys
 
 

@@ -98,21 +98,28 @@ def build_service(serving: Serving, registry: Registry, log: Log) -> Service:
     )
 
 
-def load_service(serving: Serving, log: Log) -> tuple[Service, list[Source]]:
-    """Load everything that is to be served; return it with where it came from."""
+def find_sources(serving: Serving) -> list[Source]:
+    """Return what is to be served, and where it is."""
     names = serving.names or ("",) * len(serving.sources)
-    sources = [
+    return [
         Source(name, given, serving.device, serving.precision, serving.schema, serving.table)
         for name, given in zip(names, serving.sources, strict=True)
     ]
-    return build_service(serving, load_sources(sources), log), sources
+
+
+def load_service(serving: Serving, log: Log) -> Service:
+    """Load everything that is to be served."""
+    return build_service(serving, load_sources(find_sources(serving)), log)
 
 
 def run_worker(serving: Serving, listener: socket.socket) -> int:
     """Load everything, then serve until a signal comes; return the exit code."""
     started = time.perf_counter()
     log = Log(requests=serving.log_requests)
-    service, sources = load_service(serving, log)
+    sources = find_sources(serving)
+    if sys.stdout.isatty():
+        print(f"bertree: loading {', '.join(source.shown for source in sources)}", flush=True)
+    service = build_service(serving, load_sources(sources), log)
     registry = service.registry
     config = uvicorn.Config(
         build_app(service),
