@@ -43,6 +43,12 @@ def _watched_names() -> set[Path]:
     return {path for path in found if not path.name.endswith(CACHES)}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than the machine has processors: some tests wait, for Ray, a browser or processes that start."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEFORE] = _watched_names()
 

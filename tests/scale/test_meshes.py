@@ -6,15 +6,16 @@ from typing import Any
 import pytest
 
 from tests.support.meshes import Case, run_cases, write_references
-from tests.support.ranks import run_ranks
+from tests.support.ranks import read_found, run_ranks
+from tests.support.shared import common_folder, make_once
 
 TOLERANCE = 1e-5
 NO_DROPOUT = ("model.dropout=0.0",)
 MUON = ("optim.name=muon",)
 TWO = [
-    *(Case("bert", {"zero": zero}) for zero in (0, 1, 2, 3)),
+    *(Case("bert", {"zero": zero}, micro_batches=4) for zero in (0, 1, 2, 3)),
     Case("bert", {"zero": 3}, ("run.recompute=true",)),
-    Case("bert", {"zero": 3}, again=True),
+    Case("bert", {"zero": 3}, again=True, micro_batches=4),
     Case("albert", {"zero": 3}),
     *(Case(family, {"zero": 3}) for family in ("roberta", "gpt", "modernbert", "transformer-xl", "xlnet", "reformer")),
     *(Case(family, {"zero": zero}, MUON) for family, zero in (("bert", 0), ("modernbert", 3))),
@@ -22,9 +23,9 @@ TWO = [
     Case("bert", {"tensor": 2, "sequence_parallel": True}, NO_DROPOUT),
 ]
 FOUR = [
-    Case("bert", {"zero": 0}),
-    Case("roberta", {"zero": 3, "shard": 2}),
-    Case("xlnet", {"zero": 1}),
+    Case("bert", {"zero": 0}, micro_batches=4),
+    Case("roberta", {"zero": 3, "shard": 2}, micro_batches=4),
+    Case("xlnet", {"zero": 1}, micro_batches=4),
     Case("bert", {"tensor": 2, "zero": 3}),
     Case("albert", {"tensor": 2, "zero": 2}),
     Case("bert", {"tensor": 2, "zero": 1, "sequence_parallel": True}, NO_DROPOUT),
@@ -33,12 +34,15 @@ FOUR = [
 
 @pytest.fixture(scope="module")
 def found(token_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp("meshes")
-    write_references([*TWO, *FOUR], token_store, folder)
-    return {
-        size: run_ranks(size, folder / str(size), run_cases, cases, token_store, folder)
-        for size, cases in ((2, TWO), (4, FOUR))
-    }
+    folder = make_once(common_folder(tmp_path_factory) / "meshes", lambda folder: run_all(folder, token_store))
+    return {size: read_found(size, folder / str(size)) for size in (2, 4)}
+
+
+def run_all(folder: Path, store: Path) -> None:
+    folder.mkdir()
+    write_references([*TWO, *FOUR], store, folder)
+    for size, cases in ((2, TWO), (4, FOUR)):
+        run_ranks(size, folder / str(size), run_cases, cases, store, folder)
 
 
 @pytest.mark.parametrize(

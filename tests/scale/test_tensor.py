@@ -12,7 +12,8 @@ from bertree.scale.tensor import check_tensor, put_tensor_parallel
 from bertree.scale.world import World, join
 from tests.support import batches
 from tests.support.parts import ScaledAttention
-from tests.support.ranks import run_ranks
+from tests.support.ranks import read_found, run_ranks
+from tests.support.shared import common_folder, make_once
 from tests.support.split_networks import (
     attention_of_equal_heads,
     compiled,
@@ -82,7 +83,8 @@ def cases_of_four(world: World) -> Iterator[tuple[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(4, tmp_path_factory.mktemp("ranks"), run_cases)
+    folder = make_once(common_folder(tmp_path_factory) / "split", lambda folder: run_ranks(4, folder, run_cases))
+    return read_found(4, folder)
 
 
 def check_equal(found: list[dict[str, Any]], start: str) -> None:

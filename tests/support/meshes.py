@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,18 @@ from bertree.train.schedule import TrainingPlan
 from tests.support import runs
 
 STEPS = 20
+TOKENS = 512  # of a step
 BASES = {"gpt": "gpt2-tiny", "modernbert": "roberta-base", "reformer": "reformer-tiny"}
-AXES: dict[str, str] = runs.MORE_AXES | {"modernbert": "window = 8\n", "gpt": ""}
+REFORMER = 'axial_shape = "8,8"\nchunk_length = 16\nlsh_chunk_length = 16\nffn_chunk = 64\n'
+AXES: dict[str, str] = runs.MORE_AXES | {"modernbert": "window = 8\n", "gpt": "", "reformer": REFORMER}
 PRESETS = {"gpt": "gpt2", "modernbert": "modernbert-base"}
-RUN = """
+RUN = f"""
 [run]
 device = "cpu"
-micro_tokens = 128
 [[phases]]
 steps = 20
 max_length = 32
-batch_tokens = 512
+batch_tokens = {TOKENS}
 [data]
 held_out_share = 0.1
 [schedule]
@@ -53,6 +54,7 @@ class Case:
     scale: dict[str, Any] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     again: bool = False  # a second time
+    micro_batches: int = 2  # of a step: two data ranks have one each, or add up more
 
     @property
     def name(self) -> str:
@@ -63,7 +65,7 @@ class Case:
     @property
     def reference(self) -> str:
         """The name of the run on one device that it must equal."""
-        return " ".join([self.family, *self.overrides])
+        return " ".join([self.family, *self.overrides, f"in {self.micro_batches}"])
 
 
 def recipe_of(case: Case, folder: Path) -> recipes.Recipe:
@@ -75,7 +77,8 @@ def recipe_of(case: Case, folder: Path) -> recipes.Recipe:
     if not path.exists():  # of several ranks none writes what another reads
         path.write_text(base + runs.MODEL.format(preset=preset) + AXES.get(family, "") + RUN)
     rate = "optim.lr=0.01" if family == "albert" else "optim.lr=0.001"
-    return recipes.load(str(path), [rate, "optim.eps=1e-6", *case.overrides])
+    micro = f"run.micro_tokens={TOKENS // case.micro_batches}"
+    return recipes.load(str(path), [rate, micro, "optim.eps=1e-6", *case.overrides])
 
 
 def train(case: Case, store: Path, folder: Path, world: World, steps: int = STEPS) -> tuple[list[float], Network]:
@@ -103,7 +106,7 @@ def train(case: Case, store: Path, folder: Path, world: World, steps: int = STEP
 def write_references(cases: Sequence[Case], store: Path, folder: Path) -> None:
     """Run each family on one device."""
     for case in {case.reference: case for case in cases}.values():
-        losses, network = train(Case(case.family, {}, case.overrides), store, folder, World.alone())
+        losses, network = train(replace(case, scale={}), store, folder, World.alone())
         weights = dict(whole_tensors(network, World.alone()))
         save_file(weights, folder / f"{case.reference}.safetensors", {"losses": json.dumps(losses)})
 

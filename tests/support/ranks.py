@@ -20,6 +20,11 @@ def run_ranks(count: int, folder: Path, work: Work, *given: Any) -> list[Any]:
     failed.sort(key=lambda text: "Connection closed by peer" in text)  # which is why the others failed
     assert not failed, failed[0]
     assert codes == [0] * count, codes
+    return read_found(count, folder)
+
+
+def read_found(count: int, folder: Path) -> list[Any]:
+    """What the ranks have found that ran in a folder."""
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(count)]
 
 
