@@ -108,8 +108,9 @@ def test_what_is_exported_later_is_found_at_once(both: Asker, folder: Path, data
     assert QUERY in [point["text"] for point in points], "as many passages, but another text"
 
 
+@pytest.mark.parametrize("name", ["words", "wide"])
 def test_another_model_is_loaded_when_its_index_replaces_the_old_one(
-    own: Asker, tmp_path: Path, address: str, database: str
+    name: str, tmp_path: Path, address: str, database: str
 ) -> None:
     source = Source("books", address, "cpu")
     registry = load_sources([source])
@@ -118,12 +119,13 @@ def test_another_model_is_loaded_when_its_index_replaces_the_old_one(
     swapper = Swapper(registry, [source], lambda event, **values: notes.append((event, values)))
     asyncio.run(swapper.check(settled=True))
     assert notes == []
-    wide = learnable.model(tmp_path / "other" / "words", learnable.tokenizer(), width=48)
+    wide = learnable.model(tmp_path / "other" / name, learnable.tokenizer(), width=48)
     index = bertree.Index.build(bertree.load(wide), [{"id": "z", "text": "a boat"}], tmp_path / "wide", name=str(wide))
     index.export(database, replace=True)
     asyncio.run(swapper.check(settled=True))
     assert notes == [("swapped", {"name": "books"})]
     assert registry.index("books").model.dimension == 48
+    assert list(registry.models) == [name], "and the old one is gone"
     made = asking.with_registry(registry)
     try:
         assert [hit["document"] for hit in made.post("/search", {"query": QUERY}).json["hits"]] == ["z"]

@@ -20,6 +20,10 @@ class Registry:
         """Add a model, or replace the one of its name."""
         self.models = {**self.models, served.name: served}
 
+    def drop_model(self, name: str) -> None:
+        """Remove a model."""
+        self.models = {known: served for known, served in self.models.items() if known != name}
+
     def put_index(self, served: ServedIndex) -> None:
         """Add an index, or replace the one of its name."""
         self.indexes = {**self.indexes, served.name: served}

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
 from bertree.serve.models.loading import Fingerprint, Source, load_index, load_model
 from bertree.serve.models.registry import Registry
-from bertree.serve.models.served import ServedIndex
+from bertree.serve.models.served import ServedIndex, ServedModel
 
 
 class Swapper:
@@ -63,11 +64,20 @@ class Swapper:
         """Return the name that something is served by, or would be: its folder's."""
         return source.index_name if source.is_index else source.name or Path(source.given).name
 
+    def _is_needed(self, model: ServedModel) -> bool:
+        """Whether a model was given, or belongs to an index, or has been replaced by another of its name."""
+        given = {str(resolve_model_path(source.given)) for source in self.sources if not source.is_index}
+        used = any(index.model is model for index in self.registry.indexes.values())
+        return used or model.folder in given or self.registry.models.get(model.name) is not model
+
     def _load(self, source: Source) -> str:
         if source.is_index:
-            found = load_index(source, self.registry, self.registry.indexes.get(source.index_name))
+            old = self.registry.indexes.get(source.index_name)
+            found = load_index(source, self.registry, old)
             self.registry.put_model(found.model)
             self.registry.put_index(found)
+            if old is not None and not self._is_needed(old.model):
+                self.registry.drop_model(old.model.name)
             return found.name
         served = load_model(source)
         before = self.registry.models.get(served.name)
