@@ -28,9 +28,15 @@ ONLY = {
 TOP = {"cli", "serve", "studies", "__main__"}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -45,6 +51,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
 def room_graph() -> dict[str, dict[str, str]]:
     """Room -> rooms it imports -> one of the files that does."""
     files = list(SOURCE.rglob("*.py"))
@@ -103,7 +110,7 @@ def test_the_documentation_names_files_and_functions_that_exist() -> None:
     steps, *_ = walks = [walk for walk in walks if walk]
     assert len(steps) <= MOST_STEPS, "from the verb to the loss"
     for file, function in (row for walk in walks for row in walk):
-        tree: ast.AST = ast.parse((SOURCE / file).read_text())
+        tree: ast.AST = tree_of(SOURCE / file)
         for part in function.split("."):
             named = [n for n in ast.iter_child_nodes(tree) if getattr(n, "name", "") == part]
             assert named, f"docs/architecture.md: {file} has no {function}"
@@ -118,7 +125,7 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         graph[name] = set()
-        for node in ast.walk(ast.parse(path.read_text())) if name != "bertree" else []:
+        for node in ast.walk(tree_of(path)) if name != "bertree" else []:
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     target = f"{node.module}.{alias.name}"
