@@ -13,7 +13,7 @@ from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import PretrainingRunSettings, Recipe
 from tests.support import runs
 
-SHORT = 0.05
+SHORT = 0.02
 
 
 def given(steps: tuple[int, ...], length: float, warmup: int = 0) -> Recipe:

@@ -2,7 +2,7 @@
 
 import io
 import json
-import subprocess
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,7 +21,6 @@ from bertree.serve.mcp.protocol import LONGEST, Tool, serve_tools
 from bertree.serve.mcp.tools import IndexTools, make_tools
 from tests.support.command import Command
 from tests.support.postgres import PostgresServer
-from tests.support.processes import PATIENCE
 from tests.support.search_samples import SHIPS
 from tests.support.standin import Words
 
@@ -181,17 +180,21 @@ def built(small_folder: Path, tmp_path: Path, command: Command) -> Path:
     return folder
 
 
-def test_the_real_client_over_standard_input_and_output(built: Path, database: str) -> None:
+def test_the_real_client_over_standard_output_which_has_nothing_but_the_protocol(
+    built: Path, database: str, tmp_path: Path
+) -> None:
     mcp = pytest.importorskip("mcp")
     import anyio
 
     Index.open(built).export(database, table="exported")
-    arguments = ["-m", "bertree", "mcp", str(built), database, "--table", "exported", "--device", "cpu"]
+    command = [*BERTREE, "mcp", str(built), database, "--table", "exported", "--device", "cpu"]
+    output, log = tmp_path / "output", tmp_path / "log"
+    copied = f"{shlex.join(command)} | tee {shlex.quote(str(output))}"
 
     async def session() -> None:
         own = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
-        server = mcp.StdioServerParameters(command=sys.executable, args=arguments, env=own)
-        async with mcp.Client(mcp.stdio_client(server, errlog=log)) as client:
+        server = mcp.StdioServerParameters(command="sh", args=["-c", copied], env=own)
+        async with mcp.Client(mcp.stdio_client(server, errlog=errors)) as client:
             assert client.server_info.name == "bertree"
             tools = {tool.name: tool for tool in (await client.list_tools()).tools}
             assert set(tools) == {"search", "read"}
@@ -207,25 +210,17 @@ def test_the_real_client_over_standard_input_and_output(built: Path, database: s
             with pytest.raises(mcp.MCPError, match="there is no tool"):
                 await client.call_tool("drop", {})
 
-    with (built / "log").open("w") as log:
+    with log.open("w") as errors:
         anyio.run(session)
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(answers) > 5
+    assert all(answer["jsonrpc"] == "2.0" for answer in answers)
+    assert "notes, exported ready" in log.read_text()
 
 
-def test_nothing_but_protocol_on_standard_output(built: Path) -> None:
-    lines = [request("initialize", {}), request("tools/call", {"name": "search", "arguments": {"query": "brig"}}, 2)]
-    done = subprocess.run(
-        [*BERTREE, "mcp", str(built), "--device", "cpu"],
-        input="".join(json.dumps(line) + "\n" for line in lines),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=True,
-    )
-    assert [json.loads(line)["id"] for line in done.stdout.splitlines()] == [1, 2]
-    assert "notes ready" in done.stderr
-
-
-def test_a_wrong_index_is_one_line(tmp_path: Path, built: Path, postgres_server: PostgresServer) -> None:
+def test_a_wrong_index_is_one_line(
+    tmp_path: Path, built: Path, postgres_server: PostgresServer, command: Command
+) -> None:
     for given, model, said in (
         ([str(tmp_path / "nothing")], None, "no such folder"),
         ([str(built), str(built)], None, "two indexes have this name"),
@@ -234,5 +229,5 @@ def test_a_wrong_index_is_one_line(tmp_path: Path, built: Path, postgres_server:
     ):
         with pytest.raises(UserError, match=said), ExitStack() as stack:
             open_indexes(given, bertree.load, model, "public", "bertree", stack)
-    done = subprocess.run([*BERTREE, "mcp", "nothing"], capture_output=True, text=True, check=False, input="")
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    said = command("mcp", tmp_path / "nothing")
+    assert (said.code, said.out, len(said.lines)) == (2, "", 1)

@@ -84,8 +84,8 @@ def attention_of_equal_heads(world: World, sequence_parallel: bool, dropout: flo
 
 def compiled(name: str, world: World, sequence_parallel: bool, kind: str) -> tuple[float, str]:
     """How far gradients of a split network with compiled blocks of a kind are from those of a whole one."""
-    batches, whole = make_batches(member(name)), make_network(member(name))
-    network = split(name, world, sequence_parallel)
+    batches, whole = make_batches(member(name)), make_network(member(name, layers=1))
+    network = split(name, world, sequence_parallel, layers=1)
     for block in network.encoder.stack.get_submodule(kind).children():
         block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     train(whole, batches)
