@@ -21,7 +21,7 @@ from bertree.errors import UserError
 from bertree.inference.batching import batch_by_length, map_jobs
 from bertree.text.tokenizer import Encoded
 
-WINDOW = 4096  # texts
+WINDOW = 1024  # texts: with larger ones a GPU waits for the first to be tokenized
 FIRST_WINDOW = 256  # where windows grow
 Vectors = NDArray[np.float32]
 
