@@ -21,12 +21,21 @@ vector = np.random.default_rng(0).random(registry.model().dimension, np.float32)
 
 
 def compute(payloads: Sequence[object]) -> list[object]:
-    """Return the same vector for every text, after a time in which others come, but without using the CPU."""
-    time.sleep(0.0005 * len(payloads))
+    """Return the same vector for every text, after about as long as a model takes, but without using the CPU."""
+    time.sleep(0.005 * len(payloads))
     return [vector] * len(payloads)
 
 
 service = build_service(Serving((sys.argv[1],)), registry, Log(requests=False))
 registry.model().lane("embed").compute = compute
 service.scheduler.start()
-uvicorn.run(build_app(service), port=int(sys.argv[2]), lifespan="off", access_log=False, log_config=None, ws="none")
+uvicorn.run(
+    build_app(service),
+    port=int(sys.argv[2]),
+    lifespan="off",
+    access_log=False,
+    log_config=None,
+    proxy_headers=False,
+    server_header=False,
+    ws="none",
+)

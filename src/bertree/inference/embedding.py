@@ -45,7 +45,8 @@ def finish_vectors(vectors: Vectors, dimensions: int | None, normalize: bool) ->
     """Keep the first so many numbers of each vector, and scale it to length 1 if that is wanted."""
     vectors = vectors[:, :dimensions]
     if normalize:
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        squares = np.matmul(vectors[:, None, :], vectors[:, :, None])[:, 0]  # faster than np.linalg.norm for a few rows
+        vectors = vectors / np.maximum(np.sqrt(squares), 1e-12)
     return np.ascontiguousarray(vectors)
 
 

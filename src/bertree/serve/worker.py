@@ -127,6 +127,7 @@ def run_worker(serving: Serving, listener: socket.socket) -> int:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,  # nobody asks for the address of a client
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, int(serving.drain_seconds)),
         backlog=2048,

@@ -19,6 +19,7 @@ from bertree.serve.models.registry import NotServed
 from bertree.serve.schedule.work import DeadlineExceeded, Overloaded
 
 JSON = b"application/json"
+WATCHED_AFTER = 0.05  # seconds from which on it is watched whether the client has gone
 
 
 class Endpoint:
@@ -75,13 +76,11 @@ class Endpoint:
             return await (spec.handler(context, decode(scope["query_string"])) if decode else spec.handler(context))
         assert decode is not None
         value = decode(await read_body(scope, receive, service.settings.limits.body_bytes))
-        task = asyncio.current_task()
-        assert task is not None
-        watcher = asyncio.ensure_future(_cancel_when_gone(scope, receive, task))
+        watch = ClientWatch(scope, receive)
         try:
             return await spec.handler(context, value)
         finally:
-            watcher.cancel()
+            watch.stop()
 
     def _seconds(self, scope: Scope) -> float:
         """Return how long a request may take."""
@@ -119,11 +118,31 @@ class Endpoint:
         return HttpError(500, f"the server failed; its log has more under the id {context.request_id}")
 
 
-async def _cancel_when_gone(scope: Scope, receive: Receive, task: "asyncio.Task[Any]") -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope["bertree.gone"] = True
-    task.cancel()
+class ClientWatch:
+    """Cancels a task when its client closes the connection. It begins after a moment, when most requests are done."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        """The task is the one that runs."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._scope, self._receive, self._task = scope, receive, task
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCHED_AFTER, self._begin)
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._scope["bertree.gone"] = True
+        self._task.cancel()
 
 
 async def send_json(send: Send, status: int, value: Any, headers: dict[str, str] | None = None) -> None:

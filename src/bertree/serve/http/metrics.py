@@ -35,6 +35,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._lanes: dict[str, LaneMetrics] = {}
+        self._routes: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter("bertree_requests", "Requests answered.", ("route", "status"), registry=registry)
         self._seconds = Histogram(
             "bertree_request_seconds", "Time of a request.", ("route",), buckets=SECONDS, registry=registry
@@ -80,8 +81,11 @@ class Metrics:
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Note a request that was answered."""
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        if (found := self._routes.get((route, status))) is None:
+            found = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._routes[route, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
 
     def batch(self, lane: str, jobs: int, tokens: int, seconds: float) -> None:
         """Note a batch that was computed."""

@@ -147,5 +147,7 @@ class AllowOrigins:
 
 def _request_id(scope: Scope) -> str:
     """Return the id that the client gave, if it is harmless, or a new one."""
-    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return given.decode() if GIVEN_ID.fullmatch(given) else f"{_started}-{next(_numbers):x}"
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and GIVEN_ID.fullmatch(value):
+            return str(value, "ascii")
+    return f"{_started}-{next(_numbers):x}"

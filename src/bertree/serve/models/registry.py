@@ -32,6 +32,8 @@ class Registry:
         """Return a model by name; without one, the first that can do what is asked.
 
         NotServed if there is none of that name; UserError if it cannot do that."""
+        if name is not None and (found := self.models.get(name)) and (does is None or does in found.does):
+            return found
         able = [m for m in self.models.values() if does is None or does in m.does]
         if name is None:
             if able:
@@ -40,11 +42,9 @@ class Registry:
             raise UserError(f"model: no model{what} is served here; served: {listed(self.models) or 'none'}")
         if name not in self.models:
             raise NotServed(f"model: '{name[:60]}' is not served here; {suggest(name[:60], self.models)}")
-        found = self.models[name]
-        if does is not None and does not in found.does:
-            others = f"these can: {listed(m.name for m in able)}" if able else "no served model can"
-            raise UserError(f"model: '{name}' cannot {ABILITIES[does]}; {others}")
-        return found
+        assert does is not None
+        others = f"these can: {listed(m.name for m in able)}" if able else "no served model can"
+        raise UserError(f"model: '{name}' cannot {ABILITIES[does]}; {others}")
 
     def index(self, name: str | None = None) -> ServedIndex:
         """Return an index by name; without one, the first."""

@@ -55,7 +55,7 @@ async def embed_texts(
     truncated = check_tokens(context, encoded, served.model.max_length, reading)
     found = await context.run(served.lane("embed"), [Job(len(e.ids), e) for e in encoded])
     scaled = served.vector.normalise if normalize is None else normalize
-    rows = finish_vectors(np.stack(found), dimensions, scaled)
+    rows = finish_vectors(np.array(found), dimensions, scaled)
     check_finite(rows, served.name)
     return Vectors(rows, sum(len(e.ids) for e in encoded), truncated)
 

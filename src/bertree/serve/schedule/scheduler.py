@@ -17,6 +17,9 @@ from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane, Overloaded,
 FIRST_RATE = 5000.0  # tokens a second, until batches were measured
 MEMORY = 0.9  # of the measured rate, per batch
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
+# A thread that has finished a batch waits for so much of the batch's time for a full one: the clients that were just
+# answered may ask again, and the event loop needs a core to hear them.
+PAUSE, LONGEST_PAUSE, NAP = 1 / 16, 0.01, 0.001
 
 
 class Failure:
@@ -131,12 +134,11 @@ class Scheduler:
                 raise Overloaded(self.retry_after)
             self._queue.add(request)
             self._ready.notify()
+        timer = loop.call_later(deadline - now, _expire, future)
         try:
-            async with asyncio.timeout(deadline - now):
-                await future
-        except TimeoutError:
-            raise DeadlineExceeded from None
+            await future
         finally:
+            timer.cancel()
             if not request.finished:
                 with self._lock:
                     self._queue.drop(request)
@@ -156,14 +158,20 @@ class Scheduler:
         return True
 
     def _take(self) -> Batch | None:
-        batch = self._queue.take(self._clock())
+        batch = self._queue.take(self._clock(), self.threads)
         if batch is not None:
             batch.lane.running += 1
         return batch
 
     def _work(self) -> None:
+        pause_ends = 0.0
         while True:
             self._finished.requests = []
+            with self._lock:
+                while not self._queue.requests and not self._stopped:
+                    self._ready.wait()
+            while self._clock() < pause_ends and not self._queue.has_full_batch():
+                time.sleep(NAP)
             with self._lock:
                 while (batch := self._take()) is None and not self._finished.requests and not self._stopped:
                     self._ready.wait()
@@ -171,7 +179,9 @@ class Scheduler:
                     return
             self._wake(self._finished.requests)
             if batch is not None:
+                started = self._clock()
                 self._compute(batch)
+                pause_ends = self._clock() + min(LONGEST_PAUSE, PAUSE * (self._clock() - started))
 
     def _compute(self, batch: Batch) -> None:
         started = self._clock()
@@ -228,6 +238,11 @@ class Scheduler:
                 loop.call_soon_threadsafe(_set_done, futures)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 continue
+
+
+def _expire(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded())
 
 
 def _set_done(futures: "list[asyncio.Future[None]]") -> None:
