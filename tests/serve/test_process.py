@@ -26,9 +26,9 @@ LOAD = 12  # clients that ask without pause
 
 
 @contextmanager
-def server(*arguments: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """A server on a free port, when it is ready."""
-    environment = os.environ | {"BERTREE_API_KEY": KEY}
+def server(*arguments: str, **more: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """A server on a free port, when it is ready. `more`: variables of its environment."""
+    environment = os.environ | {"BERTREE_API_KEY": KEY} | more
     command = [sys.executable, "-m", "bertree", "serve", *arguments, "--port", "0", "--log", "errors"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
@@ -81,9 +81,15 @@ async def ask_until_closed(port: int, counts: dict[str, int]) -> None:
         writer.close()
 
 
-def test_under_load_a_model_is_swapped_and_sigterm_loses_no_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
+def test_under_load_a_model_is_swapped_and_sigterm_loses_no_request(tmp_path: Path, loop: str) -> None:
     folder = learnable.model(tmp_path / "words", learnable.tokenizer())
-    with server(str(folder), "--watch", "0", "--drain", "20") as (process, port):
+    variables = {}
+    if loop == "asyncio":  # as where uvloop is not installed
+        (tmp_path / "hidden").mkdir()
+        (tmp_path / "hidden" / "uvloop.py").write_text("raise ImportError")
+        variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "hidden"), *sys.path])
+    with server(str(folder), "--watch", "0", "--drain", "20", **variables) as (process, port):
         counts = {"answered": 0, "refused": 0, "lost": 0, "closed": 0}
 
         async def load() -> None:

@@ -16,7 +16,7 @@ from bertree.tasks.logits import effective_max_length, inference_autocast, logit
 from bertree.tasks.task import Task, Unit
 from bertree.text.tokenizer import Encoded
 
-# Tokens of a batch: at most, and from which a larger one is hardly faster (benchmarks/serve_batches.py).
+# Tokens of a batch: at most, and from which a larger one gains little (benchmarks/serve_batches.py).
 BUDGETS = {"cpu": (1024, 384), "cuda": (65536, 65536)}
 
 

@@ -25,7 +25,7 @@ class Lane:
     ) -> None:
         """`compute`: payloads -> as many results. `budget`: tokens of a batch; a longer job is a batch of its own.
         `at_once`: batches computed at the same time; 0: one for each thread. `enough`: tokens from which a larger batch
-        is hardly faster per token; None: the budget."""
+        gains little; None: the budget."""
         self.name, self.compute, self.budget, self.at_once = name, compute, budget, at_once
         self.enough = budget if enough is None else min(enough, budget)
         self.running = 0  # batches being computed; the scheduler counts them
