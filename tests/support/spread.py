@@ -30,7 +30,7 @@ MESHES: dict[str, dict[str, int]] = {
 def make(seed: int = 0) -> Network:
     """A BERT whose vocabulary neither 2 nor 4 ranks share evenly."""
     torch.manual_seed(seed)
-    network = build(batches.tiny(heads=4, vocab_size=51), {"mask": 0, "pair": 0})
+    network = build(batches.tiny(layers=1, heads=4, vocab_size=51), {"mask": 0, "pair": 0})
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)

@@ -33,7 +33,6 @@ SMALL: dict[str, Any] = {
     "attention_dropout": 0.0,
 }
 REFORMER: dict[str, Any] = {
-    "layers": 4,
     "head_width": 0,
     "axial_shape": "5,8",
     "axial_widths": "",
