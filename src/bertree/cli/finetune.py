@@ -74,7 +74,8 @@ def finetune(
     """Fine-tune a model on a task: classification, regression, tagging, spans, multiple choice.
 
     OUT receives model/, metrics.json, predictions.jsonl and, for each seed, a report. The best evaluation on the dev
-    split counts; without a dev split a tenth of the examples is held out.
+    split counts; without a dev split a tenth of the examples is held out. Under torchrun all processes share the
+    examples of each step: the same batch, the same result.
 
     Settings: epochs=3 batch=32 lr=(by the model's width) max_length=(the task's) warmup=0.1 shape=linear
     evaluations=1 (per epoch) patience=3 held_out=0.1 seed=0 weight_decay=0.01 clip=1 dropout=... attention_dropout=0

@@ -123,13 +123,14 @@ def test_a_forged_checkpoint_is_passed_over(kind: str, complete: tuple[tuple[str
     shutil.rmtree(out / "model")
     forge, reason = FORGED[kind]
     forge(out)
-    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == 0, said.read_text()
+    left = kind != "two swapped"
+    assert runs.finish(*given, "--out", str(out), "--resume", said=said) == (0 if left else 2), said.read_text()
     notes = [line for line in said.read_text().splitlines() if line.startswith("bertree: note: ")]
     assert reason in notes[0]
     assert "step-000000" in notes[0]
     assert len(notes[0]) < 500
     shutil.rmtree(place(out, 99), ignore_errors=True)
-    assert runs.results(out) == runs.results(whole)
+    assert not left or runs.results(out) == runs.results(whole)
 
 
 def test_weights_of_another_model_stop_the_run(complete: tuple[tuple[str, ...], Path], tmp_path: Path) -> None:

@@ -120,17 +120,26 @@ class CheckpointFolder:
         shutil.rmtree(doomed, ignore_errors=True)
 
     def read_newest(self, check: Callable[[Checkpoint], None] = lambda checkpoint: None) -> Checkpoint | None:
-        """Read the newest good checkpoint. One that is damaged, or that `check` refuses, is skipped with a note."""
+        """Read the newest good checkpoint; None if there is none at all.
+
+        One that is damaged, or that `check` refuses, is skipped with a note. If no good one is left, that is an error:
+        a run that would begin again from nothing must be started by its user.
+        """
         if self._world.is_first:
             for leftover in self.folder.glob(".step-*"):  # of a run that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
+        refused: UserError | None = None
         for step in self._steps_of_rank_0():
+            if refused is not None:
+                note(f"{refused}; taking the checkpoint before it")
             try:
                 checkpoint = self.read(step)
                 self._world.check_together(partial(check, checkpoint))
                 return checkpoint
             except UserError as error:
-                note(f"{error}; taking the checkpoint before it")
+                refused = error
+        if refused is not None:
+            raise UserError(f"{refused}; there is no good checkpoint before it, so start a new run")
         return None
 
     def _steps_of_rank_0(self) -> Iterator[int]:

@@ -53,7 +53,7 @@ class KeepNewestAndBest(KeepPolicy):
     def resume(self, checkpoint: Checkpoint | None) -> None:
         """Say that there is nothing to go on from, if so."""
         if checkpoint is None:
-            note(f"{self.out}: no good checkpoint, starting from the beginning")
+            note(f"{self.out}: no checkpoint yet, starting from the beginning")
 
     def is_complete(self, checkpoint: Checkpoint | None, last: int) -> bool:
         """Return whether the last step was saved and the model written."""
