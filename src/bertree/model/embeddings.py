@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertree.batch import Batch
-from bertree.model.kernels.custom_ops import look_up
+from bertree.model.kernels.pointwise.custom_ops import look_up
 from bertree.model.layers.adaptive import AdaptiveEmbeddings
 from bertree.model.layers.positions import EmbeddedPositions
 

@@ -12,7 +12,7 @@ from torch.autograd.function import Function
 from bertree.batch import IGNORED
 from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
-from bertree.model.kernels.custom_ops import look_up
+from bertree.model.kernels.pointwise.custom_ops import look_up
 from bertree.scale.split import Split
 from bertree.scale.wires import Wires
 

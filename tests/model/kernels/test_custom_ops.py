@@ -2,7 +2,7 @@
 
 import torch
 
-from bertree.model.kernels import custom_ops
+from bertree.model.kernels.pointwise import custom_ops
 
 
 def test_angles_of_places_are_those_of_the_definition_and_known_to_compilers() -> None:

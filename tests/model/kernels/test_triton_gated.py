@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from bertree.model.kernels import triton_gated
+from bertree.model.kernels.pointwise import triton_gated
 
 INTERPRETED = triton_gated.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda" if torch.cuda.is_available() else None

@@ -59,18 +59,25 @@ class Attention(nn.Module):
         """
         if past is not None:
             mixed_tnd = past.attend(self, x_th, prepared)
-        elif self.positions is None and self.fuses:
+        elif self.fuses and (self.positions is None or self.positions.changes_fused(x_th.device)):
             qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
+            if self.positions is not None:
+                qkv_t3nd = self.positions.change_fused(qkv_t3nd, self._prepared(batch, prepared))
             mixed_tnd = attend_fused(qkv_t3nd, Layout.of(batch, self.mask), self._dropout_now)
         else:
             q_tnd, k_tnd, v_tnd = self.project_within(x_th)
             relative = None
             if self.positions is not None:
-                prepared = self.positions.prepare(self.places(batch)) if prepared is None else prepared
-                q_tnd, k_tnd, relative = self.positions.change(q_tnd, k_tnd, prepared)
+                q_tnd, k_tnd, relative = self.positions.change(q_tnd, k_tnd, self._prepared(batch, prepared))
             mixed_tnd = self.attend_within(q_tnd, k_tnd, v_tnd, batch, relative)
         out: Tensor = self.out(mixed_tnd.flatten(1))
         return out
+
+    def _prepared(self, batch: Batch, prepared: Any) -> Any:
+        """Return what the positions need for a batch."""
+        if prepared is None and self.positions is not None:
+            return self.positions.prepare(self.places(batch))
+        return prepared
 
     @property
     def _dropout_now(self) -> float:

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels import triton_gated
-from bertree.model.kernels.custom_ops import gelu
+from bertree.model.kernels.pointwise import triton_gated
+from bertree.model.kernels.pointwise.custom_ops import gelu
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,

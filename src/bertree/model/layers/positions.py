@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels.custom_ops import look_up, rotary_angles
 from bertree.model.kernels.layout import RelativeScores, SegmentScores
+from bertree.model.kernels.pointwise import triton_rotary
+from bertree.model.kernels.pointwise.custom_ops import look_up, rotary_angles
 
 
 class Places(NamedTuple):
@@ -51,6 +52,14 @@ class Positions:
     def change(self, q_tnd: Tensor, k_tnd: Tensor, prepared: Any) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return queries and keys as their places change them, and what changes their scores."""
         return q_tnd, k_tnd, None
+
+    def changes_fused(self, device: torch.device) -> bool:
+        """Return whether `change_fused` is there for a device, and faster."""
+        return False
+
+    def change_fused(self, qkv_t3nd: Tensor, prepared: Any) -> Tensor:
+        """Return queries, keys and values of the same tokens, in one tensor, as their places change them."""
+        raise NotImplementedError
 
 
 class LearnedPositions(Positions, nn.Embedding):
@@ -137,6 +146,14 @@ class RotaryPositions(Positions, nn.Module):
     ) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Rotate queries and keys."""
         return _rotated(q_tnd, prepared[0]), _rotated(k_tnd, prepared[1]), None
+
+    def changes_fused(self, device: torch.device) -> bool:
+        """True on a GPU."""
+        return triton_rotary.usable(device, self.head_width)
+
+    def change_fused(self, qkv_t3nd: Tensor, prepared: tuple[Rotation, Rotation]) -> Tensor:
+        """Rotate queries and keys."""
+        return triton_rotary.rotate(qkv_t3nd, *prepared[0])
 
 
 def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:

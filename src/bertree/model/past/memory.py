@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.model.kernels.custom_ops import permute_rows
 from bertree.model.kernels.layout import Layout
+from bertree.model.kernels.pointwise.custom_ops import permute_rows
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import Places
 from bertree.model.masks import Mask
