@@ -121,8 +121,9 @@ def bulk_requests(server: Server, texts: list[str], size: int = BULK, **more: An
 def loaded(server: Server, requests: list[bytes], clients: int, seconds: float, size: int) -> dict[str, float]:
     """Ask with many clients; return texts a second, texts per CPU second and quantiles."""
     asyncio.run(closed_loop(server.port, requests, clients, 2))
-    cpu = server.cpu()
+    cpu, own = server.cpu(), time.process_time()
     found = asyncio.run(closed_loop(server.port, requests, clients, seconds))
+    own = time.process_time() - own
     assert set(found.latencies) == {200}, {status: len(times) for status, times in found.latencies.items()}
     cpu, texts = server.cpu() - cpu, size * found.count()
     return {
@@ -131,6 +132,7 @@ def loaded(server: Server, requests: list[bytes], clients: int, seconds: float, 
         "p50": found.quantile(0.5),
         "p99": found.quantile(0.99),
         "request_cpu": cpu / found.count(),
+        "client_cores": own / found.seconds,
     }
 
 
@@ -201,6 +203,9 @@ def compare(started: list[Server], texts: list[str], given: argparse.Namespace) 
             ratios.append([f"{name}, {kind}", *(f"{value:.2f}" for value in values)])
     query = statistics.median(a["query_ms"] for a in anchors)
     one = statistics.median(a["one_cpu"] for a in anchors)
+    client = ", ".join(
+        f"{kind} {statistics.median(r['client_cores'] for r in found[started[0].name, kind]):.2f}" for kind in kinds
+    )
     starts = ", ".join(f"{server.name} {server.start_cpu:.1f}" for server in started)
     head = ("what", "texts/s", "texts/CPU-s", "p50 ms", "p99 ms", "of embed", "of embed, CPU")
     return [
@@ -210,6 +215,7 @@ def compare(started: list[Server], texts: list[str], given: argparse.Namespace) 
         "Times faster than:" if ratios else "",
         table(("server", "texts/s", "texts/CPU-s"), ratios) if ratios else "",
         f"`model.embed` of one text at a time: {one:.1f} texts/CPU-s; of a short query: {query:.2f} ms (median).",
+        f"Cores that the client of {started[0].name} took from it: {client}.",
         f"CPU seconds from the start to the first answer: {starts}.",
     ]
 
@@ -233,6 +239,13 @@ def lone_and_busy(server: Server, texts: list[str], given: argparse.Namespace) -
 
 def outside_the_model(folder: Path, seconds: float) -> list[str]:
     """Measure what a request costs beside the computing of its vector: HTTP, JSON, tokens, the queue."""
+    import bertree
+
+    tokenizer, times = bertree.load(folder).required_tokenizer, []
+    for _ in range(1000):
+        begun = time.thread_time()
+        tokenizer.encode([QUERY], 256)
+        times.append(time.thread_time() - begun)
     server = servers.start_without_model(folder)
     rows = []
     try:
@@ -241,8 +254,9 @@ def outside_the_model(folder: Path, seconds: float) -> list[str]:
             rows.append(f"{form} {1e6 * result['request_cpu']:.0f} us")
     finally:
         server.stop()
-    what = "CPU of a request whose vector is not computed, tokenizing included"
-    return [f"## Outside the model\n\n{what}: {', '.join(rows)}."]
+    what = "CPU of a request whose vector is not computed"
+    tokenizing = f"of it tokenizing, as in `model.embed`: {1e6 * statistics.median(times):.0f} us"
+    return [f"## Outside the model\n\n{what}: {', '.join(rows)}; {tokenizing}."]
 
 
 def fairness(server: Server, texts: list[str], seconds: float) -> list[str]:
