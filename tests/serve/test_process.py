@@ -133,6 +133,26 @@ def test_several_workers_serve_one_socket_and_end_together(tmp_path: Path) -> No
         assert process.wait(20) == 0
 
 
+SUPERVISED = """
+import signal, socket, sys, types
+worker = types.ModuleType("bertree.serve.worker")  # without models
+worker.run_worker = lambda serving, listener: [print("ready", flush=True), signal.pause()]
+sys.modules["bertree.serve.worker"] = worker
+from bertree.serve.serving import Serving
+from bertree.serve.supervisor import supervise
+supervise(Serving(("default",), workers=2), socket.socket())
+"""
+
+
+def test_workers_end_when_the_process_above_them_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", SUPERVISED], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            process.stdout.readline()
+        process.kill()
+        process.communicate(timeout=20)  # until the last worker has gone: they hold its standard output
+
+
 def test_it_listens_to_other_machines_only_with_a_key(command: Command) -> None:
     with pytest.raises(UserError, match="--no-auth"):
         Serving(("default",), host="0.0.0.0")

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +19,12 @@ PAUSE = 1.0  # seconds before a worker that died is started again
 def supervise(serving: Serving, listener: socket.socket) -> int:
     """Run the workers until a signal comes; return the exit code.
 
-    The workers are forked before torch is imported and load the models by themselves."""
+    The workers are forked before torch is imported and load the models by themselves. Each waits at the other end of a
+    pipe that nobody writes to: it is closed when this process has gone, however it ended, and the worker stops."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared = tempfile.mkdtemp(prefix="bertree-metrics-")
     workers: dict[int, int] = {}  # process id -> number of the worker
     stopping: list[int] = []
+    pipe = os.pipe()
 
     def pass_on(number: int, frame: object) -> None:
         if number != signal.SIGHUP:
@@ -33,7 +36,7 @@ def supervise(serving: Serving, listener: socket.socket) -> int:
     code = 0
     try:
         for number in range(serving.workers):
-            workers[_start(serving, listener, before)] = number
+            workers[_start(serving, listener, before, pipe)] = number
         while workers:
             pid, status = os.wait()
             number = workers.pop(pid)
@@ -48,15 +51,19 @@ def supervise(serving: Serving, listener: socket.socket) -> int:
                 print(f"bertree: worker {number} ended with code {ended}; it is started again", file=sys.stderr)
                 time.sleep(PAUSE)
                 if not stopping:
-                    workers[_start(serving, listener, before)] = number
+                    workers[_start(serving, listener, before, pipe)] = number
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for end in pipe:
+            os.close(end)
         shutil.rmtree(shared, ignore_errors=True)
     return code
 
 
-def _start(serving: Serving, listener: socket.socket, handlers: Mapping[signal.Signals, Any]) -> int:
+def _start(
+    serving: Serving, listener: socket.socket, handlers: Mapping[signal.Signals, Any], pipe: tuple[int, int]
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -64,6 +71,8 @@ def _start(serving: Serving, listener: socket.socket, handlers: Mapping[signal.S
     try:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        os.close(pipe[1])
+        threading.Thread(target=_stop_with_parent, args=(pipe[0],), daemon=True).start()
         from bertree.errors import UserError
         from bertree.serve.worker import run_worker
 
@@ -76,6 +85,12 @@ def _start(serving: Serving, listener: socket.socket, handlers: Mapping[signal.S
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _stop_with_parent(end: int) -> None:
+    """Wait until the parent's end of a pipe is closed, then end this process as SIGTERM does."""
+    os.read(end, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _forget_metrics(pid: int) -> None:
