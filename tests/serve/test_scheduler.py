@@ -1,7 +1,6 @@
 """The scheduler, without threads and without a clock of its own: each test computes batch by batch."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,56 +90,16 @@ def test_a_single_text_passes_a_bulk_request_after_one_batch(engine: Engine, clo
     asyncio.run(run())
 
 
-def test_requests_of_several_batches_take_turns(engine: Engine, clock: Clock) -> None:
+def test_requests_of_the_same_size_take_turns(engine: Engine, clock: Clock) -> None:
     async def run() -> None:
         scheduler, lane = make(clock), Lane("a", engine, 20)
-        tasks = [await begin(scheduler, lane, jobs(*range(first, first + 10))) for first in (10, 20)]
+        tasks = [await begin(scheduler, lane, jobs(first, first + 1, first + 2)) for first in (10, 20)]
         while scheduler.compute_next():
             pass
-        first, second = [[10, 11], [12, 13], [14, 15], [16, 17]], [[20, 21], [22, 23], [24, 25], [26, 27]]
-        assert engine.batches == [*first, *second, [18, 19], [28, 29]]
+        assert engine.batches == [[10, 20], [11, 21], [12, 22]]
         await asyncio.gather(*tasks)
 
     asyncio.run(run())
-
-
-def test_of_requests_that_fit_into_a_batch_the_first_is_done_first(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, lane = make(clock, 10_000), Lane("a", engine, 500)
-        tasks = [await begin(scheduler, lane, jobs(*range(first, first + 4), tokens=100)) for first in (10, 20, 30)]
-        scheduler.compute_next()
-        assert engine.batches == [[10, 11, 12, 13, 20]]
-        assert await tasks[0] == [20, 22, 24, 26]
-        while scheduler.compute_next():
-            pass
-        await asyncio.gather(*tasks)
-
-    asyncio.run(run())
-
-
-def test_a_short_request_passes_older_long_ones_and_its_batch_is_small(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, lane = make(clock, 10_000), Lane("a", engine, 500, enough=200)
-        large = await begin(scheduler, lane, jobs(*range(20), tokens=100))
-        shorts = [await begin(scheduler, lane, jobs(n, tokens=50)) for n in (100, 101)]
-        scheduler.compute_next()
-        assert engine.batches == [[100, 101, 0]]
-        assert [await short for short in shorts] == [[200], [202]]
-        scheduler.compute_next()
-        assert engine.batches[1] == [1, 2, 3, 4, 5]
-        large.cancel()
-
-    asyncio.run(run())
-
-
-def test_a_thread_takes_its_share_of_what_waits(engine: Engine, clock: Clock) -> None:
-    queue, lane = TokenQueue(), Lane("a", engine, 1000, enough=100)
-    queue.add(QueuedRequest(lane, jobs(*range(80)), 99, 0, lambda: None))
-    taken = []
-    while (batch := queue.take(0, threads=2)) is not None:
-        taken.append(batch.tokens)
-    assert taken == [400, 200, 100, 100]
-    assert lane.waiting == queue.tokens == 0
 
 
 def test_lanes_never_share_a_batch(clock: Clock) -> None:
@@ -241,32 +200,6 @@ def test_a_request_is_taken_as_a_whole_or_refused_with_the_time_to_wait(engine: 
         assert len(await large) == 50
 
     asyncio.run(run())
-
-
-def test_after_a_batch_a_thread_waits_a_moment_for_those_who_were_just_answered() -> None:
-    sizes = []
-
-    def compute(payloads: Sequence[int]) -> list[int]:
-        sizes.append(len(payloads))
-        time.sleep(0.2)
-        return list(payloads)
-
-    scheduler, lane = Scheduler(1, 100_000), Lane("a", compute, 1000, enough=100)
-
-    async def client() -> None:
-        await scheduler.run(lane, jobs(1), scheduler.now() + 30)
-        await asyncio.sleep(0.001)
-        await scheduler.run(lane, jobs(2), scheduler.now() + 30)
-
-    async def run() -> None:
-        clients = [asyncio.create_task(client()) for _ in range(8)]
-        await asyncio.sleep(0.001)
-        scheduler.start()
-        await asyncio.gather(*clients)
-
-    asyncio.run(run())
-    scheduler.stop()
-    assert sizes == [8, 8], "without the wait the first client's second request would be computed alone"
 
 
 def test_threads_compute_everything_and_end() -> None:

@@ -16,8 +16,8 @@ from bertree.tasks.logits import effective_max_length, inference_autocast, logit
 from bertree.tasks.task import Task, Unit
 from bertree.text.tokenizer import Encoded
 
-# Tokens of a batch: at most, and from which a larger one gains little (benchmarks/serve_batches.py).
-BUDGETS = {"cpu": (1024, 384), "cuda": (65536, 65536)}
+# Tokens of a batch. On a CPU, larger batches are no faster and let others wait longer (docs/serving.md).
+BUDGETS = {"cpu": 512, "cuda": 65536}
 
 
 class ServedModel:
@@ -30,11 +30,11 @@ class ServedModel:
         self.task: Task[Any] | None = find_task(model)
         self.dimension, self.vector = model.dimension, model.vector  # looked up by every request
         self.does = abilities(model, self.task)
-        budget, enough = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
+        budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
         self._lanes = {
-            "embed": Lane(f"{name}: embed", self._embedder(), budget, enough=enough),
-            "task": Lane(f"{name}: task", self._task_logits, budget, enough=enough),
-            "fill": Lane(f"{name}: fill", model.fill_prepared, budget, enough=enough),
+            "embed": Lane(f"{name}: embed", self._embedder(), budget),
+            "task": Lane(f"{name}: task", self._task_logits, budget),
+            "fill": Lane(f"{name}: fill", model.fill_prepared, budget),
             "call": Lane(f"{name}: call", _call_all, 1),
         }
 

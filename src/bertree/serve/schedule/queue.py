@@ -1,12 +1,8 @@
 """The order in which waiting jobs are computed.
 
-Fairness is between requests: the next job is taken from the request that has been given the fewest tokens so far,
-counted in turns of a few batches. Among those with as many turns, short requests go first, then the oldest. So a single
-text passes a request of thousands of texts after at most one batch, large requests take turns, and of several that each
-fit into a turn, the first is done before the last is begun.
-
-What is there is taken when a thread is free; it takes its share. If that has a short request, long ones add no more
-than makes the batch efficient, so that the short one is answered soon.
+Fairness is between requests: the next job is taken from the request that has been given the fewest tokens so far, the
+oldest of them first. So a single text passes a request of thousands of texts after at most one batch, and requests of
+the same size take turns. Nothing waits for a batch to fill up: what is there is taken when a thread is free.
 """
 
 from collections import defaultdict
@@ -17,9 +13,6 @@ from typing import Any, NamedTuple
 from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane
 
 MOST_DROPPED = 64  # dropped requests that may stay in the heap of a lane
-SHORT = 256  # tokens of a short request, at most
-TURN = 4  # full batches
-Rank = tuple[int, bool, int]  # turns that a request had, whether it is long, its number: the lowest goes first
 
 
 class QueuedRequest:
@@ -37,7 +30,6 @@ class QueuedRequest:
         self._done = done
         self.results: list[Any] = [None] * len(jobs)
         self.tokens = sum(job.tokens for job in jobs)
-        self.short = self.tokens <= SHORT
         self.given = 0  # tokens that were taken for computing
         self.error: Exception | None = None
         self.finished = False  # nobody waits for it any more
@@ -98,16 +90,15 @@ class TokenQueue:
         self.tokens = 0  # of jobs that were not taken
         self.requests = 0  # with such jobs
         self._number = 0
-        self._heaps: dict[Lane, list[tuple[Rank, QueuedRequest]]] = {}
+        self._heaps: dict[Lane, list[tuple[int, int, QueuedRequest]]] = {}
         self._dropped: dict[Lane, int] = defaultdict(int)
 
     def add(self, request: QueuedRequest) -> None:
         """Add a request."""
         self._number += 1
         self.tokens += request.tokens
-        request.lane.waiting += request.tokens
         self.requests += 1
-        heappush(self._heaps.setdefault(request.lane, []), ((0, not request.short, self._number), request))
+        heappush(self._heaps.setdefault(request.lane, []), (0, self._number, request))
 
     def drop(self, request: QueuedRequest) -> None:
         """Forget what is left of a request that nobody waits for any more."""
@@ -118,46 +109,40 @@ class TokenQueue:
         heap = self._heaps[request.lane]
         self._dropped[request.lane] += 1
         if self._dropped[request.lane] > MOST_DROPPED + len(heap) // 2:
-            heap[:] = [item for item in heap if item[1].waiting]
+            heap[:] = [item for item in heap if item[2].waiting]
             heapify(heap)
             self._dropped[request.lane] = 0
 
-    def has_full_batch(self) -> bool:
-        """Return whether enough waits in a lane for an efficient batch. May be called without the lock."""
-        return any(lane.waiting >= lane.enough for lane in list(self._heaps))
-
-    def take(self, now: float, threads: int = 1) -> Batch | None:
-        """Take the next batch for one of so many threads; requests whose deadline has passed end with an error."""
-        first = [(item[0], lane) for lane in list(self._heaps) if (item := self._first(lane, now))]
+    def take(self, now: float) -> Batch | None:
+        """Take the next batch; requests whose deadline has passed end with an error."""
+        first = [(item[:2], lane) for lane in list(self._heaps) if (item := self._first(lane, now))]
         if not first:
             return None
         _, lane = min(first, key=lambda pair: pair[0])
         jobs: list[tuple[QueuedRequest, int]] = []
-        tokens, heap, most, has_short = 0, self._heaps[lane], lane.share(threads), False
+        tokens, heap = 0, self._heaps[lane]
         while self._first(lane, now):
-            (_, long, number), request = heap[0]
-            if jobs and tokens + request.next_tokens > (lane.enough if has_short and long else most):
+            _, number, request = heap[0]
+            if jobs and tokens + request.next_tokens > lane.budget:
                 break
-            has_short |= request.short
             heappop(heap)
             row = request.take()
             jobs.append((request, row))
             tokens += request.jobs[row].tokens
             if request.waiting:
-                heappush(heap, ((request.given // (TURN * lane.budget), long, number), request))
+                heappush(heap, (request.given, number, request))
             else:
                 self.requests -= 1
         self.tokens -= tokens
-        lane.waiting -= tokens
         if not heap:
             self._heaps.pop(lane, None)
         return Batch(lane, jobs, tokens)
 
-    def _first(self, lane: Lane, now: float) -> tuple[Rank, QueuedRequest] | None:
+    def _first(self, lane: Lane, now: float) -> tuple[int, int, QueuedRequest] | None:
         """Return the entry of the next request of a lane; None if it has none or computes as many as it may."""
         heap = self._heaps[lane]
         while heap:
-            request = heap[0][1]
+            request = heap[0][2]
             if request.finished and request.waiting:  # one of its jobs has failed
                 self._forget(request)
             elif request.waiting and request.deadline <= now:
@@ -172,6 +157,5 @@ class TokenQueue:
 
     def _forget(self, request: QueuedRequest) -> None:
         self.tokens -= request.tokens - request.given
-        request.lane.waiting -= request.tokens - request.given
         self.requests -= 1
         request.take_nothing()

@@ -17,9 +17,6 @@ from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane, Overloaded,
 FIRST_RATE = 5000.0  # tokens a second, until batches were measured
 MEMORY = 0.9  # of the measured rate, per batch
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
-# A thread that has finished a batch waits for so much of the batch's time for a full one: the clients that were just
-# answered may ask again, and the event loop needs a core to hear them.
-PAUSE, LONGEST_PAUSE, NAP = 1 / 16, 0.01, 0.001
 
 
 class Failure:
@@ -158,20 +155,14 @@ class Scheduler:
         return True
 
     def _take(self) -> Batch | None:
-        batch = self._queue.take(self._clock(), self.threads)
+        batch = self._queue.take(self._clock())
         if batch is not None:
             batch.lane.running += 1
         return batch
 
     def _work(self) -> None:
-        pause_ends = 0.0
         while True:
             self._finished.requests = []
-            with self._lock:
-                while not self._queue.requests and not self._stopped:
-                    self._ready.wait()
-            while self._clock() < pause_ends and not self._queue.has_full_batch():
-                time.sleep(NAP)
             with self._lock:
                 while (batch := self._take()) is None and not self._finished.requests and not self._stopped:
                     self._ready.wait()
@@ -179,9 +170,7 @@ class Scheduler:
                     return
             self._wake(self._finished.requests)
             if batch is not None:
-                started = self._clock()
                 self._compute(batch)
-                pause_ends = self._clock() + min(LONGEST_PAUSE, PAUSE * (self._clock() - started))
 
     def _compute(self, batch: Batch) -> None:
         started = self._clock()

@@ -16,24 +16,12 @@ class Lane:
     """One kind of work of one model. A batch never mixes lanes."""
 
     def __init__(
-        self,
-        name: str,
-        compute: Callable[[Sequence[Any]], Sequence[Any]],
-        budget: int,
-        at_once: int = 0,
-        enough: int | None = None,
+        self, name: str, compute: Callable[[Sequence[Any]], Sequence[Any]], budget: int, at_once: int = 0
     ) -> None:
         """`compute`: payloads -> as many results. `budget`: tokens of a batch; a longer job is a batch of its own.
-        `at_once`: batches computed at the same time; 0: one for each thread. `enough`: tokens from which a larger batch
-        gains little; None: the budget."""
+        `at_once`: batches computed at the same time; 0: one for each thread."""
         self.name, self.compute, self.budget, self.at_once = name, compute, budget, at_once
-        self.enough = budget if enough is None else min(enough, budget)
         self.running = 0  # batches being computed; the scheduler counts them
-        self.waiting = 0  # tokens of jobs that were not taken; the queue counts them
-
-    def share(self, threads: int) -> int:
-        """Return the tokens of the next batch, so that other threads find as much; at least enough for one."""
-        return min(self.budget, max(self.enough, self.waiting // max(1, threads)))
 
 
 class Overloaded(Exception):
