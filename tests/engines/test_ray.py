@@ -37,6 +37,7 @@ def cluster() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # the path of a socket may have 108 characters
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
+        patch.setenv("RAY_worker_niceness", "0")  # else the other tests take the processors
         with RayCluster(None, 2).start(add_to, 0):
             yield
     shutil.rmtree(folder, ignore_errors=True)
@@ -78,7 +79,7 @@ class Killer(threading.Thread):
         self.killed, self.stopped = False, threading.Event()
 
     def run(self) -> None:
-        while not self.killed and not self.stopped.wait(0.01):
+        while not self.killed and not self.stopped.wait(0.1):  # looking takes 20 ms of a core
             for process in busy_workers()[:1]:
                 os.kill(process, signal.SIGKILL)
                 self.killed = True
