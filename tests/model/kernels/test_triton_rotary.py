@@ -33,7 +33,7 @@ def test_attention_is_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> No
     part = Attention(24, 3, 0.0, positions=RotaryPositions(8, 100.0))
     batch, x = Batch.pack([[1] * n for n in (3, 1, 7)]), torch.randn(11, 24)
     apart = part(x, batch)
-    monkeypatch.setattr(triton_rotary, "usable", lambda device, width: True)
+    monkeypatch.setattr(triton_rotary, "usable", lambda x, width: True)
     monkeypatch.setattr(triton_rotary, "_rotate", triton_rotary._plain)
     torch.testing.assert_close(part(x, batch), apart, atol=1e-6, rtol=0)
 
@@ -45,7 +45,7 @@ def test_the_kernel_follows_the_definition(
     monkeypatch: pytest.MonkeyPatch, heads: int, width: int, dtype: torch.dtype
 ) -> None:
     if INTERPRETED:
-        monkeypatch.setattr(triton_rotary, "usable", lambda device, width: True)
+        monkeypatch.setattr(triton_rotary, "usable", lambda x, width: True)
     cos, sin = (x.to(DEVICE) for x in angles(37, width))
     made = torch.Generator().manual_seed(width)
     qkv = torch.randn(37, 3, heads, width, generator=made).to(DEVICE, dtype).requires_grad_()

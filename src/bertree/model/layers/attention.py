@@ -59,7 +59,7 @@ class Attention(nn.Module):
         """
         if past is not None:
             mixed_tnd = past.attend(self, x_th, prepared)
-        elif self.fuses and (self.positions is None or self.positions.changes_fused(x_th.device)):
+        elif self.fuses and (self.positions is None or self.positions.changes_fused(x_th)):
             qkv_t3nd = self.qkv(x_th).unflatten(-1, (3, self.heads, self.head_width))
             if self.positions is not None:
                 qkv_t3nd = self.positions.change_fused(qkv_t3nd, self._prepared(batch, prepared))

@@ -53,8 +53,8 @@ class Positions:
         """Return queries and keys as their places change them, and what changes their scores."""
         return q_tnd, k_tnd, None
 
-    def changes_fused(self, device: torch.device) -> bool:
-        """Return whether `change_fused` is there for a device, and faster."""
+    def changes_fused(self, x_th: Tensor) -> bool:
+        """Return whether `change_fused` is there for such hidden states, and faster."""
         return False
 
     def change_fused(self, qkv_t3nd: Tensor, prepared: Any) -> Tensor:
@@ -147,9 +147,9 @@ class RotaryPositions(Positions, nn.Module):
         """Rotate queries and keys."""
         return _rotated(q_tnd, prepared[0]), _rotated(k_tnd, prepared[1]), None
 
-    def changes_fused(self, device: torch.device) -> bool:
+    def changes_fused(self, x_th: Tensor) -> bool:
         """True on a GPU."""
-        return triton_rotary.usable(device, self.head_width)
+        return triton_rotary.usable(x_th, self.head_width)
 
     def change_fused(self, qkv_t3nd: Tensor, prepared: tuple[Rotation, Rotation]) -> Tensor:
         """Rotate queries and keys."""

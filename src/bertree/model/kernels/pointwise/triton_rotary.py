@@ -26,9 +26,10 @@ def rotate(qkv_t3nd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor) -> Tensor:
     return out
 
 
-def usable(device: torch.device, head_width: int) -> bool:
-    """Return whether the kernel computes this."""
-    return triton is not None and device.type == "cuda" and head_width >= 4 and head_width & (head_width - 1) == 0
+def usable(x: Tensor, head_width: int) -> bool:
+    """Return whether the kernel computes this for a tensor's device and precision."""
+    power_of_two = head_width >= 4 and head_width & (head_width - 1) == 0
+    return triton is not None and x.is_cuda and x.dtype != torch.float64 and power_of_two
 
 
 def _plain(qkv_t3nd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor, back: bool) -> Tensor:
@@ -65,7 +66,7 @@ if triton is not None:
 @custom_op("bertree::rotate", mutates_args=())
 def _rotate(qkv_t3nd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor, back: bool) -> Tensor:
     tokens, _, heads, width = qkv_t3nd.shape
-    if not usable(qkv_t3nd.device, width):
+    if not usable(qkv_t3nd, width):
         return _plain(qkv_t3nd, cos_t1d, sin_t1d, back)
     out_t3nd = torch.empty_like(qkv_t3nd)
     blocks = triton.next_power_of_2(2 * heads), triton.next_power_of_2(heads)
