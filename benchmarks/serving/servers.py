@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ class Server:
         self.name, self.path, self.model = name, path, model
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        self._log = open(f"/tmp/serve-load-{name}.log", "wb")  # noqa: SIM115
+        self._log = tempfile.NamedTemporaryFile(prefix=f"serve-load-{name}-", suffix=".log", delete=False)  # noqa: SIM115
         self.process = subprocess.Popen(
             [part.replace("{port}", str(self.port)) for part in command],
             stdout=self._log,
@@ -89,6 +90,7 @@ class Server:
             return self.process.wait()
         finally:
             self._log.close()
+            Path(self._log.name).unlink()  # it stays if the server did not start
 
 
 def start_bertree(folder: Path, *options: str) -> Server:

@@ -12,11 +12,11 @@ import uvicorn
 
 from bertree.serve.http.app import build_app
 from bertree.serve.http.logs import Log
-from bertree.serve.models.loading import Source, load_sources
+from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.serving import Serving
 from bertree.serve.worker import build_service
 
-registry = load_sources([Source("minilm", sys.argv[1], "cpu")])
+registry = load_sources([ServedSource("minilm", sys.argv[1], "cpu")])
 vector = np.random.default_rng(0).random(registry.model().dimension, np.float32)
 
 

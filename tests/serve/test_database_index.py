@@ -12,7 +12,7 @@ import pytest
 import bertree
 from bertree.serve.http.logs import Log
 from bertree.serve.launch import THREADS
-from bertree.serve.models.loading import Source, load_sources
+from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.models.swap import Swapper
 from bertree.serve.serving import Serving
 from tests.support import asking, learnable
@@ -112,7 +112,7 @@ def test_what_is_exported_later_is_found_at_once(both: Asker, folder: Path, data
 def test_another_model_is_loaded_when_its_index_replaces_the_old_one(
     name: str, tmp_path: Path, address: str, database: str
 ) -> None:
-    source = Source("books", address, "cpu")
+    source = ServedSource("books", address, "cpu")
     registry = load_sources([source])
     assert list(registry.models) == ["words"], "an index brings its model"
     notes: list[tuple[str, dict[str, str]]] = []
@@ -138,7 +138,7 @@ def test_no_password_is_shown(
 ) -> None:
     logged: list[str] = []
     monkeypatch.setattr(Log, "write", lambda self, event, **values: logged.append(json.dumps([event, values])))
-    swapper = Swapper(both.service.registry, [Source("", address, "cpu")], both.service.log.write)
+    swapper = Swapper(both.service.registry, [ServedSource("", address, "cpu")], both.service.log.write)
     name = database.partition("@/")[2].partition("?")[0]
     admin = database.replace(f"/{name}?", "/postgres?")
     run_sql(admin, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
@@ -158,7 +158,7 @@ def test_no_password_is_shown(
         assert "cannot be reached" in said.err
         assert "index failed" in "".join(logged)
         shown = [*(answer.body.decode() for answer in answers), said.err, *logged]
-        shown += [repr(Source("", address)), repr(Serving((address,)))]
+        shown += [repr(ServedSource("", address)), repr(Serving((address,)))]
         assert not [text for text in shown if SECRET in text]
     finally:
         run_sql(admin, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from bertree.serve.http.logs import Log
-from bertree.serve.http.settings import Keys, Limits, ServerSettings
+from bertree.serve.http.settings import ApiKeys, Limits, ServerSettings
 from bertree.serve.models.registry import Registry
 from tests.support import asking
 from tests.support.asking import Asker
@@ -96,7 +96,7 @@ def test_ten_megabytes_are_refused_at_once(asker: Asker) -> None:
 
 
 def test_a_key_is_needed_where_the_server_has_one(asker: Asker) -> None:
-    made = again(asker, ServerSettings(keys=Keys(("right", "other"))))
+    made = again(asker, ServerSettings(keys=ApiKeys(("right", "other"))))
     body = {"inputs": "a"}
     try:
         for wrong in (
@@ -200,7 +200,7 @@ def test_an_error_of_ours_is_logged_without_the_text_and_told_without_a_trace(as
 
 
 def test_a_line_in_the_log_has_no_text_and_no_key(asker: Asker) -> None:
-    made, log = again(asker, ServerSettings(keys=Keys(("topsecret",)))), io.StringIO()
+    made, log = again(asker, ServerSettings(keys=ApiKeys(("topsecret",)))), io.StringIO()
     made.service.log = Log(log)
     made.post("/embed", {"inputs": SECRET}, authorization="Bearer topsecret", x_request_id="no spaces allowed")
     asking.stop(made)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import bertree
-from bertree.serve.models.loading import Source, load_sources
+from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.swap import Swapper
 from tests.support import learnable
@@ -25,7 +25,7 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.folder = learnable.model(folder / "words", learnable.tokenizer())
-        self.source = Source("words", str(self.folder), "cpu")
+        self.source = ServedSource("words", str(self.folder), "cpu")
         self.registry: Registry = load_sources([self.source])
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.swapper = Swapper(self.registry, [self.source], lambda event, **values: self.notes.append((event, values)))

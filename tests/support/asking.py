@@ -17,7 +17,7 @@ from bertree.serve.http.context import Service
 from bertree.serve.http.logs import Log
 from bertree.serve.http.metrics import Metrics
 from bertree.serve.http.settings import ServerSettings
-from bertree.serve.models.loading import Source, load_sources
+from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.models.registry import Registry
 from bertree.serve.schedule.scheduler import Scheduler
 
@@ -127,7 +127,7 @@ def curl(asker: Asker, words: Sequence[str]) -> Answer:
 
 def start(sources: Sequence[tuple[str, Path | str]], settings: ServerSettings | None = None, threads: int = 2) -> Asker:
     """Load models and indexes by name, and start the threads that compute."""
-    registry = load_sources([Source(name, str(path), "cpu") for name, path in sources])
+    registry = load_sources([ServedSource(name, str(path), "cpu") for name, path in sources])
     return with_registry(registry, settings, threads)
 
 

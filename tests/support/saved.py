@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from bertree.scale.boxes import Box
-from bertree.train.checkpoints.tensors import Part, SavedTensor, SavedTensors
+from bertree.train.checkpoints.tensors import SavedTensor, SavedTensors, TensorPart
 
 
 class InMemory:
@@ -21,6 +21,6 @@ class InMemory:
 def saved(tensors: Mapping[str, Tensor]) -> SavedTensors:
     file = InMemory(tensors)
     return {
-        name: SavedTensor(name, tuple(t.shape), t.dtype, [Part(file, (Box((0,) * t.ndim, tuple(t.shape), 0),))])
+        name: SavedTensor(name, tuple(t.shape), t.dtype, [TensorPart(file, (Box((0,) * t.ndim, tuple(t.shape), 0),))])
         for name, t in tensors.items()
     }

@@ -19,7 +19,7 @@ from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch, Launch
+from bertree.train.steps.eager import EagerLaunch, StepLaunch
 from tests.support.units import CLASSES, HEADS, OPTIONS, network, regression_network, units
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -45,7 +45,7 @@ def works(head: str, regression: bool, soft: bool = False) -> list[StepBatches]:
     return [replace(work, update=replace(work.update, lr=lr)) for work, lr in zip(steps, rates, strict=True)]
 
 
-def made(launch: type[Launch], head: str, regression: bool, half: bool) -> Loop:
+def made(launch: type[StepLaunch], head: str, regression: bool, half: bool) -> Loop:
     net: Network = (regression_network if regression else network)(**DROPOUT).to("cuda")
     mover = build_optimizer(net, OptimSettings(lr=1e-3), capturable=True)
     return Loop(net, supervised_objective(head, regression), mover, clip=1.0, seed=3, bf16=half, launch=launch)

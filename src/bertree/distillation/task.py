@@ -84,7 +84,7 @@ def distill_on_task(
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TaskLesson:
     """A prepared run and its teacher."""
 
     job: FineTuningJob
@@ -105,7 +105,7 @@ def _prepare(
     layers: str,
     tokenizer: Path | None,
     world: World,
-) -> Lesson:
+) -> TaskLesson:
     set_deterministic(config.run.deterministic)
     machine = Placement.from_settings(config.run)
     splits = training_splits(files, task)
@@ -141,7 +141,7 @@ def _prepare(
         world=world,
     )
     job = replace(job, tuner=replace(job.tuner, initial=replace(job.tuner.initial, reinitialize=not start.trained)))
-    return Lesson(job, guide, config, shared, mask)
+    return TaskLesson(job, guide, config, shared, mask)
 
 
 def _check_settings(config: TaskDistillConfig, task: Task[Any]) -> None:
@@ -267,7 +267,7 @@ def _add_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokeni
     return replace(given, examples={**given.examples, "train": [*own, *more]}), mask
 
 
-def _with_teacher_scores(lesson: Lesson) -> FineTuningJob:
+def _with_teacher_scores(lesson: TaskLesson) -> FineTuningJob:
     """Return the job with the teacher's scores of each unit, read from the file or computed now, on one rank."""
     job, guide, config = lesson.job, lesson.guide, lesson.config
     tuner, part = job.tuner, job.splits["train"]
@@ -319,7 +319,7 @@ def _describe_mix(config: TaskDistillConfig, job: FineTuningJob) -> str:
     return f"{distil.alpha:g} of the labels, {1 - distil.alpha:g} of its scores ({way}){copies}"
 
 
-def _ask_teacher(lesson: Lesson, units: Sequence[Unit]) -> TeacherScores:
+def _ask_teacher(lesson: TaskLesson, units: Sequence[Unit]) -> TeacherScores:
     """Compute the teacher's scores of the training units and dev splits, then move it off the GPU."""
     job, guide = lesson.job, lesson.guide
     task, device = job.tuner.task, job.tuner.machine.device

@@ -100,7 +100,7 @@ def _check_scale(recipe: DistillRecipe) -> None:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TextLesson:
     """A prepared run and its teacher."""
 
     training: PretrainingRun
@@ -111,7 +111,7 @@ class Lesson:
 
 def _prepare(
     recipe: DistillRecipe, student: str, teacher: str, epochs: float, out: Path, resume: bool, world: World
-) -> Lesson:
+) -> TextLesson:
     set_deterministic(recipe.run.deterministic)
     machine = Placement.from_settings(recipe.run)
     teacher_model = text_student.load_teacher(teacher, machine)
@@ -122,7 +122,7 @@ def _prepare(
     begun = micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else []
     training, intro = _build(recipe, machine, teacher_model, train, held, teacher, world, begun)
     targets = _teacher_cache(training, teacher_model, train) if recipe.distil.cache else None
-    return Lesson(training, teacher_model, targets, intro)
+    return TextLesson(training, teacher_model, targets, intro)
 
 
 def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) -> None:
@@ -215,7 +215,7 @@ def _teacher_cache(training: PretrainingRun, teacher: Model, train: Store) -> Te
     return TeacherCache(Path(recipe.distil.cache), feed, whole, *sizes, about)
 
 
-def _fill_cache(lesson: Lesson, targets: TeacherCache) -> str:
+def _fill_cache(lesson: TextLesson, targets: TeacherCache) -> str:
     """Compute on one rank what is missing in the cache, free the teacher, and return a line about the cache."""
     recipe, world, network = lesson.training.recipe, lesson.training.world, lesson.teacher.network
     device = lesson.training.machine.device

@@ -34,7 +34,7 @@ HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 SETTINGS_FRAME = 4
 
 
-class Answer(NamedTuple):
+class BlockAnswer(NamedTuple):
     """What a worker gives back for a block."""
 
     result: Any
@@ -113,7 +113,7 @@ class _Tasks:
 
         return wait
 
-    def _answer(self, task: Any) -> Answer:
+    def _answer(self, task: Any) -> BlockAnswer:
         errors = self.ray.exceptions
         try:
             return self.ray.get(task)
@@ -141,20 +141,22 @@ class _Tasks:
 _functions: dict[str, Callable[[Any], Any]] = {}  # of a worker: the key of a setup, and the function made of it
 
 
-def compute_block(version: str, make: str, key: str, setup: list[Any], block: Any) -> Answer:
+def compute_block(version: str, make: str, key: str, setup: list[Any], block: Any) -> BlockAnswer:
     """Compute a block, in a worker."""
     if version != __version__:
-        return Answer(None, f"{_node()}: has bertree {__version__}, this machine {version}; install the same on all")
+        return BlockAnswer(
+            None, f"{_node()}: has bertree {__version__}, this machine {version}; install the same on all"
+        )
     try:
         if key not in _functions:
             module, name = make.split(":")
             _functions.clear()
             _functions[key] = getattr(import_module(module), name)(import_module("ray").get(setup[0]))
-        return Answer(_functions[key](block))
+        return BlockAnswer(_functions[key](block))
     except UserError as error:
-        return Answer(None, str(error))
+        return BlockAnswer(None, str(error))
     except OSError as error:
-        return Answer(None, f"{error.filename or 'system'}: {error.strerror or error} (on {_node()})")
+        return BlockAnswer(None, f"{error.filename or 'system'}: {error.strerror or error} (on {_node()})")
 
 
 def _node() -> str:

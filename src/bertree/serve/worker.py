@@ -15,8 +15,8 @@ from bertree.serve.http.app import build_app
 from bertree.serve.http.context import Service
 from bertree.serve.http.logs import Log
 from bertree.serve.http.metrics import Metrics
-from bertree.serve.http.settings import Keys, Limits, ServerSettings
-from bertree.serve.models.loading import Source, load_sources, sample_jobs
+from bertree.serve.http.settings import ApiKeys, Limits, ServerSettings
+from bertree.serve.models.loading import ServedSource, load_sources, sample_jobs
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.swap import Swapper
 from bertree.serve.schedule.scheduler import Scheduler
@@ -94,15 +94,15 @@ def build_service(serving: Serving, registry: Registry, log: Log) -> Service:
     limits = Limits(body_bytes=serving.body_megabytes * 2**20, seconds=serving.request_seconds)
     loopback = serving.host in LOOPBACK and not serving.keys
     return Service(
-        registry, scheduler, ServerSettings(limits, Keys(serving.keys), serving.cors, loopback), metrics, log
+        registry, scheduler, ServerSettings(limits, ApiKeys(serving.keys), serving.cors, loopback), metrics, log
     )
 
 
-def find_sources(serving: Serving) -> list[Source]:
+def find_sources(serving: Serving) -> list[ServedSource]:
     """Return what is to be served, and where it is."""
     names = serving.names or ("",) * len(serving.sources)
     return [
-        Source(name, given, serving.device, serving.precision, serving.schema, serving.table)
+        ServedSource(name, given, serving.device, serving.precision, serving.schema, serving.table)
         for name, given in zip(names, serving.sources, strict=True)
     ]
 

@@ -23,7 +23,7 @@ from bertree.scale.world import SharedError
 from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
 from bertree.train.learner import Compute, Learner
-from bertree.train.steps.eager import EagerLaunch, Launch
+from bertree.train.steps.eager import EagerLaunch, StepLaunch
 from bertree.train.steps.gradients import GradientMethod, plain_gradients
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Loop:
         compiled: bool = False,
         bad_steps: int = 20,
         gradients: GradientMethod = plain_gradients,
-        launch: type[Launch] = EagerLaunch,
+        launch: type[StepLaunch] = EagerLaunch,
         distribution: Distribution | None = None,
     ) -> None:
         compute: Compute = _compile(objective) if compiled else objective

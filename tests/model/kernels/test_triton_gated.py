@@ -1,14 +1,10 @@
 """The gated part of a feed-forward block in one kernel each way; without a GPU the operators are plain PyTorch."""
 
-import os
-
 import pytest
 import torch
 
 from bertree.model.kernels.pointwise import triton_gated
-
-INTERPRETED = triton_gated.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda" if torch.cuda.is_available() else None
+from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton
 
 
 @pytest.mark.parametrize("activation", triton_gated.ACTIVATIONS)
@@ -20,7 +16,7 @@ def test_operators_are_known_to_compilers_and_have_the_right_gradient(activation
     assert torch.autograd.gradcheck(lambda given: triton_gated.gated(given, activation), (exact,))
 
 
-@pytest.mark.skipif(DEVICE is None, reason="needs CUDA, or Triton with TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("activation", triton_gated.ACTIVATIONS)
 @pytest.mark.parametrize("inner", [24, 1500, 2048])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

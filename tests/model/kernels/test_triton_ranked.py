@@ -3,8 +3,6 @@
 Without a GPU it runs with TRITON_INTERPRET=1.
 """
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -21,9 +19,8 @@ from tests.support.attention import (
     random_segments,
     with_gradients,
 )
+from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton
 
-INTERPRETED = not triton_relative.KERNEL.supports.missing and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda" if torch.cuda.is_available() else None
 DTYPE, TOLERANCE = (torch.float32, 1e-5) if INTERPRETED else (torch.bfloat16, 2e-2)
 NAMES = ("mixed", "q", "k", "v", "r", "bias u", "bias v", "other segments")
 
@@ -39,7 +36,7 @@ def moved(layout: Layout, device: str) -> Layout:
     return Layout(*map(move, layout))  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(DEVICE is None, reason="needs CUDA, or Triton with TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize("table_bytes", [1, 2**31], ids=["head by head", "all heads"])
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("scattered", [False, True])

@@ -1,7 +1,5 @@
 """Queries and keys are rotated where they lie beside the values; without a GPU the operator is plain PyTorch."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,9 +9,7 @@ from bertree.model.kernels.pointwise import triton_rotary
 from bertree.model.kernels.pointwise.custom_ops import rotary_angles
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.positions import RotaryPositions
-
-INTERPRETED = triton_rotary.triton is not None and os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda" if torch.cuda.is_available() else None
+from tests.support.interpreter import DEVICE, INTERPRETED, needs_triton
 
 
 def angles(tokens: int, width: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -38,7 +34,7 @@ def test_attention_is_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(part(x, batch), apart, atol=1e-6, rtol=0)
 
 
-@pytest.mark.skipif(DEVICE is None, reason="needs CUDA, or Triton with TRITON_INTERPRET=1")
+@needs_triton
 @pytest.mark.parametrize(("heads", "width"), [(12, 64), (3, 8), (1, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_follows_the_definition(

@@ -4,7 +4,7 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.huggingface.family_config import FamilyConfig, number
+from bertree.interop.huggingface.family_config import ACTIVATIONS, FamilyConfig, number
 from bertree.model.architecture import Transformer
 
 # transformers knows these texts as CTRL's control codes.
@@ -103,7 +103,7 @@ CAUSAL_CONFIGS = {
             "activation": "activation_function",
             "classifier_dropout": "classifier_dropout",
         },
-        {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "silu": "silu"},
+        ACTIVATIONS,
         {
             "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,),

@@ -11,7 +11,7 @@ from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.interop.huggingface.causal_config import CAUSAL_CONFIGS, causal_family
 from bertree.interop.huggingface.family import Family
-from bertree.interop.huggingface.family_config import IDLE, different_axis, read_values, write_keys
+from bertree.interop.huggingface.family_config import ACTIVATIONS, IDLE, different_axis, read_values, write_keys
 from bertree.interop.huggingface.modernbert import MODERNBERT_CONFIG
 from bertree.interop.huggingface.names import FAMILIES
 from bertree.interop.huggingface.reformer import REFORMER_CONFIG
@@ -65,13 +65,6 @@ _PRESET = {
     "roberta": "roberta-base",
     "albert": "albert-xxlarge",
     "distilbert": "distilbert-base",
-}
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu-tanh",
-    "gelu_pytorch_tanh": "gelu-tanh",
-    "relu": "relu",
-    "silu": "silu",
 }
 
 
@@ -155,9 +148,9 @@ def _integer(value: Any, where: str) -> int:
 
 
 def _activation(value: Any, where: str) -> str:
-    if not isinstance(value, str) or value not in _ACTIVATIONS:
-        raise UserError(f"{where}: activation {value!r} is not supported; known: {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[value]
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        raise UserError(f"{where}: activation {value!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[value]
 
 
 def _check_supported(config: Json, where: str) -> None:
@@ -250,7 +243,7 @@ def config_from_architecture(architecture: Architecture, family: Family, pad_id:
         if family.model_type == "modernbert":  # otherwise transformers assumes ids of the published vocabulary
             ends |= {"cls_token_id": None, "sep_token_id": None}
         return {"model_type": family.model_type, "tie_word_embeddings": True, **known, **ends}
-    activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
+    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     config: Json = {"model_type": family.model_type}
     for ours, theirs in KEYS[family.model_type].items():
         value = getattr(a, ours)

@@ -12,6 +12,14 @@ from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.model.architecture import Transformer
 
+# Hugging Face's names of activations -> ours. Of several names for one, the first is written.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
 # Axes without influence on the outputs of these models as they are stored.
 IDLE = (
     *("mask_activation", "residual_init", "init_std", "dropout", "attention_dropout", "classifier_dropout"),

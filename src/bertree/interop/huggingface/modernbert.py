@@ -9,7 +9,7 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.interop.huggingface.family import Family, Row
-from bertree.interop.huggingface.family_config import FamilyConfig, number, pattern
+from bertree.interop.huggingface.family_config import ACTIVATIONS, FamilyConfig, number, pattern
 from bertree.model.architecture import Transformer
 
 _ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."
@@ -113,7 +113,7 @@ MODERNBERT_CONFIG = FamilyConfig(
         "classifier_dropout": "classifier_dropout",
         "init_std": "initializer_range",
     },
-    {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "silu": "silu"},
+    ACTIVATIONS,
     {"classifier_activation": ("gelu",), "decoder_bias": (True,), "tie_word_embeddings": (True,)},
     derived=("attention", "window", "summary", "head_bias", "rotary_base", "local_rotary_base"),
     read=_read,

@@ -11,7 +11,7 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.interop.huggingface.family import Family, Row
-from bertree.interop.huggingface.family_config import FamilyConfig, number, pattern
+from bertree.interop.huggingface.family_config import ACTIVATIONS, FamilyConfig, number, pattern
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 
@@ -174,7 +174,7 @@ def _different(a: Transformer) -> tuple[str, Any] | None:
 REFORMER_CONFIG = FamilyConfig(
     "reformer-enwik8",
     _KEYS,
-    {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "silu": "silu"},
+    ACTIVATIONS,
     derived=(
         *("layers", "attention", "look_ahead", "buckets", "hash_seed", "duplicates", "eval_hashes"),
         *("positions", "axial_shape", "axial_widths", "max_positions"),

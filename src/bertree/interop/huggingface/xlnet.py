@@ -9,7 +9,7 @@ from typing import Any
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.interop.huggingface.family import Family, Row
-from bertree.interop.huggingface.family_config import FamilyConfig, number
+from bertree.interop.huggingface.family_config import ACTIVATIONS, FamilyConfig, number
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 
@@ -66,7 +66,7 @@ XLNET_CONFIG = FamilyConfig(
         "classifier_dropout": "summary_last_dropout",
         "init_std": "initializer_range",
     },
-    {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu", "silu": "silu"},
+    ACTIVATIONS,
     {
         "attn_type": ("bi",),
         "summary_use_proj": (True,),

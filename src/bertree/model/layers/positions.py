@@ -19,6 +19,7 @@ from bertree.model.architecture import Transformer
 from bertree.model.kernels.layout import RelativeScores, SegmentScores
 from bertree.model.kernels.pointwise import triton_rotary
 from bertree.model.kernels.pointwise.custom_ops import look_up, rotary_angles
+from bertree.model.kernels.pointwise.triton_rotary import rotated
 
 
 class Places(NamedTuple):
@@ -145,7 +146,7 @@ class RotaryPositions(Positions, nn.Module):
         self, q_tnd: Tensor, k_tnd: Tensor, prepared: tuple[Rotation, Rotation]
     ) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Rotate queries and keys."""
-        return _rotated(q_tnd, prepared[0]), _rotated(k_tnd, prepared[1]), None
+        return rotated(q_tnd, *prepared[0]), rotated(k_tnd, *prepared[1]), None
 
     def changes_fused(self, x_th: Tensor) -> bool:
         """True on a GPU."""
@@ -154,12 +155,6 @@ class RotaryPositions(Positions, nn.Module):
     def change_fused(self, qkv_t3nd: Tensor, prepared: tuple[Rotation, Rotation]) -> Tensor:
         """Rotate queries and keys."""
         return triton_rotary.rotate(qkv_t3nd, *prepared[0])
-
-
-def _rotated(x_tnd: Tensor, rotation: Rotation) -> Tensor:
-    one, two = x_tnd.to(torch.promote_types(x_tnd.dtype, torch.float32)).chunk(2, -1)
-    cos, sin = rotation
-    return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x_tnd.dtype)
 
 
 class RelativePlaces(NamedTuple):

@@ -16,7 +16,7 @@ class Limits:
     most_seconds: float = 600.0  # that it may ask for
 
 
-class Keys:
+class ApiKeys:
     """The keys that a client may send; empty: none is needed. Only their hashes are kept."""
 
     def __init__(self, keys: tuple[str, ...] = ()) -> None:
@@ -44,6 +44,6 @@ class ServerSettings:
     """How requests are treated."""
 
     limits: Limits = field(default_factory=Limits)
-    keys: Keys = field(default_factory=Keys)
+    keys: ApiKeys = field(default_factory=ApiKeys)
     cors: tuple[str, ...] = ()  # origins whose pages may ask; empty: none
     loopback: bool = False  # it listens on the loopback alone

@@ -21,7 +21,7 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
-class Source:
+class ServedSource:
     """What to serve: a model or an index, and where it is."""
 
     name: str  # by which it is served; empty: its own
@@ -79,7 +79,7 @@ class Source:
         return ((state.digest, state.dimension, 0, 0), *((prompt, 0, 0, 0) for prompt in state.prompts))
 
 
-def load_sources(sources: Sequence[Source]) -> Registry:
+def load_sources(sources: Sequence[ServedSource]) -> Registry:
     """Load everything; an index brings its model if that is not served already."""
     registry = Registry()
     for source in sources:
@@ -98,7 +98,7 @@ def load_sources(sources: Sequence[Source]) -> Registry:
     return registry
 
 
-def load_model(source: Source) -> ServedModel:
+def load_model(source: ServedSource) -> ServedModel:
     """Load a model and warm it up."""
     model = load(source.given, device=choose_device(source.device), dtype=source.precision)
     folder = resolve_model_path(source.given)
@@ -110,7 +110,7 @@ def load_model(source: Source) -> ServedModel:
     return served
 
 
-def load_index(source: Source, registry: Registry, before: ServedIndex | None = None) -> ServedIndex:
+def load_index(source: ServedSource, registry: Registry, before: ServedIndex | None = None) -> ServedIndex:
     """Open an index with its model: a served one whose vectors are the same, or else its own, which is loaded.
 
     `before`: the index that this one replaces, with its model."""
@@ -121,7 +121,7 @@ def load_index(source: Source, registry: Registry, before: ServedIndex | None = 
         if not origin.model or not resolve_model_path(origin.model).exists():
             where = f"was at {origin.model}, which is not here" if origin.model else "is not recorded in it"
             raise UserError(f"{source.shown}: its model {where}; give the model too: bertree serve MODEL INDEX")
-        model = load_model(Source("", origin.model, source.device, source.precision))
+        model = load_model(ServedSource("", origin.model, source.device, source.precision))
         known = registry.models.get(model.name)
         if known is not None and (before is None or known is not before.model):
             raise UserError(

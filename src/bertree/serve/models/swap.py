@@ -11,7 +11,7 @@ from typing import Any
 
 from bertree.config.default_model import resolve_model_path
 from bertree.errors import UserError
-from bertree.serve.models.loading import Fingerprint, Source, load_index, load_model
+from bertree.serve.models.loading import Fingerprint, ServedSource, load_index, load_model
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.served import ServedIndex, ServedModel
 
@@ -19,10 +19,10 @@ from bertree.serve.models.served import ServedIndex, ServedModel
 class Swapper:
     """Watches the folders of what is served."""
 
-    def __init__(self, registry: Registry, sources: Sequence[Source], note: Callable[..., Any]) -> None:
+    def __init__(self, registry: Registry, sources: Sequence[ServedSource], note: Callable[..., Any]) -> None:
         """`note(event, **values)` hears what was swapped."""
         self.registry, self.sources, self._note = registry, list(sources), note
-        self._loaded: dict[Source, Fingerprint] = {source: source.fingerprint() for source in sources}
+        self._loaded: dict[ServedSource, Fingerprint] = {source: source.fingerprint() for source in sources}
         self._seen = dict(self._loaded)
         self._asked = asyncio.Event()
 
@@ -60,7 +60,7 @@ class Swapper:
             else:
                 self._note("swapped", name=name)
 
-    def _name(self, source: Source) -> str:
+    def _name(self, source: ServedSource) -> str:
         """Return the name that something is served by, or would be: its folder's."""
         return source.index_name if source.is_index else source.name or Path(source.given).name
 
@@ -70,7 +70,7 @@ class Swapper:
         used = any(index.model is model for index in self.registry.indexes.values())
         return used or model.folder in given or self.registry.models.get(model.name) is not model
 
-    def _load(self, source: Source) -> str:
+    def _load(self, source: ServedSource) -> str:
         if source.is_index:
             old = self.registry.indexes.get(source.index_name)
             found = load_index(source, self.registry, old)

@@ -10,10 +10,10 @@ from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import route
 from bertree.serve.models.served import ServedModel
 from bertree.serve.routes.scores import class_logits, relevance
-from bertree.serve.routes.vectors import Reading, check_texts
+from bertree.serve.routes.vectors import TextOptions, check_texts
 
 
-class Document(msgspec.Struct):
+class RerankDocument(msgspec.Struct):
     """A text as an object."""
 
     text: str
@@ -23,7 +23,7 @@ class RerankRequest(msgspec.Struct):
     """A query and the texts to rank."""
 
     query: str
-    documents: list[str | Document]
+    documents: list[str | RerankDocument]
     model: str | None = None
     top_n: int | None = None
     return_documents: bool = False
@@ -36,7 +36,7 @@ class Ranked(msgspec.Struct, omit_defaults=True):
 
     index: int
     relevance_score: float
-    document: Document | None = None
+    document: RerankDocument | None = None
 
 
 class RerankReply(msgspec.Struct, omit_defaults=True):
@@ -89,7 +89,7 @@ async def _rank(context: Context, body: RerankRequest) -> dict[str, Any]:
     if body.max_tokens_per_doc is not None:
         read = await context.aside(_cut, served, given, body.max_tokens_per_doc)
     pairs: list[tuple[str, str | None]] = [(body.query, text) for text in read]
-    found = await class_logits(context, served, pairs, Reading("documents", truncate=body.truncate))
+    found = await class_logits(context, served, pairs, TextOptions("documents", truncate=body.truncate))
     scores = relevance(served, found.logits).tolist()
     order = sorted(range(len(given)), key=lambda row: (-scores[row], row))[: body.top_n]
     results: list[dict[str, Any]] = [{"index": row, "relevance_score": scores[row]} for row in order]

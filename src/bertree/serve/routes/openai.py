@@ -14,7 +14,7 @@ from bertree.serve.http.context import Context
 from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import route
 from bertree.serve.models.served import ServedIndex, ServedModel
-from bertree.serve.routes.vectors import Reading, check_prompt, embed_texts
+from bertree.serve.routes.vectors import TextOptions, check_prompt, embed_texts
 
 MANY = 256  # vectors that are not written on the event loop
 
@@ -81,7 +81,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
         context,
         served,
         texts,  # type: ignore[arg-type]
-        Reading("input", body.prompt, truncate=body.truncate),
+        TextOptions("input", body.prompt, truncate=body.truncate),
         body.dimensions,
     )
     write: Callable[[NDArray[np.float32]], Sequence[Any]] = _base64 if body.encoding_format == "base64" else _floats

@@ -10,14 +10,14 @@ from bertree.inference.inputs import check_finite
 from bertree.search.rerank import positive_label
 from bertree.serve.http.context import Context
 from bertree.serve.models.served import ServedModel, unit_tokens
-from bertree.serve.routes.vectors import Reading, check_tokens
+from bertree.serve.routes.vectors import TextOptions, check_tokens
 from bertree.serve.schedule.work import Job
 from bertree.tasks.metrics import softmax
 from bertree.tasks.task import Unit
 from bertree.tasks.text import TextTask
 
 
-class Scores(NamedTuple):
+class PairScores(NamedTuple):
     """The outputs of a classifier for texts or pairs."""
 
     logits: NDArray[np.float64]  # a row each
@@ -26,8 +26,8 @@ class Scores(NamedTuple):
 
 
 async def class_logits(
-    context: Context, served: ServedModel, inputs: Sequence[tuple[str, str | None]], reading: Reading
-) -> Scores:
+    context: Context, served: ServedModel, inputs: Sequence[tuple[str, str | None]], reading: TextOptions
+) -> PairScores:
     """Return the logits of texts, or of pairs of texts."""
     task = served.task
     assert isinstance(task, TextTask)
@@ -42,7 +42,7 @@ async def class_logits(
     rows = await context.run(served.lane("task"), [Job(unit_tokens(unit), unit) for unit in found])
     logits = np.stack([np.asarray(row, np.float64).reshape(-1) for row in rows])
     check_finite(logits, served.name)
-    return Scores(logits, sum(unit_tokens(unit) for unit in found), truncated)
+    return PairScores(logits, sum(unit_tokens(unit) for unit in found), truncated)
 
 
 def class_names(served: ServedModel) -> list[str]:

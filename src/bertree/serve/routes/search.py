@@ -24,7 +24,7 @@ from bertree.serve.models.registry import NotServed
 from bertree.serve.models.served import ServedIndex, ServedModel
 from bertree.serve.routes.inputs import Count, check_text
 from bertree.serve.routes.scores import class_logits, relevance
-from bertree.serve.routes.vectors import Reading, embed_texts
+from bertree.serve.routes.vectors import TextOptions, embed_texts
 from bertree.serve.schedule.work import Lane
 
 SEARCH, MAP = 64, 2048  # tokens whose vectors cost about as much
@@ -98,7 +98,7 @@ async def find_hits(
     check_text(query, field)
     reranker = None if rerank is None else _find_reranker(context, rerank)
     prompt = served.query_prompt or None
-    vectors = await embed_texts(context, served.model, [query], Reading(field, prompt))
+    vectors = await embed_texts(context, served.model, [query], TextOptions(field, prompt))
     most = max(k, candidates) if reranker else k
 
     def nearest() -> list[Hit]:
@@ -108,7 +108,7 @@ async def find_hits(
     if reranker is None or not hits:
         return hits
     pairs = [(query, hit.text) for hit in hits[:candidates]]
-    scores = await class_logits(context, reranker, pairs, Reading("rerank"))
+    scores = await class_logits(context, reranker, pairs, TextOptions("rerank"))
     only = scores.logits.shape[1] == 1
     best = relevance(reranker, scores.logits, raw=only).tolist()
     read = [replace(hit, score=score) for hit, score in zip(hits[:candidates], best, strict=True)]

@@ -10,7 +10,7 @@ from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import route
 from bertree.serve.models.served import ServedModel
 from bertree.serve.routes.scores import class_logits, class_names, class_scores, relevance
-from bertree.serve.routes.vectors import Reading, check_prompt, check_texts, embed_texts
+from bertree.serve.routes.vectors import TextOptions, check_prompt, check_texts, embed_texts
 from bertree.version import __version__
 
 Direction = Literal["right", "left", "Right", "Left"]
@@ -295,10 +295,10 @@ def _reading(
     field: str,
     body: EmbedRequest | RerankTextsRequest | PredictRequest | SimilarityParameters,
     prompt: str | None = None,
-) -> Reading:
+) -> TextOptions:
     if prompt is not None:
         check_prompt(served, prompt, "prompt_name")
-    return Reading(field, prompt, body.truncation_direction.lower(), body.truncate is not False)
+    return TextOptions(field, prompt, body.truncation_direction.lower(), body.truncate is not False)
 
 
 def _prediction_inputs(given: str | list[str | list[str]]) -> tuple[list[tuple[str, str | None]], bool]:

@@ -82,7 +82,7 @@ class EntitiesRequest(msgspec.Struct):
     model: str | None = None
 
 
-class Entity(msgspec.Struct):
+class FoundEntity(msgspec.Struct):
     """An entity, text[start:end]. `score`: the mean probability of its words; null if a CRF decoded them."""
 
     start: int
@@ -96,7 +96,7 @@ class EntitiesReply(msgspec.Struct):
     """Entities in the order of the text. `cut`: a word was too long, and its end was not read."""
 
     model: str
-    entities: list[Entity]
+    entities: list[FoundEntity]
     cut: bool
 
 

@@ -26,7 +26,7 @@ class Vectors(NamedTuple):
     truncated: list[int]  # numbers of the texts that were cut
 
 
-class Reading(NamedTuple):
+class TextOptions(NamedTuple):
     """How texts are read."""
 
     field: str = "input"  # name of the texts in the request, for messages
@@ -39,7 +39,7 @@ async def embed_texts(
     context: Context,
     served: ServedModel,
     texts: Sequence[str],
-    reading: Reading,
+    reading: TextOptions,
     dimensions: int | None = None,
     normalize: bool | None = None,
 ) -> Vectors:
@@ -73,7 +73,7 @@ def check_texts(context: Context, texts: Sequence[str], field: str) -> None:
         raise HttpError(422, f"{field}: text{place} is empty", param=field)
 
 
-def check_tokens(context: Context, encoded: Sequence[Encoded], most: int, reading: Reading) -> list[int]:
+def check_tokens(context: Context, encoded: Sequence[Encoded], most: int, reading: TextOptions) -> list[int]:
     """Return the numbers of the texts that were cut, and say so in a header; refuse them if that is wanted."""
     tokens = sum(len(e.ids) for e in encoded)
     if tokens > context.limits.tokens:

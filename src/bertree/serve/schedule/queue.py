@@ -75,7 +75,7 @@ class QueuedRequest:
             self._done()
 
 
-class Batch(NamedTuple):
+class JobBatch(NamedTuple):
     """Jobs to be computed at once: their requests and rows."""
 
     lane: Lane
@@ -113,7 +113,7 @@ class TokenQueue:
             heapify(heap)
             self._dropped[request.lane] = 0
 
-    def take(self, now: float) -> Batch | None:
+    def take(self, now: float) -> JobBatch | None:
         """Take the next batch; requests whose deadline has passed end with an error."""
         first = [(item[:2], lane) for lane in list(self._heaps) if (item := self._first(lane, now))]
         if not first:
@@ -136,7 +136,7 @@ class TokenQueue:
         self.tokens -= tokens
         if not heap:
             self._heaps.pop(lane, None)
-        return Batch(lane, jobs, tokens)
+        return JobBatch(lane, jobs, tokens)
 
     def _first(self, lane: Lane, now: float) -> tuple[int, int, QueuedRequest] | None:
         """Return the entry of the next request of a lane; None if it has none or computes as many as it may."""

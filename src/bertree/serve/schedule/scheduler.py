@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bertree.serve.schedule.queue import Batch, QueuedRequest, TokenQueue
+from bertree.serve.schedule.queue import JobBatch, QueuedRequest, TokenQueue
 from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane, Overloaded, Watch
 
 FIRST_RATE = 5000.0  # tokens a second, until batches were measured
@@ -154,7 +154,7 @@ class Scheduler:
         self._compute(batch)
         return True
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> JobBatch | None:
         batch = self._queue.take(self._clock())
         if batch is not None:
             batch.lane.running += 1
@@ -172,7 +172,7 @@ class Scheduler:
             if batch is not None:
                 self._compute(batch)
 
-    def _compute(self, batch: Batch) -> None:
+    def _compute(self, batch: JobBatch) -> None:
         started = self._clock()
         live = [(request, row) for request, row in batch.jobs if not request.finished]
         results = self._results(batch.lane, [request.jobs[row].payload for request, row in live])

@@ -40,7 +40,7 @@ def shard_name(rank: int, size: int) -> str:
     return f"state-{rank + 1:05d}-of-{size:05d}.safetensors"
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A tensor of one file, and the boxes of the whole that it consists of."""
 
     file: Any  # an open safetensors file
@@ -53,7 +53,7 @@ class SavedTensor(NamedTuple):
     name: str
     shape: Shape
     dtype: torch.dtype
-    parts: Sequence[Part]
+    parts: Sequence[TensorPart]
 
     def read(self, offset: Shape | None = None, size: Shape | None = None) -> Tensor:
         """Read a box of the tensor; by default all of it."""
@@ -74,7 +74,7 @@ SavedTensors = Mapping[str, SavedTensor]
 
 def open_tensors(folder: Path, names: Iterable[str]) -> SavedTensors:
     """Open the files of a checkpoint, one process's or those of all ranks, and check what their headers say."""
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[TensorPart]] = {}
     kinds: dict[str, tuple[Shape, torch.dtype]] = {}
     for name in names:
         for tensor, kind, part in _parts_of(folder / name):
@@ -87,7 +87,7 @@ def open_tensors(folder: Path, names: Iterable[str]) -> SavedTensors:
     return {tensor: SavedTensor(tensor, *kind, parts[tensor]) for tensor, kind in kinds.items()}
 
 
-def _parts_of(path: Path) -> list[tuple[str, tuple[Shape, torch.dtype], Part]]:
+def _parts_of(path: Path) -> list[tuple[str, tuple[Shape, torch.dtype], TensorPart]]:
     """Return the tensors of a file: name, whole shape and type, and the boxes it has of it."""
     try:
         file = safe_open(path, "pt")
@@ -100,7 +100,7 @@ def _parts_of(path: Path) -> list[tuple[str, tuple[Shape, torch.dtype], Part]]:
         raise _damaged(path, f"'{unknown[0]}' has a type that no checkpoint has")
     if path.name == STATE:
         return [
-            (name, (shape, DTYPES[dtype]), Part(file, (Box((0,) * len(shape), shape, 0),)))
+            (name, (shape, DTYPES[dtype]), TensorPart(file, (Box((0,) * len(shape), shape, 0),)))
             for name, (shape, dtype) in kinds.items()
         ]
     places = parse_json(metadata.get(BOXES, ""), f"{path}: its boxes")
@@ -111,7 +111,7 @@ def _parts_of(path: Path) -> list[tuple[str, tuple[Shape, torch.dtype], Part]]:
         place = _read_place(places[name], shape)
         if place is None:
             raise _damaged(path, f"the boxes of '{name}' are not those of such a tensor")
-        found.append((name, (place[0], DTYPES[dtype]), Part(file, place[1])))
+        found.append((name, (place[0], DTYPES[dtype]), TensorPart(file, place[1])))
     return found
 
 

@@ -17,7 +17,7 @@ from bertree.batch import Batch
 from bertree.train.carried_state import CarriedState
 from bertree.train.feed import StepBatches
 from bertree.train.learner import Learner
-from bertree.train.steps.eager import Launch
+from bertree.train.steps.eager import StepLaunch
 from bertree.train.steps.gradients import GradientMethod, MicroBatches
 
 
@@ -29,7 +29,7 @@ class _Recording:
     numbers: Tensor  # where it writes: norm of the gradient, sum of each term
 
 
-class CudaGraphLaunch(Launch):
+class CudaGraphLaunch(StepLaunch):
     """Replays recorded steps of one micro-batch each, on a GPU."""
 
     def __init__(self, learner: Learner, gradients: GradientMethod, carried: CarriedState) -> None:

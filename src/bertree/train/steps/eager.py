@@ -12,7 +12,7 @@ from bertree.train.learner import Learner
 from bertree.train.steps.gradients import GradientMethod, MicroBatches
 
 
-class Launch(Protocol):
+class StepLaunch(Protocol):
     """A way to launch the work of a step."""
 
     def __init__(self, learner: Learner, gradients: GradientMethod, carried: CarriedState) -> None: ...
@@ -21,7 +21,7 @@ class Launch(Protocol):
         """Take one step; return the norm of the gradient, then the sum of each term in the order of `counts`."""
 
 
-class EagerLaunch(Launch):
+class EagerLaunch(StepLaunch):
     """Launches each operation on its own."""
 
     def __init__(self, learner: Learner, gradients: GradientMethod, carried: CarriedState) -> None:

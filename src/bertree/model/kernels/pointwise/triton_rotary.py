@@ -32,11 +32,15 @@ def usable(x: Tensor, head_width: int) -> bool:
     return triton is not None and x.is_cuda and x.dtype != torch.float64 and power_of_two
 
 
+def rotated(x_tnd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor) -> Tensor:
+    """Rotate components i and i + d / 2, by PyTorch's operators: the definition."""
+    one, two = x_tnd.to(torch.promote_types(x_tnd.dtype, torch.float32)).chunk(2, -1)
+    return torch.cat([one * cos_t1d - two * sin_t1d, two * cos_t1d + one * sin_t1d], -1).to(x_tnd.dtype)
+
+
 def _plain(qkv_t3nd: Tensor, cos_t1d: Tensor, sin_t1d: Tensor, back: bool) -> Tensor:
-    one, two = qkv_t3nd[:, :2].to(torch.promote_types(qkv_t3nd.dtype, torch.float32)).chunk(2, -1)
-    cos, sin = cos_t1d[:, None], (-sin_t1d if back else sin_t1d)[:, None]
-    turned = torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
-    return torch.cat([turned.to(qkv_t3nd.dtype), qkv_t3nd[:, 2:]], 1)
+    sin_t1d = -sin_t1d if back else sin_t1d
+    return torch.cat([rotated(qkv_t3nd[:, :2], cos_t1d[:, None], sin_t1d[:, None]), qkv_t3nd[:, 2:]], 1)
 
 
 if triton is not None:
