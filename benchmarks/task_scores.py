@@ -1,12 +1,17 @@
 """Fine-tune several pretrained models on the same tasks with the same seeds, and write one table.
 
-    python -m benchmarks.xlnet_tasks xlnet=run-xlnet/model bert=run-bert/model --data tasks --out scores --jobs 6
+    python -m benchmarks.task_scores xlnet=run-xlnet/model bert=run-bert/model --data tasks --out scores --jobs 6
+    python -m benchmarks.task_scores new=run/model --data tasks --out glue --tasks mnli qqp sst-2 cola sts-b mrpc rte \
+        --from rte=mnli mrpc=mnli sts-b=mnli --one-seed mnli qqp sst-2 --metric mrpc=accuracy qqp=accuracy
 
---data holds RTE, MRPC, STS-B, SST-2, CoLA and RACE, as `bertree finetune` reads them. Every run is a process of its
-own, `--jobs` of them at a time, the longest tasks first; on one GPU they share it. Settings are those of `bertree
-finetune`, the same for every model: --set key=value for all tasks, --set task:key=value for one. A run that is done is
-one line of OUT/rows.jsonl and is not made again, so after a stop the same command goes on; a run that was stopped
-halfway is resumed. OUT/table.md has the mean and the range over the seeds, in percent, of each task's first score.
+--data holds the folders of the tasks (RTE, MRPC, STS-B, SST-2, CoLA, QQP, MNLI, SNLI, RACE) as `bertree finetune` reads
+them.
+Every run is a process of its own, `--jobs` of them at a time, the longest tasks first; on one GPU they share it.
+Settings are those of `bertree finetune`, the same for every model: --set key=value for all tasks, --set task:key=value
+for one. With --from a task starts from the model of another one's first seed (`bertree finetune --from-task`). A run
+that is done is one line of OUT/rows.jsonl and is not made again, so after a stop the same command goes on; a run that
+was stopped halfway is resumed. OUT/table.md has the mean and the range over the seeds, in percent, of each task's first
+score, or of the one that --metric names.
 """
 
 import argparse
@@ -27,16 +32,19 @@ from benchmarks.common import environment, table
 from benchmarks.standings import rows_in
 from bertree.files.formats import Json
 
-# The longest first, with what differs from the verb's own settings.
-TASKS: dict[str, dict[str, str]] = {
-    "race": {"batch": "16"},
-    "cola": {},
-    "sst-2": {},
-    "sts-b": {},
-    "mrpc": {},
-    "rte": {},
+# The longest first, by the names of their folders.
+TASKS = {
+    "snli": "SNLI",
+    "mnli": "MNLI",
+    "qqp": "QQP",
+    "race": "RACE",
+    "sst-2": "SST-2",
+    "cola": "CoLA",
+    "sts-b": "STS-B",
+    "mrpc": "MRPC",
+    "rte": "RTE",
 }
-FOLDERS = {"race": "RACE", "cola": "CoLA", "sst-2": "SST-2", "sts-b": "STS-B", "mrpc": "MRPC", "rte": "RTE"}
+OWN_SETTINGS = {"race": {"batch": "16"}}  # that differ from the verb's
 
 RUNNING: set[subprocess.Popen[bytes]] = set()
 
@@ -61,7 +69,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("models", nargs="+", metavar="NAME=FOLDER")
     parser.add_argument("--data", type=Path, required=True, help="folder with the tasks' folders")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument(
+        "--from", nargs="+", default=[], metavar="TASK=TASK", dest="starts", help="start from that task"
+    )
+    parser.add_argument("--metric", nargs="+", default=[], metavar="TASK=METRIC", help="which score the table shows")
+    parser.add_argument("--average", nargs="+", choices=list(TASKS), help="tasks of the average (default: all)")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--one-seed", nargs="+", default=[], choices=list(TASKS), help="tasks that get one seed only")
     parser.add_argument("--jobs", type=int, default=1, help="fine-tunings at a time")
     parser.add_argument("--set", nargs="+", default=[], metavar="[TASK:]KEY=VALUE", help="settings of the fine-tunings")
     parser.add_argument("--seconds", type=float, default=0, help="start no run after so many seconds; 0: no limit")
@@ -70,12 +84,19 @@ def parsed() -> argparse.Namespace:
     given.models = dict(model.partition("=")[::2] for model in given.models)
     if not all(given.models.values()):
         parser.error("give each model as NAME=FOLDER")
+    given.starts, given.metric = (
+        dict(pair.partition("=")[::2] for pair in pairs) for pairs in (given.starts, given.metric)
+    )
+    order = list(TASKS)
+    for task, start in given.starts.items():
+        if not {task, start} <= set(given.tasks) or order.index(start) >= order.index(task):
+            parser.error(f"--from {task}={start}: both must be among the tasks, in the order {', '.join(order)}")
     return given
 
 
 def settings(task: str, changes: Sequence[str]) -> list[str]:
     """Return a task's settings as words of the command line."""
-    found = dict(TASKS[task])
+    found = dict(OWN_SETTINGS.get(task, {}))
     for change in changes:
         key, _, value = change.partition("=")
         only, colon, own = key.rpartition(":")
@@ -86,11 +107,12 @@ def settings(task: str, changes: Sequence[str]) -> list[str]:
 
 def run(job: Job, given: argparse.Namespace) -> Json | None:
     """Fine-tune, and return the row; None if it failed, which its log tells."""
-    out = given.out / job.name / job.task / f"seed-{job.seed}"
+    out, start = _folder(job, given), given.starts.get(job.task)
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "bertree", "finetune", job.model, "--task", job.task, "--quiet"]
-    command += ["--data", str(given.data / FOLDERS[job.task]), "--out", str(out), f"seed={job.seed}"]
+    command += ["--data", str(given.data / TASKS[job.task]), "--out", str(out), f"seed={job.seed}"]
     command += settings(job.task, given.set)
+    command += ["--from-task", str(_folder(job._replace(task=start, seed=0), given))] if start else []
     command += ["--resume"] if out.exists() else []
     threads = str(max(1, (os.cpu_count() or 1) // given.jobs))
     began = time.perf_counter()
@@ -112,9 +134,14 @@ def run(job: Job, given: argparse.Namespace) -> Json | None:
         "score": scores.get(scores["metric"]) or 0.0,
         "diverged": seed["diverged"],
         "seconds": round(time.perf_counter() - began, 1),
-        "settings": settings(job.task, given.set),
+        "settings": settings(job.task, given.set) + ([f"from={start}"] if start else []),
         "scores": {key: value for key, value in seed.items() if isinstance(value, float)},
     }
+
+
+def _folder(job: Job, given: argparse.Namespace) -> Path:
+    """Return where a fine-tuning is written."""
+    return Path(given.out / job.name / job.task / f"seed-{job.seed}")
 
 
 def stop(number: int, frame: object) -> None:
@@ -126,19 +153,22 @@ def stop(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
-def summary(rows: Sequence[Json], names: Sequence[str], tasks: Sequence[str]) -> str:
+def summary(rows: Sequence[Json], given: argparse.Namespace) -> str:
     """Return the table: the mean of each task and model, and the lowest and highest score."""
-    lines = []
-    for name in names:
-        cells, means = [], []
+    lines, tasks = [], given.tasks
+    metrics = {row["task"]: row["metric"] for row in rows} | given.metric
+    for name in given.models:
+        cells: list[str] = []
+        means: dict[str, float] = {}
         for task in tasks:
-            scores = [100 * row["score"] for row in rows if (row["model"], row["task"]) == (name, task)]
-            means += [statistics.mean(scores)] if scores else []
-            cells.append(f"{means[-1]:.1f} ({min(scores):.1f} to {max(scores):.1f})" if scores else "")
-        average = f"{statistics.mean(means):.1f}" if len(means) == len(tasks) else ""
+            own = [row for row in rows if (row["model"], row["task"]) == (name, task)]
+            scores = [100 * row["scores"].get(metrics[task], row["score"]) for row in own]
+            means |= {task: statistics.mean(scores)} if scores else {}
+            cells.append(f"{means[task]:.1f} ({min(scores):.1f} to {max(scores):.1f})" if scores else "")
+        counted = [means[task] for task in given.average or tasks if task in means]
+        average = f"{statistics.mean(counted):.1f}" if len(counted) == len(given.average or tasks) else ""
         diverged = sum(bool(row["diverged"]) for row in rows if row["model"] == name)
         lines.append([name, *cells, average, diverged])
-    metrics = {row["task"]: row["metric"] for row in rows}
     head = ["model", *(f"{task}, {metrics.get(task, '')}" for task in tasks), "average", "runs that did not learn"]
     return table(head, lines)
 
@@ -153,11 +183,22 @@ def main() -> None:
     jobs = [
         Job(name, model, task, seed)
         for task in sorted(given.tasks, key=list(TASKS).index)
-        for seed in range(given.seeds)
+        for seed in range(1 if task in given.one_seed else given.seeds)
         for name, model in given.models.items()
     ]
+    ended = {job.key: threading.Event() for job in jobs}
+    for key in done & set(ended):
+        ended[key].set()
 
     def work(job: Job) -> None:
+        if start := given.starts.get(job.task):
+            ended[job.name, start, 0].wait()  # it was begun before, as tasks are in order
+        try:
+            measure(job)
+        finally:
+            ended[job.key].set()
+
+    def measure(job: Job) -> None:
         if given.seconds and time.perf_counter() - began > given.seconds:
             return
         if (row := run(job, given)) is not None:
@@ -169,7 +210,7 @@ def main() -> None:
         list(pool.map(work, (job for job in jobs if job.key not in done)))
     rows = rows_in([path])
     missing = len({job.key for job in jobs} - {(row["model"], row["task"], row["seed"]) for row in rows})
-    text = summary(rows, list(given.models), given.tasks)
+    text = summary(rows, given)
     note = f"{environment()}; {given.seeds} seeds: mean (lowest to highest)" + (
         f"; {missing} missing" if missing else ""
     )
