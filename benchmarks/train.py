@@ -46,6 +46,8 @@ from bertree.train.feed import AnyStream, StreamFeed
 from bertree.train.loop import Loop, StepResult, StopTraining
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
+from bertree.train.steps.cuda_graph import CudaGraphLaunch
+from bertree.train.steps.eager import EagerLaunch
 
 SPECIAL = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 FILL = 0.47
@@ -145,7 +147,9 @@ def lanes_of(a: Architecture, case: Case) -> LaneStream:
 class Ours:
     """The loop as `bertree pretrain` runs it."""
 
-    def __init__(self, a: Architecture, case: Case, machine: Placement, steps: int, lanes: bool) -> None:
+    def __init__(
+        self, a: Architecture, case: Case, machine: Placement, steps: int, lanes: bool, recorded: bool = False
+    ) -> None:
         stream: AnyStream = lanes_of(a, case) if lanes else stream_of(a, case, machine.compiled)
         plan = TrainingPlan([Phase(steps, case.length, case.tokens)], ScheduleSettings("constant"), 1e-4)
         self.feed = StreamFeed(plan, [[stream]], fixed=machine.compiled)
@@ -154,10 +158,11 @@ class Ours:
         self.loop = Loop(
             network,
             pretraining_objective(mlm=1.0),
-            build_optimizer(network, OptimSettings(lr=1e-4)),
+            build_optimizer(network, OptimSettings(lr=1e-4), capturable=recorded),
             clip=1.0,
             bf16=machine.bf16,
             compiled=machine.compiled,
+            launch=CudaGraphLaunch if recorded else EagerLaunch,
         )
 
     def run(self, steps: int, warm: int) -> float:
@@ -183,6 +188,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="tokens at once, instead of the rows'")
     parser.add_argument("--vocab-size", type=int, help="another vocabulary than the presets'")
     parser.add_argument("--only-ours", action="store_true")
+    parser.add_argument("--recorded", action="store_true", help="ours: steps recorded as CUDA graphs and replayed")
     parser.add_argument("--not-deterministic", action="store_true")
     parser.add_argument("--profile", type=Path, help="write where the time of ours goes")
     parser.add_argument("--out", type=Path, help="write the table there too, after every row")
@@ -213,7 +219,7 @@ def measure(
     set_deterministic(not given.not_deterministic)
     a = architecture(case.member, case.length)
     a = a.with_values({"vocab_size": given.vocab_size}) if given.vocab_size else a
-    ours = Ours(a, case, machine, given.steps, name.startswith(LANES))
+    ours = Ours(a, case, machine, given.steps, name.startswith(LANES), given.recorded)
     found, memory = timed(ours, given, machine)
     if given.profile:
         profile(ours, given.profile)
