@@ -7,14 +7,18 @@ import pytest
 import torch
 
 from bertree.config.sections import OptimSettings, Phase, ScheduleSettings
+from bertree.data.store import Store
+from bertree.data.stream import Stream
 from bertree.finetuning.feed import ShapeBuckets, UnitFeed
-from bertree.model.network import Network
+from bertree.model.network import Network, build
+from bertree.model.presets import preset
 from bertree.objectives.distill_task import task_distillation_objective
+from bertree.objectives.pretraining import pretraining_objective
 from bertree.objectives.supervised import supervised_objective
 from bertree.tasks.collate import logit_rows
 from bertree.tasks.task import Unit
 from bertree.train.device import set_deterministic
-from bertree.train.feed import StepBatches
+from bertree.train.feed import StepBatches, StreamFeed
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
@@ -105,3 +109,33 @@ def test_a_bad_step_moves_nothing_and_recording_moves_nothing() -> None:
     with torch.no_grad():
         loop.network.encoder.embeddings.tokens.weight[5] = kept
     assert all(map(torch.equal, before, state(loop)))
+
+
+@cuda
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_replayed_steps_of_pretraining_give_the_same_bytes(optimizer: str) -> None:
+    """Compiled, with dropout, two phases of different lengths."""
+    set_deterministic(True)
+    draw = np.random.default_rng(0)
+    documents = [[draw.integers(10, 400, size).tolist()] for size in draw.integers(20, 90, 300)]
+    store = Store.from_documents(documents, vocab_size=400, special={"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4})
+    phases = [Phase(6, 32, 1024), Phase(6, 64, 1024)]
+    plan = TrainingPlan(phases, ScheduleSettings("constant"), 2.0**-10)
+    streams = [
+        [Stream(store, format="full-sentences", masking="token", batch_tokens=1024, max_length=length, fixed=True)]
+        for length in (32, 64)
+    ]
+    found = []
+    for launch in (EagerLaunch, CudaGraphLaunch):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        sizes = {"vocab_size": 400, "width": 64, "layers": 2, "heads": 2, "ffn_width": 96, "dropout": 0.1}
+        net = build(preset("modernbert-base").architecture.with_values(sizes), {"mask": 0}).to("cuda")
+        mover = build_optimizer(net, OptimSettings(name=optimizer, lr=2.0**-10), capturable=True)
+        loop = Loop(net, pretraining_objective(mlm=1.0), mover, clip=1.0, bf16=True, compiled=True, launch=launch)
+        losses: list[float] = []
+        loop.run(StreamFeed(plan, streams, fixed=True).steps_from(0), [lambda r, losses=losses: losses.append(r.loss)])
+        found.append((losses, state(loop)))
+    assert found[0][0] == found[1][0]
+    assert len(set(found[0][0])) == 12
+    assert all(map(torch.equal, found[0][1], found[1][1]))
