@@ -20,7 +20,7 @@ from bertree.engines.engine import Engine, Task, map_in_order
 from bertree.text.identity import is_byte_level
 from bertree.text.sentence_splitter import split_sentences
 from bertree.text.tokenizer import CANNOT_ENCODE, Tokenizer
-from bertree.text.tokenizer_checks import library_errors
+from bertree.text.tokenizer_checks import LibraryErrors
 
 PARALLEL = "TOKENIZERS_PARALLELISM"
 
@@ -57,7 +57,7 @@ class DocumentTokenizer:
 
     def __init__(self, settings: TokenizerSettings) -> None:
         self.settings = settings
-        with library_errors(settings.name, "cannot be read"):
+        with LibraryErrors(settings.name, "cannot be read"):
             self.backend = Backend.from_str(settings.backend)
         self.backend.encode_special_tokens = True
         self.dtype = dtype_for(settings.vocab_size)
@@ -72,7 +72,7 @@ class DocumentTokenizer:
                 found[1:] = [" " + sentence for sentence in found[1:]]
             texts += found
             counts.append(len(found))
-        with library_errors(self.settings.name, CANNOT_ENCODE):
+        with LibraryErrors(self.settings.name, CANNOT_ENCODE):
             encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
         ids = chain.from_iterable(encoding.ids for encoding in encodings)

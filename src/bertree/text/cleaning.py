@@ -35,6 +35,8 @@ _TABLE = _CharacterMap()
 
 def replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which JSON allows and UTF-8 cannot encode, by the replacement character."""
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -119,7 +119,7 @@ def frames_texts(tokenizer: Tokenizer) -> bool:
 
 def add_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer that writes start, delimiter and extract, which are new tokens, around every text."""
-    with tokenizer_checks.library_errors(tokenizer.name, "cannot be changed"):
+    with tokenizer_checks.LibraryErrors(tokenizer.name, "cannot be changed"):
         backend = Backend.from_str(tokenizer.backend.to_str())
         backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TASK_TOKENS])
         template = processors.TemplateProcessing(

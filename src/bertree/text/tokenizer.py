@@ -88,13 +88,13 @@ class Tokenizer:
     @cached_property
     def marks_special(self) -> bool:
         """Whether a single text with its special tokens is in more than one segment: XLNet's [CLS] is in segment 2."""
-        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+        with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             return any(self.backend.encode("").type_ids)
 
     @property
     def cls_last(self) -> bool:
         """Whether [CLS] stands behind a text, as XLNet's does, not before it."""
-        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+        with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             special = self.backend.encode("").ids
         return self.id_of("cls") in special[-1:] and len(special) > 1 and special[0] != special[-1]
 
@@ -114,9 +114,9 @@ class Tokenizer:
         if JSON in files:
             name = str(folder / JSON)
             tokenizer_checks.check_json(files[JSON], name)
-            with tokenizer_checks.library_errors(name, "cannot be read"):
+            with tokenizer_checks.LibraryErrors(name, "cannot be read"):
                 return cls(Backend.from_buffer(files[JSON]), config, files, name)
-        with tokenizer_checks.library_errors(str(folder), "the tokenizer files cannot be read"):
+        with tokenizer_checks.LibraryErrors(str(folder), "the tokenizer files cannot be read"):
             try:
                 built = vocabulary_files.build_tokenizer(files, config)
             except UserError as error:
@@ -134,7 +134,7 @@ class Tokenizer:
         """Return a tokenizer that lower-cases every text first."""
         if self.backend.encode("ABC Äß").ids == self.backend.encode("abc äß").ids:
             return self
-        with tokenizer_checks.library_errors(self.name, "cannot be changed"):
+        with tokenizer_checks.LibraryErrors(self.name, "cannot be changed"):
             backend = Backend.from_str(self.backend.to_str())
         before = [backend.normalizer] if backend.normalizer else []
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *before])
@@ -143,7 +143,7 @@ class Tokenizer:
     def encode_plain(self, texts: Sequence[str], offsets: bool = False) -> list[Encoding]:
         """Return the library's encodings of texts, without special tokens. `offsets` costs time."""
         encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
-        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+        with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             return encode(list(texts), add_special_tokens=False)
 
     def save(self, folder: Path, max_length: int | None = None, segments: bool = True) -> None:
@@ -216,15 +216,11 @@ class Tokenizer:
         setting is shared by all users of the tokenizer, and because the library miscounts the tokens it drops from a
         pair.
         """
-        if max_length is not None:
-            room = max_length - self.backend.num_special_tokens_to_add(any(isinstance(i, tuple) for i in inputs))
-            if room < 1:
-                raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
         cleaned = [
             (replace_surrogates(i[0]), replace_surrogates(i[1])) if isinstance(i, tuple) else replace_surrogates(i)
             for i in inputs
         ]
-        with tokenizer_checks.library_errors(self.name, CANNOT_ENCODE):
+        with tokenizer_checks.LibraryErrors(self.name, CANNOT_ENCODE):
             encodings = self.backend.encode_batch_fast(cleaned)
         return [
             self._encode_truncated(given, max_length, cut)
@@ -237,6 +233,8 @@ class Tokenizer:
         pair = isinstance(given, tuple)
         parts = self.encode_plain(given if isinstance(given, tuple) else (given,))
         room = max_length - self.backend.num_special_tokens_to_add(pair)
+        if room < 1:
+            raise UserError(f"max_length {max_length}: leaves no room for text beside the special tokens")
         before = sum(len(part.ids) for part in parts)
         for part, kept in zip(parts, truncated_lengths([len(part.ids) for part in parts], room), strict=True):
             part.truncate(kept, direction=cut)

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,18 +52,23 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-@contextmanager
-def library_errors(name: str, what: str) -> Iterator[None]:
-    """Turn the library's errors and panics into one line: `name`: the file, `what`: what cannot be done."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name}: {what} ({reason})") from None
+class LibraryErrors:
+    """Turns the library's errors and panics within a `with` block into one line."""
+
+    __slots__ = ("_name", "_what")
+
+    def __init__(self, name: str, what: str) -> None:
+        """`name`: the file, `what`: what cannot be done."""
+        self._name, self._what = name, what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, UserError | MemoryError):
+            return
+        if isinstance(error, Exception) or is_panic(error):
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{self._name}: {self._what} ({reason})") from None
 
 
 def check_json(data: bytes, name: str) -> None:

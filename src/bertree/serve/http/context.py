@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from starlette.types import Scope
+
 from bertree.serve.http.logs import Log
 from bertree.serve.http.metrics import Metrics
 from bertree.serve.http.settings import Limits, ServerSettings
@@ -14,6 +16,8 @@ from bertree.serve.schedule.scheduler import Scheduler
 from bertree.serve.schedule.work import Job, Lane
 
 Result = TypeVar("Result")
+CLIENT_CLOSED = 499  # status in logs and metrics of a request whose client has gone
+CONTEXT = "bertree.context"  # where an ASGI scope has the context of its request
 
 
 class Service:
@@ -33,11 +37,20 @@ class Context:
     """One request."""
 
     service: Service
+    scope: Scope
+    given: Mapping[bytes, bytes]  # headers of the request
     request_id: str
-    deadline: float  # on the scheduler's clock
-    path: Mapping[str, str]  # parameters of the path
+    deadline: float = 0.0  # on the scheduler's clock
     headers: dict[str, str] = field(default_factory=dict)  # of the answer
+    route: str = "none"  # path in the table of routes
+    status: int = CLIENT_CLOSED  # of the answer
     tokens: int = 0  # computed for it
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """Parameters of the path."""
+        found: Mapping[str, str] = self.scope.get("path_params") or {}
+        return found
 
     @property
     def registry(self) -> Registry:
@@ -56,7 +69,7 @@ class Context:
 
     async def run(self, lane: Lane, jobs: Sequence[Job]) -> list[Any]:
         """Compute jobs before the deadline; return their results in order."""
-        self.tokens += sum(job.tokens for job in jobs)
+        self.tokens += sum([job.tokens for job in jobs])
         return await self.service.scheduler.run(lane, jobs, self.deadline)
 
     async def call(self, lane: Lane, tokens: int, function: Callable[[], Result]) -> Result:

@@ -2,12 +2,12 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.types import Receive
 
 from bertree.serve.http.errors import HttpError
 
@@ -16,11 +16,11 @@ PLACE = re.compile(r" - at `\$(.*)`$")
 MISSING = re.compile(r"missing required field `(\w+)`")
 
 
-async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
-    """Return the body of a request; 413 if it is too large."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > most:
-            raise _too_large(most)
+async def read_body(given: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
+    """Return the body of a request with these headers; 413 if it is too large."""
+    length = given.get(b"content-length", b"")
+    if length.isdigit() and int(length) > most:
+        raise _too_large(most)
     first = await receive()
     if first["type"] == "http.disconnect":
         raise ClientGone

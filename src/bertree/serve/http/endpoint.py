@@ -6,19 +6,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bertree.errors import UserError
-from bertree.serve.http.context import Context, Service
+from bertree.serve.http.answers import send_busy, send_error, send_json, send_response
+from bertree.serve.http.context import CONTEXT, Context, Service
 from bertree.serve.http.decoding import ClientGone, body_decoder, query_decoder, read_body
-from bertree.serve.http.errors import HttpError, error_body
+from bertree.serve.http.errors import HttpError
 from bertree.serve.http.table import RouteSpec
 from bertree.serve.models.registry import NotServed
 from bertree.serve.schedule.work import DeadlineExceeded, Overloaded
 
-JSON = b"application/json"
 WATCHED_AFTER = 0.05  # seconds from which on it is watched whether the client has gone
 
 
@@ -28,75 +27,83 @@ class Endpoint:
     def __init__(self, service: Service, specs: Sequence[RouteSpec]) -> None:
         self.service = service
         self.specs = {spec.method: spec for spec in specs}
+        self._path, self._errors = specs[0].path, specs[0].errors
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {
             spec.method: body_decoder(spec.body) if spec.body else query_decoder(spec.query) if spec.query else None
             for spec in specs
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request that Starlette's router has found."""
+        await self.answer(scope[CONTEXT], receive, send)
+
+    async def answer(self, context: Context, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        spec = self.specs.get(method)
-        scope["bertree.route"] = next(iter(self.specs.values())).path
+        method = context.scope["method"]
+        spec = self.specs.get("GET" if method == "HEAD" else method)
+        context.route = self._path
         if spec is None:
             allowed = ", ".join(sorted(self.specs))
             error = HttpError(405, f"{method[:20]} is not possible here, only {allowed}", headers={"allow": allowed})
-            await send_error(send, error, next(iter(self.specs.values())).errors)
+            await send_error(context, send, error, self._errors)
             return
-        context = Context(self.service, scope["bertree.id"], 0.0, scope.get("path_params") or {})
-        scope["bertree.context"] = context
+        scheduler = self.service.scheduler
+        if spec.does is not None and scheduler.is_full:  # before its body is read: a refusal must be cheap
+            await send_busy(context, send, Overloaded(scheduler.retry_after).retry_after, spec.errors)
+            return
+        watch = ClientWatch(receive)
         try:
-            result = await self._call(spec, context, scope, receive)
+            result = await self._call(spec, context, receive, watch)
         except ClientGone:
-            scope["bertree.gone"] = True
+            return
         except asyncio.CancelledError:
-            if scope.get("bertree.gone"):
+            if watch.gone:
                 asyncio.current_task().uncancel()  # type: ignore[union-attr]
                 return
             with suppress(Exception):
-                await send_error(send, HttpError(503, "the server is stopping"), spec.errors)
+                await send_error(context, send, HttpError(503, "the server is stopping"), spec.errors)
             raise
+        except Overloaded as error:
+            await send_busy(context, send, error.retry_after, spec.errors)
         except Exception as error:
-            await send_error(send, self._to_http(error, spec, context), spec.errors, context.headers)
+            await send_error(context, send, self._to_http(error, spec, context), spec.errors)
         else:
             if isinstance(result, Response):
-                for name, value in context.headers.items():
-                    result.headers[name] = value
-                await result(scope, receive, send)
+                await send_response(context, receive, send, result)
             else:
-                await send_json(send, 200, result, context.headers)
+                await send_json(context, send, 200, result)
 
-    async def _call(self, spec: RouteSpec, context: Context, scope: Scope, receive: Receive) -> Any:
+    async def _call(self, spec: RouteSpec, context: Context, receive: Receive, watch: "ClientWatch") -> Any:
         service = self.service
-        if spec.computes and service.scheduler.is_full:  # before its body is read: a refusal must be cheap
-            raise Overloaded(service.scheduler.retry_after)
-        context.deadline = service.scheduler.now() + self._seconds(scope)
+        context.deadline = service.scheduler.now() + self._seconds(context)
         decode = self._decoders[spec.method]
         if spec.body is None:
-            return await (spec.handler(context, decode(scope["query_string"])) if decode else spec.handler(context))
+            return await (
+                spec.handler(context, decode(context.scope["query_string"])) if decode else spec.handler(context)
+            )
         assert decode is not None
-        value = decode(await read_body(scope, receive, service.settings.limits.body_bytes))
-        watch = ClientWatch(scope, receive)
+        value = decode(await read_body(context.given, receive, service.settings.limits.body_bytes))
+        watch.start()
         try:
             return await spec.handler(context, value)
         finally:
             watch.stop()
 
-    def _seconds(self, scope: Scope) -> float:
+    def _seconds(self, context: Context) -> float:
         """Return how long a request may take."""
         limits = self.service.settings.limits
-        for name, value in scope["headers"]:
-            if name == b"x-timeout":
-                try:
-                    seconds = float(value)
-                except ValueError:
-                    seconds = -1.0
-                if not 0 < seconds <= limits.most_seconds:
-                    raise HttpError(
-                        422, f"X-Timeout: must be a number of seconds up to {limits.most_seconds:g}", param="X-Timeout"
-                    )
-                return seconds
-        return limits.seconds
+        wanted = context.given.get(b"x-timeout")
+        if wanted is None:
+            return limits.seconds
+        try:
+            seconds = float(wanted)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds <= limits.most_seconds:
+            raise HttpError(
+                422, f"X-Timeout: must be a number of seconds up to {limits.most_seconds:g}", param="X-Timeout"
+            )
+        return seconds
 
     def _to_http(self, error: Exception, spec: RouteSpec, context: Context) -> HttpError:
         """Return the answer to what a handler raised."""
@@ -104,9 +111,6 @@ class Endpoint:
             return error
         if isinstance(error, NotServed):
             return HttpError(404, str(error), param=str(error).partition(":")[0], code="model_not_found")
-        if isinstance(error, Overloaded):
-            wait = str(error.retry_after)
-            return HttpError(429, f"the server is busy; try again in {wait} s", headers={"retry-after": wait})
         if isinstance(error, DeadlineExceeded):
             return HttpError(504, "the request was not done in its time (X-Timeout)")
         if isinstance(error, UserError):
@@ -119,14 +123,18 @@ class Endpoint:
 
 
 class ClientWatch:
-    """Cancels a task when its client closes the connection. It begins after a moment, when most requests are done."""
+    """Cancels the task that made it when its client closes the connection. It looks after a moment, when most requests
+    are done."""
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        """The task is the one that runs."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._scope, self._receive, self._task = scope, receive, task
+    __slots__ = ("_receive", "_task", "_timer", "_watcher", "gone")
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive, self.gone = receive, False
         self._watcher: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Watch, once the body was read."""
+        self._task = asyncio.current_task()
         self._timer = asyncio.get_running_loop().call_later(WATCHED_AFTER, self._begin)
 
     def stop(self) -> None:
@@ -141,20 +149,6 @@ class ClientWatch:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._scope["bertree.gone"] = True
+        self.gone = True
+        assert self._task is not None
         self._task.cancel()
-
-
-async def send_json(send: Send, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
-    """Send a value as JSON."""
-    body = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    lines = [(b"content-type", JSON), (b"content-length", str(len(body)).encode())]
-    for name, text in (headers or {}).items():
-        lines.append((name.lower().encode("latin-1"), text.encode("latin-1", "replace")))
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_error(send: Send, error: HttpError, form: str, headers: dict[str, str] | None = None) -> None:
-    """Send an error in a form."""
-    await send_json(send, error.status, error_body(error, form), {**(headers or {}), **error.headers})

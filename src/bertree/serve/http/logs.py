@@ -24,7 +24,6 @@ class Log:
         except (OSError, ValueError):  # the reader of the log has gone
             return
 
-    def request(self, status: int, **values: Any) -> None:
-        """Write that a request was answered."""
-        if self._requests or status >= 500:
-            self.write("request", status=status, **values)
+    def wants(self, status: int) -> bool:
+        """Return whether it has a line for a request that was answered so."""
+        return self._requests or status >= 500

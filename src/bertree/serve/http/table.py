@@ -17,16 +17,11 @@ class RouteSpec:
     body: Any = None  # type of the JSON body (msgspec), given to the handler
     query: Any = None  # type of the query parameters, given to the handler
     reply: Any = None  # type of the answer, for the documentation
-    does: str | None = None  # ability of the model that it needs
+    does: str | None = None  # ability of the model that it needs; such a route is refused when too much waits
     errors: str = "openai"  # form of errors: openai, tei or cohere
     open: bool = False  # needs no key
     summary: str = ""
     hidden: bool = False  # not in the documentation
-
-    @property
-    def computes(self) -> bool:
-        """Whether it is refused at once when too much work is waiting."""
-        return self.does is not None
 
 
 ROUTES: list[RouteSpec] = []

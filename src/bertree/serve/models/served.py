@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bertree.inference.embedding import finish_vectors
+from bertree.inference.inputs import check_finite
 from bertree.inference.model import Model
 from bertree.search.postgres.choice import AnyIndex
 from bertree.serve.models.abilities import abilities, find_task
@@ -28,11 +30,15 @@ class ServedModel:
         self.name, self.model, self.folder = name, model, folder
         self.created = int(time.time())
         self.task: Task[Any] | None = find_task(model)
-        self.dimension, self.vector = model.dimension, model.vector  # looked up by every request
+        # Looked up by every request.
+        self.dimension, self.vector, self.max_length = model.dimension, model.vector, model.max_length
+        self._embedder = model.batch_embedder()
+        self._default_prompt = model.vector.prompt_text(None, name)
         self.does = abilities(model, self.task)
         budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
         self._lanes = {
-            "embed": Lane(f"{name}: embed", self._embedder(), budget),
+            "embed": Lane(f"{name}: embed", partial(self._embed, scaled=self.vector.normalise), budget),
+            "unscaled": Lane(f"{name}: unscaled", partial(self._embed, scaled=False), budget),
             "task": Lane(f"{name}: task", self._task_logits, budget),
             "fill": Lane(f"{name}: fill", model.fill_prepared, budget),
             "call": Lane(f"{name}: call", _call_all, 1),
@@ -41,18 +47,18 @@ class ServedModel:
     def lane(self, kind: str) -> Lane:
         """Return the lane of a kind of work.
 
-        embed: tokenized texts (`Encoded`) -> vectors before they are scaled; task: units -> logits; fill: texts with
-        masks -> filled masks; call: functions without arguments -> what they return, for work that cannot share a
-        batch."""
+        embed: tokenized texts (`Encoded`) -> vectors as `model.embed` gives them; unscaled: the same before they are
+        scaled to length 1; task: units -> logits; fill: texts with masks -> filled masks; call: functions without
+        arguments -> what they return, for work that cannot share a batch."""
         return self._lanes[kind]
 
     def tokenize(
         self, texts: Sequence[str | tuple[str, str]], prompt: str | None = None, cut: str = "right"
     ) -> list[Encoded]:
         """Tokenize texts for `embed`; those that are too long are cut, as their `dropped` says."""
-        before = self.vector.prompt_text(prompt, self.name)
+        before = self._default_prompt if prompt is None else self.vector.prompt_text(prompt, self.name)
         given = [before + text for text in texts if isinstance(text, str)] if before else texts
-        return self.model.required_tokenizer.encode(given, self.model.max_length, cut)
+        return self.model.required_tokenizer.encode(given, self.max_length, cut)
 
     @property
     def task_max_length(self) -> int:
@@ -70,9 +76,10 @@ class ServedModel:
         """Kind of the network, in a word."""
         return self.model.architecture.body
 
-    def _embedder(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        embed = self.model.batch_embedder()
-        return lambda encoded: list(embed(encoded))
+    def _embed(self, encoded: Sequence[Encoded], scaled: bool) -> list[NDArray[np.float32]]:
+        rows = finish_vectors(self._embedder(encoded), None, scaled)
+        check_finite(rows, self.name)
+        return list(rows)
 
     def _task_logits(self, units: Sequence[Unit]) -> Sequence[NDArray[np.float32]]:
         assert self.task is not None

@@ -1,6 +1,6 @@
 """OpenAI's interface: vectors, and the list of models."""
 
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from bertree.serve.http.table import route
 from bertree.serve.models.served import ServedIndex, ServedModel
 from bertree.serve.routes.vectors import TextOptions, check_prompt, embed_texts
 
+Rows = list[NDArray[np.float32]]
 MANY = 256  # vectors that are not written on the event loop
 
 
@@ -84,7 +85,7 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
         TextOptions("input", body.prompt, truncate=body.truncate),
         body.dimensions,
     )
-    write: Callable[[NDArray[np.float32]], Sequence[Any]] = _base64 if body.encoding_format == "base64" else _floats
+    write: Callable[[Rows], Sequence[Any]] = _base64 if body.encoding_format == "base64" else _floats
     rows = write(found.rows) if len(texts) <= MANY else await context.aside(write, found.rows)
     reply = {
         "object": "list",
@@ -95,11 +96,11 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     return reply | {"truncated": found.truncated} if found.truncated else reply
 
 
-def _base64(rows: NDArray[np.float32]) -> list[str]:
-    return [b64encode(row).decode() for row in rows.astype("<f4", copy=False)]
+def _base64(rows: Rows) -> list[str]:
+    return [b2a_base64(row.astype("<f4", copy=False).data, newline=False).decode() for row in rows]
 
 
-def _floats(rows: NDArray[np.float32]) -> list[orjson.Fragment]:
+def _floats(rows: Rows) -> list[orjson.Fragment]:
     """Write each vector by itself, so that other threads run between them."""
     return [orjson.Fragment(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)) for row in rows]
 

@@ -102,7 +102,7 @@ async def find_hits(
     most = max(k, candidates) if reranker else k
 
     def nearest() -> list[Hit]:
-        return served.index.nearest(vectors.rows, most, where=where, names=[field])[0]
+        return served.index.nearest(np.array(vectors.rows), most, where=where, names=[field])[0]
 
     hits = await ask_index(context, served, served.lane, SEARCH, nearest)
     if reranker is None or not hits:

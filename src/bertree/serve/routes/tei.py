@@ -195,7 +195,7 @@ async def similarity(context: Context, body: SimilarityRequest) -> Any:
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
     reading = _reading(served, "inputs", how, how.prompt_name)
     found = await embed_texts(context, served, texts, reading, normalize=True)
-    return np.ascontiguousarray(found.rows[1:] @ found.rows[0])
+    return np.array(found.rows[1:]) @ found.rows[0]
 
 
 @route(

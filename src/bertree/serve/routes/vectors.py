@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from bertree.errors import UserError
 from bertree.inference.embedding import finish_vectors
-from bertree.inference.inputs import check_finite
 from bertree.serve.http.context import Context
 from bertree.serve.http.errors import HttpError
 from bertree.serve.models.served import ServedModel
@@ -19,9 +18,9 @@ SMALL = 4000  # characters that are tokenized at once on the event loop: about a
 
 
 class Vectors(NamedTuple):
-    """Vectors of texts, a row each."""
+    """Vectors of texts, one each."""
 
-    rows: NDArray[np.float32]
+    rows: list[NDArray[np.float32]]
     tokens: int  # that were read
     truncated: list[int]  # numbers of the texts that were cut
 
@@ -52,12 +51,13 @@ async def embed_texts(
         encoded = served.tokenize(texts, reading.prompt, reading.cut)
     else:
         encoded = await context.aside(served.tokenize, texts, reading.prompt, reading.cut)
-    truncated = check_tokens(context, encoded, served.model.max_length, reading)
-    found = await context.run(served.lane("embed"), [Job(len(e.ids), e) for e in encoded])
+    truncated = check_tokens(context, encoded, served.max_length, reading)
+    jobs = [Job(len(e.ids), e) for e in encoded]
+    rows = await context.run(served.lane("unscaled" if normalize is False else "embed"), jobs)
     scaled = served.vector.normalise if normalize is None else normalize
-    rows = finish_vectors(np.array(found), dimensions, scaled)
-    check_finite(rows, served.name)
-    return Vectors(rows, sum(len(e.ids) for e in encoded), truncated)
+    if dimensions is not None or scaled is not served.vector.normalise:
+        rows = list(finish_vectors(np.array(rows), dimensions, scaled))
+    return Vectors(rows, sum([job.tokens for job in jobs]), truncated)
 
 
 def check_texts(context: Context, texts: Sequence[str], field: str) -> None:
@@ -75,7 +75,7 @@ def check_texts(context: Context, texts: Sequence[str], field: str) -> None:
 
 def check_tokens(context: Context, encoded: Sequence[Encoded], most: int, reading: TextOptions) -> list[int]:
     """Return the numbers of the texts that were cut, and say so in a header; refuse them if that is wanted."""
-    tokens = sum(len(e.ids) for e in encoded)
+    tokens = sum([len(e.ids) for e in encoded])
     if tokens > context.limits.tokens:
         raise HttpError(
             422,
