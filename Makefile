@@ -16,8 +16,8 @@ demo: $(VENV)/.installed ## the whole path on the data in this repository
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash demo/run.sh
 
 # Several processes of one thread each: tiny models spend a second thread on waiting. Neighbouring tests stay together until
-# a process runs out of work and takes half of what another has left. Compiled files are kept, whatever the environment
-# says: the tests start many interpreters.
+# a process runs out of work and takes half of what another has left; the longest come first
+# (tests/conftest.py). Compiled files are kept, whatever the environment says: the tests start many interpreters.
 test: $(VENV)/.installed-dev ## run the test suite
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 

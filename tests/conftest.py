@@ -36,6 +36,20 @@ WATCHED = (BOOKS.parents[1], Path.home(), Path.home() / ".cache")
 CACHES = ("_cache", "__pycache__", ".hypothesis", ".nv", ".triton")
 BEFORE = pytest.StashKey[set[Path]]()
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+# Files whose tests take longest, or wait for other processes. They come first: at the end, when there is nothing else
+# to do, none of them is left to one process.
+LONGEST = (
+    "scale/test_meshes.py",
+    "engines/test_ray.py",
+    "scale/test_killed_ranks.py",
+    "scale/test_tensor.py",
+    "pretraining/test_kill.py",
+    "scale/test_checkpoints.py",
+    "serve/test_process.py",
+    "docs/test_examples.py",
+    "distillation/test_text.py",
+    "pretraining/test_best_recipe.py",
+)
 
 
 def _watched_names() -> set[Path]:
@@ -45,12 +59,19 @@ def _watched_names() -> set[Path]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than the machine has processors: some tests wait, for Ray, a browser or processes that start."""
-    return (os.cpu_count() or 1) + 1
+    """Two processes more than the machine has processors: tests wait, for Ray, a browser or processes that start."""
+    return (os.cpu_count() or 1) + 2
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEFORE] = _watched_names()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In several processes: the longest first. The first process begins with them, and the others take what follows."""
+    if IN_WORKER:
+        place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_collection_finish() -> None:

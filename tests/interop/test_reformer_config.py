@@ -107,7 +107,7 @@ def test_axes_are_written_and_read(changes: dict[str, Any], stored: dict[str, An
         ("num_buckets", [2, 2, 2], r"must be a whole number, or a list of one or two, not \[2, 2, 2\]"),
         ("num_buckets", "many", "must be a whole number, or a list of one or two"),
         ("num_buckets", True, "must be a whole number"),
-        ("hidden_act", "mish", "'mish' is not supported; known: relu, gelu"),
+        ("hidden_act", "mish", "'mish' is not supported; known: gelu, gelu_new, gelu_pytorch_tanh, relu, silu"),
         ("hidden_size", "wide", "must be a whole number, not 'wide'"),
         ("num_hashes", 1.5, "1.5 is not a valid value"),
         ("hash_seed", "x", "'x' is not a valid value"),
