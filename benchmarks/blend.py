@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.common import table
 from bertree.batch import Batch, PretrainingLabels
+from bertree.data.split import split_held_out
 from bertree.data.store import Store
 from bertree.data.stream import Stream
 from bertree.inference.load import Model, load
@@ -50,6 +51,8 @@ def main() -> None:
     parser.add_argument("masked", help="model folder with an MLM head")
     parser.add_argument("sentences", help="the model folder that was trained from it")
     parser.add_argument("--held", type=Path, required=True, help="token store to measure perplexity on")
+    share = "the share of that store that was held out in training (recipe: data.held_out_share); 1: all of it"
+    parser.add_argument("--held-share", type=float, default=1.0, help=share)
     parser.add_argument("--sts", type=Path, required=True, help="STS-B's dev split")
     parser.add_argument("--share", type=float, default=0.5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -60,6 +63,8 @@ def main() -> None:
     after = load(options.sentences, device=options.device).network.encoder.state_dict()
     model.vector = PoolingConfig("mean", normalise=True)
     store = Store.open(options.held)
+    if options.held_share < 1:
+        _, store = split_held_out(store, options.held_share)
     stream = Stream(store, format="full-sentences", masking="token", batch_tokens=16_384, max_length=128, seed=0)
     batches = [stream[number].to(options.device) for number in range(BATCHES)]
     rows = read([options.sts], ColumnNames())

@@ -22,6 +22,7 @@ from bertree.files.formats import read_toml
 from bertree.inference.load import random_model
 from bertree.objectives.distill_pretraining import TERMS, add_projections, distillation_objective
 from bertree.objectives.pretraining import pretraining_objective
+from bertree.pretraining import recipe as recipes
 from bertree.pretraining.run import pretrain
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
@@ -272,6 +273,21 @@ def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> Non
     assert runs.results(out) == runs.results(tmp_path / "whole")
 
 
+def test_a_killed_run_of_minutes_ends_as_one_of_as_many_steps(teacher: Path, stories: Path, tmp_path: Path) -> None:
+    said, out, again = tmp_path / "said", tmp_path / "out", tmp_path / "again"
+    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
+    given += (*QUICK, "model.width=16", "model.embedding_width=16", "run.eval_every=9999", "run.save_every=9999")
+    command = (*given, "run.minutes=0.05", "--out", str(out), "--resume")
+    fault = "measure:0.2:0.2,half the tensors:2"
+    assert runs.finish(*command, "run.save_every=1", said=said, fault=fault) == 9, said.read_text()
+    assert runs.finish(*command, said=said) == 0, said.read_text()
+    kept = recipes.load(str(out / "recipe.toml"))
+    assert kept.phases[0].steps == 15, "three seconds of steps that take 0.2 seconds each"
+    numbers = (f"phases.0.steps={kept.phases[0].steps}", f"schedule.warmup={kept.schedule.warmup}")
+    assert runs.finish(*given, *numbers, "--out", str(again), said=said) == 0, said.read_text()
+    assert runs.results(out) == runs.results(again)
+
+
 def test_targets_kept_on_disk(
     teacher: Path, stories: Path, untaught: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,6 +368,7 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
         ([str(teacher), "--student", "distilbert-tiny", "model.heads=4", "--layers", "1,2"], "number of heads"),
         ([str(teacher), "--student", "distilbert-tiny", "distil.start=random", "--layers", "1,2"], "leave one"),
         ([str(teacher), "--student", "distilbert-tiny", "--epochs", "2", "phases.0.steps=500"], "says the same"),
+        ([str(teacher), "--student", "distilbert-tiny", "--epochs", "2", "run.minutes=1"], "leave one of them out"),
         ([str(teacher), "--student", str(teacher)], "can be taught a task"),
         ([str(teacher), "--student", "distilbert-tiny", "--seeds", "2"], "--seeds: is for --task"),
         (

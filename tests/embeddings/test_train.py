@@ -272,6 +272,42 @@ def test_a_loss_of_ones_own_is_one_class(
     assert (said.code, "'gap'" in said.err) == (2, True)
 
 
+def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
+    place: Path, command: Command, tmp_path: Path
+) -> None:
+    """Before training the layer changes nothing; afterwards unrelated texts are less alike, and masks are as before."""
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+
+    start, out = bertree.load(place / "start"), tmp_path / "out"
+    given = ("--loss", "ranking", "epochs=2", "batch=32", "normalise=true", "frozen=true", "dense=32", "lr=1e-2")
+    command.well(*arguments(place, out, "nli", *given))
+    found = bertree.load(out / "model")
+    assert [(layer.width, layer.activation) for layer in found.vector.dense] == [(32, "identity")]
+    for name, tensor in start.network.state_dict().items():
+        assert torch.equal(tensor, found.network.state_dict()[name]), name
+    assert found.fill_mask("a happy [MASK]") == start.fill_mask("a happy [MASK]")
+    texts = ["happy boat", "a gloomy road by the river", "Oslo"]
+    before, after = start.similarity(texts, texts), found.similarity(texts, texts)
+    assert after.mean() < before.mean() - 0.01
+    theirs = SentenceTransformer(str(out / "model"), device="cpu")
+    assert np.abs(found.embed(texts) - theirs.encode(texts)).max() < 1e-5
+    # A run that goes on has the layer that is there.
+    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=true", "lr=1e-9")
+    command.well(
+        *("sentence", "train", out / "model", "--data", place / "nli", "--out", tmp_path / "on", *SETTINGS, *given)
+    )
+    assert np.abs(bertree.load(tmp_path / "on" / "model").embed(texts) - found.embed(texts)).max() < 1e-5
+
+
+def test_a_new_dense_layer_changes_no_vector(place: Path, command: Command, tmp_path: Path) -> None:
+    given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=true", "dense=32", "lr=1e-9")
+    command.well(*arguments(place, tmp_path / "out", "nli", *given))
+    texts = ["happy boat", "a gloomy road by the river", "Oslo"]
+    before, after = bertree.load(place / "start").embed(texts), bertree.load(tmp_path / "out" / "model").embed(texts)
+    assert np.abs(before - after).max() < 1e-5
+
+
 def test_vectors_can_be_truncated(place: Path, command: Command, tmp_path: Path) -> None:
     """Trained with 4 dimensions, the first 4 are worth more than those of vectors trained in full."""
     found = {}

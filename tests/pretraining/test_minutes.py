@@ -39,9 +39,10 @@ def test_too_short_a_run_is_refused_with_the_shortest_one() -> None:
         minutes.fit_into_minutes(given((99, 1), 0.001), [0.1, 0.1])
 
 
-def test_a_student_has_no_minutes() -> None:
-    with pytest.raises(UserError, match=r"run\.minutes: a student's run has steps"):
-        recipes.load("distilbert-tiny", ["run.minutes=3"])
+def test_a_student_whose_teacher_is_cached_has_no_minutes() -> None:
+    assert recipes.load("distilbert-tiny", ["run.minutes=3"]).run.minutes == 3
+    with pytest.raises(UserError, match=r"run\.minutes: the teacher's cache"):
+        recipes.load("distilbert-tiny", ["run.minutes=3", "distil.cache=folder"])
 
 
 def events(out: Path) -> list[str]:

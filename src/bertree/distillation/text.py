@@ -32,7 +32,7 @@ from bertree.interop.weights import weights_hash
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.pretraining import build
+from bertree.pretraining import build, minutes
 from bertree.pretraining.micro_batches import micro_batches_of
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, open_folder
@@ -118,6 +118,7 @@ def _prepare(
     train, held = build.open_stores(recipe.data)
     text_student.check(recipe, teacher_model, train, teacher)
     recipe = text_student.set_steps(recipe, student, epochs, train, teacher_model.max_length)
+    recipe = minutes.with_kept_steps(recipe, out) if resume else recipe
     check_run_folder(recipe, out, resume)
     begun = micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else []
     training, intro = _build(recipe, machine, teacher_model, train, held, teacher, world, begun)

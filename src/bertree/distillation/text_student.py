@@ -67,6 +67,8 @@ def set_steps(recipe: DistillRecipe, student: str, epochs: float, store: Store, 
     if epochs and (steps_told or len(recipe.phases) > 1):
         why = "phases.0.steps says the same" if steps_told else f"the recipe has {len(recipe.phases)} phases"
         raise UserError(f"epochs: {why}; set the steps of each phase, or leave them out")
+    if epochs and recipe.run.minutes:
+        raise UserError("epochs: run.minutes says how long the run takes; leave one of them out")
     if epochs or (named and not steps_told):
         epochs, phase = epochs or EPOCHS, recipe.phases[0]
         size = phase.batch_tokens

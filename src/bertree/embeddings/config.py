@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, Any, get_type_hints
 
-from bertree.config.bounds import AtLeast
+from bertree.config.bounds import AtLeast, AtMost
 from bertree.config.overrides import Override, parse
 from bertree.errors import UserError
 from bertree.finetuning import config as configs
 from bertree.finetuning.config import FineTuneConfig
-from bertree.model.pooling import PoolingConfig
+from bertree.model.pooling import MOST, Dense, PoolingConfig
 from bertree.objectives.embedding_losses import LOSSES, EmbeddingLoss
 from bertree.tasks.task import Task
 
@@ -24,6 +24,8 @@ class PoolingSettings:
 
     pooling: str = "mean"  # cls, mean, max, ...; several side by side: mean+max
     normalise: bool = False  # vectors of length 1
+    # Width of a linear layer after the pooling. None: as the model has it; not written, as recipes were before.
+    dense: Annotated[int | None, AtLeast(1), AtMost(MOST)] = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,11 @@ def load(
 
 
 def pooling_of(config: EmbeddingConfig, vector: PoolingConfig) -> PoolingConfig:
-    """Return how vectors are made. Dense layers are kept only on the pooling they were trained on."""
+    """Return how vectors are made. Dense layers are kept only on the pooling they were trained on, unless `dense` asks
+    for a layer: then it is the only one, and the model's own if that has the same form."""
     chosen = replace(vector, pooling=config.vector.pooling, normalise=config.vector.normalise)
+    if config.vector.dense is not None:
+        return replace(chosen, dense=(Dense(config.vector.dense, "identity"),))
     keep = chosen.pooling == vector.pooling and config.top.layers == "last" and not config.top.lstm
     return chosen if keep else replace(chosen, dense=())
 

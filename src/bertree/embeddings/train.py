@@ -202,7 +202,7 @@ def prepare_vectors(
     held = len(examples["dev"]) if dev is None else 0
     read = TaskExamples(configure_task(task, config.task), rows.splits, examples, held)
     vector = embedding_config.pooling_of(config, start.vector)
-    if vector.dense != start.vector.dense:
+    if start.vector.dense and vector.dense != start.vector.dense:
         note(f"{model}: its dense layers were trained on other vectors and are left out")
     width = vector.width(start.network.width)
     loss, dimensions = config.make_loss(kind), config.loss.dimensions or ()
@@ -247,8 +247,11 @@ def _with_score_range(
 
 
 def _without_classifier(job: FineTuningJob, network: Network) -> Contents:
-    """Return what is saved: the encoder and the pooling; a classifier it was trained under is not."""
-    bare = Network(network.encoder, {}, network.readout, network.features, None, network.vector, network.width)
+    """Return what is saved: the encoder and the pooling; a classifier it was trained under is not. The MLM head of a
+    frozen encoder is, because it still fits."""
+    kept = {name: head for name, head in job.start.network.heads.items() if name == "mask" and network.readout.frozen}
+    readout = replace(network.readout, frozen=False)  # which was a choice of the run, not of the model
+    bare = Network(network.encoder, kept, readout, network.features, None, network.vector, network.width)
     return Contents(job.tuner.architecture, bare, job.start.tokenizer, max_length=job.tuner.config.train.max_length)
 
 

@@ -9,7 +9,7 @@ from bertree.model.architecture import Architecture
 from bertree.model.heads import PairClassifier
 from bertree.model.init import without_weights
 from bertree.model.network import Network, build
-from bertree.model.pooling import PoolingConfig
+from bertree.model.pooling import Dense, DenseLayer, PoolingConfig, SentencePooling
 
 
 @dataclass
@@ -34,8 +34,11 @@ class EmbeddingFineTuning(FineTuning):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = self._built()
+        known = made.state_dict()
+        if made.vector is not None and made.vector.config.dense != self.initial_dense:
+            _start_as_identity(made.vector)
+            known = {name: tensor for name, tensor in known.items() if not name.startswith("vector.")}
         if not self.initial.reinitialize:
-            known = made.state_dict()
             there = {
                 name: tensor
                 for name, tensor in self.initial.network.state_dict().items()
@@ -45,6 +48,12 @@ class EmbeddingFineTuning(FineTuning):
             }
             made.load_state_dict(there, strict=False)
         return made.to(self.machine.device)
+
+    @property
+    def initial_dense(self) -> tuple[Dense, ...]:
+        """The dense layers that the initial model has."""
+        before = self.initial.network.vector
+        return () if before is None else before.config.dense
 
     def check(self) -> None:
         """Raise an error if the network cannot be built, before anything is written."""
@@ -58,3 +67,13 @@ class EmbeddingFineTuning(FineTuning):
             assert made.vector is not None
             made.heads["compare"] = PairClassifier(made.vector.width, self.task.classes, self.concat, a.init_std)
         return made
+
+
+def _start_as_identity(pooling: SentencePooling) -> None:
+    """Let new dense layers change nothing, or as little as their width allows: training starts from the vectors as they
+    were."""
+    for layer in pooling.dense:
+        assert isinstance(layer, DenseLayer)
+        torch.nn.init.eye_(layer.linear.weight)
+        if layer.linear.bias is not None:
+            torch.nn.init.zeros_(layer.linear.bias)

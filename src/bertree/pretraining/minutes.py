@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
@@ -25,6 +26,7 @@ from bertree.train.schedule import TrainingPlan
 WARM = 3  # steps before the clock starts: the first compiles
 SECONDS = 2.5  # to measure in each phase
 FEWEST, MOST = 5, 500  # steps to measure
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
 def has_begun(out: Path) -> bool:
@@ -32,7 +34,7 @@ def has_begun(out: Path) -> bool:
     return bool(CheckpointFolder(out / CHECKPOINTS).steps()) or (out / MODEL).exists()
 
 
-def with_kept_steps(recipe: Recipe, out: Path) -> Recipe:
+def with_kept_steps(recipe: AnyRecipe, out: Path) -> AnyRecipe:
     """Return the recipe of a run of so many minutes with the steps that were counted out when it began."""
     path = out / RECIPE
     if not recipe.run.minutes or not path.is_file() or not has_begun(out):

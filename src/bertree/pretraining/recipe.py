@@ -198,9 +198,10 @@ def check(recipe: Recipe, where: str) -> None:
             f"{where}: schedule.warmup: {recipe.schedule.warmup} is more than the run's {total} steps; set a shorter "
             "one: schedule.warmup=..."
         )
-    if recipe.run.minutes and isinstance(recipe, DistillRecipe):
+    if recipe.run.minutes and isinstance(recipe, DistillRecipe) and recipe.distil.cache:
         raise UserError(
-            f"{where}: run.minutes: a student's run has steps (phases.0.steps=...) or --epochs; leave it out"
+            f"{where}: run.minutes: the teacher's cache (distil.cache) is filled before steps can be measured; leave "
+            "one of them out"
         )
     if total > MOST_STEPS:
         raise UserError(f"{where}: phases: {total} steps in all are more than the {MOST_STEPS} supported")

@@ -1,0 +1,299 @@
+"""One table of what a small general model must do: sentence vectors, search, masks, fine-tuned tasks.
+
+    python -m benchmarks.default_table --model today=default --model MiniLM=FOLDER --sts STS --squad dev-v1.1.json \\
+        --held lambada_test.jsonl --held agnews/test.tsv --out rows.jsonl --table result.md
+    python -m benchmarks.default_table --merge rows.jsonl --tasks default-rows.jsonl --table result.md
+
+A model is a folder (also of sentence-transformers), or `default`. What is measured:
+
+- sts: Spearman's correlation of cosines and scores on every set below --sts, all pairs of a set together;
+- search: for every question of --squad, is its context the first, or among the first five, of all distinct contexts?
+  A context is one text, cut at the model's longest input;
+- masks: accuracy and perplexity at masked tokens of --held, 15 % (BERT's 80/10/10). Masks are drawn by seed for the
+  tokens of a text, so models that share a tokenizer have the same ones; others predict other tokens, and their
+  figures cannot be compared closely;
+- apart: cosines of all pairs of sentences from different documents of --held, and of the pairs of the STS benchmark
+  with a score of 4 or more.
+
+--tasks adds the six fine-tuned tasks from rows of benchmarks/default.py. A part is a JSON line in --out as soon as it
+is done; what is there already, of the same weights and files, is not measured again.
+"""
+
+import argparse
+import hashlib
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import environment, table
+from benchmarks.default import FOLDERS, attempted
+from benchmarks.standings import rows_in, summary
+from bertree.config.default_model import resolve_model_path
+from bertree.data.build import prepare
+from bertree.data.stream import Stream
+from bertree.embeddings import sts
+from bertree.embeddings.correlation import measures
+from bertree.embeddings.evaluate import evaluate_embeddings
+from bertree.errors import BertreeWarning
+from bertree.files.formats import Json, file_hash
+from bertree.inference.embedding import Vectors
+from bertree.inference.load import Model, load
+from bertree.inference.random_pairs import pair_similarities
+from bertree.inference.similarity import similarity_matrix
+from bertree.objectives.pretraining import pretraining_objective
+from bertree.tasks.logits import inference_autocast
+from bertree.tasks.squad.read import read as read_squad
+from bertree.text.corpus import Corpus
+from bertree.text.sentence_splitter import split_sentences
+from bertree.train.held_out import evaluate_held_out
+
+BENCHMARK = "STS-B test"
+SETS = ("STS12", "STS13", "STS14", "STS15", "STS16", BENCHMARK, "SICK test")
+SAME = 4.0  # score from which a pair of the STS benchmark is counted as a paraphrase
+SENTENCES = 500  # from as many documents; all their pairs
+WORDS = (6, 40)  # of such a sentence
+MASKED_TOKENS = 262_144  # tokens that are read for `masks`
+LENGTH, BATCH = 128, 16_384  # of a sequence, of a batch
+KEY = ("part", "model", "weights", "files")
+
+
+@dataclass
+class Bench:
+    """What is measured on, and the models."""
+
+    options: argparse.Namespace
+    _models: dict[str, Model] = field(default_factory=dict)
+
+    def model(self, name: str) -> Model:
+        """A model, loaded once; the one before it is let go."""
+        if name not in self._models:
+            self._models = {name: load(self.options.folders[name], device=self.options.device)}
+        return self._models[name]
+
+    def described(self, part: str, name: str, _: int = 0) -> Json:
+        """What makes a row that row."""
+        files = {"sts": [self.options.sts], "search": [self.options.squad], "masks": self.options.held}
+        given = files.get(part, [self.options.sts, *self.options.held])
+        hashes = [file_hash(path) for base in given for path in _files_of(base)]
+        files_hash = hashlib.sha256("".join(hashes).encode()).hexdigest()
+        return {"part": part, "model": name, "weights": self.model(name).digest, "files": files_hash}
+
+    def measured(self, part: str, name: str, _: int = 0) -> Json:
+        """The figures of one part."""
+        began = time.perf_counter()
+        parts: dict[str, Callable[[Model], Json]] = {
+            "size": self._size,
+            "sts": self._sts,
+            "search": self._search,
+            "masks": self._masks,
+            "apart": self._apart,
+        }
+        found = parts[part](self.model(name))
+        return found | {"seconds": round(time.perf_counter() - began, 1)}
+
+    def _size(self, model: Model) -> Json:
+        folder = resolve_model_path(self.options.folders[next(iter(self._models))])
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.suffix != ".md")
+        parameters = sum(p.numel() for p in model.network.parameters())
+        return {"megabytes": size / 1e6, "parameters": parameters, "width": model.dimension, "longest": model.limit}
+
+    def _sts(self, model: Model) -> Json:
+        found = evaluate_embeddings(model, data=self.options.sts).metrics["encoders"][0]["sets"]
+        return {"sets": {name: figures["all"]["spearman"]["cosine"] for name, figures in found.items()}}
+
+    def _search(self, model: Model) -> Json:
+        questions, contexts, right = self._questions
+        scores = similarity_matrix(model.embed(questions), model.embed(contexts))
+        mine = scores[np.arange(len(right)), right]
+        # Ties are ranked before it, or a model with constant vectors would be perfect.
+        ranks = (scores >= mine[:, None]).sum(1)
+        limit = model.limit
+        cut = float(np.mean([len(e.ids) > limit for e in model.required_tokenizer.encode(contexts)])) if limit else 0.0
+        shares = {f"recall@{k}": 100 * float((ranks <= k).mean()) for k in (1, 5)}
+        return shares | {"questions": len(questions), "contexts": len(contexts), "cut": cut}
+
+    @cached_property
+    def _questions(self) -> tuple[list[str], list[str], list[int]]:
+        """Questions, distinct contexts, and which context each question belongs to."""
+        examples = read_squad([self.options.squad], impossible=False)
+        places: dict[str, int] = {}
+        right = [places.setdefault(example.context, len(places)) for example in examples]
+        return [example.question for example in examples], list(places), right
+
+    def _masks(self, model: Model) -> Json:
+        if "mask" not in model.network.heads:
+            return {"accuracy": None, "perplexity": None}
+        with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+            warnings.simplefilter("ignore", BertreeWarning)
+            Path(place, "tokenizer").mkdir()
+            model.required_tokenizer.save(Path(place, "tokenizer"))
+            store = prepare(self.options.held, Path(place, "tokenizer"), Path(place, "store"), workers=1).store
+            stream = Stream(
+                store, format="full-sentences", masking="token", batch_tokens=BATCH, max_length=LENGTH, seed=0
+            )
+            device = model.device
+            found = evaluate_held_out(
+                model.network,
+                pretraining_objective(mlm=1.0),
+                stream,
+                MASKED_TOKENS,
+                lambda: inference_autocast(device),
+            )
+        figures = {"accuracy": 100 * found["accuracy"], "perplexity": found["perplexity"]}
+        return figures | {"tokenizer": store.tokenizer_hash, "tokens": min(store.tokens, MASKED_TOKENS)}
+
+    def _apart(self, model: Model) -> Json:
+        unrelated = pair_similarities(model.embed(sentences_of(self.options.held)))
+        (part,) = next(one for one in sts.find([self.options.sts]) if one.name == BENCHMARK).parts
+        chosen = [number for number, score in enumerate(part.gold) if score >= SAME]
+        sides: list[Vectors] = [model.embed([side[number] for number in chosen]) for side in (part.first, part.second)]
+        same = measures(*sides)["cosine"]
+        limit = float(np.quantile(unrelated, 0.95))
+        return {
+            "unrelated": {"mean": float(unrelated.mean()), "95 %": limit, "pairs": len(unrelated)},
+            "paraphrases": {"mean": float(same.mean()), "5 %": float(np.quantile(same, 0.05)), "pairs": len(same)},
+            "above": 100 * float((same > limit).mean()),
+        }
+
+
+def sentences_of(paths: Sequence[Path]) -> list[str]:
+    """A sentence from each of some documents, evenly spread over the files."""
+    found = []
+    for path in paths:
+        chosen = [sentence for text in Corpus([str(path)]).documents() if (sentence := _sentence(text))]
+        wanted = SENTENCES // len(paths)
+        found += [chosen[number * len(chosen) // wanted] for number in range(min(wanted, len(chosen)))]
+    return found
+
+
+def _sentence(document: str) -> str:
+    """The sentence in the middle of those that are neither short nor long; none: empty."""
+    there = [text for text in split_sentences(document) if WORDS[0] <= len(text.split()) <= WORDS[1]]
+    return there[len(there) // 2] if there else ""
+
+
+def _files_of(path: Path) -> list[Path]:
+    return sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+
+
+def key(row: Json) -> str:
+    """Two rows of one key are the same measurement."""
+    return json.dumps([row.get(name) for name in KEY])
+
+
+def page(rows: Sequence[Json], tasks: Sequence[Json]) -> str:
+    """The table: a measure a row, a model a column; then the fine-tuned tasks; then what the figures are of."""
+    done = list({(row["part"], row["model"]): row for row in rows if "seconds" in row}.values())
+    models = list(dict.fromkeys(row["model"] for row in done))
+    by = {(row["part"], row["model"]): row for row in done}
+    lines = [
+        [label, *(_cell(by.get((part, model)), *path, form=form) for model in models)]
+        for label, part, path, form in _measures(done)
+    ]
+    parts = [table(["", *models], lines), "", *_remarks(done)]
+    failed = {(row["part"], row["model"]): row["error"] for row in rows if "error" in row}
+    parts += [f"- failed: {part}, {model}: {why}" for (part, model), why in failed.items() if (part, model) not in by]
+    if tasks:
+        parts += ["", "Fine-tuned:", "", summary(tasks, list(FOLDERS), None).rstrip()]
+    return "\n".join(parts) + "\n"
+
+
+def _measures(done: Sequence[Json]) -> list[tuple[str, str, tuple[str, ...], str]]:
+    """A label, its part, where its figure is, and how it is written."""
+    sets = list(dict.fromkeys(name for row in done if row["part"] == "sts" for name in row["sets"]))
+    return [
+        ("MB on disk", "size", ("megabytes",), ".1f"),
+        ("longest input, tokens", "size", ("longest",), "d"),
+        *((f"{name}, Spearman x 100", "sts", ("sets", name), ".1f") for name in sets),
+        ("question to passage, recall@1 (%)", "search", ("recall@1",), ".1f"),
+        ("question to passage, recall@5 (%)", "search", ("recall@5",), ".1f"),
+        ("cosine of unrelated sentences, mean", "apart", ("unrelated", "mean"), ".2f"),
+        ("cosine of unrelated sentences, 95th percentile", "apart", ("unrelated", "95 %"), ".2f"),
+        ("cosine of paraphrases, mean", "apart", ("paraphrases", "mean"), ".2f"),
+        ("cosine of paraphrases, 5th percentile", "apart", ("paraphrases", "5 %"), ".2f"),
+        ("paraphrases above the 95th percentile of unrelated (%)", "apart", ("above",), ".1f"),
+        ("masked tokens, accuracy (%)", "masks", ("accuracy",), ".1f"),
+        ("masked tokens, perplexity", "masks", ("perplexity",), ".1f"),
+    ]
+
+
+def _cell(row: Json | None, *path: str, form: str) -> str:
+    value: object = row
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return "-" if value is None else format(value, form)
+
+
+def _remarks(done: Sequence[Json]) -> list[str]:
+    """What the figures are of, and what is missing."""
+    found = [row for row in done if row["part"] == "search"]
+    lines = [f"- {row['questions']:,} questions, {row['contexts']:,} distinct contexts" for row in found[:1]]
+    lines += [f"- {row['model']}: {100 * row['cut']:.0f} % of the contexts are longer than it reads" for row in found]
+    sets = {name for row in done if row["part"] == "sts" for name in row["sets"]}
+    if sets and (missing := [name for name in SETS if name not in sets]):
+        lines.append(f"- not measured, because their files were not there: {', '.join(missing)}")
+    kinds = {row["tokenizer"] for row in done if row.get("tokenizer")}
+    if len(kinds) > 1:
+        lines.append("- masks: the models have different tokenizers, so they predict different tokens")
+    if without := [row["model"] for row in done if row["part"] == "masks" and row["accuracy"] is None]:
+        lines.append(f"- masks: no MLM head: {', '.join(without)}")
+    pairs = {(row["unrelated"]["pairs"], row["paraphrases"]["pairs"]) for row in done if row["part"] == "apart"}
+    lines += [f"- {one:,} pairs of unrelated sentences, {other:,} of paraphrases" for one, other in sorted(pairs)]
+    return lines + sorted({f"- {row['where']}" for row in done})
+
+
+def parsed() -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given: Json = {"action": "append", "default": []}
+    parser.add_argument("--model", **given, metavar="NAME=FOLDER", help="a model and how it is called; default")
+    parser.add_argument("--sts", type=Path, help="folder of sets with gold scores: STS12-en-test, STSBenchmark, SICK")
+    parser.add_argument("--squad", type=Path, help="questions on contexts, in SQuAD's form")
+    parser.add_argument("--held", type=Path, **given, help="text no model was trained on; .txt, .jsonl, .tsv (text)")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=Path("default-table.jsonl"), help="rows, appended as they are done")
+    parser.add_argument("--merge", nargs="+", type=Path, default=[], help="rows made elsewhere")
+    parser.add_argument("--tasks", nargs="+", type=Path, default=[], help="rows of benchmarks/default.py")
+    parser.add_argument("--table", type=Path, help="file for the table")
+    options = parser.parse_args()
+    options.folders = dict(entry.partition("=")[::2] for entry in options.model)
+    if not all(options.folders.values()):
+        parser.error("--model needs NAME=FOLDER")
+    needed = {"--sts": options.sts, "--squad": options.squad, "--held": options.held}
+    if options.folders and (missing := [name for name, value in needed.items() if not value]):
+        parser.error(f"{missing[0]} is needed to measure a model")
+    return options
+
+
+def main() -> None:
+    """Measure what is not done yet, then print the table of all there is."""
+    options = parsed()
+    warnings.simplefilter("ignore", BertreeWarning)  # contexts that are cut are counted
+    bench = Bench(options)
+    done = {key(row) for row in rows_in([*options.merge, options.out]) if "seconds" in row}
+    for name in options.folders:
+        for part in ("size", "sts", "search", "apart", "masks"):
+            row: Json = {"part": part, "model": name} | attempted(bench.described, part, name, 0)
+            if key(row) in done:
+                continue
+            if "error" not in row:
+                row |= attempted(bench.measured, part, name, 0)
+            row["where"] = environment()
+            print(json.dumps(row), flush=True)
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+    text = page(rows_in([*options.merge, options.out]), rows_in(options.tasks))
+    print(text, flush=True)
+    if options.table:
+        options.table.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
