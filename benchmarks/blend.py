@@ -51,8 +51,8 @@ def main() -> None:
     parser.add_argument("masked", help="model folder with an MLM head")
     parser.add_argument("sentences", help="the model folder that was trained from it")
     parser.add_argument("--held", type=Path, required=True, help="token store to measure perplexity on")
-    share = "the share of that store that was held out in training (recipe: data.held_out_share); 1: all of it"
-    parser.add_argument("--held-share", type=float, default=1.0, help=share)
+    held_share = "the share of that store that was held out in training (recipe: data.held_out_share); 1: all of it"
+    parser.add_argument("--held-share", type=float, default=1.0, help=held_share)
     parser.add_argument("--sts", type=Path, required=True, help="STS-B's dev split")
     parser.add_argument("--share", type=float, default=0.5)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
