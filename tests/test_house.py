@@ -73,11 +73,13 @@ def room_graph() -> dict[str, dict[str, str]]:
 def floors() -> dict[str, int]:
     """The floor of each room."""
     graph = room_graph()
+    found: dict[str, int] = {}
 
-    @cache
     def floor(room: str, above: tuple[str, ...] = ()) -> int:
         assert room not in above, f"imports run in a circle: {' -> '.join((*above, room))} ({graph[above[-1]]})"
-        return 1 + max((floor(other, (*above, room)) for other in graph[room]), default=0)
+        if room not in found:
+            found[room] = 1 + max((floor(other, (*above, room)) for other in graph[room]), default=0)
+        return found[room]
 
     return {room: floor(room) for room in graph}
 
