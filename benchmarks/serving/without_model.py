@@ -14,8 +14,9 @@ from bertree.serve.http.app import build_app
 from bertree.serve.http.logs import Log
 from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.serving import Serving
-from bertree.serve.worker import build_service
+from bertree.serve.worker import build_service, freeze_imports
 
+freeze_imports()
 registry = load_sources([ServedSource("minilm", sys.argv[1], "cpu")])
 vector = np.random.default_rng(0).random(registry.model().dimension, np.float32)
 

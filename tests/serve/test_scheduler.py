@@ -180,6 +180,21 @@ def test_a_job_that_raises_fails_its_own_request_alone(engine: Engine, clock: Cl
     asyncio.run(run())
 
 
+def test_a_queue_with_room_for_a_few_texts_only_is_full(engine: Engine, clock: Clock) -> None:
+    async def run() -> None:
+        scheduler, lane = make(clock, most=1000), Lane("a", engine, 50)
+        waiting = [await begin(scheduler, lane, jobs(*range(97)))]
+        assert not scheduler.is_full
+        waiting.append(await begin(scheduler, lane, jobs(1)))
+        assert scheduler.is_full, "so requests are refused before they are tokenized"
+        while scheduler.compute_next():
+            pass
+        assert not scheduler.is_full
+        await asyncio.gather(*waiting)
+
+    asyncio.run(run())
+
+
 def test_a_request_is_taken_as_a_whole_or_refused_with_the_time_to_wait(engine: Engine, clock: Clock) -> None:
     async def run() -> None:
         scheduler, lane = make(clock, most=100), Lane("a", engine, 50)

@@ -16,6 +16,7 @@ from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane, Overloaded,
 
 FIRST_RATE = 5000.0  # tokens a second, until batches were measured
 MEMORY = 0.9  # of the measured rate, per batch
+FULL = 0.98  # of the tokens that may wait, from which on requests are refused before they are read
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
 
 
@@ -73,8 +74,10 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether any further request is refused."""
-        return self._queue.tokens >= self.most_queued_tokens
+        """Whether further requests are refused unread: there is room for a few texts at most.
+
+        Without that margin, most requests to a full queue would be tokenized before they are refused."""
+        return self._queue.tokens >= FULL * self.most_queued_tokens
 
     @property
     def tokens_per_second(self) -> float:
