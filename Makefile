@@ -18,8 +18,9 @@ demo: $(VENV)/.installed ## the whole path on the data in this repository
 # Several processes of one thread each: tiny models spend a second thread on waiting. Neighbouring tests stay together until
 # a process runs out of work and takes half of what another has left; the longest come first
 # (tests/conftest.py). Compiled files are kept, whatever the environment says: the tests start many interpreters.
+# What a test wrote is removed unless it failed, before it reaches the disk.
 test: $(VENV)/.installed-dev ## run the test suite
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -o tmp_path_retention_policy=failed $(ARGS)
 
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands for SECONDS=60; ARGS="--help" tells more
