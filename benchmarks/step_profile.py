@@ -25,8 +25,6 @@ from bertree.train.device import Placement, set_deterministic
 from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch
 
 WARM, PROFILED, NAMED = 5, 3, 40
 # Kinds by parts of a kernel's name, the first that fits.
@@ -74,15 +72,13 @@ def measured(given: argparse.Namespace, changes: list[str]) -> dict[str, Any]:
     contents.network.to(machine.device)
     plan = TrainingPlan(recipe.phases, recipe.schedule, recipe.optim.lr)
     feed = build.build_feed(recipe, plan, train, machine, contents.architecture)
-    replayed = build.is_replayed(recipe, machine, feed, contents.architecture)
     loop = Loop(
         contents.network,
         pretraining_objective(**recipe.objective),
-        build_optimizer(contents.network, recipe.optim, capturable=replayed),
+        build_optimizer(contents.network, recipe.optim),
         clip=recipe.optim.clip,
         bf16=machine.bf16,
         compiled=machine.compiled,
-        launch=CudaGraphLaunch if replayed else EagerLaunch,
     )
     first = sum(phase.steps for phase in recipe.phases[: given.phase])
     steps = [feed[first + number] for number in range(WARM + given.steps + PROFILED)]

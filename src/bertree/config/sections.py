@@ -71,7 +71,6 @@ class RunSettings:
     compile: Annotated[str, OneOf(("auto", "yes", "no"))] = "auto"  # auto: on a GPU
     deterministic: bool = True  # the same bytes every time
     micro_tokens: Annotated[int, AtLeast(0)] = 0  # tokens in a micro-batch; 0: as many as suit the device
-    replay: bool = False  # steps are recorded as CUDA graphs and replayed, where that is possible
     recompute: bool = False  # activations again in the backward pass: less memory, a third more work
     log_every: Annotated[int, AtLeast(1)] = 50
     eval_every: Annotated[int, AtLeast(1)] = 1000

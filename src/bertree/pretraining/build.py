@@ -282,14 +282,6 @@ def held_out_lanes(recipe: Recipe, store: Store, phase: Phase) -> LaneStream:
     )
 
 
-def is_replayed(recipe: Recipe, machine: Placement, feed: StreamFeed, a: Architecture) -> bool:
-    """Return whether steps are recorded: on a GPU, if each is one batch of a fixed shape that continues no other."""
-    on_gpu = machine.device.type == "cuda" and machine.compiled
-    one_batch = set(feed.micro_batches) == {1} and recipe.schedule.growth == 1 and not recipe.data.in_lanes
-    reads_on_host = recipe.optim.name == "lamb" or not a.replayable
-    return recipe.run.replay and on_gpu and one_batch and not reads_on_host
-
-
 def held_out_stream(recipe: Recipe, store: Store, phase: Phase) -> Stream:
     """Return held-out text as a phase reads it, with the same masks every time."""
     few = 6 if 6 * phase.max_length <= 2 * EVALUATION_TOKENS else 2  # sequences in a batch, of the longest

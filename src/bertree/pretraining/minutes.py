@@ -88,7 +88,6 @@ def measure(loop: Loop, feed: StreamFeed) -> list[float]:
     """Return the seconds that a batch takes in each phase; network, optimizer and memory are left as they were."""
     found = [_measure_phase(loop, feed, phase) for phase in range(len(feed.plan.phases))]
     loop.optimizer.state.clear()
-    loop.launch.forget()
     loop.carried.clear()
     return found
 

@@ -60,8 +60,6 @@ from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from bertree.train.session import Session
-from bertree.train.steps.cuda_graph import CudaGraphLaunch
-from bertree.train.steps.eager import EagerLaunch
 
 # What a resumed run may change: how it is watched, not what is learned.
 WATCHING = {
@@ -177,11 +175,7 @@ class PretrainingRun:
         recipe, network, world = self.recipe, self.contents.network, self.world
         parameters = sum(parameter.numel() for parameter in network.parameters())
         distribution = world.check_together(self._distribute)
-        alone = not world.joined and self.learner is network
-        replayed = alone and build.is_replayed(recipe, self.machine, self.feed, self.contents.architecture)
-        optimizer = world.check_together(
-            lambda: build_optimizer(self.learner, recipe.optim, capturable=replayed, distribution=distribution)
-        )
+        optimizer = world.check_together(lambda: build_optimizer(self.learner, recipe.optim, distribution=distribution))
         held_out = build.held_out_lanes if recipe.data.in_lanes else build.held_out_stream
         measured: list[AnyStream] = [held_out(recipe, self.held, phase) for phase in recipe.phases]
         loop = Loop(
@@ -193,7 +187,6 @@ class PretrainingRun:
             bf16=self.machine.bf16,
             compiled=self.machine.compiled and not distribution.compiled,
             bad_steps=recipe.run.bad_steps,
-            launch=CudaGraphLaunch if replayed else EagerLaunch,
             distribution=distribution,
         )
         # Samples show masks being filled; there are none where the text is left as it is.

@@ -59,10 +59,6 @@ class CudaGraphLaunch(StepLaunch):
         recording.graph.replay()
         return recording.numbers
 
-    def forget(self) -> None:
-        """Forget all recordings."""
-        self.recordings.clear()
-
     def _record(self, batch: Batch, counts: Mapping[str, int]) -> _Recording:
         self._learner.network.train()
         device, optimizer = self._learner.device, self._learner.optimizer

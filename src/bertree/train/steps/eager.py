@@ -20,9 +20,6 @@ class StepLaunch(Protocol):
     def step(self, step_batches: StepBatches, counts: Mapping[str, int]) -> Tensor:
         """Take one step; return the norm of the gradient, then the sum of each term in the order of `counts`."""
 
-    def forget(self) -> None:
-        """Forget what was recorded: the optimizer's state is another one now."""
-
 
 class EagerLaunch(StepLaunch):
     """Launches each operation on its own."""
