@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.layers.attention import LayerPast
-from bertree.model.layers.residual import Block, Residual, Reversible, Stream
+from bertree.model.layers.residual import Block, Residual, Reversible, Stream, states_of
 from bertree.model.layers.reversible import reversible_states
 from bertree.model.past import Past
 
@@ -48,7 +48,7 @@ class Stack(nn.Module):
         stream, prepared = self.residual.open(x_th), self._prepare(batch, past)
         for a, f in self.plan:
             block = cast(Block, self.attention[a])
-            seen = None if past is None else past.layer(stream, partial(self.residual.read, block=block))
+            seen = None if past is None else past.layer(states_of(stream), partial(self.residual.read, block=block))
             positions = getattr(block.part, "positions", None)
             given = None if positions is None else prepared[positions.same]
             if self.recompute and self.training and torch.is_grad_enabled():

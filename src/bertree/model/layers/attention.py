@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bertree.batch import Batch
 from bertree.model.kernels.layout import Layout, RelativeScores
 from bertree.model.kernels.table import attend, attend_fused
+from bertree.model.layers.linear import product_and_bias
 from bertree.model.layers.positions import Places, Positions
 from bertree.model.masks import Full, Mask
 
@@ -57,6 +58,17 @@ class Attention(nn.Module):
 
         `prepared`: what the positions need for the batch. `past`: what is seen beside the batch.
         """
+        out: Tensor = self.out(self._mixed(x_th, batch, prepared, past))
+        return out
+
+    def before_bias(
+        self, x_th: Tensor, batch: Batch, prepared: Any = None, past: LayerPast | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the result without the bias of the last layer, and that bias; None: it is in the result."""
+        return product_and_bias(self.out, self._mixed(x_th, batch, prepared, past))
+
+    def _mixed(self, x_th: Tensor, batch: Batch, prepared: Any, past: LayerPast | None) -> Tensor:
+        """Return the mixed values of each token, its heads side by side."""
         if past is not None:
             mixed_tnd = past.attend(self, x_th, prepared)
         elif self.fuses and (self.positions is None or self.positions.changes_fused(x_th)):
@@ -70,8 +82,7 @@ class Attention(nn.Module):
             if self.positions is not None:
                 q_tnd, k_tnd, relative = self.positions.change(q_tnd, k_tnd, self._prepared(batch, prepared))
             mixed_tnd = self.attend_within(q_tnd, k_tnd, v_tnd, batch, relative)
-        out: Tensor = self.out(mixed_tnd.flatten(1))
-        return out
+        return mixed_tnd.flatten(1)
 
     def _prepared(self, batch: Batch, prepared: Any) -> Any:
         """Return what the positions need for a batch."""

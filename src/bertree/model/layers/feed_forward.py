@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from bertree.batch import Batch
 from bertree.model.architecture import Transformer
-from bertree.model.kernels.pointwise import triton_gated
-from bertree.model.kernels.pointwise.custom_ops import gelu
+from bertree.model.kernels.pointwise import triton_gated, triton_gelu
+from bertree.model.kernels.pointwise.triton_gelu import gelu
+from bertree.model.layers.linear import product_and_bias
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
@@ -61,8 +62,19 @@ class FeedForward(nn.Module):
         return in_chunks(self._transform, x_th, self.chunk)
 
     def _transform(self, x_th: Tensor) -> Tensor:
-        out_th: Tensor = self.down(self.activation(self.up(x_th)))
+        out_th: Tensor = self.down(self._inner(x_th))
         return out_th
+
+    def before_bias(self, x_th: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the result without the bias of the last layer, and that bias; None: it is in the result."""
+        if self.chunk:
+            return self(x_th, batch), None
+        return product_and_bias(self.down, self._inner(x_th))
+
+    def _inner(self, x_th: Tensor) -> Tensor:
+        if self.activation is gelu and triton_gelu.usable(x_th) and torch.is_grad_enabled():
+            return gelu(*product_and_bias(self.up, x_th))
+        return self.activation(self.up(x_th))
 
 
 class GatedFeedForward(nn.Module):
@@ -83,14 +95,21 @@ class GatedFeedForward(nn.Module):
         return in_chunks(self._transform, x_th, self.chunk)
 
     def _transform(self, x_th: Tensor) -> Tensor:
+        out_th: Tensor = self.down(self._inner(x_th))
+        return out_th
+
+    def before_bias(self, x_th: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the result without the bias of the last layer, and that bias; None: it is in the result."""
+        if self.chunk:
+            return self(x_th, batch), None
+        return product_and_bias(self.down, self._inner(x_th))
+
+    def _inner(self, x_th: Tensor) -> Tensor:
         both_tf = self.up(x_th)
         if triton_gated.usable(both_tf, self.activation_name):
-            inner_tf = triton_gated.gated(both_tf, self.activation_name)
-        else:
-            a, gate = both_tf.chunk(2, -1)
-            inner_tf = ACTIVATION[self.activation_name](a) * gate
-        out_th: Tensor = self.down(inner_tf)
-        return out_th
+            return triton_gated.gated(both_tf, self.activation_name)
+        a, gate = both_tf.chunk(2, -1)
+        return ACTIVATION[self.activation_name](a) * gate
 
 
 # Width, inner width, activation, whether there are biases, tokens at a time -> the part, for each value of the axis

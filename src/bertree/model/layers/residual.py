@@ -1,8 +1,8 @@
 """How the parts of a layer are connected to the residual stream: post-norm, pre-norm or reversible.
 
 The connection belongs to the stack: it opens a stream from the embeddings, applies one block after the other to it, and
-closes it to hidden states. A stream may be more than one tensor: that of post-norm and pre-norm is the hidden states,
-a reversible one is two halves of them.
+closes it to hidden states. A stream may be more than one tensor: that of post-norm and pre-norm is the hidden states
+(of post-norm on a GPU also a way for gradients, `Normed`), a reversible one is two halves of them.
 
 Shape letters: t tokens, h width.
 """
@@ -12,6 +12,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from bertree.model.kernels.pointwise import triton_add_norm
+from bertree.model.kernels.pointwise.triton_add_norm import Normed, add_norm
+from bertree.model.layers.attention import Attention
+from bertree.model.layers.feed_forward import FeedForward, GatedFeedForward
 
 Stream = Any  # what a residual connection carries from block to block
 
@@ -37,6 +42,22 @@ class Block(nn.Module):
         """Return dropout(part(x)), what is added to the stream."""
         out_th: Tensor = self.dropout(self.part(x_th, *given))
         return out_th
+
+    def ends_in_add_norm(self, x_th: Tensor) -> bool:
+        """Return whether one kernel computes the norm of x and what is added to it: in training, on a GPU. Without
+        gradients too, so that the same numbers are dropped."""
+        known = type(self.norm) is nn.LayerNorm and type(self.dropout) is nn.Dropout
+        if not known or not self.training or not triton_add_norm.usable(x_th, self.dropout.p):
+            return False
+        modules = (self.norm, self.dropout)
+        return self.norm.bias is not None and not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+
+    def before_bias(self, x_th: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the part's result, and a bias that is still to be added; None: none is."""
+        hooks = self.part._forward_hooks or self.part._forward_pre_hooks
+        if type(self.part) in (Attention, FeedForward, GatedFeedForward) and not hooks:
+            return self.part.before_bias(x_th, *given)  # type: ignore[operator]
+        return self.part(x_th, *given), None
 
 
 class Residual(Protocol):
@@ -76,18 +97,23 @@ class PostNorm:
         """Return the states."""
         return x_th
 
-    def read(self, x_th: Tensor, block: Block) -> Tensor:
-        """Return the stream itself."""
-        return x_th
+    def read(self, stream: Tensor | Normed, block: Block) -> Tensor:
+        """Return the states."""
+        return states_of(stream)
 
-    def apply(self, x_th: Tensor, block: Block, *given: Any) -> Tensor:
+    def apply(self, stream: Tensor | Normed, block: Block, *given: Any) -> Tensor | Normed:
         """Return the stream after a block, in its own precision."""
+        x_th, way_th = stream if isinstance(stream, Normed) else (stream, None)
+        if block.ends_in_add_norm(x_th):
+            f_th, bias_h = block.before_bias(x_th, *given)
+            norm: Any = block.norm
+            return add_norm(x_th, way_th, f_th, bias_h, norm.weight, norm.bias, norm.eps, block.dropout.p)
         out_th: Tensor = block.norm(x_th + block.change(x_th, *given)).to(x_th.dtype)
         return out_th
 
-    def close(self, x_th: Tensor) -> Tensor:
-        """Return the stream."""
-        return x_th
+    def close(self, stream: Tensor | Normed) -> Tensor:
+        """Return the states."""
+        return states_of(stream)
 
 
 @dataclass(frozen=True)
@@ -146,6 +172,11 @@ class Reversible:
     def close(self, stream: tuple[Tensor, Tensor]) -> Tensor:
         """Return both streams side by side (t x 2 h)."""
         return torch.cat(stream, -1)
+
+
+def states_of(stream: Stream) -> Any:
+    """Return a stream without the way for gradients."""
+    return stream.states if isinstance(stream, Normed) else stream
 
 
 # The connection for each value of the axis `residual`.

@@ -1,6 +1,6 @@
 """Operators that a compiler must not rewrite on a GPU, because its version is slower or not deterministic.
 
-Elsewhere look-up and GELU are PyTorch's own functions.
+Elsewhere look-up is PyTorch's own function.
 
 Shape letters: t tokens, h width, v rows of a table, e their width.
 """
@@ -21,16 +21,6 @@ def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
     """
     found: Tensor = _look_up(table_ve, ids_t) if table_ve.is_cuda else F.embedding(ids_t, table_ve)
     return found
-
-
-def gelu(x: Tensor) -> Tensor:
-    """The exact GELU.
-
-    A compiler computes it again in the backward pass to save memory; there it is the widest tensor of all, and
-    writing it twice costs more time than the memory is worth.
-    """
-    out: Tensor = _gelu(x) if x.is_cuda and torch.is_grad_enabled() else F.gelu(x)
-    return out
 
 
 def rotary_angles(places_t: Tensor, head_width: int, base: float) -> tuple[Tensor, Tensor]:
@@ -77,16 +67,6 @@ def _look_up_backward(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
     return torch.ops.aten.embedding_dense_backward(grad_te, ids_t, rows, -1, False)
 
 
-@custom_op("bertree::gelu", mutates_args=())
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
-@custom_op("bertree::gelu_backward", mutates_args=())
-def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.gelu_backward(grad, x)
-
-
 @_rotary_angles.register_fake
 def _(places_t: Tensor, head_width: int, base: float) -> Tensor:
     return places_t.new_empty((2, len(places_t), 1, head_width // 2), dtype=torch.float32)
@@ -107,16 +87,6 @@ def _(grad_te: Tensor, ids_t: Tensor, rows: int) -> Tensor:
     return grad_te.new_empty(rows, grad_te.shape[-1])
 
 
-@_gelu.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-@_gelu_backward.register_fake
-def _(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
 def _keep_orders(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[1:])
 
@@ -135,14 +105,5 @@ def _back_to_rows(ctx: Any, grad_te: Tensor) -> tuple[Tensor, None]:
     return _look_up_backward(grad_te.contiguous(), ctx.saved_tensors[0], ctx.rows), None
 
 
-def _keep_input(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[0])
-
-
-def _back_through_gelu(ctx: Any, grad: Tensor) -> Tensor:
-    return _gelu_backward(grad, ctx.saved_tensors[0])
-
-
 _permute_rows.register_autograd(_back_to_places, setup_context=_keep_orders)
 _look_up.register_autograd(_back_to_rows, setup_context=_keep_ids)
-_gelu.register_autograd(_back_through_gelu, setup_context=_keep_input)

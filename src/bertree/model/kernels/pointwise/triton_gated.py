@@ -18,6 +18,8 @@ try:
     import triton.language as tl
 except ImportError:  # comes with PyTorch's CUDA builds
     triton = None
+else:
+    from bertree.model.kernels.pointwise.triton_gelu import normal
 
 ACTIVATIONS = ("gelu", "silu")
 BLOCK = 1024  # columns of a program: 8 for each thread, 16 bytes in half precision
@@ -53,8 +55,8 @@ if triton is not None:
     def _activated(a, GELU: tl.constexpr):  # type: ignore[no-untyped-def]
         """The activation and its derivative."""
         if GELU:
-            share = 0.5 * (1.0 + tl.math.erf(a * 0.7071067811865476))
-            slope = share + a * tl.exp(-0.5 * a * a) * 0.3989422804014327
+            share, density = normal(a)
+            slope = share + a * density
         else:
             share = tl.sigmoid(a)
             slope = share * (1.0 + a * (1.0 - share))
