@@ -158,8 +158,7 @@ def measure(given: argparse.Namespace) -> str:
     finally:
         for server in started:
             if server.process.poll() is None:
-                server.process.kill()
-                server.process.wait()
+                server.stop()
     command = " ".join(["python -m benchmarks.serve_load", *sys.argv[1:]])
     head = ["# The server under load", f"    {command}", environment("uvicorn", "starlette", "sentence-transformers")]
     load = f"Load average of the machine at the end: {os.getloadavg()[0]:.1f}; cores: {os.cpu_count()}."
