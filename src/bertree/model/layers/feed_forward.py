@@ -39,23 +39,14 @@ def in_chunks(transform: Callable[[Tensor], Tensor], x_th: Tensor, chunk: int) -
     return torch.cat([transform(some_th) for some_th in x_th.split(chunk)])
 
 
-class FeedForward(nn.Module):
-    """Two linear layers with an activation between them, applied to each token alone.
+class TokenTransform(nn.Module):
+    """Linear layers with something between them, applied to each token alone. `chunk`: tokens at a time; 0: all."""
 
-    `chunk`: tokens at a time; 0: all at once.
-    """
+    down: nn.Linear
 
-    def __init__(self, width: int, inner: int, activation: str, bias: bool = True, chunk: int = 0) -> None:
+    def __init__(self, chunk: int) -> None:
         super().__init__()
         self.chunk = chunk
-        self.up = nn.Linear(width, inner, bias=bias)
-        self.down = nn.Linear(inner, width, bias=bias)
-        self.activation = ACTIVATION[activation]
-
-    @property
-    def activation_name(self) -> str:
-        """Name of the activation in `ACTIVATION`; empty if it is none of them."""
-        return next((name for name, function in ACTIVATION.items() if function is self.activation), "")
 
     def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
         """Transform each token's hidden state. The batch is not used."""
@@ -72,37 +63,38 @@ class FeedForward(nn.Module):
         return product_and_bias(self.down, self._inner(x_th))
 
     def _inner(self, x_th: Tensor) -> Tensor:
+        """Return what the last layer reads."""
+        raise NotImplementedError
+
+
+class FeedForward(TokenTransform):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = True, chunk: int = 0) -> None:
+        super().__init__(chunk)
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
+        self.activation = ACTIVATION[activation]
+
+    @property
+    def activation_name(self) -> str:
+        """Name of the activation in `ACTIVATION`; empty if it is none of them."""
+        return next((name for name, function in ACTIVATION.items() if function is self.activation), "")
+
+    def _inner(self, x_th: Tensor) -> Tensor:
         if self.activation is gelu and triton_gelu.usable(x_th) and torch.is_grad_enabled():
             return gelu(*product_and_bias(self.up, x_th))
         return self.activation(self.up(x_th))
 
 
-class GatedFeedForward(nn.Module):
-    """down(activation(a) * gate), where a and gate are the two halves of one product (Shazeer 2020).
-
-    `chunk`: tokens at a time; 0: all at once.
-    """
+class GatedFeedForward(TokenTransform):
+    """down(activation(a) * gate), where a and gate are the two halves of one product (Shazeer 2020)."""
 
     def __init__(self, width: int, inner: int, activation: str, bias: bool = True, chunk: int = 0) -> None:
-        super().__init__()
-        self.chunk = chunk
+        super().__init__(chunk)
         self.up = nn.Linear(width, 2 * inner, bias=bias)
         self.down = nn.Linear(inner, width, bias=bias)
         self.activation_name = activation
-
-    def forward(self, x_th: Tensor, batch: Batch) -> Tensor:
-        """Transform each token's hidden state. The batch is not used."""
-        return in_chunks(self._transform, x_th, self.chunk)
-
-    def _transform(self, x_th: Tensor) -> Tensor:
-        out_th: Tensor = self.down(self._inner(x_th))
-        return out_th
-
-    def before_bias(self, x_th: Tensor, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return the result without the bias of the last layer, and that bias; None: it is in the result."""
-        if self.chunk:
-            return self(x_th, batch), None
-        return product_and_bias(self.down, self._inner(x_th))
 
     def _inner(self, x_th: Tensor) -> Tensor:
         both_tf = self.up(x_th)
