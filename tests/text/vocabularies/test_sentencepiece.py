@@ -41,6 +41,7 @@ def texts() -> list[str]:
 def train(kind: str, **options: Any) -> bytes:
     model = io.BytesIO()
     settings = {"vocab_size": 120, "hard_vocab_limit": kind != "unigram", "model_type": kind, "minloglevel": 2}
+    settings["num_threads"] = 1  # several threads add up in any order, so the scores differ from run to run
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(lines()), model_writer=model, **(settings | options)
     )
@@ -113,7 +114,8 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, kind: str, options: dict
 def test_symbols_that_a_user_defined_are_whole_in_a_unigram_model(tmp_path: Path) -> None:
     data = train("unigram", user_defined_symbols=["@@", "<x>"])
     ours, truth = load(tmp_path, data), sentencepiece.SentencePieceProcessor(model_proto=data)
-    for text in ("the@@sea", "@@ river <x>", "a@b @@@ <x", "rivers<x><x>"):
+    # Not "@@@": the symbol first or the unknown "@" first have the same score, and rounding decides.
+    for text in ("the@@sea", "@@ river <x>", "a@b @@ @ <x", "rivers<x><x>"):
         assert ours.encode([text])[0].ids == truth.encode(text), text
 
 
