@@ -1,21 +1,20 @@
-"""Make a small general model from a teacher by bertree's own commands, then measure it: one command, which resumes.
+"""Make a small general model from text and a sentence encoder by bertree's own commands, then measure it.
 
-    python -m benchmarks.default_build TEACHER --store STORE --pairs PAIRS --data DATA --out OUT
+    python -m benchmarks.default_build TEACHER --text wiki.txt books.txt ... --data DATA --out OUT
 
-1. distill: a student on the teacher's masked tokens (recipe small-modernbert-h200-5min; --student names another);
-2. sentences: the student trained by ranking on all *.jsonl* of PAIRS (benchmarks/pairs.py), the best evaluation on
-   STS-B's dev split is kept;
-3. blend: weights between the two, with the MLM head, as int8 (benchmarks/blend.py);
-4. dense: a linear layer after the pooling, trained on the same pairs with the encoder frozen: unrelated texts come
-   apart, masks are filled as before;
-5. pack: OUT/default, as int8; and OUT/huggingface, if transformers can read it;
-6. table: benchmarks/default_table.py, beside the bundled model;
-7. tasks: the six tasks of benchmarks/default.py, and the table again with them.
+1. texts: articles and short texts of --text and of the training files in DATA (benchmarks/short_texts.py), without
+   what is measured on below;
+2. store: two token stores, one of them held out, with the teacher's tokenizer;
+3. distill: the student learns masked tokens and the teacher's vectors (recipe small-sentence-encoder; --student names
+   another);
+4. pack: OUT/default, as int8; and OUT/huggingface, if transformers can read it;
+5. table: benchmarks/default_table.py, beside the bundled model and the teacher;
+6. tasks: the six tasks of benchmarks/default.py, and the table again with them.
 
 Every step is a process with a time limit (--limit distill=400, seconds). A step that was done is not done again; one
 that was stopped, by its limit or by a kill, goes on from its last checkpoint when the command is run again, and the
 seconds of each are a line in OUT/steps.jsonl. --set distill:run.minutes=1 changes the settings of a step, --only names
-steps. DATA is a folder with glue/, sts/, squad/, lambada/ and agnews/.
+steps. DATA is a folder with glue/, snli/, sts/, squad/, lambada/ and agnews/.
 """
 
 import argparse
@@ -24,12 +23,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LIMITS = {"distill": 480, "sentences": 300, "blend": 60, "dense": 120, "pack": 60, "table": 150, "tasks": 300}
+LIMITS = {"texts": 300, "store": 300, "distill": 1200, "pack": 60, "table": 150, "tasks": 300}
 BERTREE = (sys.executable, "-m", "bertree")
-RANKING = ("--loss", "ranking", "scale=20", "max_length=256", "normalise=true")
+MODULE = (sys.executable, "-m")
+# Files of DATA: texts to learn from, and what is measured on.
+TRAINING = ("glue/*/train*", "snli/train*", "squad/*train*", "squad/squadshifts*", "agnews/train*")
+MEASURED = ("squad/*dev*", "sts", "glue/STS-B", "lambada", "agnews/test*")
 
 
 @dataclass(frozen=True)
@@ -45,73 +48,60 @@ class Step:
 def steps(given: argparse.Namespace) -> list[Step]:
     """All steps, in order."""
     out, data = given.out, given.data
-    student, sentences, blended = out / "student" / "model", out / "sentences" / "model", out / "blended"
-    dense, packed = out / "dense" / "model", out / "default"
-    pairs = [part for path in sorted(given.pairs.glob("*.jsonl*")) for part in ("--data", str(path))]
-    dev, rows, scores = str(data / "glue" / "STS-B" / "dev.tsv"), out / "table.jsonl", out / "tasks.jsonl"
+    texts, store, held, packed = out / "texts", out / "store", out / "held", out / "default"
+    student, rows, scores = out / "student" / "model", out / "table.jsonl", out / "tasks.jsonl"
 
     def settings(name: str, *usual: str) -> tuple[str, ...]:
         own = [entry.partition(":")[2] for entry in given.set if entry.partition(":")[0] == name]
         return (*usual, *own)
 
-    def train(start: Path, folder: str, *more: str) -> tuple[str, ...]:
-        to = ("--dev", dev, "--out", str(out / folder), "--resume")
-        return (*BERTREE, "embeddings", "train", str(start), *pairs, *to, *RANKING, *settings(folder, *more))
-
-    distill = ("distill", str(given.teacher), "--student", given.student, "--store", str(given.store), "--seconds", "0")
-    blend: tuple[str, ...] = (
-        "benchmarks.blend",
-        str(student),
-        str(sentences),
-        "--held",
-        str(given.store),
-        "--held-share",
-        "0.01",
+    measured = _files(data, MEASURED)
+    training = [path for path in _files(data, TRAINING) if not Path(path).is_relative_to(data / "glue" / "STS-B")]
+    write: tuple[str, ...] = (*MODULE, "benchmarks.short_texts", "--out", str(texts), "--workers", str(given.workers))
+    write += ("--text", *map(str, given.text), "--tasks", *training, "--without", *measured)
+    prepare = (*BERTREE, "prepare", "--tokenizer", str(given.teacher))
+    distill: tuple[str, ...] = (
+        *BERTREE,
+        "distill",
+        str(given.teacher),
+        "--student",
+        given.student,
+        "--store",
+        str(store),
     )
-    blend += ("--sts", dev)
-    convert = (*BERTREE, "convert", str(dense))
-    table: tuple[str, ...] = ("benchmarks.default_table", "--model", "today=default", "--model", f"new={packed}")
+    distill += ("--seconds", "0", "--out", str(out / "student"), "--resume", f"data.held_out={held}")
+    convert = (*BERTREE, "convert", str(student))
+    models = ("--model", "today=default", "--model", f"teacher={given.teacher}", "--model", f"new={packed}")
+    table: tuple[str, ...] = (*MODULE, "benchmarks.default_table", *models)
     table += ("--sts", str(data / "sts"), "--squad", str(data / "squad" / "squad-v1.1-dev.json.xz"))
     table += ("--held", str(data / "lambada" / "lambada_test.jsonl"), "--held", str(data / "agnews" / "test.tsv"))
     table += ("--out", str(rows), "--table", str(out / "table.md"), *_device())
-    tasks: tuple[str, ...] = (
-        "benchmarks.default",
-        "--data",
-        str(data / "glue"),
-        "--qnli-split",
-        "--models",
-        "--model",
-        f"new={packed}",
-    )
-    tasks += ("--seeds", "3", "--set", *settings("tasks", "epochs=5"), "--out", str(scores))
-    module = (sys.executable, "-m")
+    tasks: tuple[str, ...] = (*MODULE, "benchmarks.default", "--data", str(data / "glue"), "--qnli-split", "--models")
+    tasks += ("--model", f"new={packed}", "--seeds", "3", "--out", str(scores), "--set", *settings("tasks", "epochs=5"))
+    huggingface = ((*convert, str(out / "huggingface"), "--to", "huggingface"),) if given.huggingface else ()
     return [
+        Step("texts", (write,), texts),
         Step(
-            "distill", ((*BERTREE, *distill, "--out", str(out / "student"), "--resume", *settings("distill")),), student
+            "store",
+            ((*prepare, f"{texts}/held/*.txt", "--out", str(held)), (*prepare, f"{texts}/*.txt", "--out", str(store))),
+            store,
+            (texts,),
         ),
-        Step("sentences", (train(student, "sentences", "batch=512", "epochs=2"),), sentences, (student,)),
-        Step(
-            "blend",
-            ((*module, *blend, *settings("blend", "--share", str(given.share), "--out", str(blended))),),
-            blended,
-            (student, sentences),
-        ),
-        Step(
-            "dense",
-            (train(blended, "dense", "batch=512", "epochs=1", "frozen=true", f"dense={given.dense}"),),
-            dense,
-            (blended,),
-        ),
+        Step("distill", ((*distill, *settings("distill")),), student, (store, held)),
         Step(
             "pack",
-            ((*convert, str(packed), "--to", "bertree", "--precision", "int8"),)
-            + (((*convert, str(out / "huggingface"), "--to", "huggingface"),) if given.huggingface else ()),
+            ((*convert, str(packed), "--to", "bertree", "--precision", "int8"), *huggingface),
             packed,
-            (dense,),
+            (student,),
         ),
-        Step("table", ((*module, *table),), out / "table.md", (packed,)),
-        Step("tasks", ((*module, *tasks), (*module, *table, "--tasks", str(scores))), out / "tasks.done", (packed,)),
+        Step("table", (table,), out / "table.md", (packed,)),
+        Step("tasks", (tasks, (*table, "--tasks", str(scores))), out / "tasks.done", (packed,)),
     ]
+
+
+def _files(data: Path, patterns: Sequence[str]) -> list[str]:
+    """The files and folders of DATA that are there."""
+    return [str(path) for pattern in patterns for path in sorted(data.glob(pattern))]
 
 
 def _device() -> tuple[str, ...]:
@@ -147,14 +137,12 @@ def run(step: Step, limit: float, out: Path) -> bool:
 def parsed() -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("teacher", type=Path, help="model folder with an MLM head")
-    parser.add_argument("--store", type=Path, required=True, help="token store of the teacher's tokenizer")
-    parser.add_argument("--pairs", type=Path, required=True, help="folder of pairs, of benchmarks/pairs.py")
-    parser.add_argument("--data", type=Path, required=True, help="folder with glue, sts, squad, lambada, agnews")
+    parser.add_argument("teacher", type=Path, help="folder of a sentence encoder")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="articles: a paragraph a line")
+    parser.add_argument("--data", type=Path, required=True, help="folder with glue, snli, sts, squad, lambada, agnews")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--student", default="small-modernbert-h200-5min", help="recipe of the student")
-    parser.add_argument("--share", type=float, default=0.6, help="of the sentence encoder's weights in the blend")
-    parser.add_argument("--dense", type=int, default=256, help="width of the vectors")
+    parser.add_argument("--student", default="small-sentence-encoder", help="recipe of the student")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that cut texts")
     parser.add_argument("--no-huggingface", dest="huggingface", action="store_false", help="transformers has no such")
     parser.add_argument("--only", nargs="+", choices=list(LIMITS), help="these steps")
     parser.add_argument("--limit", nargs="+", default=[], metavar="STEP=SECONDS", help=f"instead of {LIMITS}")

@@ -185,7 +185,7 @@ class MeasuredTexts:
     def __init__(self, paths: Iterable[Path]) -> None:
         self._texts: set[str] = set()
         self._shingles: set[int] = set()
-        for text in (text for path in paths for text in _texts_of(path)):
+        for text in (text for path in paths for text in texts_of(path)):
             words = _words(text)
             if len(words) > 3:  # labels, names and answers are no texts
                 self._texts.add(" ".join(words))
@@ -205,10 +205,10 @@ def _shingles(words: list[str]) -> Iterator[int]:
     return (hash(tuple(words[at : at + SHINGLE])) for at in range(len(words) - SHINGLE + 1))
 
 
-def _texts_of(path: Path) -> Iterator[str]:
+def texts_of(path: Path) -> Iterator[str]:
     """All texts of a JSON file, or all fields of the lines of another."""
     if path.is_dir():
-        yield from (text for one in sorted(path.rglob("*")) if one.is_file() for text in _texts_of(one))
+        yield from (text for one in sorted(path.rglob("*")) if one.is_file() for text in texts_of(one))
         return
     with opened(path, "rt") as file:
         if ".json" in path.suffixes:

@@ -20,6 +20,7 @@ from bertree.distillation.run import distill
 from bertree.errors import UserError
 from bertree.files.formats import read_toml
 from bertree.inference.load import random_model
+from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 from bertree.objectives.distill_pretraining import TERMS, add_projections, distillation_objective
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import recipe as recipes
@@ -203,12 +204,14 @@ def test_the_run_is_sized_by_the_text_and_by_what_is_told(teacher: Path, stories
 
 
 def test_pieces_of_a_batch_add_up(teacher: Path) -> None:
-    """All five terms, through bridges: the gradient does not depend on how a batch is cut."""
+    """All terms, through bridges: the gradient does not depend on how a batch is cut."""
     model = bertree.load(teacher)
     model.network.requires_grad_(False)
     student = random_model(
         model.architecture.with_values({"width": 16, "layers": 2, "dropout": 0.0}), {"mask": 0}, seed=1
     ).network
+    model.network.vector = model.pooling
+    student.vector = SentencePooling(16, PoolingConfig(dense=(Dense(64, "identity"),)))
     weights = dict.fromkeys(TERMS, 1.0)
     learner = add_projections(student, 16, 64, weights, 2)
     for everywhere in (False, True):

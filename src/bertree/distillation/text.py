@@ -12,9 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import SIGTERM
 
-import torch
-
-from bertree.batch import Batch, PretrainingLabels
 from bertree.comparison.run import compare_to_teacher
 from bertree.config.default_model import resolve_model_path
 from bertree.config.overrides import Override
@@ -23,6 +20,7 @@ from bertree.console import bar
 from bertree.data.store import Store
 from bertree.distillation import text_student
 from bertree.distillation.teacher_cache import TeacherCache
+from bertree.embeddings.correlation import measures
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.load import Model, load
@@ -31,13 +29,14 @@ from bertree.interop.huggingface.config import family_of_architecture
 from bertree.interop.weights import weights_hash
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
+from bertree.objectives.distill_pretraining import without_masks
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build, minutes
 from bertree.pretraining.micro_batches import micro_batches_of
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, open_folder
 from bertree.report.run import write_run_report
-from bertree.run_folder import CHECKPOINTS
+from bertree.run_folder import CHECKPOINTS, MODEL
 from bertree.scale.launch import Launch
 from bertree.scale.world import World, join
 from bertree.tasks.logits import inference_autocast
@@ -114,7 +113,7 @@ def _prepare(
 ) -> TextLesson:
     set_deterministic(recipe.run.deterministic)
     machine = Placement.from_settings(recipe.run)
-    teacher_model = text_student.load_teacher(teacher, machine)
+    teacher_model = text_student.load_teacher(teacher, machine, text_student.term_weights(recipe))
     train, held = build.open_stores(recipe.data)
     text_student.check(recipe, teacher_model, train, teacher)
     recipe = text_student.set_steps(recipe, student, epochs, train, teacher_model.max_length)
@@ -131,24 +130,25 @@ def _compare(training: PretrainingRun, teacher: str, out: Path, seconds: float) 
     recipe, machine = training.recipe, training.machine
     stream = build.held_out_stream(recipe, training.held, recipe.phases[-1])
     loaded_teacher = load(teacher, device=str(machine.device))
+    networks = (loaded_teacher.network, training.contents.network)
     found = [
         evaluate_held_out(
             network, training.asked, stream, recipe.run.eval_tokens, lambda: inference_autocast(machine.device)
         )
-        for network in (loaded_teacher.network, training.contents.network)
+        if "mask" in network.heads
+        else {}
+        for network in networks
     ]
-    scores = {name: [one[name] for one in found] for name in ("perplexity", "accuracy")}
+    scores = {name: [one.get(name) for one in found] for name in ("perplexity", "accuracy")}
     backend, count = loaded_teacher.required_tokenizer.backend, min(stream.examples, TEXTS)
     examples = [stream.example(k * stream.examples // count) for k in range(count)]
-    texts = [backend.decode(_unmasked(example).tolist()) for example in examples]
-    compare_to_teacher(teacher, out, [text for text in texts if text.strip()], scores, seconds, device=machine.device)
+    texts = [backend.decode(without_masks(example).ids.tolist()) for example in examples]
+    texts = [text for text in texts if text.strip()]
+    if training.contents.network.vector is not None:
+        vectors = [model.embed(texts) for model in (loaded_teacher, load(out / MODEL, device=str(machine.device)))]
+        scores["vector_cosine"] = [1.0, float(measures(*vectors)["cosine"].mean())]
+    compare_to_teacher(teacher, out, texts, scores, seconds, device=machine.device)
     write_run_report(out)
-
-
-def _unmasked(example: Batch) -> torch.Tensor:
-    """Return the ids of an example before masking."""
-    masked, targets = PretrainingLabels.of(example).predicted
-    return example.ids.index_put((masked,), targets)
 
 
 def _build(
@@ -179,7 +179,7 @@ def _build(
     }
     flops: list[float] = []
     for phase, share in zip(recipe.phases, rates, strict=True):
-        shown = cost.pretraining_forward_flops(its, phase.max_length, share)
+        shown = cost.pretraining_forward_flops(its, phase.max_length, share if "mask" in teacher.network.heads else 0.0)
         flops.append(cost.training_flops(a, phase.max_length, share) + (shown if objective.teacher else 0))
     intro = [
         f"teacher: {name}, {describe_architecture(its)}; {initial}",

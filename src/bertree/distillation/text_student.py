@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from bertree.errors import UserError, suggest
 from bertree.inference.load import Model, load
 from bertree.interop.contents import Contents
 from bertree.model.architecture import Architecture, Transformer
+from bertree.model.init import initialize
+from bertree.model.pooling import Dense, SentencePooling
 from bertree.model.presets import PRESETS, preset
 from bertree.objectives.distill_pretraining import (
     TEACHER_STATE_TERMS,
@@ -94,16 +96,21 @@ def set_steps(recipe: DistillRecipe, student: str, epochs: float, store: Store, 
     return recipe
 
 
-def load_teacher(name: str, machine: Placement) -> Model:
-    """Load the teacher, in half precision on a GPU, with its weights frozen."""
+def load_teacher(name: str, machine: Placement, weights: Mapping[str, float]) -> Model:
+    """Load the teacher of these terms, in half precision on a GPU, with its weights frozen."""
     model = load(name, device=str(machine.device), dtype="bfloat16" if machine.bf16 else "float32")
     if not model.trained:
         raise UserError(f"{name}: is a preset with random weights, which has nothing to teach; give a trained model")
-    if "mask" not in model.network.heads:
+    if "mask" not in model.network.heads and (weights["ce"] or not weights["vector"]):
         raise UserError(
-            f"{name}: has no MLM head, so it cannot teach on text; give the model it was fine-tuned from, or teach a "
-            "task: --task TASK --data DIR"
+            f"{name}: has no MLM head, so it cannot teach masked tokens; give the model it was fine-tuned from, or "
+            "teach its sentence vectors (distil.ce=0 distil.vector=4), or a task (--task TASK --data DIR)"
         )
+    if weights["vector"]:
+        if model.network.readout.transforms or model.vector.prompt_text(None):
+            what = "other states than the last" if model.network.readout.transforms else "a prompt before the text"
+            raise UserError(f"{name}: its vectors are made of {what}, which a student cannot learn from")
+        model.network.vector = model.pooling
     model.network.requires_grad_(False)
     return model
 
@@ -112,7 +119,7 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
     """Refuse a recipe, teacher and store that do not fit together."""
     if teacher.tokenizer is not None and tokenizer_hash(teacher.tokenizer) != store.tokenizer_hash:
         raise UserError(
-            f"{store.folder}: was made with another tokenizer than {name}'s, and a distribution over one vocabulary "
+            f"{store.folder}: was made with another tokenizer than {name}'s, and what is learned of one vocabulary "
             f"says nothing about another; prepare the text with the teacher's (bertree prepare ... --tokenizer "
             f"{name}), or teach a task, where vocabularies may differ (--task TASK --data DIR)"
         )
@@ -141,6 +148,8 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
             f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher {kind} was not trained for that; a query "
             "stream goes with permutation, others with masks or next"
         )
+    if recipe.distil.vector and unit in ("permutation", "next"):
+        raise UserError(f"distil.vector: is learned from text with masks; data.masking={recipe.data.masking} has none")
     if unit == "permutation" and recipe.distil.everywhere:
         raise UserError("distil.everywhere: a query stream predicts the tokens of the permutation and no others")
     if (unit == "next") != teacher.architecture.causal:
@@ -171,7 +180,7 @@ def _check_cache(recipe: DistillRecipe, vocabulary: int) -> None:
 
 
 def term_weights(recipe: DistillRecipe) -> dict[str, float]:
-    """Return the weight of each of the five loss terms."""
+    """Return the weight of each of the loss terms."""
     return {"mlm": recipe.objective["mlm"]} | recipe.distil.weights
 
 
@@ -190,6 +199,8 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
     """Return the student with its initial weights, and a line about them."""
     a = _architecture(recipe, teacher.architecture)
     contents = build.build_untrained(a, {"mask": 0}, recipe.run.seed)
+    if recipe.distil.vector:
+        contents.network.vector = _student_pooling(a, teacher, recipe.run.seed)
     if contents.network.state_specs(1):
         raise UserError(f"{recipe.source}: model.memory: a student reads every sequence alone; set model.memory=0")
     contents.tokenizer = teacher.required_tokenizer
@@ -206,6 +217,22 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
         if copied.tensors == total:
             contents.max_length = teacher.limit  # every position is known
     return build.fit_to_recipe(contents, recipe, store), f"first weights: {line}"
+
+
+def _student_pooling(a: Architecture, teacher: Model, seed: int) -> SentencePooling:
+    """Return how the student makes vectors: as its teacher does, or with a linear layer to the width of the teacher's
+    vectors if their states differ in width."""
+    its = teacher.pooling
+    same = a.output_width == its.state_width
+    config = its.config if same else replace(its.config, dense=(Dense(its.width, "identity"),))
+    pooling = SentencePooling(a.output_width, config, a.ends_in_summary)
+    if same:
+        pooling.load_state_dict(its.state_dict())
+        return pooling
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        initialize(pooling, a.output_width**-0.5)
+    return pooling
 
 
 def build_objective(

@@ -1,19 +1,21 @@
-"""Distillation in pretraining: DistilBERT's three terms and, for students of another width, two more.
+"""Distillation in pretraining: DistilBERT's three terms, two for students of another width, and sentence vectors.
 
     ce         the teacher's distribution at the masked tokens, softened by a temperature
     mlm        the true tokens
     cos        the direction of the last states, at every token
     hidden     the states between, at every token
     relation   the relations of tokens by the last layer's queries, keys and values, at every token
+    vector     the direction of the sentence vector, of every sequence
 
-Student and teacher read the same batch, the teacher without gradients. Where widths differ, the student's states are
-projected by a linear map that is trained with it and not kept.
+Student and teacher read the same batch, the teacher without gradients. For `vector` the teacher reads the text without
+masks, and a teacher without an MLM head, which knows no masks, always does. Where widths differ, the student's states
+are projected by a linear map that is trained with it and not kept.
 
-Shape letters: t tokens, h width, m predicted tokens, v vocabulary.
+Shape letters: t tokens, s sequences, h width, m predicted tokens, v vocabulary.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +36,8 @@ from bertree.objectives.divergences import (
 )
 from bertree.objectives.objective import Computed, Loss, cross_entropy
 
-TERMS = ("ce", "mlm", "cos", "hidden", "relation")
-TEACHER_STATE_TERMS = ("cos", "hidden", "relation")  # terms that need the teacher's states, not only its logits
+TERMS = ("ce", "mlm", "cos", "hidden", "relation", "vector")
+TEACHER_STATE_TERMS = ("cos", "hidden", "relation", "vector")  # terms that need the teacher's states, not its logits
 LAST = -1
 
 
@@ -79,17 +81,15 @@ class PretrainingDistillation:
         _, targets_m = PretrainingLabels.of(batch).predicted
         masked, states = int((targets_m != IGNORED).sum()), batch.ids.numel()
         states += 0 if batch.permutation is None else batch.permutation.queries.numel()
-        return {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else states for n in self.weights}
+        found = {n: masked if n == "mlm" or (n == "ce" and not self.everywhere) else states for n in self.weights}
+        return found | ({"vector": int((batch.lengths > 0).sum())} if "vector" in found else {})
 
     def __call__(self, network: nn.Module, batch: Batch, state: State | None = None) -> Computed:
         """Return the loss of each term on a batch. Student and teacher are compared without a state."""
         assert isinstance(network, StudentWithProjections)
         student, teacher = network.student, self.teacher
         states = _states(student, batch, {s for s, _ in self.pairs} | {self.relation[0] - 1})
-        teacher_states: dict[int, Tensor] = {}
-        if teacher is not None:
-            with torch.no_grad():
-                teacher_states = _states(teacher, batch, {t for _, t in self.pairs} | {self.relation[1] - 1})
+        teacher_states, unmasked_states = self._teacher_states(batch)
         found: dict[str, Loss] = {}
         if "ce" in self.weights or "mlm" in self.weights:
             found |= self._vocabulary_losses(student, states[LAST], teacher_states, batch)
@@ -107,7 +107,31 @@ class PretrainingDistillation:
             with torch.no_grad():
                 teacher_qkv = _layer_qkv(teacher, teacher_states, t)
             found["relation"] = _sum(relation_divergence(_layer_qkv(student, states, s), teacher_qkv, batch, heads))
+        if "vector" in self.weights:
+            assert teacher is not None
+            with torch.no_grad():
+                wanted_sd = teacher.vectors(unmasked_states[LAST], batch)
+            distance_s = cosine_distance(student.vectors(states[LAST], batch), wanted_sd)
+            found["vector"] = _sum(torch.where(batch.lengths > 0, distance_s, 0.0))
         return Computed({name: found[name] for name in self.weights})
+
+    def _teacher_states(self, batch: Batch) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+        """Return the teacher's states of the batch, and of the text without masks; what no term needs is empty."""
+        teacher = self.teacher
+        if teacher is None:
+            return {}, {}
+        depths = {t for _, t in self.pairs} | {self.relation[1] - 1}
+        knows_masks = "mask" in teacher.heads
+        masked: dict[int, Tensor] = {}
+        unmasked: dict[int, Tensor] = {}
+        with torch.no_grad():
+            if "vector" in self.weights or not knows_masks:
+                unmasked = _states(teacher, without_masks(batch), depths)
+            if not knows_masks:
+                return unmasked, unmasked
+            if set(self.weights) - {"mlm", "vector"}:
+                masked = _states(teacher, batch, depths)
+        return masked, unmasked
 
     def _vocabulary_losses(
         self, student: Network, states_th: Tensor, teacher_states: Mapping[int, Tensor], batch: Batch
@@ -132,6 +156,13 @@ class PretrainingDistillation:
         if "mlm" in self.weights:
             found["mlm"] = cross_entropy(logits_mv[masked_m] if everywhere else logits_mv, targets_m)
         return found
+
+
+def without_masks(batch: Batch) -> Batch:
+    """Return a batch with the tokens that were masked."""
+    masked_m, targets_m = PretrainingLabels.of(batch).predicted
+    known_m = torch.where(targets_m == IGNORED, batch.ids[masked_m], targets_m)
+    return replace(batch, ids=batch.ids.index_put((masked_m,), known_m))
 
 
 def _states(network: Network, batch: Batch, depths: Set[int]) -> dict[int, Tensor]:

@@ -98,11 +98,13 @@ class Recipe:
 class DistillSettings:
     """Distillation on text. Weights of terms: 0 leaves one out; that of the true tokens is objective.mlm."""
 
-    teacher: str = ""  # folder of a model with an MLM head
+    teacher: str = ""  # folder of a model with an MLM head or, for `vector`, with sentence vectors
     ce: Annotated[float, AtLeast(0)] = 5.0  # its distribution at the masked tokens
     cos: Annotated[float, AtLeast(0)] = 1.0  # the direction of its last states
     hidden: Annotated[float, AtLeast(0)] = 0.0  # its states between, layer by layer
     relation: Annotated[float, AtLeast(0)] = 0.0  # how its queries, keys and values relate tokens (MiniLM)
+    # The direction of its sentence vectors, of every sequence. None: 0; not written, as recipes were before.
+    vector: Annotated[float | None, AtLeast(0)] = None
     temperature: Annotated[float, Above(0)] = 2.0
     everywhere: bool = False  # ce at every token instead of the masked ones
     # The student's initial weights: teacher (some of its layers), random.
@@ -118,7 +120,8 @@ class DistillSettings:
     @property
     def weights(self) -> dict[str, float]:
         """The weights of the terms that need the teacher."""
-        return {"ce": self.ce, "cos": self.cos, "hidden": self.hidden, "relation": self.relation}
+        found = {"ce": self.ce, "cos": self.cos, "hidden": self.hidden, "relation": self.relation}
+        return found | {"vector": self.vector or 0.0}
 
 
 @dataclass(frozen=True)
