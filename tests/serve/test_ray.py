@@ -22,8 +22,8 @@ import bertree
 from tests.support.command import Command
 from tests.support.processes import PATIENCE
 
-pytest.importorskip("uvicorn")
-ray = pytest.importorskip("ray")
+if any(find_spec(name) is None for name in ("uvicorn", "ray")):
+    pytest.skip("needs uvicorn and Ray", allow_module_level=True)
 HAS_SERVE = find_spec("grpc") is not None and find_spec("fastapi") is not None
 
 

@@ -1,6 +1,7 @@
 """The scheduler, without threads and without a clock of its own: each test computes batch by batch."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -230,3 +231,43 @@ def test_threads_compute_everything_and_end() -> None:
     found = asyncio.run(run())
     scheduler.stop()
     assert found == [[2 * payload for payload in range(n, n + 20)] for n in range(50)]
+
+
+def test_free_threads_share_what_waits(engine: Engine) -> None:
+    queue, lane = TokenQueue(), Lane("a", engine, 100)
+    for payload in range(8):
+        queue.add(QueuedRequest(lane, jobs(payload), 99, 0, lambda: None))
+    first, second = queue.take(0, threads=2), queue.take(0)
+    assert first is not None
+    assert second is not None
+    assert (len(first.jobs), len(second.jobs)) == (4, 4)
+    assert queue.tokens == 0
+
+
+class EngineOfThreads(Engine):
+    """Computes when all threads have a batch."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(threads, timeout=60)
+
+    def __call__(self, payloads: Sequence[int]) -> list[int]:
+        self.barrier.wait()
+        return super().__call__(payloads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_requests_that_come_at_once_share_batches(threads: int) -> None:
+    engine = EngineOfThreads(threads)
+    scheduler, lane = Scheduler(threads, 100_000), Lane("a", engine, 1000)
+    scheduler.start()
+
+    async def run() -> list[list[int]]:
+        while scheduler.idle_threads < threads:
+            await asyncio.sleep(0.001)
+        return await asyncio.gather(*(scheduler.run(lane, jobs(n), scheduler.now() + 60) for n in range(16)))
+
+    assert asyncio.run(run()) == [[2 * n] for n in range(16)]
+    scheduler.stop()
+    sizes = [len(batch) for batch in engine.batches]
+    assert sizes == [16 // threads] * threads, "not one text first and the others after it"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bertree
+from bertree.errors import UserError
 from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.swap import Swapper
@@ -87,3 +88,30 @@ def test_when_asked_everything_is_loaded_again(served: Served) -> None:
     served.swapper.ask()
     served.check(settled=True)
     assert served.registry.model("words") is not old
+
+
+def _damage(folder: Path) -> None:
+    """Give a model finite weights that are so large that its vectors are not finite."""
+    model = bertree.load(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(3e38)
+    model.save(folder.with_name("damaged"))
+    shutil.rmtree(folder)
+    folder.with_name("damaged").rename(folder)
+
+
+def test_a_model_whose_vectors_are_not_finite_is_refused_at_loading(tmp_path: Path) -> None:
+    folder = learnable.model(tmp_path / "words", learnable.tokenizer())
+    _damage(folder)
+    with pytest.raises(UserError, match="words: computes numbers that are not finite"):
+        load_sources([ServedSource("words", str(folder), "cpu")])
+
+
+def test_a_model_whose_vectors_are_not_finite_does_not_replace_the_one_served(served: Served) -> None:
+    before = served.vector()
+    _damage(served.folder)
+    served.check(settled=True)
+    assert [event for event, _ in served.notes] == ["swap failed"]
+    assert "not finite" in served.notes[0][1]["reason"]
+    assert np.array_equal(served.vector(), before)

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from bertree.errors import UserError
 from bertree.serve.http.answers import send_busy, send_error, send_json, send_response
+from bertree.serve.http.client_watch import ClientWatch, ClientWatches
 from bertree.serve.http.context import CONTEXT, Context, Service
 from bertree.serve.http.decoding import ClientGone, body_decoder, query_decoder, read_body
 from bertree.serve.http.errors import HttpError
@@ -18,14 +19,13 @@ from bertree.serve.http.table import RouteSpec
 from bertree.serve.models.registry import NotServed
 from bertree.serve.schedule.work import DeadlineExceeded, Overloaded
 
-WATCHED_AFTER = 0.05  # seconds from which on it is watched whether the client has gone
-
 
 class Endpoint:
     """The routes of one path: an ASGI application."""
 
     def __init__(self, service: Service, specs: Sequence[RouteSpec]) -> None:
         self.service = service
+        self._watches = ClientWatches()
         self.specs = {spec.method: spec for spec in specs}
         self._path, self._errors = specs[0].path, specs[0].errors
         self._decoders: dict[str, Callable[[bytes], Any] | None] = {
@@ -51,7 +51,7 @@ class Endpoint:
         if spec.does is not None and scheduler.is_full:  # before its body is read: a refusal must be cheap
             await send_busy(context, send, Overloaded(scheduler.retry_after).retry_after, spec.errors)
             return
-        watch = ClientWatch(receive)
+        watch = ClientWatch(receive, self._watches)
         try:
             result = await self._call(spec, context, receive, watch)
         except ClientGone:
@@ -120,35 +120,3 @@ class Endpoint:
         place = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-3:]]
         self.service.log.write("error", id=context.request_id, route=spec.path, error=type(error).__name__, place=place)
         return HttpError(500, f"the server failed; its log has more under the id {context.request_id}")
-
-
-class ClientWatch:
-    """Cancels the task that made it when its client closes the connection. It looks after a moment, when most requests
-    are done."""
-
-    __slots__ = ("_receive", "_task", "_timer", "_watcher", "gone")
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self.gone = receive, False
-        self._watcher: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Watch, once the body was read."""
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(WATCHED_AFTER, self._begin)
-
-    def stop(self) -> None:
-        """Watch no longer."""
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-
-    def _begin(self) -> None:
-        self._watcher = asyncio.ensure_future(self._watch())
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        assert self._task is not None
-        self._task.cancel()

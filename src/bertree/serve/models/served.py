@@ -13,6 +13,7 @@ from bertree.inference.inputs import check_finite
 from bertree.inference.model import Model
 from bertree.search.postgres.choice import AnyIndex
 from bertree.serve.models.abilities import abilities, find_task
+from bertree.serve.models.gathering import TextGatherer
 from bertree.serve.schedule.work import Lane
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
 from bertree.tasks.task import Task, Unit
@@ -34,6 +35,7 @@ class ServedModel:
         self.dimension, self.vector, self.max_length = model.dimension, model.vector, model.max_length
         self._embedder = model.batch_embedder()
         self._default_prompt = model.vector.prompt_text(None, name)
+        self._gatherer = TextGatherer(self.tokenize)
         self.does = abilities(model, self.task)
         budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
         self._lanes = {
@@ -59,6 +61,12 @@ class ServedModel:
         before = self._default_prompt if prompt is None else self.vector.prompt_text(prompt, self.name)
         given = [before + text for text in texts if isinstance(text, str)] if before else texts
         return self.model.required_tokenizer.encode(given, self.max_length, cut)
+
+    async def tokenize_together(
+        self, texts: Sequence[str], prompt: str | None = None, cut: str = "right"
+    ) -> list[Encoded]:
+        """Tokenize a few texts, together with those of other requests that this turn of the event loop has brought."""
+        return await self._gatherer.encode(texts, prompt, cut)
 
     @property
     def task_max_length(self) -> int:

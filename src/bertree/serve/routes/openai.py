@@ -86,7 +86,10 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
         body.dimensions,
     )
     write: Callable[[Rows], Sequence[Any]] = _base64 if body.encoding_format == "base64" else _floats
-    rows = write(found.rows) if len(texts) <= MANY else await context.aside(write, found.rows)
+    if len(texts) == 1 and write is _floats:
+        rows: Sequence[Any] = found.rows  # orjson writes it with the rest
+    else:
+        rows = write(found.rows) if len(texts) <= MANY else await context.aside(write, found.rows)
     reply = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],

@@ -48,7 +48,7 @@ async def embed_texts(
     if dimensions is not None and not 1 <= dimensions <= width:
         raise HttpError(422, f"dimensions: must be from 1 to {width}, not {dimensions}", param="dimensions")
     if sum(map(len, texts)) <= SMALL:
-        encoded = served.tokenize(texts, reading.prompt, reading.cut)
+        encoded = await served.tokenize_together(texts, reading.prompt, reading.cut)
     else:
         encoded = await context.aside(served.tokenize, texts, reading.prompt, reading.cut)
     truncated = check_tokens(context, encoded, served.max_length, reading)

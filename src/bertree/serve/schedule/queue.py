@@ -2,7 +2,7 @@
 
 Fairness is between requests: the next job is taken from the request that has been given the fewest tokens so far, the
 oldest of them first. So a single text passes a request of thousands of texts after at most one batch, and requests of
-the same size take turns. Nothing waits for a batch to fill up: what is there is taken when a thread is free.
+the same size take turns. The queue never waits for a batch to fill up: what is there is given to a thread that asks.
 """
 
 from collections import defaultdict
@@ -89,16 +89,21 @@ class TokenQueue:
     def __init__(self) -> None:
         self.tokens = 0  # of jobs that were not taken
         self.requests = 0  # with such jobs
-        self._number = 0
+        self.added = 0  # requests so far
         self._heaps: dict[Lane, list[tuple[int, int, QueuedRequest]]] = {}
         self._dropped: dict[Lane, int] = defaultdict(int)
 
+    @property
+    def fills_batches(self) -> bool:
+        """Whether there is work for more than one thread: several lanes, or more than a batch of one."""
+        return len(self._heaps) > 1 or any(self.tokens > lane.budget for lane in self._heaps)
+
     def add(self, request: QueuedRequest) -> None:
         """Add a request."""
-        self._number += 1
+        self.added += 1
         self.tokens += request.tokens
         self.requests += 1
-        heappush(self._heaps.setdefault(request.lane, []), (0, self._number, request))
+        heappush(self._heaps.setdefault(request.lane, []), (0, self.added, request))
 
     def drop(self, request: QueuedRequest) -> None:
         """Forget what is left of a request that nobody waits for any more."""
@@ -113,17 +118,20 @@ class TokenQueue:
             heapify(heap)
             self._dropped[request.lane] = 0
 
-    def take(self, now: float) -> JobBatch | None:
-        """Take the next batch; requests whose deadline has passed end with an error."""
+    def take(self, now: float, threads: int = 1) -> JobBatch | None:
+        """Take the next batch; requests whose deadline has passed end with an error.
+
+        `threads`: so many are free, and share what waits."""
         first = [(item[:2], lane) for lane in list(self._heaps) if (item := self._first(lane, now))]
         if not first:
             return None
         _, lane = min(first, key=lambda pair: pair[0])
         jobs: list[tuple[QueuedRequest, int]] = []
         tokens, heap = 0, self._heaps[lane]
+        budget = min(lane.budget, -(-self.tokens // threads))
         while self._first(lane, now):
             _, number, request = heap[0]
-            if jobs and tokens + request.next_tokens > lane.budget:
+            if jobs and tokens + request.next_tokens > budget:
                 break
             heappop(heap)
             row = request.take()

@@ -18,6 +18,7 @@ FIRST_RATE = 5000.0  # tokens a second, until batches were measured
 MEMORY = 0.9  # of the measured rate, per batch
 FULL = 0.98  # of the tokens that may wait, from which on requests are refused before they are read
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
+MOST_TURNS = 16  # of the event loop that may bring requests of one batch
 
 
 class Failure:
@@ -58,6 +59,8 @@ class Scheduler:
         self._queue = TokenQueue()
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
+        self.idle_threads = 0
+        self._gathering: asyncio.AbstractEventLoop | None = None  # the loop that will wake the threads
         self._stopped = False
         self._started: list[threading.Thread] = []
         self._finished: threading.local = threading.local()
@@ -133,7 +136,9 @@ class Scheduler:
             if self._queue.tokens and self._queue.tokens + request.tokens > self.most_queued_tokens:
                 raise Overloaded(self.retry_after)
             self._queue.add(request)
-            self._ready.notify()
+        if self._gathering is not loop:
+            self._gathering = loop
+            loop.call_soon(self._gather, loop, self._queue.added, MOST_TURNS)
         timer = loop.call_later(deadline - now, _expire, future)
         try:
             await future
@@ -145,6 +150,19 @@ class Scheduler:
         if request.error is not None:
             raise request.error
         return request.results
+
+    def _gather(self, loop: asyncio.AbstractEventLoop, added: int, turns: int) -> None:
+        """Wake the threads once a turn of the loop has brought no further request, so that they share a batch."""
+        with self._lock:
+            several = self._queue.fills_batches
+            if turns and self._queue.added != added and not several:
+                loop.call_soon(self._gather, loop, self._queue.added, turns - 1)
+                return
+            self._gathering = None
+            if self.idle_threads > 1 and (several or self._queue.requests > 1):
+                self._ready.notify_all()
+            else:
+                self._ready.notify()
 
     def compute_next(self) -> bool:
         """Compute the next batch in this thread; return False if nothing waits."""
@@ -158,22 +176,33 @@ class Scheduler:
         return True
 
     def _take(self) -> JobBatch | None:
-        batch = self._queue.take(self._clock())
+        batch = self._queue.take(self._clock(), max(1, self.idle_threads))
         if batch is not None:
             batch.lane.running += 1
+            if self.idle_threads > 1 and self._queue.tokens:
+                self._ready.notify()
         return batch
 
     def _work(self) -> None:
         while True:
             self._finished.requests = []
             with self._lock:
-                while (batch := self._take()) is None and not self._finished.requests and not self._stopped:
-                    self._ready.wait()
+                self.idle_threads += 1
+                batch = self._wait_for_batch()
+                self.idle_threads -= 1
                 if batch is None and self._stopped:
                     return
             self._wake(self._finished.requests)
             if batch is not None:
                 self._compute(batch)
+
+    def _wait_for_batch(self) -> JobBatch | None:
+        """Return the next batch; None to stop, or if requests were too late and must be told."""
+        while not self._stopped:
+            if (batch := self._take()) is not None or self._finished.requests:
+                return batch
+            self._ready.wait()
+        return None
 
     def _compute(self, batch: JobBatch) -> None:
         started = self._clock()
