@@ -7,18 +7,21 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import hypothesis.configuration
 import pytest
 
-from bertree.text import tokenizer_training
-from bertree.text.tokenizer import Tokenizer
-from tests.support.command import Command
-from tests.support.learnable import Trained, one_thread
-from tests.support.postgres import PostgresServer, running_server
 from tests.support.quick import keep_for_good, skip_syncs
 from tests.support.shared import common_folder, make_once
+
+# PyTorch is imported by the fixtures that need it: the process that hands out the tests starts the others sooner.
+if TYPE_CHECKING:
+    from bertree.text.tokenizer import Tokenizer
+    from tests.support.command import Command
+    from tests.support.learnable import Trained
+    from tests.support.postgres import PostgresServer
 
 gc.disable()  # until the tests are collected: what they import would be searched again and again
 skip_syncs()
@@ -33,7 +36,7 @@ BOOKS = Path(__file__).parents[1] / "corpus" / "books.txt"
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 # No test may leave anything here; temporary files belong to pytest's own folder. Tools keep their caches.
 WATCHED = (BOOKS.parents[1], Path.home(), Path.home() / ".cache")
-CACHES = ("_cache", "__pycache__", ".hypothesis", ".nv", ".triton")
+CACHES = ("_cache", "__pycache__", ".hypothesis", ".nv", ".triton", "torch")
 BEFORE = pytest.StashKey[set[Path]]()
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Files whose tests take longest, or wait for other processes. They come first: at the end, when there is nothing else
@@ -89,6 +92,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """One thread: the models are small, and the suite runs in several processes."""
+    from tests.support.learnable import one_thread
+
     with one_thread():
         yield
 
@@ -118,6 +123,7 @@ def small_folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, minil
 
 def _make_small(folder: Path, vocabulary: Path) -> None:
     import bertree
+    from bertree.text.tokenizer import Tokenizer
 
     model = bertree.load("bert-tiny")
     model.tokenizer = Tokenizer.load(vocabulary)
@@ -132,6 +138,7 @@ def token_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _make_store(folder: Path) -> None:
     from bertree.data.prepare import prepare
+    from bertree.text import tokenizer_training
     from bertree.text.corpus import Corpus
 
     folder.mkdir()
@@ -143,40 +150,50 @@ def _make_store(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> "Trained":
     """Tiny models, fine-tuned on tasks that can be learned."""
+    from tests.support.learnable import Trained
+
     return Trained(common_folder(tmp_path_factory) / "trained")
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Command":
     """The command line in this process."""
+    from tests.support.command import Command
+
     return Command(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, Tokenizer]":
     """A tokenizer of each kind, small but trained on real text."""
+    from bertree.text.tokenizer import Tokenizer
+
     folder = make_once(common_folder(tmp_path_factory) / "tokenizers", _make_tokenizers)
     found = {kind: Tokenizer.load(folder / kind) for kind in TOKENIZERS}
     return {kind: tokenizer for kind, tokenizer in found.items() if tokenizer is not None}
 
 
 def _make_tokenizers(folder: Path) -> None:
+    from bertree.text import tokenizer_training
+
     text = BOOKS.read_text().split("\n\n")[:60]
     for kind in TOKENIZERS:
         tokenizer_training.save(tokenizer_training.train(lambda: text, kind, 600), folder / kind)
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server() -> "Iterator[PostgresServer]":
     """A PostgreSQL server with pgvector, for this test process."""
+    from tests.support.postgres import running_server
+
     with running_server() as server:
         yield server
 
 
 @pytest.fixture
-def database(postgres_server: PostgresServer) -> Iterator[str]:
+def database(postgres_server: "PostgresServer") -> Iterator[str]:
     """The address of an empty database."""
     name = postgres_server.create_database()
     yield postgres_server.address(name)
@@ -184,6 +201,6 @@ def database(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(params=TOKENIZERS)
-def tokenizer(request: pytest.FixtureRequest, tokenizers: dict[str, Tokenizer]) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest, tokenizers: "dict[str, Tokenizer]") -> "Tokenizer":
     """Each of them in turn."""
     return tokenizers[request.param]

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
 
 import bertree
 from bertree.errors import BertreeWarning, UserError
@@ -46,6 +45,8 @@ def mean_vectors(hidden: list[torch.Tensor]) -> np.ndarray:
 
 
 def test_sentence_vectors_equal_sentence_transformers_on_real_weights(minilm: Path) -> None:
+    from sentence_transformers import SentenceTransformer  # 2 s, which only the process that runs this test pays
+
     texts = varied(30)
     model = bertree.load(minilm)
     with pytest.warns(BertreeWarning, match="texts cut to 256 tokens"):

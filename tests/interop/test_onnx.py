@@ -4,7 +4,9 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -26,8 +28,10 @@ from tests.support.command import Command
 from tests.support.later_axes import LATER
 from tests.support.parts import UNKNOWN
 
-runtime = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+if any(find_spec(name) is None for name in ("onnxruntime", "onnxscript")):
+    pytest.skip("needs ONNX Runtime and onnxscript", allow_module_level=True)
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 4, "layers": 1, "ffn_width": 48, "max_positions": 40}
 TEXTS = [[5, 9, 11, 3], [7], [8, 8, 20, 31, 40, 59, 1, 2, 3, 12, 13], [4, 6]]
@@ -42,8 +46,10 @@ def made(a: Architecture, vector: PoolingConfig | None, readout: Readout | None 
     return Contents(a, network)
 
 
-def session(path: Path) -> "runtime.InferenceSession":
-    return runtime.InferenceSession(str(path / onnx.FILE), providers=["CPUExecutionProvider"])
+def session(path: Path) -> "InferenceSession":
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(str(path / onnx.FILE), providers=["CPUExecutionProvider"])
 
 
 def padded(texts: list[list[int]]) -> dict[str, np.ndarray]:

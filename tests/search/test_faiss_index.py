@@ -14,7 +14,7 @@ from bertree.search.faiss_index import cell_count, choose_kind, code_size
 from bertree.search.index import Index
 
 pytest.importorskip("faiss")
-WIDTH, COUNT = 32, 4000
+WIDTH, COUNT = 32, 2600
 
 
 class Given:

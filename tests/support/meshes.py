@@ -27,7 +27,7 @@ from bertree.train.schedule import TrainingPlan
 from tests.support import runs
 
 STEPS = 20
-TOKENS = 512  # of a step
+TOKENS = 256  # of a step
 BASES = {"gpt": "gpt2-tiny", "modernbert": "roberta-base", "reformer": "reformer-tiny"}
 REFORMER = 'axial_shape = "8,8"\nchunk_length = 16\nlsh_chunk_length = 16\nffn_chunk = 64\n'
 AXES: dict[str, str] = runs.MORE_AXES | {"modernbert": "window = 8\n", "gpt": "", "reformer": REFORMER}

@@ -45,7 +45,7 @@ def architecture(**axes: Any) -> Transformer:
 def peer(**settings: Any) -> XLNetModel:
     """Transformers' model of the same size, with weights far from those it starts with."""
     sizes = {"vocab_size": VOCAB, "d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 64}
-    model = XLNetModel(XLNetConfig(**sizes, **{"dropout": 0.0} | settings)).eval()
+    model = XLNetModel(XLNetConfig(**sizes | {"dropout": 0.0} | settings)).eval()
     draw = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -200,7 +200,7 @@ def test_states_of_layers_have_gradients_too() -> None:
 
 def test_a_compiled_step_has_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reversible, "COMPILATION", {"backend": "eager", "dynamic": False})
-    encoder = made(layers=3)
+    encoder = made(layers=2)
     states, theirs = gradients(encoder, lambda: encoder(BATCH))
     compiled = torch.compile(lambda: encoder(BATCH), backend="eager", dynamic=False)
     for _ in range(2):
