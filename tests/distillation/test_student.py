@@ -69,7 +69,7 @@ def test_layers_are_spread_evenly() -> None:
 def test_warm_start_takes_the_layers_named() -> None:
     teacher = random_model(point("bert-base", layers=4), {"mask": 0}, seed=1).network
     student = random_model(halve(point("bert-base", layers=4)), {"mask": 0}, seed=2).network
-    assert copy_weights(student, teacher, [4, 2]) == (len(student.state_dict()), 2, "")
+    assert copy_weights(student, teacher, [4, 2])[:3] == (len(student.state_dict()), 2, "")
     for mine, its in ((0, 3), (1, 1)):
         for part in ("attention", "ffn"):
             one, other = getattr(student.encoder.stack, part)[mine], getattr(teacher.encoder.stack, part)[its]
@@ -101,7 +101,7 @@ def test_without_segments_the_first_one_is_not_lost() -> None:
 def test_shared_layers_are_given_once() -> None:
     a = point("albert-base", layers=4, embedding_width=16)
     teacher, student = (random_model(a.with_values({"layers": n}), {"mask": 0}, seed=n).network for n in (4, 2))
-    assert copy_weights(student, teacher, [1, 3]) == (len(student.state_dict()), 2, "")
+    assert copy_weights(student, teacher, [1, 3])[:3] == (len(student.state_dict()), 2, "")
     unshared = random_model(point("bert-base", layers=4), {"mask": 0}, seed=1).network
     shared = random_model(point("bert-base", layers=4, sharing="all"), {"mask": 0}, seed=2).network
     copy_weights(shared, unshared, [2, 3, 4, 1])

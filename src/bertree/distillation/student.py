@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from bertree.distillation.narrow_embeddings import narrow
 from bertree.errors import UserError
 from bertree.model.architecture import Architecture, Transformer
 from bertree.model.embeddings import Embeddings
@@ -66,20 +67,25 @@ class CopiedWeights(NamedTuple):
     tensors: int
     layers: int  # of the student that are complete copies
     misfit: str = ""  # why not all of them are
+    positions: bool = False  # whether the embeddings of all positions are the teacher's
 
 
 @torch.no_grad()
-def copy_weights(student: Network, teacher: Network, layers: Sequence[int]) -> CopiedWeights:
+def copy_weights(student: Network, teacher: Network, layers: Sequence[int], ids: Tensor | None = None) -> CopiedWeights:
     """Copy the teacher's embeddings, heads and the given layers to a student, wherever the shapes are equal.
 
-    If the student has no segments, the teacher's embedding of the first segment is added to the positions.
+    If the student has no segments, the teacher's embedding of the first segment is added to the positions. Embeddings
+    that are narrower than the teacher's begin as its principal components over `ids`, tokens of the text.
     """
     mine, its = student.encoder, teacher.encoder
-    copied = 0
     ours, theirs = mine.embeddings, its.embeddings
-    for name in ("tokens", "segments", "norm", "projection"):
-        copied += _copy(getattr(ours, name), getattr(theirs, name))
-    copied += _copy_positions(ours, theirs)
+    copied = narrow(ours, theirs, ids)
+    positions = copied > 0
+    if not copied:
+        for name in ("tokens", "segments", "norm", "projection"):
+            copied += _copy(getattr(ours, name), getattr(theirs, name))
+        positions = bool(_copy_positions(ours, theirs))
+        copied += positions
     misfit = "no layer fits: one of the two is an LSTM"
     if isinstance(mine, TransformerEncoder) and isinstance(its, TransformerEncoder):
         misfit = _misfit(mine.stack, its.stack)
@@ -87,7 +93,7 @@ def copy_weights(student: Network, teacher: Network, layers: Sequence[int]) -> C
         copied += 0 if misfit else _copy_layers(mine.stack, its.stack, layers)
     for name, head in student.heads.items():
         copied += _copy(head, dict(teacher.heads.items()).get(name))
-    return CopiedWeights(copied, 0 if misfit else mine.depth, misfit)
+    return CopiedWeights(copied, 0 if misfit else mine.depth, misfit, positions)
 
 
 def _copy_layers(mine: Stack, its: Stack, layers: Sequence[int]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bertree.config.overrides import Override
@@ -34,6 +35,7 @@ from bertree.train.device import Placement
 
 DEFAULT_RECIPE = "distilbert"  # of a student that is named by its shape alone
 EPOCHS, WARMUP = 3.0, 0.05  # of such a student, and the share of its steps spent on warm-up
+SAMPLED_TOKENS = 200_000  # of the text, which tell the frequent ones
 MIN_STEPS, MIN_BATCH = 4000, 4096  # steps below which the batch is made smaller, down to this size in tokens
 
 
@@ -208,15 +210,22 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
     if recipe.distil.start == "teacher":
         depth, given = teacher.architecture.layers, recipe.distil.layers
         layers = parse_layers(given, depth, a.layers, "distil.layers") if given else spread_evenly(depth, a.layers)
-        copied = copy_weights(contents.network, teacher.network, layers)
+        copied = copy_weights(contents.network, teacher.network, layers, _sampled_tokens(store))
         if given and copied.layers < a.layers:
             raise UserError(f"distil.layers: {copied.misfit}; leave it out, or give the student the teacher's shape")
         total = len(contents.network.state_dict())
         which = f"layers {', '.join(map(str, layers))}" if copied.layers == a.layers else copied.misfit
         line = f"{copied.tensors} of {total} tensors from the teacher; {which}"
-        if copied.tensors == total:
+        if copied.positions and copied.layers == a.layers:
             contents.max_length = teacher.limit  # every position is known
     return build.fit_to_recipe(contents, recipe, store), f"first weights: {line}"
+
+
+def _sampled_tokens(store: Store) -> torch.Tensor:
+    """Return tokens at equal distances in a text."""
+    step = store.tokens // SAMPLED_TOKENS + 1
+    ids = [shard.read(0, shard.tokens.size, store.vocab_size)[::step] for shard in store.shards]
+    return torch.from_numpy(np.concatenate(ids).astype(np.int64))
 
 
 def _student_pooling(a: Architecture, teacher: Model, seed: int) -> SentencePooling:
