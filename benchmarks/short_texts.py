@@ -102,6 +102,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="processes, and parts of each file")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if len({path.name.partition(".")[0] for path in options.text}) < len(options.text):
+        parser.error("--text: two files have the same name before the first dot, and so would what is made of them")
     if options.out.exists():
         parser.error(f"--out {options.out}: exists already; give another folder")
     making = options.out.with_name(f"{options.out.name}.part")  # renamed at the end: OUT is complete, or not there

@@ -64,7 +64,18 @@ def test_the_first_layer_reads_nearly_what_the_teachers_reads(teacher: Network, 
         student.encoder.embeddings.state_dict()
     )
     assert before > 0.9
-    assert distance(student, teacher, ids) < 0.15
+    assert distance(student, teacher, ids) < 0.1
+    mine, its = inputs(student, ids), inputs(teacher, ids)
+    assert (mine - its).mean(0).abs().max() < 0.1 * its.std()  # least squares leave no offset
+
+
+def test_the_same_teacher_gives_the_same_student(teacher: Network) -> None:
+    students = [network(seed, embedding_width=NARROW) for seed in (2, 3, 4, 5)]
+    for student in students:
+        narrow(student.encoder.embeddings, teacher.encoder.embeddings)
+    ids = torch.arange(5, 200)
+    for student in students[1:]:
+        assert torch.allclose(inputs(student, ids), inputs(students[0], ids), atol=1e-5)
 
 
 def test_tokens_that_are_frequent_in_the_text_come_nearer(teacher: Network) -> None:
@@ -72,7 +83,7 @@ def test_tokens_that_are_frequent_in_the_text_come_nearer(teacher: Network) -> N
     ids = torch.arange(10, 30)
     narrow(all_once.encoder.embeddings, teacher.encoder.embeddings)
     narrow(frequent.encoder.embeddings, teacher.encoder.embeddings, torch.cat([ids.repeat(200), torch.arange(400)]))
-    assert distance(frequent, teacher, ids) < 0.7 * distance(all_once, teacher, ids)
+    assert distance(frequent, teacher, ids) < 0.8 * distance(all_once, teacher, ids)
 
 
 @pytest.mark.parametrize(

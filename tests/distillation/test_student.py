@@ -98,6 +98,16 @@ def test_without_segments_the_first_one_is_not_lost() -> None:
         assert torch.allclose(student(batch), teacher(batch), atol=1e-5), "all layers are there, so it is the teacher"
 
 
+def test_positions_are_known_if_they_were_copied_or_are_not_learned() -> None:
+    for axes, known in (({}, True), ({"max_positions": 32}, False)):
+        teacher = random_model(point("bert-base", layers=2), {"mask": 0}, seed=1).network
+        student = random_model(point("bert-base", layers=2, **axes), {"mask": 0}, seed=2).network
+        assert copy_weights(student, teacher, [1, 2]).positions is known
+    rotary = [random_model(point("modernbert-base", layers=n), {"mask": 0}, seed=n).network for n in (4, 2)]
+    copied = copy_weights(rotary[1], rotary[0], [1, 4])
+    assert (copied.layers, copied.positions) == (2, True)
+
+
 def test_shared_layers_are_given_once() -> None:
     a = point("albert-base", layers=4, embedding_width=16)
     teacher, student = (random_model(a.with_values({"layers": n}), {"mask": 0}, seed=n).network for n in (4, 2))

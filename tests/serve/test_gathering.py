@@ -82,3 +82,4 @@ def test_a_request_whose_client_has_gone_is_left_out() -> None:
         return await stays
 
     assert asyncio.run(run()) == ["b"]
+    assert tokenizing.calls == [(["b"], None, "right")]

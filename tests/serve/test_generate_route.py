@@ -72,7 +72,7 @@ def test_nothing_more_is_computed_for_a_client_that_has_gone(
     body = json.dumps(BODY | {"tokens": 40, "stream": stream}).encode()
     asyncio.run(own.send("POST", "/generate", body, gone=True))
     computed = len(slices)
-    assert computed < 10
+    assert computed < 25, "of 40: a client is watched after a tenth of a second"
     time.sleep(0.1)
     assert len(slices) <= computed + 1, "the slice that was being computed"
     assert own.service.scheduler.queued_requests == 0

@@ -53,48 +53,55 @@ def narrow(student: Embeddings, teacher: Embeddings, ids: Tensor | None = None) 
         return 0
     if not mine.tokens.shape[1] < its.tokens.shape[1] == projection.out_features:
         return 0
-    tokens_vh, positions_ph = its.tokens.double(), its.positions[: len(mine.positions)].double()
-    first_h = torch.zeros_like(positions_ph[0]) if its.segments is None else its.segments[0].double()
+    # On the CPU: a GPU solves least squares only where no column follows from the others.
+    tokens_vh, positions_ph = _exact(its.tokens), _exact(its.positions[: len(mine.positions)])
+    segments_ch = torch.zeros_like(positions_ph[:1]) if its.segments is None else _exact(its.segments)
     if mine.segments is None:
-        positions_ph = positions_ph + first_h
-        first_h = torch.zeros_like(first_h)
-    sum_nh = _sample(tokens_vh, positions_ph[its.offset :], ids) + first_h
-    scale_h, shift_h = its.norm.weight.double(), torch.zeros_like(first_h) if its.norm.bias is None else its.norm.bias
+        positions_ph = positions_ph + segments_ch[0]
+        segments_ch = torch.zeros_like(segments_ch)
+    sum_nh = _sample(tokens_vh, positions_ph[its.offset :], ids) + segments_ch[0]
+    scale_h = _exact(its.norm.weight)
+    shift_h = torch.zeros_like(scale_h) if its.norm.bias is None else _exact(its.norm.bias)
     scaled_nh = F.layer_norm(sum_nh, its.norm.normalized_shape, scale_h, eps=its.norm.eps)
     linear_he = _directions(scaled_nh, scale_h, mine.tokens.shape[1])
 
     mine.tokens.copy_(tokens_vh @ linear_he)
     mine.positions.copy_(positions_ph @ linear_he)
     if mine.segments is not None:
+        both = min(len(mine.segments), len(segments_ch))
         mine.segments.zero_()
-    if mine.segments is not None and its.segments is not None:
-        both = min(len(mine.segments), len(its.segments))
-        mine.segments[:both] = its.segments[:both].double() @ linear_he
+        mine.segments[:both].copy_(segments_ch[:both] @ linear_he)
     mine.norm.reset_parameters()
     narrow_ne = F.layer_norm(sum_nh @ linear_he, linear_he.shape[1:], eps=mine.norm.eps)
-    fitted = torch.linalg.lstsq(F.pad(narrow_ne, (0, 1), value=1.0), scaled_nh + shift_h).solution
+    # What a norm gives adds up to zero, so one column follows from the others: only an SVD (gelsd) solves that surely.
+    fitted = torch.linalg.lstsq(F.pad(narrow_ne, (0, 1), value=1.0), scaled_nh + shift_h, driver="gelsd").solution
     projection.weight.copy_(fitted[:-1].T)
     projection.bias.copy_(fitted[-1])
     return len(student.state_dict())
 
 
+def _exact(weights: Tensor) -> Tensor:
+    return weights.detach().cpu().double()
+
+
 def _sample(tokens_vh: Tensor, positions_ph: Tensor, ids: Tensor | None) -> Tensor:
     """Return sums of token and position embeddings."""
     draw = torch.Generator().manual_seed(0)
-    ids = torch.arange(len(tokens_vh)) if ids is None else ids.cpu()
-    ids_n = ids[torch.randint(len(ids), (SAMPLE,), generator=draw)].to(tokens_vh.device)
-    places_n = torch.randint(min(PLACES, len(positions_ph)), (SAMPLE,), generator=draw).to(tokens_vh.device)
+    ids = torch.arange(len(tokens_vh)) if ids is None else ids
+    ids_n = ids[torch.randint(len(ids), (SAMPLE,), generator=draw)]
+    places_n = torch.randint(min(PLACES, len(positions_ph)), (SAMPLE,), generator=draw)
     return tokens_vh[ids_n] + positions_ph[places_n]
 
 
 def _directions(scaled_nh: Tensor, scale_h: Tensor, width: int) -> Tensor:
     """Return the linear map of a sum of embeddings to its coordinates (h x e) before it is divided by its deviation.
 
-    The principal components are rotated at random, so that all coordinates have about the same size: the student's norm
-    divides by their deviation.
+    The student's norm takes the mean off the coordinates and divides by their deviation. So one principal component
+    fewer is kept than there are coordinates, turned such that their mean is 0 and all have about the same size.
     """
-    components_he = torch.linalg.eigh(scaled_nh.T @ scaled_nh).eigenvectors[:, -width:]
-    draw = torch.Generator().manual_seed(0)
-    rotation_ee = torch.linalg.qr(torch.randn(width, width, generator=draw, dtype=torch.float64)).Q
-    scaled_he = scale_h[:, None] * components_he @ rotation_ee.to(components_he)
-    return scaled_he - scaled_he.mean(0)  # the norm takes the mean off
+    components_hk = torch.linalg.eigh(scaled_nh.T @ scaled_nh).eigenvectors[:, 1 - width :]
+    drawn_ee = torch.randn(width, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn_ee[:, 0] = 1.0
+    turned_ke = torch.linalg.qr(drawn_ee).Q[:, 1:].T  # each row is orthogonal to (1, ..., 1)
+    scaled_he = scale_h[:, None] * components_hk @ turned_ke
+    return scaled_he - scaled_he.mean(0)  # the teacher's norm takes the mean off

@@ -67,7 +67,7 @@ class CopiedWeights(NamedTuple):
     tensors: int
     layers: int  # of the student that are complete copies
     misfit: str = ""  # why not all of them are
-    positions: bool = False  # whether the embeddings of all positions are the teacher's
+    positions: bool = False  # whether all positions are known to it: the teacher's embeddings of them, or none
 
 
 @torch.no_grad()
@@ -84,8 +84,9 @@ def copy_weights(student: Network, teacher: Network, layers: Sequence[int], ids:
     if not copied:
         for name in ("tokens", "segments", "norm", "projection"):
             copied += _copy(getattr(ours, name), getattr(theirs, name))
-        positions = bool(_copy_positions(ours, theirs))
-        copied += positions
+        moved = _copy_positions(ours, theirs)
+        copied += moved
+        positions = moved > 0 or ours.positions is None
     misfit = "no layer fits: one of the two is an LSTM"
     if isinstance(mine, TransformerEncoder) and isinstance(its, TransformerEncoder):
         misfit = _misfit(mine.stack, its.stack)

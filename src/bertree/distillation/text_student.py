@@ -210,7 +210,9 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
     if recipe.distil.start == "teacher":
         depth, given = teacher.architecture.layers, recipe.distil.layers
         layers = parse_layers(given, depth, a.layers, "distil.layers") if given else spread_evenly(depth, a.layers)
-        copied = copy_weights(contents.network, teacher.network, layers, _sampled_tokens(store))
+        narrower = a.embedding_width < teacher.architecture.embedding_width
+        tokens = _sampled_tokens(store) if narrower else None
+        copied = copy_weights(contents.network, teacher.network, layers, tokens)
         if given and copied.layers < a.layers:
             raise UserError(f"distil.layers: {copied.misfit}; leave it out, or give the student the teacher's shape")
         total = len(contents.network.state_dict())
@@ -224,8 +226,8 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
 def _sampled_tokens(store: Store) -> torch.Tensor:
     """Return tokens at equal distances in a text."""
     step = store.tokens // SAMPLED_TOKENS + 1
-    ids = [shard.read(0, shard.tokens.size, store.vocab_size)[::step] for shard in store.shards]
-    return torch.from_numpy(np.concatenate(ids).astype(np.int64))
+    ids = np.concatenate([shard.tokens[::step] for shard in store.shards]).astype(np.int64)
+    return torch.from_numpy(ids[ids < store.vocab_size])
 
 
 def _student_pooling(a: Architecture, teacher: Model, seed: int) -> SentencePooling:

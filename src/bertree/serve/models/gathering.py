@@ -44,7 +44,7 @@ class TextGatherer:
         waiting = [one for one in self._waiting.pop(key) if not one.future.done()]
         try:
             encoded = self._tokenize([text for one in waiting for text in one.texts], prompt, cut)
-        except Exception as error:
+        except BaseException as error:  # a tokenizer that panics, too: nobody else would tell those who wait
             if len(waiting) == 1:
                 waiting[0].future.set_exception(error)
                 return
