@@ -166,6 +166,7 @@ def _more_tokenizers(root: Path) -> None:
         "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
         "pad_id": 3,
         "hard_vocab_limit": False,
+        "num_threads": 1,
     }
     lines = iter(text.split("\n\n"))
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=made, minloglevel=2, **options)
@@ -200,7 +201,7 @@ def _reformer(path: Path, text: str) -> None:
     a = PRESETS["reformer-enwik8"].architecture.with_values({**sizes, **hashed, **axial})
     folder.write(Contents(a, build(a, {"mask": 0})), path, to="huggingface")
     made, lines = io.BytesIO(), iter(text.split("\n\n"))
-    options = {"vocab_size": 90, "model_type": "bpe", "minloglevel": 2}
+    options = {"vocab_size": 90, "model_type": "bpe", "minloglevel": 2, "num_threads": 1}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, model_writer=made, **options)
     (path / "spiece.model").write_bytes(made.getvalue())
 
