@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,15 @@ def export_and_die(folder: Path, address: str, steps: int, fresh: bool) -> None:
     Index.open(folder).export(address, replace=fresh, watch=watch)
 
 
-def run(*given: Any) -> int | None:
-    process = PROCESSES.Process(target=export_and_die, args=given)
+def run(folder: Path, address: str, *given: Any) -> int | None:
+    process = PROCESSES.Process(target=export_and_die, args=(folder, address, *given))
     process.start()
     process.join(PATIENCE)
+    until = time.monotonic() + PATIENCE
+    # The server notices a moment later that a client was killed; meanwhile its export holds the lock.
+    while run_sql(address, "SELECT pid FROM pg_locks WHERE locktype = 'advisory'"):
+        assert time.monotonic() < until
+        time.sleep(0.01)
     return process.exitcode
 
 
