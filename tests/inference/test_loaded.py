@@ -65,9 +65,9 @@ def test_one_text_is_one_input(classifier: bertree.Model) -> None:
 
 def test_training_of_ones_own_changes_what_is_served(model: bertree.Model, tmp_path: Path) -> None:
     before = model.embed(TEXTS[:2])
+    torch.manual_seed(0)
     head = torch.nn.Linear(model.network.width, 2)
     optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=3e-3)
-    torch.manual_seed(0)
     losses = []
     assert model.train() is model
     for _ in range(12):

@@ -27,7 +27,7 @@ def gradients(dtype: torch.dtype, *batches: Batch) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("dtype", "bar"), [(torch.float64, 1e-9), (torch.float32, 1e-6)])
+@pytest.mark.parametrize(("dtype", "bar"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 def test_accumulation_changes_nothing(dtype: torch.dtype, bar: float) -> None:
     rows = sequences(64)
     pieces = [joined(rows[start : start + 8]) for start in range(0, 64, 8)]

@@ -50,7 +50,7 @@ def test_kernels_follow_the_definition(
 
     for name, one, other in zip(NAMES, with_gradients(ours, given), with_gradients(exact, given), strict=True):
         assert one.shape == other.shape
-        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6 if name == "mixed" else 2e-5), name
+        assert torch.allclose(one, other, rtol=1e-5, atol=4e-6 if name == "mixed" else 2e-5), name
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)

@@ -35,7 +35,7 @@ def test_kernels_follow_the_definition(
     qkv = random_qkv(layout, seed)
     ours = with_gradients(lambda q, k, v: kernel.attend(q, k, v, layout, 0.0, None), qkv)
     exact = with_gradients(lambda q, k, v: definition(q, k, v, layout), qkv)
-    for one, other, tolerance in zip(ours, exact, (1e-6, 1e-5, 1e-5, 1e-5), strict=True):
+    for one, other, tolerance in zip(ours, exact, (3e-6, 1e-5, 1e-5, 1e-5), strict=True):
         assert one.shape == other.shape
         assert (one - other).abs().max() < tolerance if one.numel() else True
 
