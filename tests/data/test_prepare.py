@@ -177,7 +177,7 @@ def test_killed_at_any_moment_it_goes_on(
     """kill -9 as soon as so many shards are there; the workers must not outlive it."""
     out = tmp_path / "store"
     code = (
-        "import sys\n"
+        "import signal, sys\n"
         "from pathlib import Path\n"
         "from bertree.data import prepare as module\n"
         "from bertree.engines.processes import Processes\n"
@@ -185,6 +185,7 @@ def test_killed_at_any_moment_it_goes_on(
         "from bertree.text.tokenizer import Tokenizer\n"
         "if __name__ == '__main__':\n"
         f"    module.CHUNK = {CHUNK}\n"
+        "    module.write_header = lambda *given, **named: signal.pause()\n"  # it ends only when it is killed
         "    corpus = Corpus([sys.argv[1]], CorpusOptions(deduplicate=True))\n"
         "    tokenizer = Tokenizer.load(Path(sys.argv[2]))\n"
         f"    module.prepare(corpus, tokenizer, Path(sys.argv[3]), Processes(2), shard_tokens={SHARD})\n"

@@ -18,7 +18,7 @@ from tests.fuzz.mutations.trees import document
 from tests.fuzz.running import Limits, MiB, Runner, import_everything
 from tests.fuzz.samples import make
 from tests.fuzz.session import KINDS, Session, draw
-from tests.support.processes import PROCESSES
+from tests.support.processes import PATIENCE, PROCESSES
 
 WORD = b"boom"
 PRETRAIN = "pretrain recipe.toml --store store --out out"
@@ -43,7 +43,7 @@ def start(target: Callable[..., None], *given: object) -> None:
     """Run a function to its end in a process that may fork."""
     process = PROCESSES.Process(target=target, args=given)
     process.start()
-    process.join(240)
+    process.join(PATIENCE)
     assert process.exitcode == 0
 
 

@@ -20,16 +20,21 @@ from bertree.serve.launch import THREADS
 from bertree.serve.serving import Serving, read_keys
 from tests.support import learnable
 from tests.support.command import Command
+from tests.support.processes import PATIENCE
 
 KEY = "test-key"
 LOAD = 12  # clients that ask without pause
+# The same program, which waits longer for requests on their way: a busy machine may hold the clients up for a while.
+PATIENT = "from bertree.serve import worker; worker.LINGER = 2.0; from bertree.cli.main import main; main()"
 
 
 @contextmanager
-def server(*arguments: str, **more: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """A server on a free port, when it is ready. `more`: variables of its environment."""
+def server(
+    *arguments: str, program: tuple[str, str] = ("-m", "bertree"), **more: str
+) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """A server on a free port, when it is ready. `program`: what Python runs; `more`: variables of its environment."""
     environment = os.environ | {"BERTREE_API_KEY": KEY} | more
-    command = [sys.executable, "-m", "bertree", "serve", *arguments, "--port", "0", "--log", "errors"]
+    command = [sys.executable, *program, "serve", *arguments, "--port", "0", "--log", "errors"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     try:
@@ -47,7 +52,7 @@ def ask(port: int, path: str, body: Any = None) -> Any:
     """Ask a server and return its answer."""
     data = None if body is None else json.dumps(body).encode()
     request = Request(f"http://127.0.0.1:{port}{path}", data, {"Authorization": f"Bearer {KEY}"})
-    with urlopen(request, timeout=20) as answer:
+    with urlopen(request, timeout=PATIENCE) as answer:
         return json.loads(answer.read())
 
 
@@ -84,12 +89,13 @@ async def ask_until_closed(port: int, counts: dict[str, int]) -> None:
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
 def test_under_load_a_model_is_swapped_and_sigterm_loses_no_request(tmp_path: Path, loop: str) -> None:
     folder = learnable.model(tmp_path / "words", learnable.tokenizer())
-    variables = {}
+    variables = dict(THREADS)  # else it would start again, as another program
     if loop == "asyncio":  # as where uvloop is not installed
         (tmp_path / "hidden").mkdir()
         (tmp_path / "hidden" / "uvloop.py").write_text("raise ImportError")
         variables["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "hidden"), *sys.path])
-    with server(str(folder), "--watch", "0", "--drain", "20", **variables) as (process, port):
+    patient = ("-c", PATIENT)
+    with server(str(folder), "--watch", "0", "--drain", "600", program=patient, **variables) as (process, port):
         counts = {"answered": 0, "refused": 0, "lost": 0, "closed": 0}
 
         async def load() -> None:
@@ -107,7 +113,7 @@ def test_under_load_a_model_is_swapped_and_sigterm_loses_no_request(tmp_path: Pa
             await asyncio.gather(*clients)
 
         asyncio.run(load())
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
         assert counts["lost"] == 0, counts
         assert counts["refused"] == LOAD, "each client was told that the connection is closed, then found nobody"
         assert counts["answered"] >= 50 + LOAD
@@ -121,7 +127,7 @@ def test_several_workers_serve_one_socket_and_end_together(tmp_path: Path) -> No
         for _ in range(8):
             assert len(ask(port, "/embed", {"inputs": "the boat"})[0]) == 32
         request = Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {KEY}"})
-        with urlopen(request, timeout=20) as answer:
+        with urlopen(request, timeout=PATIENCE) as answer:
             text = answer.read().decode()
         assert 'bertree_requests_total{route="/embed",status="200"} 8.0' in text, "of both together"
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -130,7 +136,7 @@ def test_several_workers_serve_one_socket_and_end_together(tmp_path: Path) -> No
             assert line
         assert ask(port, "/health") == {"status": "ok"}
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 SUPERVISED = """
@@ -150,7 +156,7 @@ def test_workers_end_when_the_process_above_them_is_killed() -> None:
         for _ in range(2):
             process.stdout.readline()
         process.kill()
-        process.communicate(timeout=20)  # until the last worker has gone: they hold its standard output
+        process.communicate(timeout=PATIENCE)  # until the last worker has gone: they hold its standard output
 
 
 def test_it_listens_to_other_machines_only_with_a_key(command: Command) -> None:

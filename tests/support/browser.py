@@ -5,7 +5,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Tab:
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
         self.address = address
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
-        self.context.set_default_timeout(15_000)
+        self.context.set_default_timeout(60_000)
         self.page = self.context.new_page()
         self.wrong: list[str] = []
         self.page.on("console", self._on_console)
@@ -77,6 +77,14 @@ class Tab:
         self.page.goto("about:blank")
         self.page.goto(f"{self.address}/#{view}" + (f"?{urlencode(values)}" if values else ""))
         return self.page
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Look every few milliseconds until something is so; fail if it never is."""
+        for _ in range(1500):
+            if is_so():
+                return
+            self.page.wait_for_timeout(40)
+        raise AssertionError("it did not happen")
 
     def close(self) -> list[str]:
         """Return what went wrong."""

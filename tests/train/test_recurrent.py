@@ -21,7 +21,7 @@ from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.device import set_deterministic
 from bertree.train.held_out import evaluate_held_out
 from tests.support.batches import run_backward
-from tests.support.processes import PROCESSES
+from tests.support.processes import PATIENCE, PROCESSES
 from tests.support.recurrent import WIDTH, make_feed, make_loop, make_network, make_store, train
 from tests.support.runs import results
 from tests.support.saved import saved
@@ -47,7 +47,7 @@ def test_a_killed_run_ends_in_the_same_bytes(undisturbed: Path, tmp_path: Path, 
     out = tmp_path / "run"
     process = PROCESSES.Process(target=train, args=(out, False, step))
     process.start()
-    process.join(120)
+    process.join(PATIENCE)
     assert process.exitcode == -signal.SIGKILL
     assert CheckpointFolder(out / "checkpoints").steps() == [n for n in (12, 9, 6, 3) if n < step][:2]
     assert train(out, resume=True) is None
