@@ -105,6 +105,13 @@ def test_what_does_not_fit_is_left_as_it_is(teacher: Network, axes: dict[str, An
     assert all(torch.equal(tensor, before[name]) for name, tensor in student.state_dict().items())
 
 
+def test_embeddings_of_width_one_keep_no_direction(teacher: Network) -> None:
+    student = network(2, embedding_width=1)
+    assert narrow(student.encoder.embeddings, teacher.encoder.embeddings) > 0
+    mine = inputs(student, torch.arange(5, 9))
+    assert torch.allclose(mine, mine[:1].expand_as(mine), atol=1e-5), "the same input for every token, but a finite one"
+
+
 def test_the_teacher_is_not_changed(teacher: Network) -> None:
     before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     narrow(network(2, embedding_width=NARROW).encoder.embeddings, teacher.encoder.embeddings)

@@ -30,9 +30,9 @@ together.wait()
 
 
 def arenas(*limit: str, **environment: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT, *limit], capture_output=True, text=True, check=True, env=os.environ | environment
-    )
+    usual = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
+    command = [sys.executable, "-c", COUNT, *limit]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=usual | environment)
     return done.stdout.count("<heap nr=")
 
 

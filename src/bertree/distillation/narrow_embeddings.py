@@ -99,7 +99,7 @@ def _directions(scaled_nh: Tensor, scale_h: Tensor, width: int) -> Tensor:
     The student's norm takes the mean off the coordinates and divides by their deviation. So one principal component
     fewer is kept than there are coordinates, turned such that their mean is 0 and all have about the same size.
     """
-    components_hk = torch.linalg.eigh(scaled_nh.T @ scaled_nh).eigenvectors[:, 1 - width :]
+    components_hk = torch.linalg.eigh(scaled_nh.T @ scaled_nh).eigenvectors[:, len(scale_h) - width + 1 :]
     drawn_ee = torch.randn(width, width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     drawn_ee[:, 0] = 1.0
     turned_ke = torch.linalg.qr(drawn_ee).Q[:, 1:].T  # each row is orthogonal to (1, ..., 1)
