@@ -3,6 +3,8 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,6 +13,9 @@ from bertree.errors import UserError
 from bertree.pretraining import minutes
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining.recipe import PretrainingRunSettings, Recipe
+from bertree.train.feed import StreamFeed
+from bertree.train.loop import Loop
+from bertree.train.schedule import TrainingPlan
 from tests.support import runs
 
 SHORT = 0.05
@@ -37,6 +42,14 @@ def test_a_warmup_does_not_vanish_nor_exceed_the_run() -> None:
 def test_too_short_a_run_is_refused_with_the_shortest_one() -> None:
     with pytest.raises(UserError, match=r"^run\.minutes: 0\.001: is too short [^\n]* at least 0\.17, or fewer phases$"):
         minutes.fit_into_minutes(given((99, 1), 0.001), [0.1, 0.1])
+
+
+def test_one_slow_step_does_not_make_the_run_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minutes, "_take", lambda loop, make, first, last: [5.0] + [0.1] * (last - first - 1))
+    world = SimpleNamespace(gather=lambda values: [values])
+    plan = TrainingPlan(given((50,), 1).phases, ScheduleSettings(), lr=1e-3)
+    loop, feed = cast(Loop, SimpleNamespace(world=world)), cast(StreamFeed, SimpleNamespace(plan=plan))
+    assert minutes._measure_phase(loop, feed, 0) == pytest.approx(0.1)
 
 
 def test_a_student_whose_teacher_is_cached_has_no_minutes() -> None:

@@ -7,9 +7,11 @@ steps, so that a resumed run, on whatever machine, has the same.
 """
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -101,21 +103,25 @@ def _measure_phase(loop: Loop, feed: StreamFeed, phase: int) -> float:
 
     _take(loop, make, 0, WARM)
     # All ranks take as many steps: those that the first one counts.
-    one = _take(loop, make, WARM, WARM + 1)
+    [one] = _take(loop, make, WARM, WARM + 1)
     count = min(MOST, max(FEWEST, math.ceil(SECONDS / loop.world.gather([one])[0][0])))
     taken = _take(loop, make, WARM + 1, WARM + 1 + count)
-    batches = sum(updates[number % len(updates)].batches for number in range(WARM + 1, WARM + 1 + count))
-    return loop.world.gather([taken])[0][0] / batches
+    batches = [updates[number % len(updates)].batches for number in range(WARM + 1, WARM + 1 + count)]
+    # The median: a step that compiles once more, or waits for another process, says nothing about the others.
+    usual = statistics.median(each / of for each, of in zip(taken, batches, strict=True))
+    return loop.world.gather([usual])[0][0]
 
 
-def _take(loop: Loop, make: Callable[[int], StepBatches], first: int, last: int) -> float:
-    """Take some steps as a run does, the host one ahead of the device; return how long they took."""
-    began, before = time.perf_counter(), None
+def _take(loop: Loop, make: Callable[[int], StepBatches], first: int, last: int) -> list[float]:
+    """Take some steps as a run does, the host one ahead of the device; return how long each took."""
+    times, before = [time.perf_counter()], None
     for step_batches in prefetch(make, first, last):
         result = loop.step(step_batches)
         if before is not None:
             before.norm  # noqa: B018  # waits for it
+            times.append(time.perf_counter())
         before = result
     assert before is not None
     before.norm  # noqa: B018
-    return time.perf_counter() - began
+    times.append(time.perf_counter())
+    return [end - begin for begin, end in pairwise(times)]
