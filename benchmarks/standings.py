@@ -55,7 +55,7 @@ def summary(rows: Sequence[Json], tasks: Sequence[str], reference: str | None) -
         line.append("-" if value is None else f"{value:.1f}")
         if reference:
             whole = averages.get(reference)
-            line.append("-" if value is None or whole is None else f"{value / whole:.1%}")
+            line.append(f"{value / whole:.1%}" if value is not None and whole else "-")
     head = ["model", "parameters", *(f"{task} ({metrics[task]})" for task in tasks), "average"]
     head += [f"of {reference}'s"] if reference else []
     remarks = [*_sizes(done, tasks), *_settings(done), *_failures(rows, done)]
