@@ -171,3 +171,29 @@ def test_the_real_one_works_without_a_network(monkeypatch: pytest.MonkeyPatch, t
 def test_the_real_one_is_stored_as_it_would_be_again(tmp_path: Path) -> None:
     bertree.load("default").save(tmp_path / "again", dtype="int8")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (REAL / "model.safetensors").read_bytes()
+
+
+@real
+def test_the_real_one_keeps_unrelated_sentences_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    scores = bertree.load("default").similarity(
+        ["The stock market fell sharply."], ["Shares lost much of their value today.", "A cat sleeps on the warm stones."]
+    )[0]
+    assert scores[0] > 0.5
+    assert scores[1] < 0.3
+
+
+@real
+def test_transformers_reads_the_real_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers import AutoModelForMaskedLM
+
+    monkeypatch.chdir(tmp_path)
+    assert verb(monkeypatch, "convert", "default", "folder", "--to", "huggingface", "--quiet") == 0
+    ours, theirs = bertree.load("default"), AutoModelForMaskedLM.from_pretrained("folder")
+    assert ours.tokenizer is not None
+    text = next(iter(EASY))
+    ids = torch.tensor([ours.tokenizer.encode([text])[0].ids])
+    with torch.no_grad():
+        probabilities = theirs(ids).logits[ids == ours.tokenizer.id_of("mask")].softmax(-1)[0]
+    for candidate in ours.fill_mask(text, 5):
+        assert abs(float(probabilities[candidate.id]) - candidate.probability) < 1e-5

@@ -27,7 +27,9 @@ from bertree.train.schedule import TrainingPlan
 
 WARM = 3  # steps before the clock starts: the first compiles
 SECONDS = 2.5  # to measure in each phase
+PROBED = 3  # steps that tell how many fit into that time
 FEWEST, MOST = 5, 500  # steps to measure
+SLOW = 3  # times the median: such steps are left out
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 
 
@@ -101,15 +103,19 @@ def _measure_phase(loop: Loop, feed: StreamFeed, phase: int) -> float:
         step = feed[updates[number % len(updates)].number]
         return replace(step, update=replace(step.update, lr=0.0))
 
+    def usual(first: int, count: int) -> float:
+        """Take some steps and return what a batch of them takes, on the first rank: all ranks take as many steps."""
+        each = [
+            seconds / updates[number % len(updates)].batches
+            for number, seconds in enumerate(_take(loop, make, first, first + count), first)
+        ]
+        # A step that compiles once more says nothing about the others.
+        longest = SLOW * statistics.median(each)
+        return loop.world.gather([statistics.mean(one for one in each if one <= longest)])[0][0]
+
     _take(loop, make, 0, WARM)
-    # All ranks take as many steps: those that the first one counts.
-    [one] = _take(loop, make, WARM, WARM + 1)
-    count = min(MOST, max(FEWEST, math.ceil(SECONDS / loop.world.gather([one])[0][0])))
-    taken = _take(loop, make, WARM + 1, WARM + 1 + count)
-    batches = [updates[number % len(updates)].batches for number in range(WARM + 1, WARM + 1 + count)]
-    # The median: a step that compiles once more, or waits for another process, says nothing about the others.
-    usual = statistics.median(each / of for each, of in zip(taken, batches, strict=True))
-    return loop.world.gather([usual])[0][0]
+    one = usual(WARM, PROBED) * updates[(WARM + PROBED) % len(updates)].batches
+    return usual(WARM + PROBED, min(MOST, max(FEWEST, math.ceil(SECONDS / one))))
 
 
 def _take(loop: Loop, make: Callable[[int], StepBatches], first: int, last: int) -> list[float]:

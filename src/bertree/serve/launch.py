@@ -16,7 +16,9 @@ from bertree.serve.serving import Serving, cores
 
 NEEDED = ("uvicorn", "starlette", "msgspec", "orjson", "prometheus_client")
 THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-M_ARENA_MAX = -8  # of glibc's mallopt
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's mallopt
+FROM_POOLS = 32 << 20  # bytes of the largest block that comes from a pool: glibc allows no more
+KEPT = 256 << 20  # free bytes at the end of the main pool
 
 
 def check_installed() -> None:
@@ -35,14 +37,24 @@ def set_threads() -> None:
         os.execv(sys.executable, [sys.executable, "-m", "bertree", *sys.argv[1:]])
 
 
-def limit_arenas(count: int) -> None:
-    """Let threads share so many pools of memory (glibc's arenas), unless the environment sets another number.
+def set_allocator(arenas: int) -> None:
+    """Set glibc's allocator so that memory stays flat under mixed load, unless the environment has set it.
 
-    By default there are up to eight for each core. What one thread has freed is then of no use to another, and memory
-    grows for a long time under mixed load."""
-    if "MALLOC_ARENA_MAX" not in os.environ:
-        with suppress(OSError, AttributeError, TypeError):  # another system, or another C library
-            ctypes.CDLL(None).mallopt(M_ARENA_MAX, count)
+    Threads share at most so many pools of memory (arenas). By default there are up to eight for each core, and what one
+    thread has freed is of no use to another. Blocks come from the pools, which keep what is freed; otherwise memory
+    goes back to the system and is requested again all the time."""
+    wanted = {
+        "MALLOC_ARENA_MAX": (M_ARENA_MAX, arenas),
+        "MALLOC_MMAP_THRESHOLD_": (M_MMAP_THRESHOLD, FROM_POOLS),
+        "MALLOC_TRIM_THRESHOLD_": (M_TRIM_THRESHOLD, KEPT),
+    }
+    if "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", ""):
+        return
+    with suppress(OSError, AttributeError, TypeError):  # another system, or another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for name, (parameter, value) in wanted.items():
+            if name not in os.environ:
+                mallopt(parameter, value)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -65,7 +77,7 @@ def serve(serving: Serving) -> int:
     """Serve until a signal comes; return the exit code."""
     check_installed()
     set_threads()
-    limit_arenas(max(2, cores() // serving.workers))
+    set_allocator(max(2, serving.threads or cores() // serving.workers))
     listener = bind(serving.host, serving.port)
     if serving.workers == 1:
         from bertree.serve.worker import run_worker
