@@ -176,9 +176,8 @@ def test_the_real_one_is_stored_as_it_would_be_again(tmp_path: Path) -> None:
 @real
 def test_the_real_one_keeps_unrelated_sentences_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    scores = bertree.load("default").similarity(
-        ["The stock market fell sharply."], ["Shares lost much of their value today.", "A cat sleeps on the warm stones."]
-    )[0]
+    others = ["Shares lost much of their value today.", "A cat sleeps on the warm stones."]
+    scores = bertree.load("default").similarity(["The stock market fell sharply."], others)[0]
     assert scores[0] > 0.5
     assert scores[1] < 0.3
 
