@@ -62,5 +62,7 @@ def test_threads_share_as_many_pools_as_allowed() -> None:
 @glibc
 def test_pools_keep_what_is_freed() -> None:
     usual, kept = int(run(FREE)), int(run(FREE, "keep"))  # pages that the system had to give
+    if not usual:
+        pytest.skip("this system does not count page faults")
     assert kept < usual / 4
     assert int(run(FREE, "keep", MALLOC_TRIM_THRESHOLD_="1000000")) > usual / 2, "the environment's number holds"
