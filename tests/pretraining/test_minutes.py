@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -44,20 +45,35 @@ def test_too_short_a_run_is_refused_with_the_shortest_one() -> None:
         minutes.fit_into_minutes(given((99, 1), 0.001), [0.1, 0.1])
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-def test_steps_that_compile_do_not_make_the_run_shorter(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = []
+def measured(take: Callable[[int], list[float]], monkeypatch: pytest.MonkeyPatch) -> tuple[float, list[int]]:
+    """Return the seconds of a step where so many steps take what `take` says, and how many were taken at a time."""
+    counts: list[int] = []
 
-    def take(loop: Loop, make: object, first: int, last: int) -> list[float]:
+    def counted(loop: Loop, make: object, first: int, last: int) -> list[float]:
         counts.append(last - first)
-        return [5.0] * slow + [0.1, 0.12] * ((last - first - slow) // 2) + [0.1] * ((last - first - slow) % 2)
+        return take(last - first)
 
-    monkeypatch.setattr(minutes, "_take", take)
+    monkeypatch.setattr(minutes, "_take", counted)
     world = SimpleNamespace(gather=lambda values: [values])
     plan = TrainingPlan(given((50,), 1).phases, ScheduleSettings(), lr=1e-3)
     loop, feed = cast(Loop, SimpleNamespace(world=world)), cast(StreamFeed, SimpleNamespace(plan=plan))
-    assert minutes._measure_phase(loop, feed, 0) == pytest.approx(0.11, rel=0.05)
+    return minutes._measure_phase(loop, feed, 0), counts
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_steps_that_compile_do_not_make_the_run_shorter(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(count: int) -> list[float]:
+        return [5.0] * slow + [0.1, 0.12] * ((count - slow) // 2) + [0.1] * ((count - slow) % 2)
+
+    seconds, counts = measured(take, monkeypatch)
+    assert seconds == pytest.approx(0.11, rel=0.05)
     assert counts[-1] > 20, "enough steps for the time, whatever the first of them took"
+
+
+def test_steps_of_many_seconds_are_measured_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, counts = measured(lambda count: [90.0, 61.0, 60.0][:count], monkeypatch)
+    assert seconds == 60
+    assert counts == [3]
 
 
 def test_a_student_whose_teacher_is_cached_has_no_minutes() -> None:

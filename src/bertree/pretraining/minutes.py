@@ -1,9 +1,9 @@
 """A run of so many minutes (`run.minutes`): how fast its steps are is measured, then its steps are counted out.
 
-Before the first step each phase takes a few steps at learning rate 0: they compile what is compiled, change no weight,
-and the optimizer forgets them. The recipe's steps and its warm-up are then multiplied by one factor. The minutes are
-those of the steps; compiling, evaluating and saving come on top. The run's recipe.toml and its checkpoints keep the
-steps, so that a resumed run, on whatever machine, has the same.
+Before the first step each phase takes a few steps at learning rate 0, fewer if they are slow: they compile what is
+compiled, change no weight, and the optimizer forgets them. The recipe's steps and its warm-up are then multiplied by
+one factor. The minutes are those of the steps; compiling, evaluating and saving come on top. The run's recipe.toml and
+its checkpoints keep the steps, so that a resumed run, on whatever machine, has the same.
 """
 
 import math
@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+from bertree.console import say
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.pretraining import recipe as recipes
@@ -60,6 +61,7 @@ def identity(recipe: Recipe) -> Json:
 
 def count_out(recipe: Recipe, loop: Loop, feed: StreamFeed) -> tuple[Recipe, str]:
     """Measure the steps of a run that begins, give it as many as fit into its minutes, and say so."""
+    say("measuring how long a step takes, to lay out the schedule ...")
     seconds = measure(loop, feed)
     counted = fit_into_minutes(recipe, seconds)
     feed.plan = TrainingPlan(counted.phases, counted.schedule, counted.optim.lr)
@@ -103,19 +105,24 @@ def _measure_phase(loop: Loop, feed: StreamFeed, phase: int) -> float:
         step = feed[updates[number % len(updates)].number]
         return replace(step, update=replace(step.update, lr=0.0))
 
-    def usual(first: int, count: int) -> float:
-        """Take some steps and return what a batch of them takes, on the first rank: all ranks take as many steps."""
-        each = [
-            seconds / updates[number % len(updates)].batches
-            for number, seconds in enumerate(_take(loop, make, first, first + count), first)
-        ]
+    def take(first: int, count: int) -> list[float]:
+        """Take some steps and return what a batch of each takes."""
+        seconds = _take(loop, make, first, first + count)
+        return [each / updates[number % len(updates)].batches for number, each in enumerate(seconds, first)]
+
+    def of_first_rank(seconds: float) -> float:
+        return loop.world.gather([seconds])[0][0]  # so that all ranks take as many steps
+
+    def usual(each: list[float]) -> float:
         # A step that compiles once more says nothing about the others.
         longest = SLOW * statistics.median(each)
-        return loop.world.gather([statistics.mean(one for one in each if one <= longest)])[0][0]
+        return of_first_rank(statistics.mean(one for one in each if one <= longest))
 
-    _take(loop, make, 0, WARM)
-    one = usual(WARM, PROBED) * updates[(WARM + PROBED) % len(updates)].batches
-    return usual(WARM + PROBED, min(MOST, max(FEWEST, math.ceil(SECONDS / one))))
+    quickest = of_first_rank(min(take(0, WARM)[1:]))
+    if quickest * updates[0].batches >= SECONDS:
+        return quickest  # such long steps differ little, and more of them would take minutes
+    one = usual(take(WARM, PROBED)) * updates[(WARM + PROBED) % len(updates)].batches
+    return usual(take(WARM + PROBED, min(MOST, max(FEWEST, math.ceil(SECONDS / one)))))
 
 
 def _take(loop: Loop, make: Callable[[int], StepBatches], first: int, last: int) -> list[float]:
