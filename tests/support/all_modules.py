@@ -14,7 +14,7 @@ from tests.support import quick  # noqa: E402
 from tests.support.command import make_tree  # noqa: E402
 
 OURS = ("tests.support.runs", "tests.support.killing", "tests.kill.trial")
-OTHERS = ("torch._inductor", "faiss", "jinja2", "rich.table", "rich.progress")
+OTHERS = ("faiss", "jinja2", "rich.table", "rich.progress")
 OTHERS += ("numpy.ma", "numpy.ctypeslib", "zoneinfo", "rich._emoji_codes")
 
 names = [found.name for found in pkgutil.walk_packages(bertree.__path__, "bertree.")]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from bertree.config.compiler import prepare_compiler
 from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
 from bertree.model.layers.residual import Block, Reversible
@@ -98,9 +99,8 @@ def compile_parts(network: Network) -> None:
     Blocks of reversible layers, which must draw the same random numbers twice, and clusters of a vocabulary, whose
     shapes depend on the tokens, are left as they are."""
     import torch._dynamo.config
-    import torch._inductor.config
 
-    torch._inductor.config.fallback_random = True  # as where a whole step is compiled
+    prepare_compiler()
     torch._dynamo.config.recompile_limit = GRAPHS
     for stack in [module for module in network.modules() if isinstance(module, Stack)]:
         if not isinstance(stack.residual, Reversible):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertree.engines.ray_cluster import RayCluster
 from bertree.errors import UserError
-from bertree.serve.launch import THREADS, check_installed
+from bertree.serve.launch import THREADS, check_installed, set_allocator
 from bertree.serve.serving import Serving
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def _builder(serving: Serving) -> "Callable[[], ASGIApp]":
         from bertree.serve.http.logs import Log
         from bertree.serve.worker import load_service
 
+        set_allocator(max(2, serving.threads))
         service = load_service(serving, Log(requests=serving.log_requests))
         service.scheduler.start()
         return build_app(service)

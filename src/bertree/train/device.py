@@ -46,10 +46,12 @@ class Placement:
 
 
 def set_deterministic(wanted: bool) -> None:
-    """Compute the same bytes every time, where PyTorch can. Call it before the first product on a GPU."""
+    """Compute the same bytes every time, where PyTorch can. Call it before the first product on a GPU.
+
+    `torch.use_deterministic_algorithms` does the same and imports the compiler."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    torch.set_deterministic_debug_mode("warn" if wanted else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bertree.config.compiler import prepare_compiler
 from bertree.objectives.objective import Objective
 from bertree.scale.distribute import Distribution
 from bertree.scale.world import SharedError
@@ -169,8 +170,6 @@ class Loop:
 
 
 def _compile(objective: Objective) -> Compute:
-    import torch._inductor.config
-
-    torch._inductor.config.fallback_random = True  # PyTorch's dropout kernel draws four numbers at a time, Triton's one
+    prepare_compiler()
     compute: Compute = torch.compile(objective, dynamic=False)
     return compute

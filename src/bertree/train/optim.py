@@ -13,6 +13,7 @@ from bertree.scale.distribute import Distribution
 from bertree.scale.gradients import first_row, is_sharded, local, squares, sum_over_ranks
 from bertree.scale.world import World
 from bertree.train.optimizers.adamw import ShardedAdamW
+from bertree.train.optimizers.eager import EagerMethods
 from bertree.train.optimizers.layer_rates import with_layer_rates
 from bertree.train.optimizers.muon import build_muon
 
@@ -55,7 +56,7 @@ class MatrixPart(NamedTuple):
     split: bool  # tensor ranks hold different parts
 
 
-class Lamb(Optimizer):
+class Lamb(EagerMethods, Optimizer):
     """LAMB (You et al. 2019, algorithm 2): Adam's step, rescaled for each matrix to the norm of its weights.
 
     With m and v Adam's bias-corrected moments, r = m / (sqrt(v) + eps) and u = r + decay * w, a tensor changes by

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
+from bertree.model.kernels.operators import operator
 from bertree.model.kernels.streams import cut_streams
 from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Window
 
@@ -45,7 +45,7 @@ def _mask(queries: int, keys: int, left: int, right: int, hides_self: bool, like
     return False, mask
 
 
-@custom_op("bertree::grouped_attention", mutates_args=())
+@operator("bertree::grouped_attention")
 def _attend(
     q_tnd: Tensor,
     k_tnd: Tensor,
@@ -69,7 +69,7 @@ def _attend(
     return out_tnd, queries.join([scale for _, scale in mixed], q_tnd[..., 0].to(scale_type))
 
 
-@custom_op("bertree::grouped_attention_backward", mutates_args=())
+@operator("bertree::grouped_attention_backward")
 def _attend_backward(
     grad_tnd: Tensor,
     q_tnd: Tensor,

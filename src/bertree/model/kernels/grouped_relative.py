@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
+from bertree.model.kernels.operators import operator
 from bertree.model.kernels.relative_groups import (
     Group,
     GroupGradients,
@@ -108,7 +108,7 @@ def _first_places(places_t: Tensor, cu_q: Tensor) -> tuple[list[int], bool]:
     return torch.where(cu_q.diff() > 0, firsts_s, 0).tolist(), False
 
 
-@custom_op("bertree::grouped_relative_attention", mutates_args=())
+@operator("bertree::grouped_relative_attention")
 @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def _attend(
     qu_tnd: Tensor,
@@ -142,7 +142,7 @@ def _attend(
     return out_tnd.to(qu_tnd.dtype), sums_tn
 
 
-@custom_op("bertree::grouped_relative_attention_backward", mutates_args=())
+@operator("bertree::grouped_relative_attention_backward")
 @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def _attend_backward(
     grad_tnd: Tensor,

@@ -21,6 +21,7 @@ from bertree.model.layers.feed_forward import GatedFeedForward
 from bertree.scale.gradients import first_row, is_sharded, local
 from bertree.scale.world import World
 from bertree.train.optimizers.adamw import ShardedAdamW
+from bertree.train.optimizers.eager import EagerMethods
 from bertree.train.optimizers.layer_rates import with_layer_rates
 
 STACKED = {".qkv.": 3, ".qv.": 2, ".lstm.": 4}  # matrices in one tensor, by a part of its name
@@ -105,7 +106,7 @@ def whole(stack: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(stack, like.device_mesh, placements, shape=shape, stride=strides).full_tensor()
 
 
-class Muon(Optimizer):
+class Muon(EagerMethods, Optimizer):
     """Muon for groups with `matrices=True`, fused AdamW for the others, as one optimizer.
 
     With m the running mean of gradients g, m <- mu m + (1 - mu) g, and u = mu m + (1 - mu) g (Nesterov), a matrix

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
 
 from bertree.keyed_random import key as random_key
 from bertree.keyed_random import normal
 from bertree.model.kernels.chunks import triton_line
+from bertree.model.kernels.operators import operator
 
 _BLOCK = 2**18  # numbers that are hashed at a time
 
@@ -88,7 +88,7 @@ def hash_buckets(qk_tnd: Tensor, rotations: tuple[Tensor, ...], counts: BucketCo
     return found
 
 
-@custom_op("bertree::hash_buckets", mutates_args=())
+@operator("bertree::hash_buckets")
 def _hash_buckets(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor], sequence_ids_t: Tensor) -> Tensor:
     tokens, heads, width = qk_tnd.shape
     rounds = rotations[0].shape[2]

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, threshold_
-from torch.library import custom_op
 
 from bertree.model.kernels.chunks.order import EMPTY, ChunkOrder, ChunkSettings
+from bertree.model.kernels.operators import operator
 
 GROUP = 2**18  # scores that are computed at a time
 _HIDDEN, _ITSELF = -1e9, -1e5  # scores of keys that are not seen, and of the query's own key
@@ -168,7 +168,7 @@ def _lines(order: ChunkOrder, heads: int, settings: ChunkSettings) -> Iterator[t
         yield slice(line * each, (line + 1) * each), _Line(order, line, each, settings)
 
 
-@custom_op("bertree::chunk_attention", mutates_args=())
+@operator("bertree::chunk_attention")
 def _attend(
     q_tnd: Tensor,
     k_tnd: Tensor,
@@ -222,7 +222,7 @@ def _attend(
     return mixed_tnd, largest_tn, total_tn
 
 
-@custom_op("bertree::chunk_attention_backward", mutates_args=())
+@operator("bertree::chunk_attention_backward")
 def _attend_backward(
     grad_tnd: Tensor,
     mixed_tnd: Tensor,

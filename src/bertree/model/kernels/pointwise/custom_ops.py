@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
+from bertree.model.kernels.operators import operator
+
 
 def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
     """Look up rows of an embedding table.
@@ -52,7 +54,7 @@ def _rotary_angles(places_t: Tensor, head_width: int, base: float) -> Tensor:
     return _angles(places_t, head_width, base)
 
 
-@custom_op("bertree::permute_rows", mutates_args=())
+@operator("bertree::permute_rows")
 def _permute_rows(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
     return x_th.index_select(0, order_t)
 

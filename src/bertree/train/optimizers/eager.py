@@ -1,0 +1,19 @@
+"""Optimizers that do not import PyTorch's compiler.
+
+`torch.optim.Optimizer` wraps some methods so that `torch.compile` leaves them alone. Their first call imports the
+compiler, which takes longer than many a short run's steps. Optimizers are not compiled here, so their methods need no
+wrappers.
+"""
+
+from inspect import unwrap
+
+from torch.optim import Optimizer
+
+
+class EagerMethods:
+    """The wrapped methods of an optimizer as they are inside; to be inherited from before the optimizer's class."""
+
+    add_param_group = unwrap(Optimizer.add_param_group)
+    load_state_dict = unwrap(Optimizer.load_state_dict)
+    state_dict = unwrap(Optimizer.state_dict)
+    zero_grad = unwrap(Optimizer.zero_grad)
