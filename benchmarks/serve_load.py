@@ -331,8 +331,9 @@ def overload(server: Server, texts: list[str], given: argparse.Namespace) -> lis
     return [
         f"## Overload\n\nThree times the load it can bear ({3 * capacity['rate']:.0f} requests/s, random arrivals) for "
         f"{given.overload:g} s: {goodput:.1f} texts/s answered, {goodput / most:.2f} of the maximum "
-        f"({capacity['rate']:.1f} before, {after['rate']:.1f} after); per CPU second {found.count() / cpu:.1f}, "
-        f"{found.count() / cpu / most_cpu:.2f} of it.",
+        f"(the mean of {capacity['rate']:.1f} before and {after['rate']:.1f} after); per CPU second "
+        f"{found.count() / cpu:.1f}, {found.count() / cpu / most_cpu:.2f} of it (the mean of {capacity['per_cpu']:.1f} "
+        f"and {after['per_cpu']:.1f}).",
         f"Answers: {counts}; others than 200 and 429: {other}; lost: {found.lost}; wrong vectors: "
         f"{wrong}; refusals without Retry-After: {without}. A refusal took {found.quantile(0.5, 429):.1f} ms (p50), "
         f"{found.quantile(0.99, 429):.1f} ms (p99).",

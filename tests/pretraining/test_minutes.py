@@ -2,10 +2,12 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -63,17 +65,39 @@ def measured(take: Callable[[int], list[float]], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("slow", [0, 1])
 def test_steps_that_compile_do_not_make_the_run_shorter(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(count: int) -> list[float]:
-        return [5.0] * slow + [0.1, 0.12] * ((count - slow) // 2) + [0.1] * ((count - slow) % 2)
+        usual = [0.1, 0.12] * (count // 2 + 1)
+        return [5.0] * slow + usual[: count - slow] if count > 1 else [0.1]
 
     seconds, counts = measured(take, monkeypatch)
     assert seconds == pytest.approx(0.11, rel=0.05)
     assert counts[-1] > 20, "enough steps for the time, whatever the first of them took"
 
 
-def test_steps_of_many_seconds_are_measured_with_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds, counts = measured(lambda count: [90.0, 61.0, 60.0][:count], monkeypatch)
-    assert seconds == 60
-    assert counts == [3]
+@dataclass(frozen=True)
+class Step:
+    update: Any
+
+
+def test_slow_steps_are_measured_with_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def step(given: Step) -> SimpleNamespace:
+        assert given.update.lr == 0
+        taken.append(given)
+        time.sleep(0.5 if len(taken) == 1 else 0.05)  # the first compiles
+        return SimpleNamespace(norm=0.0)
+
+    class Feed:
+        plan = TrainingPlan(given((50,), 1).phases, ScheduleSettings(), lr=1e-3)
+
+        def __getitem__(self, number: int) -> Step:
+            return Step(self.plan.updates[number])
+
+    monkeypatch.setattr(minutes, "SECONDS", 0.02)
+    loop = SimpleNamespace(world=SimpleNamespace(gather=lambda values: [values]), step=step)
+    seconds = minutes._measure_phase(cast(Loop, loop), cast(StreamFeed, Feed()), 0)
+    assert len(taken) == 3
+    assert 0.05 <= seconds < 0.4
 
 
 def test_a_student_whose_teacher_is_cached_has_no_minutes() -> None:

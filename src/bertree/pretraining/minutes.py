@@ -118,7 +118,8 @@ def _measure_phase(loop: Loop, feed: StreamFeed, phase: int) -> float:
         longest = SLOW * statistics.median(each)
         return of_first_rank(statistics.mean(one for one in each if one <= longest))
 
-    quickest = of_first_rank(min(take(0, WARM)[1:]))
+    take(0, 1)
+    quickest = of_first_rank(min(take(number, 1)[0] for number in range(1, WARM)))
     if quickest * updates[0].batches >= SECONDS:
         return quickest  # such long steps differ little, and more of them would take minutes
     one = usual(take(WARM, PROBED)) * updates[(WARM + PROBED) % len(updates)].batches

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from bertree.config.compiler import prepare_compiler
+from bertree.model.compiler import prepare_compiler
 from bertree.model.embeddings import TokenEmbeddings
 from bertree.model.heads import MaskHead
 from bertree.model.layers.residual import Block, Reversible

@@ -48,10 +48,13 @@ class Placement:
 def set_deterministic(wanted: bool) -> None:
     """Compute the same bytes every time, where PyTorch can. Call it before the first product on a GPU.
 
-    `torch.use_deterministic_algorithms` does the same and imports the compiler."""
+    The compiler is told too if it was imported; if not, `prepare_compiler` tells it."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_deterministic_debug_mode("warn" if wanted else "default")
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(wanted, warn_only=True)
+    else:
+        torch.set_deterministic_debug_mode("warn" if wanted else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import register_autograd
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
-from bertree.model.kernels.operators import operator
+from bertree.model.kernels.operators import fake_of, operator
 from bertree.model.kernels.streams import cut_streams
 from bertree.model.masks import Causal, CausalButSelf, Full, FullButSelf, Window
 
@@ -69,7 +70,7 @@ def _attend(
     return out_tnd, queries.join([scale for _, scale in mixed], q_tnd[..., 0].to(scale_type))
 
 
-@operator("bertree::grouped_attention_backward")
+@operator("bertree::grouped_attention_backward", differentiable=False)
 def _attend_backward(
     grad_tnd: Tensor,
     q_tnd: Tensor,
@@ -96,7 +97,7 @@ def _attend_backward(
     return q_grad, keys.join([grad[1] for grad in grads], k_tnd), keys.join([grad[2] for grad in grads], v_tnd)
 
 
-@_attend.register_fake
+@fake_of("bertree::grouped_attention")
 def _(
     q_tnd: Tensor,
     k_tnd: Tensor,
@@ -110,7 +111,7 @@ def _(
     return _like(q_tnd), _like(q_tnd[..., 0].to(torch.promote_types(q_tnd.dtype, torch.float32)))
 
 
-@_attend_backward.register_fake
+@fake_of("bertree::grouped_attention_backward")
 def _(
     grad_tnd: Tensor,
     q_tnd: Tensor,
@@ -140,7 +141,7 @@ def _back(ctx: Any, grad_out: Tensor, grad_scale: Tensor | None) -> tuple[Tensor
     return (*_attend_backward(grad_out, *ctx.saved_tensors, *ctx.band), None, None, None, None, None)
 
 
-_attend.register_autograd(_back, setup_context=_keep)
+register_autograd("bertree::grouped_attention", _back, setup_context=_keep)
 
 KERNEL = Kernel(
     "grouped",

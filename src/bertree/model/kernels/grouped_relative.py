@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.library import register_autograd
 
 from bertree.model.kernels.layout import Kernel, Layout, RelativeScores, Supports
-from bertree.model.kernels.operators import operator
+from bertree.model.kernels.operators import fake_of, operator
 from bertree.model.kernels.relative_groups import (
     Group,
     GroupGradients,
@@ -142,7 +143,7 @@ def _attend(
     return out_tnd.to(qu_tnd.dtype), sums_tn
 
 
-@operator("bertree::grouped_relative_attention_backward")
+@operator("bertree::grouped_relative_attention_backward", differentiable=False)
 @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def _attend_backward(
     grad_tnd: Tensor,
@@ -191,13 +192,13 @@ def _precision(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-@_attend.register_fake
+@fake_of("bertree::grouped_relative_attention")
 def _(qu_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     out_tnd = torch.empty_like(qu_tnd, memory_format=torch.contiguous_format)
     return out_tnd, qu_tnd.new_empty(qu_tnd.shape[:-1], dtype=_precision(qu_tnd))
 
 
-@_attend_backward.register_fake
+@fake_of("bertree::grouped_relative_attention_backward")
 def _(grad_tnd: Tensor, *given: Any) -> tuple[Tensor, ...]:
     apart_tn = grad_tnd.new_empty(0) if given[5] is None else given[5]
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*given[:5], apart_tn))
@@ -214,7 +215,7 @@ def _back(ctx: Any, grad_tnd: Tensor, grad_sums: Tensor | None) -> tuple[Tensor 
     return (*grads, None if saved[5] is None else apart_tn, *[None] * 10)
 
 
-_attend.register_autograd(_back, setup_context=_keep)
+register_autograd("bertree::grouped_relative_attention", _back, setup_context=_keep)
 
 KERNEL = Kernel(
     "grouped_relative",

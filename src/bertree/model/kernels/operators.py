@@ -2,40 +2,46 @@
 
 `torch.library.custom_op` does the same, but imports PyTorch's compiler when an operator is first called, two seconds of
 CPU time for each command that trains. Operators that run without a compiler are declared here instead, with the
-functions beneath it.
+functions beneath it. What `custom_op` checks is not checked here: a result must not share memory with an argument, and
+a name can be declared once.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import library
 
+Fake = TypeVar("Fake", bound=Callable[..., Any])
 
-class Operator:
-    """An operator by its name; made by `operator`."""
 
-    def __init__(self, name: str, kernel: Callable[..., Any]) -> None:
-        self.name = name
+def operator(name: str, differentiable: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a function as an operator that changes none of its arguments.
+
+    `name`: bertree::something; `fake_of` and `torch.library.register_autograd` take it too. `differentiable`: False for
+    one whose gradient is refused."""
+
+    def declare(kernel: Callable[..., Any]) -> Any:
         schema = library.infer_schema(kernel, mutates_args=())
         library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, "CompositeExplicitAutograd", kernel)
+        if not differentiable:
+            library.register_autograd(name, _refuse)
         space, _, own = name.partition("::")
-        self._overload = getattr(getattr(torch.ops, space), own).default
+        return getattr(getattr(torch.ops, space), own).default
 
-    def __call__(self, *given: Any) -> Any:
-        """Compute."""
-        return self._overload(*given)
-
-    def register_fake(self, fake: Callable[..., Any]) -> None:
-        """Say what a result looks like: its shape, type and device."""
-        library.register_fake(self.name, fake)
-
-    def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., Any]) -> None:
-        """Say how gradients are computed, and what is kept for it."""
-        library.register_autograd(self.name, backward, setup_context=setup_context)
+    return declare
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
-    """Declare a function as an operator that changes none of its arguments. `name`: bertree::something."""
-    return lambda kernel: Operator(name, kernel)
+def fake_of(name: str) -> Callable[[Fake], Fake]:
+    """Declare a function that says what an operator returns, for compilers: its shape, type and device."""
+
+    def declare(fake: Fake) -> Fake:
+        library.register_fake(name, fake)
+        return fake
+
+    return declare
+
+
+def _refuse(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError("a gradient of a gradient is not available here")

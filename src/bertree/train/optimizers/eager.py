@@ -1,7 +1,7 @@
 """Optimizers that do not import PyTorch's compiler.
 
 `torch.optim.Optimizer` wraps some methods so that `torch.compile` leaves them alone. Their first call imports the
-compiler, which takes longer than many a short run's steps. Optimizers are not compiled here, so their methods need no
+compiler, which takes longer than all steps of a short run. Optimizers are not compiled here, so their methods need no
 wrappers.
 """
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bertree.keyed_random import key as random_key
 from bertree.keyed_random import normal
 from bertree.model.kernels.chunks import triton_line
-from bertree.model.kernels.operators import operator
+from bertree.model.kernels.operators import fake_of, operator
 
 _BLOCK = 2**18  # numbers that are hashed at a time
 
@@ -116,7 +116,7 @@ def _hash_buckets(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor],
     return buckets_nrt
 
 
-@_hash_buckets.register_fake
+@fake_of("bertree::hash_buckets")
 def _(qk_tnd: Tensor, rotations: list[Tensor], counts: list[Tensor], sequence_ids_t: Tensor) -> Tensor:
     shape = (qk_tnd.shape[1], rotations[0].shape[2], qk_tnd.shape[0])
     return qk_tnd.new_empty(shape, dtype=torch.int64)

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, threshold_
+from torch.library import register_autograd
 
 from bertree.model.kernels.chunks.order import EMPTY, ChunkOrder, ChunkSettings
-from bertree.model.kernels.operators import operator
+from bertree.model.kernels.operators import fake_of, operator
 
 GROUP = 2**18  # scores that are computed at a time
 _HIDDEN, _ITSELF = -1e9, -1e5  # scores of keys that are not seen, and of the query's own key
@@ -222,7 +223,7 @@ def _attend(
     return mixed_tnd, largest_tn, total_tn
 
 
-@operator("bertree::chunk_attention_backward")
+@operator("bertree::chunk_attention_backward", differentiable=False)
 def _attend_backward(
     grad_tnd: Tensor,
     mixed_tnd: Tensor,
@@ -283,14 +284,14 @@ def _attend_backward(
     return grads[0], grads[1], grads[2]
 
 
-@_attend.register_fake
+@fake_of("bertree::chunk_attention")
 def _(q_tnd: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     kind = torch.promote_types(q_tnd.dtype, torch.float32)
     largest_tn = q_tnd.new_empty(q_tnd.shape[:2], dtype=kind)
     return q_tnd.new_empty(q_tnd.shape), largest_tn, torch.empty_like(largest_tn)
 
 
-@_attend_backward.register_fake
+@fake_of("bertree::chunk_attention_backward")
 def _(
     grad_tnd: Tensor, mixed_tnd: Tensor, largest_tn: Tensor, total_tn: Tensor, q_tnd: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -307,4 +308,4 @@ def _back(ctx: Any, grad_tnd: Tensor, *unused: Tensor | None) -> tuple[Tensor | 
     return (*grads, *(None,) * (5 + len(ctx.settings)))
 
 
-_attend.register_autograd(_back, setup_context=_keep)
+register_autograd("bertree::chunk_attention", _back, setup_context=_keep)

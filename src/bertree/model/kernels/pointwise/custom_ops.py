@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import custom_op, register_autograd
 
-from bertree.model.kernels.operators import operator
+from bertree.model.kernels.operators import fake_of, operator
 
 
 def look_up(table_ve: Tensor, ids_t: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def _(places_t: Tensor, head_width: int, base: float) -> Tensor:
     return places_t.new_empty((2, len(places_t), 1, head_width // 2), dtype=torch.float32)
 
 
-@_permute_rows.register_fake
+@fake_of("bertree::permute_rows")
 def _(x_th: Tensor, order_t: Tensor, places_t: Tensor) -> Tensor:
     return x_th.new_empty(x_th.shape)
 
@@ -107,5 +107,5 @@ def _back_to_rows(ctx: Any, grad_te: Tensor) -> tuple[Tensor, None]:
     return _look_up_backward(grad_te.contiguous(), ctx.saved_tensors[0], ctx.rows), None
 
 
-_permute_rows.register_autograd(_back_to_places, setup_context=_keep_orders)
+register_autograd("bertree::permute_rows", _back_to_places, setup_context=_keep_orders)
 _look_up.register_autograd(_back_to_rows, setup_context=_keep_ids)
