@@ -48,7 +48,7 @@ class Placement:
 def set_deterministic(wanted: bool) -> None:
     """Compute the same bytes every time, where PyTorch can. Call it before the first product on a GPU.
 
-    The compiler is told too if it was imported; if not, `prepare_compiler` tells it."""
+    Sets the compiler's flag too if the compiler was imported; if not, `prepare_compiler` does."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if "torch._inductor.config" in sys.modules:

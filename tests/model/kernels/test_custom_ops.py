@@ -1,7 +1,9 @@
 """Operators that compilers leave alone on a GPU; the same operators can be called on the CPU."""
 
+import pytest
 import torch
 
+from bertree.model.kernels import grouped
 from bertree.model.kernels.pointwise import custom_ops
 
 
@@ -13,3 +15,11 @@ def test_angles_of_places_are_those_of_the_definition_and_known_to_compilers() -
     for found in (custom_ops._rotary_angles(places, width, base), custom_ops.rotary_angles(places, width, base)):
         torch.testing.assert_close(found[0].double(), angles.cos(), atol=5e-5, rtol=0)
         torch.testing.assert_close(found[1].double(), angles.sin(), atol=5e-5, rtol=0)
+
+
+def test_a_gradient_of_a_gradient_of_attention_is_refused() -> None:
+    q, k, v = (torch.randn(5, 2, 4, requires_grad=True) for _ in range(3))
+    mixed, _ = grouped._attend(q, k, v, torch.tensor([0, 2, 5], dtype=torch.int32), None, -1, -1, False)
+    (grad,) = torch.autograd.grad(mixed.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="a gradient of a gradient is not available here"):
+        grad.sum().backward()

@@ -10,6 +10,8 @@ from torch.optim import AdamW
 from bertree.scale.gradients import is_sharded, local
 from bertree.train.optimizers.eager import EagerMethods
 
+_step = unwrap(AdamW.step)  # without the wrapper that imports the compiler
+
 
 class ShardedAdamW(EagerMethods, AdamW):
     """AdamW of which each rank updates what it holds. State has the kind of its parameter: a DTensor or a tensor."""
@@ -17,7 +19,7 @@ class ShardedAdamW(EagerMethods, AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
-        unwrap(AdamW.step)(self, closure)
+        _step(self, closure)
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         complex_numbers: bool = super()._init_group(group, *lists)
