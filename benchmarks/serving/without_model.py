@@ -13,7 +13,7 @@ import uvicorn
 from bertree.serve.http.app import build_app
 from bertree.serve.http.logs import Log
 from bertree.serve.models.loading import ServedSource, load_sources
-from bertree.serve.serving import Serving
+from bertree.serve.settings import ServerSettings
 from bertree.serve.worker import build_service, freeze_imports
 
 freeze_imports()
@@ -27,7 +27,7 @@ def compute(payloads: Sequence[object]) -> list[object]:
     return [vector] * len(payloads)
 
 
-service = build_service(Serving((sys.argv[1],)), registry, Log(requests=False))
+service = build_service(ServerSettings(sources=(sys.argv[1],)), registry, Log(requests=False))
 registry.model().lane("embed").compute = compute
 service.scheduler.start()
 uvicorn.run(

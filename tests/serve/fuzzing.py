@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bertree.serve.http.settings import Limits, ServerSettings
 from bertree.serve.http.table import ROUTES
+from bertree.serve.settings import Limits, RequestSettings
 from tests.support import asking, learnable
 from tests.support.asking import Answer, Asker
 
@@ -108,7 +108,7 @@ def main() -> None:
     """Fuzz as many requests as the command line says."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     with tempfile.TemporaryDirectory() as name:
-        asker = asking.start(make_models(Path(name)), ServerSettings(Limits(body_bytes=100_000)))
+        asker = asking.start(make_models(Path(name)), RequestSettings(Limits(body_bytes=100_000)))
         try:
             print(f"{count} requests, no wrong answer; statuses {dict(fuzz(asker, count, seed=1))}")
         finally:

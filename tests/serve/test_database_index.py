@@ -14,7 +14,7 @@ from bertree.serve.http.logs import Log
 from bertree.serve.launch import THREADS
 from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.models.swap import Swapper
-from bertree.serve.serving import Serving
+from bertree.serve.settings import ServerSettings
 from tests.support import asking, learnable
 from tests.support.asking import Asker, refused
 from tests.support.command import Command
@@ -158,7 +158,7 @@ def test_no_password_is_shown(
         assert "cannot be reached" in said.err
         assert "index failed" in "".join(logged)
         shown = [*(answer.body.decode() for answer in answers), said.err, *logged]
-        shown += [repr(ServedSource("", address)), repr(Serving((address,)))]
+        shown += [repr(ServedSource("", address)), repr(ServerSettings(sources=(address,)))]
         assert not [text for text in shown if SECRET in text]
     finally:
         run_sql(admin, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from bertree.serve.http.settings import Limits, ServerSettings
+from bertree.serve.settings import Limits, RequestSettings
 from tests.serve.fuzzing import fuzz, make_models
 from tests.support import asking
 
 
 def test_random_requests_are_answered_properly(tmp_path: Path) -> None:
-    asker = asking.start(make_models(tmp_path), ServerSettings(Limits(body_bytes=100_000)))
+    asker = asking.start(make_models(tmp_path), RequestSettings(Limits(body_bytes=100_000)))
     try:
         seen = fuzz(asker, 2000, seed=0)
     finally:

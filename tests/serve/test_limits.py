@@ -8,15 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from bertree.serve.http.logs import Log
-from bertree.serve.http.settings import ApiKeys, Limits, ServerSettings
 from bertree.serve.models.registry import Registry
+from bertree.serve.settings import ApiKeys, Limits, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker
 
 SECRET = "a text that must not be logged"
 
 
-def again(asker: Asker, settings: ServerSettings) -> Asker:
+def again(asker: Asker, settings: RequestSettings) -> Asker:
     """The same models with other settings."""
     return asking.with_registry(asker.service.registry, settings, threads=1)
 
@@ -24,7 +24,7 @@ def again(asker: Asker, settings: ServerSettings) -> Asker:
 @pytest.fixture(scope="module")
 def small(asker: Asker) -> Iterator[Asker]:
     """A server with small limits."""
-    made = again(asker, ServerSettings(Limits(body_bytes=10_000, texts=20, tokens=500)))
+    made = again(asker, RequestSettings(Limits(body_bytes=10_000, texts=20, tokens=500)))
     yield made
     asking.stop(made)
 
@@ -96,7 +96,7 @@ def test_ten_megabytes_are_refused_at_once(asker: Asker) -> None:
 
 
 def test_a_key_is_needed_where_the_server_has_one(asker: Asker) -> None:
-    made = again(asker, ServerSettings(keys=ApiKeys(("right", "other"))))
+    made = again(asker, RequestSettings(keys=ApiKeys(("right", "other"))))
     body = {"inputs": "a"}
     try:
         for wrong in (
@@ -117,7 +117,7 @@ def test_a_key_is_needed_where_the_server_has_one(asker: Asker) -> None:
 
 
 def test_pages_of_other_sites_are_refused_unless_allowed(asker: Asker) -> None:
-    made = again(asker, ServerSettings(cors=("https://mine.example",), loopback=True))
+    made = again(asker, RequestSettings(cors=("https://mine.example",), loopback=True))
     try:
         body = {"inputs": "a"}
         assert made.post("/embed", body, origin="https://evil.example").status == 403
@@ -176,7 +176,7 @@ def test_a_client_that_has_gone_leaves_nothing_in_the_queue(asker: Asker) -> Non
 
 
 def test_an_error_of_ours_is_logged_without_the_text_and_told_without_a_trace(asker: Asker) -> None:
-    made, log = again(asker, ServerSettings()), io.StringIO()
+    made, log = again(asker, RequestSettings()), io.StringIO()
     made.service.log = Log(log)
     lane = asker.service.registry.model("minilm").lane("embed")
     before = lane.compute
@@ -200,7 +200,7 @@ def test_an_error_of_ours_is_logged_without_the_text_and_told_without_a_trace(as
 
 
 def test_a_line_in_the_log_has_no_text_and_no_key(asker: Asker) -> None:
-    made, log = again(asker, ServerSettings(keys=ApiKeys(("topsecret",)))), io.StringIO()
+    made, log = again(asker, RequestSettings(keys=ApiKeys(("topsecret",)))), io.StringIO()
     made.service.log = Log(log)
     made.post("/embed", {"inputs": SECRET}, authorization="Bearer topsecret", x_request_id="no spaces allowed")
     asking.stop(made)

@@ -17,7 +17,7 @@ import pytest
 
 from bertree.errors import UserError
 from bertree.serve.launch import THREADS
-from bertree.serve.serving import Serving, read_keys
+from bertree.serve.settings import ServerSettings, read_keys
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.processes import PATIENCE
@@ -144,9 +144,9 @@ import signal, socket, sys, types
 worker = types.ModuleType("bertree.serve.worker")  # without models
 worker.run_worker = lambda serving, listener: [print("ready", flush=True), signal.pause()]
 sys.modules["bertree.serve.worker"] = worker
-from bertree.serve.serving import Serving
+from bertree.serve.settings import ServerSettings
 from bertree.serve.supervisor import supervise
-supervise(Serving(("default",), workers=2), socket.socket())
+supervise(ServerSettings(sources=("default",), workers=2), socket.socket())
 """
 
 
@@ -161,10 +161,10 @@ def test_workers_end_when_the_process_above_them_is_killed() -> None:
 
 def test_it_listens_to_other_machines_only_with_a_key(command: Command) -> None:
     with pytest.raises(UserError, match="--no-auth"):
-        Serving(("default",), host="0.0.0.0")
-    Serving(("default",), host="0.0.0.0", keys=("secret",))
-    Serving(("default",), host="0.0.0.0", no_auth=True)
-    assert "secret" not in repr(Serving(("default",), keys=("secret",)))
+        ServerSettings(sources=("default",), host="0.0.0.0")
+    ServerSettings(sources=("default",), host="0.0.0.0", keys=("secret",))
+    ServerSettings(sources=("default",), host="0.0.0.0", no_auth=True)
+    assert "secret" not in repr(ServerSettings(sources=("default",), keys=("secret",)))
 
 
 def test_keys_come_from_an_option_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

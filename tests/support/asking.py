@@ -16,10 +16,10 @@ from bertree.serve.http.app import build_app
 from bertree.serve.http.context import Service
 from bertree.serve.http.logs import Log
 from bertree.serve.http.metrics import Metrics
-from bertree.serve.http.settings import ServerSettings
 from bertree.serve.models.loading import ServedSource, load_sources
 from bertree.serve.models.registry import Registry
 from bertree.serve.schedule.scheduler import Scheduler
+from bertree.serve.settings import RequestSettings
 
 
 @dataclass(frozen=True)
@@ -125,18 +125,20 @@ def curl(asker: Asker, words: Sequence[str]) -> Answer:
     return asyncio.run(asker.send("POST" if body else "GET", f"/{path}", body, headers))
 
 
-def start(sources: Sequence[tuple[str, Path | str]], settings: ServerSettings | None = None, threads: int = 2) -> Asker:
+def start(
+    sources: Sequence[tuple[str, Path | str]], settings: RequestSettings | None = None, threads: int = 2
+) -> Asker:
     """Load models and indexes by name, and start the threads that compute."""
     registry = load_sources([ServedSource(name, str(path), "cpu") for name, path in sources])
     return with_registry(registry, settings, threads)
 
 
-def with_registry(registry: Registry, settings: ServerSettings | None = None, threads: int = 2) -> Asker:
+def with_registry(registry: Registry, settings: RequestSettings | None = None, threads: int = 2) -> Asker:
     """Serve what is loaded, with settings."""
     metrics = Metrics()
     scheduler = Scheduler(threads, 100_000, metrics)
     scheduler.start()
-    return Asker(Service(registry, scheduler, settings or ServerSettings(), metrics, Log(requests=False)))
+    return Asker(Service(registry, scheduler, settings or RequestSettings(), metrics, Log(requests=False)))
 
 
 def stop(asker: Asker) -> None:

@@ -60,13 +60,13 @@ def ray(
     """
     from bertree.console import say
     from bertree.serve.ray_serve import serve_on_ray
-    from bertree.serve.serving import Serving, read_keys
+    from bertree.serve.settings import ServerSettings, read_keys
 
-    serving = Serving(
-        tuple(sources),
-        tuple(name or ()),
-        host,
-        port,
+    settings = ServerSettings(
+        sources=tuple(sources),
+        names=tuple(name or ()),
+        host=host,
+        port=port,
         threads=threads,
         device=device,
         precision=precision,
@@ -76,4 +76,4 @@ def ray(
         table=table,
     )
     copies = "1 replica serves" if replicas == 1 else f"{replicas:,} replicas serve"
-    serve_on_ray(serving, replicas, address, lambda: say(f"bertree: {copies} at http://{host}:{port}/"))
+    serve_on_ray(settings, replicas, address, lambda: say(f"bertree: {copies} at http://{host}:{port}/"))

@@ -70,32 +70,29 @@ def serve(
     BERTREE_API_KEY=secret bertree serve my-model --host 0.0.0.0
     curl localhost:8080/v1/embeddings -d '{"input": "Hello"}'[/dim]
     """
-    from bertree.errors import UserError
     from bertree.serve.launch import serve as run_server
-    from bertree.serve.serving import Serving, read_keys
+    from bertree.serve.settings import ServerSettings, read_keys
 
-    if log not in ("requests", "errors"):
-        raise UserError(f"--log {log}: must be requests or errors")
-    serving = Serving(
-        tuple(sources),
-        tuple(name or ()),
-        host,
-        port,
-        workers,
-        threads,
-        device,
-        precision,
-        read_keys(api_key, api_key_file),
-        no_auth,
-        tuple(cors or ()),
-        max_body,
-        timeout,
-        queue,
-        drain,
-        watch,
-        log == "requests",
-        schema,
-        table,
+    settings = ServerSettings(
+        sources=tuple(sources),
+        names=tuple(name or ()),
+        host=host,
+        port=port,
+        workers=workers,
+        threads=threads,
+        device=device,
+        precision=precision,
+        keys=read_keys(api_key, api_key_file),
+        no_auth=no_auth,
+        cors=tuple(cors or ()),
+        max_body=max_body,
+        timeout=timeout,
+        queue=queue,
+        drain=drain,
+        watch=watch,
+        log=log,
+        schema=schema,
+        table=table,
     )
-    if code := run_server(serving):
+    if code := run_server(settings):
         raise typer.Exit(code)

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 from bertree.errors import UserError
-from bertree.serve.serving import Serving, cores
+from bertree.serve.settings import ServerSettings, available_cores
 
 NEEDED = ("uvicorn", "starlette", "msgspec", "orjson", "prometheus_client")
 THREADS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -73,16 +73,16 @@ def bind(host: str, port: int) -> socket.socket:
     return found
 
 
-def serve(serving: Serving) -> int:
+def serve(settings: ServerSettings) -> int:
     """Serve until a signal comes; return the exit code."""
     check_installed()
     set_threads()
-    set_allocator(max(2, serving.threads or cores() // serving.workers))
-    listener = bind(serving.host, serving.port)
-    if serving.workers == 1:
+    set_allocator(max(2, settings.threads or available_cores() // settings.workers))
+    listener = bind(settings.host, settings.port)
+    if settings.workers == 1:
         from bertree.serve.worker import run_worker
 
-        return run_worker(serving, listener)
+        return run_worker(settings, listener)
     from bertree.serve.supervisor import supervise
 
-    return supervise(serving, listener)
+    return supervise(settings, listener)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertree.engines.ray_cluster import RayCluster
 from bertree.errors import UserError
 from bertree.serve.launch import THREADS, check_installed, set_allocator
-from bertree.serve.serving import Serving
+from bertree.serve.settings import ServerSettings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -20,32 +20,32 @@ NAME = "bertree"  # of the application in the cluster
 MOST_REQUESTS = 4096  # at once in a replica: its own scheduler decides which are too many
 
 
-def ray_application(serving: Serving, replicas: int = 1) -> Any:
+def ray_application(settings: ServerSettings, replicas: int = 1) -> Any:
     """Return the application for `ray.serve.run`: replicas that each load the models and compute in their own threads.
 
-    The models must have the same paths on all machines. A replica takes `serving.threads` CPUs, and a GPU if the
+    The models must have the same paths on all machines. A replica takes `settings.threads` CPUs, and a GPU if the
     device is cuda.
     """
     serve = _import_serve()
-    threads = serving.threads or 1
+    threads = settings.threads or 1
     options = {
         "num_cpus": threads,
-        "num_gpus": 1 if serving.device.startswith("cuda") else 0,
+        "num_gpus": 1 if settings.device.startswith("cuda") else 0,
         "runtime_env": {"env_vars": THREADS},
     }
-    ingress = serve.ingress(_builder(replace(serving, threads=threads, workers=1)))
+    ingress = serve.ingress(_builder(replace(settings, threads=threads, workers=1)))
     deployment = serve.deployment(
         ingress(),
         name=NAME,
         num_replicas=replicas,
         max_ongoing_requests=MOST_REQUESTS,
-        graceful_shutdown_timeout_s=serving.drain_seconds,
+        graceful_shutdown_timeout_s=settings.drain,
         ray_actor_options=options,
     )
     return deployment.bind()
 
 
-def _builder(serving: Serving) -> "Callable[[], ASGIApp]":
+def _builder(settings: ServerSettings) -> "Callable[[], ASGIApp]":
     """Return what builds the application within a replica."""
 
     def build() -> "ASGIApp":
@@ -53,15 +53,15 @@ def _builder(serving: Serving) -> "Callable[[], ASGIApp]":
         from bertree.serve.http.logs import Log
         from bertree.serve.worker import load_service
 
-        set_allocator(max(2, serving.threads))
-        service = load_service(serving, Log(requests=serving.log_requests))
+        set_allocator(max(2, settings.threads))
+        service = load_service(settings, Log(requests=settings.log == "requests"))
         service.scheduler.start()
         return build_app(service)
 
     return build
 
 
-def serve_on_ray(serving: Serving, replicas: int, address: str | None, ready: Callable[[], None]) -> None:
+def serve_on_ray(settings: ServerSettings, replicas: int, address: str | None, ready: Callable[[], None]) -> None:
     """Deploy on the cluster at an address, or on one that is started here, and wait for a signal; then remove it.
 
     `ready` is called when all replicas answer."""
@@ -71,9 +71,9 @@ def serve_on_ray(serving: Serving, replicas: int, address: str | None, ready: Ca
     serve = _import_serve()
     with cluster.connected():
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        serve.start(http_options={"host": serving.host, "port": serving.port})
+        serve.start(http_options={"host": settings.host, "port": settings.port})
         try:
-            serve.run(ray_application(serving, replicas), name=NAME, route_prefix="/")
+            serve.run(ray_application(settings, replicas), name=NAME, route_prefix="/")
         except RuntimeError as error:
             serve.delete(NAME)
             raise UserError(f"Ray Serve could not start the replicas ({' '.join(str(error).split())[-300:]})") from None

@@ -11,12 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from bertree.serve.serving import Serving
+from bertree.serve.settings import ServerSettings
 
 PAUSE = 1.0  # seconds before a worker that died is started again
 
 
-def supervise(serving: Serving, listener: socket.socket) -> int:
+def supervise(settings: ServerSettings, listener: socket.socket) -> int:
     """Run the workers until a signal comes; return the exit code.
 
     The workers are forked before torch is imported and load the models by themselves. Each waits at the other end of a
@@ -35,8 +35,8 @@ def supervise(serving: Serving, listener: socket.socket) -> int:
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     code = 0
     try:
-        for number in range(serving.workers):
-            workers[_start(serving, listener, before, pipe)] = number
+        for number in range(settings.workers):
+            workers[_start(settings, listener, before, pipe)] = number
         while workers:
             pid, status = os.wait()
             number = workers.pop(pid)
@@ -51,7 +51,7 @@ def supervise(serving: Serving, listener: socket.socket) -> int:
                 print(f"bertree: worker {number} ended with code {ended}; it is started again", file=sys.stderr)
                 time.sleep(PAUSE)
                 if not stopping:
-                    workers[_start(serving, listener, before, pipe)] = number
+                    workers[_start(settings, listener, before, pipe)] = number
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -62,7 +62,7 @@ def supervise(serving: Serving, listener: socket.socket) -> int:
 
 
 def _start(
-    serving: Serving, listener: socket.socket, handlers: Mapping[signal.Signals, Any], pipe: tuple[int, int]
+    settings: ServerSettings, listener: socket.socket, handlers: Mapping[signal.Signals, Any], pipe: tuple[int, int]
 ) -> int:
     pid = os.fork()
     if pid:
@@ -77,7 +77,7 @@ def _start(
         from bertree.serve.worker import run_worker
 
         try:
-            code = run_worker(serving, listener)
+            code = run_worker(settings, listener)
         except UserError as error:
             print(f"bertree: {' '.join(str(error).split())}", file=sys.stderr)
             code = 2

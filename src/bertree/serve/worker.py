@@ -16,12 +16,11 @@ from bertree.serve.http.app import build_app
 from bertree.serve.http.context import Service
 from bertree.serve.http.logs import Log
 from bertree.serve.http.metrics import Metrics
-from bertree.serve.http.settings import ApiKeys, Limits, ServerSettings
 from bertree.serve.models.loading import ServedSource, load_sources, sample_jobs
 from bertree.serve.models.registry import Registry
 from bertree.serve.models.swap import Swapper
 from bertree.serve.schedule.scheduler import Scheduler
-from bertree.serve.serving import LOOPBACK, Serving, address, cores
+from bertree.serve.settings import LOOPBACK, ApiKeys, Limits, RequestSettings, ServerSettings, available_cores, url_of
 
 LEAST_QUEUE = 65536  # tokens that may wait on the slowest machine
 LINGER = 0.3  # seconds in which a request that was on its way when the signal came may still arrive
@@ -80,37 +79,37 @@ class DrainingServer(uvicorn.Server):
             self.signal = self._captured_signals[0] if self._captured_signals else None
 
 
-def build_service(serving: Serving, registry: Registry, log: Log) -> Service:
+def build_service(settings: ServerSettings, registry: Registry, log: Log) -> Service:
     """Put the parts of a server together."""
     metrics = Metrics()
     devices = {served.model.device.type for served in registry.models.values()}
     # On a GPU one thread prepares a batch while another waits for its results.
-    threads = serving.threads or (2 if "cuda" in devices else max(1, cores() // serving.workers))
+    threads = settings.threads or (2 if "cuda" in devices else max(1, available_cores() // settings.workers))
     scheduler = Scheduler(threads, LEAST_QUEUE, metrics)
     slowest = min(
         (scheduler.measure(served.lane("embed"), sample_jobs(served)) for served in registry.models.values()),
         default=0.0,
     )
-    scheduler.most_queued_tokens = max(LEAST_QUEUE, int(slowest * serving.queue_seconds))
-    limits = Limits(body_bytes=serving.body_megabytes * 2**20, seconds=serving.request_seconds)
-    loopback = serving.host in LOOPBACK and not serving.keys
+    scheduler.most_queued_tokens = max(LEAST_QUEUE, int(slowest * settings.queue))
+    limits = Limits(body_bytes=settings.max_body * 2**20, seconds=settings.timeout)
+    loopback = settings.host in LOOPBACK and not settings.keys
     return Service(
-        registry, scheduler, ServerSettings(limits, ApiKeys(serving.keys), serving.cors, loopback), metrics, log
+        registry, scheduler, RequestSettings(limits, ApiKeys(settings.keys), settings.cors, loopback), metrics, log
     )
 
 
-def find_sources(serving: Serving) -> list[ServedSource]:
+def find_sources(settings: ServerSettings) -> list[ServedSource]:
     """Return what is to be served, and where it is."""
-    names = serving.names or ("",) * len(serving.sources)
+    names = settings.names or ("",) * len(settings.sources)
     return [
-        ServedSource(name, given, serving.device, serving.precision, serving.schema, serving.table)
-        for name, given in zip(names, serving.sources, strict=True)
+        ServedSource(name, given, settings.device, settings.precision, settings.schema, settings.table)
+        for name, given in zip(names, settings.sources, strict=True)
     ]
 
 
-def load_service(serving: Serving, log: Log) -> Service:
+def load_service(settings: ServerSettings, log: Log) -> Service:
     """Load everything that is to be served."""
-    return build_service(serving, load_sources(find_sources(serving)), log)
+    return build_service(settings, load_sources(find_sources(settings)), log)
 
 
 def freeze_imports() -> None:
@@ -122,15 +121,15 @@ def freeze_imports() -> None:
     gc.freeze()
 
 
-def run_worker(serving: Serving, listener: socket.socket) -> int:
+def run_worker(settings: ServerSettings, listener: socket.socket) -> int:
     """Load everything, then serve until a signal comes; return the exit code."""
     started = time.perf_counter()
     freeze_imports()
-    log = Log(requests=serving.log_requests)
-    sources = find_sources(serving)
+    log = Log(requests=settings.log == "requests")
+    sources = find_sources(settings)
     if sys.stdout.isatty():
         print(f"bertree: loading {', '.join(source.shown for source in sources)}", flush=True)
-    service = build_service(serving, load_sources(sources), log)
+    service = build_service(settings, load_sources(sources), log)
     registry = service.registry
     config = uvicorn.Config(
         build_app(service),
@@ -140,7 +139,7 @@ def run_worker(serving: Serving, listener: socket.socket) -> int:
         server_header=False,
         proxy_headers=False,  # nobody asks for the address of a client
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=max(1, int(serving.drain_seconds)),
+        timeout_graceful_shutdown=max(1, int(settings.drain)),
         backlog=2048,
         ws="none",
     )
@@ -153,17 +152,17 @@ def run_worker(serving: Serving, listener: socket.socket) -> int:
     def ready() -> None:
         log.write(
             "ready",
-            address=address(listener),
+            address=url_of(listener),
             models=list(registry.models),
             indexes=list(registry.indexes),
             threads=service.scheduler.threads,
             seconds=round(time.perf_counter() - started, 2),
         )
         if sys.stdout.isatty():
-            print(f"bertree: serving at {address(listener)} (Ctrl-C stops it)", flush=True)
+            print(f"bertree: serving at {url_of(listener)} (Ctrl-C stops it)", flush=True)
 
     swapper = Swapper(registry, sources, note)
-    server = DrainingServer(config, service, swapper, serving.watch_seconds, ready)
+    server = DrainingServer(config, service, swapper, settings.watch, ready)
     service.scheduler.start()
     try:
         server.run(sockets=[listener])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bertree.serve.http.settings import ApiKeys, ServerSettings
 from bertree.serve.models.registry import Registry
 from bertree.serve.page.page import FILES, POLICY
+from bertree.serve.settings import ApiKeys, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker
 
@@ -29,7 +29,7 @@ FORBIDDEN = re.compile(
 @pytest.fixture(scope="module")
 def empty_server() -> Iterator[Asker]:
     """A server without models, with a key."""
-    made = asking.with_registry(Registry(), ServerSettings(keys=ApiKeys(("secret",))), threads=1)
+    made = asking.with_registry(Registry(), RequestSettings(keys=ApiKeys(("secret",))), threads=1)
     yield made
     asking.stop(made)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from bertree.serve.http.context import Context
 from bertree.serve.http.errors import HttpError
-from bertree.serve.http.settings import ServerSettings
+from bertree.serve.settings import RequestSettings
 
 LOCAL_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
 ALLOW_ORIGIN = "access-control-allow-origin"
@@ -21,7 +21,7 @@ class Access:
     A browser tells where a page comes from (Origin). A page whose name was bound to this machine's address after it was
     loaded sends a foreign Host; that can be told only where the names of the server are known: on the loopback."""
 
-    def __init__(self, settings: ServerSettings, open_paths: Iterable[str]) -> None:
+    def __init__(self, settings: RequestSettings, open_paths: Iterable[str]) -> None:
         """`open_paths`: those that need no key; of one with a parameter, what stands before it counts."""
         self._keys, self._loopback = settings.keys, settings.loopback
         self._origins = {origin.encode() for origin in settings.cors}

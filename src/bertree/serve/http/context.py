@@ -10,10 +10,10 @@ from starlette.types import Scope
 
 from bertree.serve.http.logs import Log
 from bertree.serve.http.metrics import Metrics
-from bertree.serve.http.settings import Limits, ServerSettings
 from bertree.serve.models.registry import Registry
 from bertree.serve.schedule.scheduler import Scheduler
 from bertree.serve.schedule.work import Job, Lane
+from bertree.serve.settings import Limits, RequestSettings
 
 Result = TypeVar("Result")
 CLIENT_CLOSED = 499  # status in logs and metrics of a request whose client has gone
@@ -24,7 +24,7 @@ class Service:
     """All that the routes of one server share."""
 
     def __init__(
-        self, registry: Registry, scheduler: Scheduler, settings: ServerSettings, metrics: Metrics, log: Log
+        self, registry: Registry, scheduler: Scheduler, settings: RequestSettings, metrics: Metrics, log: Log
     ) -> None:
         self.registry, self.scheduler, self.settings = registry, scheduler, settings
         self.metrics, self.log = metrics, log
