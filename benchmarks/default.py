@@ -1,19 +1,15 @@
-"""Is the default model worth its bytes? Fine-tuned on six tasks beside an untrained one and mean word vectors.
+"""Fine-tune the bundled model on six GLUE tasks, next to an untrained one and to other folders.
 
-    python -m benchmarks.default --data GLUE --glove vectors.txt --qnli-split --seeds 3 --out rows.jsonl
+    python -m benchmarks.default --data GLUE --qnli-split --seeds 3 --out rows.jsonl
     python -m benchmarks.default --data GLUE --models --model teacher=DIR --model student=DIR --out rows.jsonl
     python -m benchmarks.default --models --merge rows-*.jsonl --table result.md
 
-`default` is the bundled model (or --default DIR), `fresh` its architecture with weights that are
-drawn anew for each seed, `glove` the mean of word vectors under the best of several heads (benchmarks/glove.py),
-`vectors` the default model's sentence vectors, which it is not trained further for, under the same heads; any folders
-can stand beside them. All others are trained with the same settings (epochs=3, the rate by the width), unless --set
-says otherwise: for all (--set epochs=5) or for one (--set fresh:epochs=10). The best evaluation on the dev split
-counts, for everyone.
+`default` is the bundled model (or --default DIR); `fresh` is its architecture with random weights, drawn anew for each
+seed. All are trained with the same settings (epochs=3, the learning rate by the width), unless --set says otherwise:
+for all (--set epochs=5) or for one (--set fresh:epochs=10). The best evaluation on the dev split counts.
 
-Every run is a JSON line in --out as soon as it is done; what is there already, of the same weights and settings, is
-not run again, so a process that was cut off goes on, and rows from several machines are merged by --merge. A run
-that fails is a line with the reason, and the others go on.
+Every run is a JSON line in --out as soon as it is done. A run with the same weights and settings is not repeated, so
+an interrupted process continues; --merge reads rows from other machines. A run that fails is a line with the reason.
 """
 
 import argparse
@@ -28,16 +24,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.common import environment
-from benchmarks.glove import best_head, features
 from benchmarks.standings import key, rows_in, summary
 from bertree.config.default_model import resolve_model_path
-from bertree.embeddings.glove import WordVectors
 from bertree.errors import UserError
 from bertree.files.formats import Json, file_hash
 from bertree.finetuning import config as configs
@@ -54,8 +46,7 @@ from bertree.text.identity import tokenizer_hash
 from bertree.train.device import Placement, set_deterministic
 
 FOLDERS = {"sst-2": "SST-2", "mrpc": "MRPC", "rte": "RTE", "sts-b": "STS-B", "cola": "CoLA", "qnli": "QNLI"}
-OWN = ("default", "fresh", "glove", "vectors")
-READ = ("glove", "vectors")  # vectors as they are, under heads
+OWN = ("default", "fresh")
 SHARE = 0.8  # of QNLI's dev split that is learned from where it has no training file
 
 
@@ -102,8 +93,6 @@ class Bench:
     data: dict[str, Data | str] = field(default_factory=dict)  # or why there is none
     models: dict[str, Model] = field(default_factory=dict)
     units: dict[tuple[str, str, int, str], list[Unit]] = field(default_factory=dict)
-    vectors: dict[str, WordVectors | Model] = field(default_factory=dict)  # by what READ calls them
-    features: dict[tuple[str, str], list[torch.Tensor]] = field(default_factory=dict)  # of the examples, both parts
     identities: dict[str, str] = field(default_factory=dict)
 
     def examples(self, name: str) -> Data:
@@ -129,8 +118,8 @@ class Bench:
                 drawn = hashlib.sha256(repr(read_architecture(self.folder(model))).encode()).hexdigest()
                 self.identities[model] = f"drawn for {drawn[:12]}"
             else:
-                here = [self.options.glove] if model == "glove" else sorted(self.folder(model).glob("*.safetensors"))
-                self.identities[model] = "-".join(file_hash(path)[:12] for path in here)
+                weights = sorted(self.folder(model).glob("*.safetensors"))
+                self.identities[model] = "-".join(file_hash(path)[:12] for path in weights)
         return self.identities[model]
 
     def described(self, task: str, model: str, seed: int) -> Json:
@@ -147,7 +136,7 @@ class Bench:
         """One row."""
         data = self.examples(task)
         began = time.perf_counter()
-        found = self._read(data, model, seed) if model in READ else self._tuned(data, model, seed)
+        found = self._tuned(data, model, seed)
         found["seconds"] = round(time.perf_counter() - began, 1)
         return found | {"dev": len(data.dev)} | ({"note": data.note} if data.note else {})
 
@@ -187,34 +176,6 @@ class Bench:
             self.units[key] = data.task.units(examples, tokenizer, longest)[0]
         return EncodedSplit(examples, self.units[key])
 
-    def _read(self, data: Data, name: str, seed: int) -> Json:
-        """A row of vectors as they are, under the best head."""
-        task = data.task
-        if name not in self.vectors:
-            self.vectors[name] = WordVectors.read(self.options.glove) if name == "glove" else load(self.folder(name))
-        source, key = self.vectors[name], (name, task.name)
-        if key not in self.features:
-            self.features[key] = [features(source, examples) for examples in (data.train, data.dev)]
-        train, dev = self.features[key]
-        kind = torch.float32 if task.regression else torch.int64
-        gold = [e.gold if task.regression else task.labels.index(str(e.gold)) for e in data.train]
-        answers = torch.tensor(gold, dtype=kind)
-        units = [Unit(number, ()) for number in range(len(data.dev))]
-
-        def lines(said: Any) -> list[Json]:
-            return task.predict(data.dev, units, list(np.asarray(said)))
-
-        def score(said: Any) -> float:
-            return task.score(data.dev, lines(said))[task.metric]
-
-        _, head, said = best_head(train, answers, dev, task.classes, score, seed)
-        found = lines(said)
-        if isinstance(source, Model):
-            size = sum(p.numel() for p in source.network.encoder.parameters())
-        else:
-            size = source.table.size
-        return _result(task, task.score(data.dev, found), found) | {"head": head, "parameters": size}
-
 
 def _result(task: TextTask, scores: dict[str, float], lines: Sequence[Json]) -> Json:
     found: Json = {"metric": task.metric, "score": scores[task.metric], "scores": scores}
@@ -226,11 +187,10 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="GLUE: a folder with SST-2, MRPC, ...")
     parser.add_argument("--tasks", nargs="+", default=list(FOLDERS), choices=list(FOLDERS))
-    parser.add_argument("--models", nargs="*", default=list(OWN), choices=OWN, help="of these three, which")
+    parser.add_argument("--models", nargs="*", default=list(OWN), choices=OWN, help="which of these two")
     extra: Json = {"action": "append", "default": [], "metavar": "NAME=FOLDER"}
     parser.add_argument("--model", **extra, help="another; the first is what the others' averages are a share of")
     parser.add_argument("--default", default="default", help="folder that stands in for the default model")
-    parser.add_argument("--glove", type=Path, help="word vectors: a word and its numbers a line, also .xz")
     parser.add_argument("--qnli-split", action="store_true", help="QNLI without training file: learn from its dev file")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--limit", type=int, default=0, help="first so many training examples")
@@ -246,8 +206,6 @@ def parsed() -> argparse.Namespace:
     options.models = [*options.folders, *options.models]
     if options.models and options.data is None:
         parser.error("--data GLUE is needed to run anything")
-    if "glove" in options.models and options.glove is None:
-        parser.error("glove needs --glove FILE; or leave it out: --models default fresh")
     return options
 
 

@@ -79,7 +79,6 @@ def run(options: argparse.Namespace, name: str, seed: int) -> Json:
             qnli_split=True,
             folders={"student": str(out / "model")},
             default="default",
-            glove=None,
             set=[],
             device=options.device,
         )

@@ -28,8 +28,7 @@ import numpy as np
 import torch
 
 import bertree
-from benchmarks.common import CORPUS, environment, medians, sentences, table
-from benchmarks.encode import real_weights
+from benchmarks.common import CORPUS, environment, medians, real_weights, sentences, table
 from bertree.config.default_model import resolve_model_path
 from bertree.inference.cpu.linear import linear_class
 from bertree.inference.embedding import Vectors

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from benchmarks.common import environment, synchronise, table
+from benchmarks.common import environment, synchronize, table
 from bertree.inference.causal.scoring import score
 from bertree.inference.causal.segments import score_segments
 from bertree.inference.load import random_model
@@ -50,10 +50,10 @@ def memory(model: Model, ids: list[int], length: int) -> int:
 
 def tokens_per_second(work: Callable[[], int]) -> float:
     """Measure one call."""
-    synchronise()
+    synchronize()
     began = time.perf_counter()
     tokens = work()
-    synchronise()
+    synchronize()
     return tokens / (time.perf_counter() - began)
 
 

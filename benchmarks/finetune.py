@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import environment, synchronise, table
+from benchmarks.common import environment, synchronize, table
 from bertree.finetuning.config import FineTuneConfig, FineTuneOptimSettings, FineTuneRunSettings, TrainSettings
 from bertree.finetuning.feed import steps_per_epoch
 from bertree.finetuning.tuner import EncodedSplit, FineTuning, InitialModel
@@ -145,7 +145,7 @@ def theirs(
         return {key: t.pin_memory() if device == "cuda" else t for key, t in batch.items()}  # type: ignore[return-value]
 
     best = -1.0
-    synchronise()
+    synchronize()
     began = time.perf_counter()
     steps: Iterator[Any] = prefetch(prepared, 0, epoch * epochs)
     for step, batch in enumerate(steps, 1):
@@ -160,7 +160,7 @@ def theirs(
             logits = their_logits(network, dev.units, task.head, device, autocast)
             predictions = task.predict(dev.examples, dev.units, logits)
             best = max(best, task.score(dev.examples, predictions)[task.metric])
-    synchronise()
+    synchronize()
     return best, time.perf_counter() - began
 
 
@@ -168,10 +168,10 @@ def ours(tuner: FineTuning, seed: int) -> tuple[float, float]:
     """Best score and seconds of bertree."""
     set_deterministic(True)
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(None):
-        synchronise()
+        synchronize()
         began = time.perf_counter()
         _, best, _ = tuner.run(Path(place), seed, False, [])
-        synchronise()
+        synchronize()
         return best.score, time.perf_counter() - began
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import synchronise
+from benchmarks.common import synchronize
 from bertree.batch import Batch
 from bertree.model.architecture import Architecture
 from bertree.model.network import build
@@ -141,10 +141,10 @@ def measure(make: Callable[[], Ours | Theirs], steps: int, warm: int) -> Measure
         for number in range(warm + steps):
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            synchronise()
+            synchronize()
             begin = time.perf_counter()
             side.step()
-            synchronise()
+            synchronize()
             if number >= warm:
                 times.append(time.perf_counter() - begin)
     except RuntimeError as error:

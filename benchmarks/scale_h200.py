@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.common import environment, synchronise, table
+from benchmarks.common import environment, synchronize, table
 from bertree.batch import Batch, PretrainingLabels
 from bertree.config.sections import OptimSettings
 from bertree.model import cost
@@ -145,11 +145,11 @@ class Trainer:
 
     def take(self, steps: int) -> float:
         """Take steps; return their seconds."""
-        synchronise()
+        synchronize()
         began = time.perf_counter()
         first, self.number = self.number + 1, self.number + steps
         self.loop.run((self._step(number) for number in range(first, self.number + 1)), [self._keep])
-        synchronise()
+        synchronize()
         return time.perf_counter() - began
 
     def _step(self, number: int) -> StepBatches:

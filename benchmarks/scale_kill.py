@@ -9,6 +9,7 @@ kill. Model and last checkpoint (weights and moments of all ranks) of both must 
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -17,15 +18,45 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.common import environment, table
-from benchmarks.resume import RECIPE, make_store, newest, started, steps_done
+from benchmarks.common import CORPUS, environment, table
+from bertree.data.prepare import prepare
 from bertree.files.formats import file_hash
+from bertree.text import tokenizer_training
+from bertree.text.corpus import Corpus
 
 MESHES = ("zero=0", "zero=3", "tensor=2", "zero=3 tensor=2")
 # A restart may fail for its own reasons: gloo keeps an address of a process that is gone.
 RESTARTS = 3  # for each kill
+RECIPE = """
+extends = "bert-base"
+[model]
+layers = 2
+width = 64
+heads = 2
+max_positions = 128
+dropout = 0.1
+[optim]
+lr = 1e-3
+[schedule]
+warmup = 10
+[run]
+device = "cpu"
+log_every = 1
+eval_every = 10
+eval_tokens = 8192
+save_every = 2
+micro_tokens = 1024
+[[phases]]
+steps = {most}
+max_length = 64
+batch_tokens = 2048
+[[phases]]
+steps = {rest}
+max_length = 128
+batch_tokens = 2048
+"""
 
 
 class Kill(NamedTuple):
@@ -50,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         store, most = make_store(place), given.steps * 2 // 3
-        text = RECIPE.format(family="bert", growth=1, more="", device="cpu", most=most, rest=given.steps - most)
+        text = RECIPE.format(most=most, rest=given.steps - most)
         (place / "bert.toml").write_text(text)
         for mesh in given.meshes:
             command = ["pretrain", str(place / "bert.toml"), "--store", str(store)]
@@ -78,6 +109,14 @@ def compare(mesh: str, place: Path, command: list[str], ranks: int, kills: int, 
     print(table(["kill", "of rank", "steps done", "newest checkpoint", "caught in a save"], shown))
     print(f"\n{table(['', 'uninterrupted', f'{len(rows)} kills'], files)}\n", flush=True)
     return code == 0 and hashes[0] == hashes[1]
+
+
+def make_store(place: Path) -> Path:
+    """A token store of the text in this repository."""
+    documents = list(Corpus([str(CORPUS)]).documents())
+    tokenizer = tokenizer_training.train(lambda: documents, "wordpiece", 4000)
+    prepare(Corpus([str(CORPUS)]), tokenizer, place / "store")
+    return place / "store"
 
 
 def launch(command: list[str], out: Path, ranks: int, restarts: int = 0) -> "subprocess.Popen[bytes]":
@@ -128,6 +167,34 @@ def result_hashes(out: Path) -> dict[str, str]:
     found = {f"{checkpoint.name}/{path.name}": file_hash(path) for path in checkpoint.glob("*.safetensors")}
     model = out / "model" / "model.safetensors"
     return found | ({"model": file_hash(model)} if model.is_file() else {})
+
+
+def started(out: Path) -> int:
+    """Changes when a run begins to write: its file of metrics is made anew."""
+    path = out / "metrics.jsonl"
+    return path.stat().st_ino if path.is_file() else 0
+
+
+def steps_done(out: Path) -> int:
+    """The newest step in the metrics."""
+    return max((int(line["step"]) for line in metrics(out) if line["kind"] == "train"), default=0)
+
+
+def metrics(out: Path) -> list[dict[str, Any]]:
+    """The lines a run has written, but for one that is cut off."""
+    path = out / "metrics.jsonl"
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def newest(out: Path) -> Path:
+    """The newest checkpoint, or where the first would be."""
+    return max((out / "checkpoints").glob("step-*"), default=out / "checkpoints" / "step-0")
 
 
 if __name__ == "__main__":

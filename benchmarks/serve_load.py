@@ -24,8 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import CORPUS, environment, sentences, table
-from benchmarks.encode import real_weights
+from benchmarks.common import CORPUS, environment, real_weights, sentences, table
 from benchmarks.serving import servers
 from benchmarks.serving.client import Connection, Outcome, closed_loop, open_loop, post
 from benchmarks.serving.servers import Server

@@ -17,8 +17,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.common import CORPUS, environment, sentences, table
-from benchmarks.encode import real_weights
+from benchmarks.common import CORPUS, environment, real_weights, sentences, table
 from benchmarks.serving.client import Connection, post
 from benchmarks.serving.servers import Server, start_bertree
 

@@ -12,25 +12,99 @@ that shares eight words in a row with a text of the --without files is left out:
 """
 
 import argparse
+import gzip
+import json
+import lzma
 import random
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-
-from benchmarks.pairs import SENTENCE_END, MeasuredTexts, articles, texts_of
+from typing import Any, TextIO
 
 SENTENCES = (1, 1, 1, 2, 2, 3, 4)  # in a short text, one of these
 CHARACTERS = (20, 1500)  # of a short text
 WORDS = 4  # of a text of a task, at least
+SHINGLE = 8  # words in a row that two texts must not share
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z“\"'])")
+
+
+def opened(path: Path, mode: str) -> TextIO:
+    """Open a text file, compressed or not."""
+    kinds: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
+    file: TextIO = kinds.get(path.suffix, open)(path, mode, encoding="utf-8")
+    return file
+
+
+def articles(path: Path) -> Iterator[list[str]]:
+    """Yield the articles of a file: an empty line between two, a paragraph per line."""
+    lines: list[str] = []
+    with opened(path, "rt") as file:
+        for line in file:
+            if line.strip():
+                lines.append(line.strip())
+            elif lines:
+                yield lines
+                lines = []
+    if lines:
+        yield lines
+
+
+class MeasuredTexts:
+    """The texts of files that models are measured on."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._texts: set[str] = set()
+        self._shingles: set[int] = set()
+        for text in (text for path in paths for text in texts_of(path)):
+            words = _words(text)
+            if len(words) > 3:  # labels, names and answers are no texts
+                self._texts.add(" ".join(words))
+                self._shingles.update(_shingles(words))
+
+    def overlap(self, texts: Iterable[str]) -> bool:
+        """Return whether one of the texts is, or shares eight words in a row with, a text that is measured on."""
+        return any(
+            " ".join(words) in self._texts or not self._shingles.isdisjoint(_shingles(words))
+            for words in map(_words, texts)
+        )
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _shingles(words: list[str]) -> Iterator[int]:
+    return (hash(tuple(words[at : at + SHINGLE])) for at in range(len(words) - SHINGLE + 1))
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield the strings of a JSON file, the tab-separated fields of another, or those of all files of a folder."""
+    if path.is_dir():
+        yield from (text for file in sorted(path.rglob("*")) if file.is_file() for text in texts_of(file))
+        return
+    with opened(path, "rt") as file:
+        if ".json" in path.suffixes:
+            yield from _strings(json.load(file))
+        else:
+            yield from (field for line in file for field in line.rstrip("\n").split("\t"))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
 
 
 @dataclass(frozen=True)
-class Part:
-    """A share of the articles of a file: every `parts`-th."""
+class ArticleShare:
+    """A share of the articles of a file: every n-th, where n is the number of processes."""
 
     path: Path
     number: int
@@ -56,7 +130,7 @@ def measured_texts(paths: tuple[Path, ...]) -> MeasuredTexts:
     return MeasuredTexts(paths)
 
 
-def write_part(part: Part) -> tuple[int, int, int]:
+def write_part(part: ArticleShare) -> tuple[int, int, int]:
     """Write the articles and short texts of a part; return how many of each there are, and how many were left out."""
     draw, measured = random.Random(part.number), measured_texts(part.without)
     name = f"{part.path.name.partition('.')[0]}-{part.number}.txt"
@@ -69,7 +143,7 @@ def write_part(part: Part) -> tuple[int, int, int]:
         for number, article in enumerate(articles(part.path)):
             if number % part.parts != part.number:
                 continue
-            if measured.touch(tuple(article)):
+            if measured.overlap(article):
                 left_out += 1
             elif part.hold_out and number % part.hold_out == part.hold_out // 2:
                 held.write("\n".join(article) + "\n\n")
@@ -87,7 +161,7 @@ def write_tasks(paths: list[Path], without: tuple[Path, ...], out: Path) -> tupl
     measured = measured_texts(without)
     texts = dict.fromkeys(" ".join(text.split()) for path in paths for text in texts_of(path))
     long_enough = [text for text in texts if len(text.split()) >= WORDS and len(text) <= CHARACTERS[1]]
-    kept = [text for text in long_enough if not measured.touch((text,))]
+    kept = [text for text in long_enough if not measured.overlap([text])]
     out.write_text("\n\n".join(kept) + "\n", encoding="utf-8")
     return 0, len(kept), len(long_enough) - len(kept)
 
@@ -111,7 +185,7 @@ def main() -> None:
     (making / "held").mkdir(parents=True)
     without = tuple(options.without)
     parts = [
-        Part(path, number, options.workers, without, options.hold_out, making)
+        ArticleShare(path, number, options.workers, without, options.hold_out, making)
         for path in options.text
         for number in range(options.workers)
     ]

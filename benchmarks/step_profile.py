@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.common import environment, synchronise, table
+from benchmarks.common import environment, synchronize, table
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
@@ -84,15 +84,15 @@ def measured(given: argparse.Namespace, changes: list[str]) -> dict[str, Any]:
     steps = [feed[first + number] for number in range(WARM + given.steps + PROFILED)]
     tokens = sum(batch.ids.numel() for batch in steps[WARM].batches)
     loop.run(iter(steps[:WARM]), ())
-    synchronise()
+    synchronize()
     started, at = time.perf_counter() - began, time.perf_counter()
     loop.run(iter(steps[WARM : WARM + given.steps]), ())
-    synchronise()
+    synchronize()
     seconds = (time.perf_counter() - at) / given.steps
     activity = ProfilerActivity.CUDA if torch.cuda.is_available() else ProfilerActivity.CPU
     with profile(activities=[activity]) as profiler:
         loop.run(iter(steps[WARM + given.steps :]), ())
-        synchronise()
+        synchronize()
     gpu = torch.cuda.is_available()
     kernels = [
         (event.key, (event.self_device_time_total if gpu else event.self_cpu_time_total) / PROFILED / 1000, event.count)

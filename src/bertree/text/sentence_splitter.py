@@ -1,7 +1,7 @@
 """Documents -> sentences, with `sentencex` (Wikimedia, MIT licence, Rust, about 300 languages, no data files).
 
 It was chosen for its speed: it was the fastest of the splitters tried (blingfire, syntok, pysbd), and far faster than
-tokenizing, as `benchmarks/data_prepare.py` shows for the two together. Its rules tend to leave two sentences together
+tokenizing, as `benchmarks/data.py` shows for the two together. Its rules tend to leave two sentences together
 rather than cut one in half. No character but white space is ever lost.
 """
 

@@ -11,11 +11,10 @@ import pytest
 import sentencepiece
 import transformers
 
-from benchmarks.xlnet_tokenizer import author_ids
 from bertree.text.framing import Frame, special_ids
 from bertree.text.identity import word_starts
 from bertree.text.tokenizer import Tokenizer
-from tests.support.xlnet_pieces import WORDS, small_model
+from tests.support.xlnet_pieces import WORDS, author_ids, small_model
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -116,7 +115,6 @@ def assert_same_ids_after_saving(ours: Tokenizer, folder: Path, texts: list[str]
 
 
 def test_the_real_vocabulary_gives_the_ids_of_sentencepiece(tmp_path: Path) -> None:
-    """3,000 texts: `python -m benchmarks.xlnet_tokenizer`."""
     root = os.environ.get("BERTREE_TEST_VOCABULARIES")
     if not root:
         pytest.skip("BERTREE_TEST_VOCABULARIES names no folder with the real vocabularies")
