@@ -25,11 +25,11 @@ from bertree.files.formats import Json
 
 ROWS: dict[str, list[str]] = {
     "whole": [],
-    "no ce": ["distil.ce=0"],
-    "no cos": ["distil.cos=0"],
+    "no ce": ["distill.ce=0"],
+    "no cos": ["distill.cos=0"],
     "no mlm": ["objective.mlm=0"],
-    "random": ["distil.start=random"],
-    "random, no teacher": ["distil.start=random", "distil.ce=0", "distil.cos=0"],
+    "random": ["distill.start=random"],
+    "random, no teacher": ["distill.start=random", "distill.ce=0", "distill.cos=0"],
 }
 
 

@@ -128,7 +128,7 @@ def closeness(found: Vectors, wanted: Vectors) -> float:
 
 def ours(place: Path, given: argparse.Namespace, dtype: str, start: str, texts: list[str]) -> Callable[[], Vectors]:
     """bertree, tokenising or not."""
-    model = bertree.load(place, device=given.device, dtype=dtype)
+    model = bertree.load(place, device=given.device, precision=dtype)
     if start == "ids":  # the tokenizer is replaced by what it would say
         known = dict(zip(texts, model.tokenize(texts, given.max_length), strict=True))
         model.__dict__["tokenize"] = lambda some, limit=None: [known[text] for text in some]

@@ -71,7 +71,7 @@ def make_models(given: argparse.Namespace, folder: Path) -> tuple[Any, Model]:
     )
     GPT2LMHeadModel(config).save_pretrained(folder)
     peer = GPT2LMHeadModel.from_pretrained(folder, dtype=getattr(torch, given.dtype)).to(given.device).eval()
-    return peer, bertree.load(folder, device=given.device, dtype=given.dtype)
+    return peer, bertree.load(folder, device=given.device, precision=given.dtype)
 
 
 def compare(peer: Any, model: Model, size: int, given: argparse.Namespace) -> list[tuple[object, ...]]:

@@ -24,7 +24,7 @@ from benchmarks.serving.servers import Server, start_bertree
 
 def in_process(folder: str | Path, texts: list[str], given: argparse.Namespace) -> float:
     """Return the texts a second of `embed`: the median of several calls."""
-    model = bertree.load(folder, device=given.device, dtype="bfloat16")
+    model = bertree.load(folder, device=given.device, precision="bfloat16")
     model.embed(texts)
     rates, started = [], time.perf_counter()
     while time.perf_counter() - started < given.seconds:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from bertree.comparison.run import compare
     from bertree.data.build import prepare, train_tokenizer
     from bertree.distillation.run import distill
-    from bertree.embeddings.embed import EmbedOptions, embed_file
+    from bertree.embeddings.embed import embed_file
     from bertree.embeddings.evaluate import evaluate_embeddings
     from bertree.embeddings.index_map import map_index
-    from bertree.embeddings.mine_files import cluster_texts, find_pairs
+    from bertree.embeddings.mine_files import cluster_texts, find_pairs, similar
     from bertree.embeddings.train import train_embeddings
     from bertree.errors import BertreeWarning, UserError
     from bertree.finetuning.evaluate import evaluate
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 # Name -> the module it lives in.
 _HOMES = {
     "BertreeWarning": "errors",
-    "EmbedOptions": "embeddings.embed",
     "EmbeddingLoss": "objectives.embedding_losses",
     "Index": "search.index",
     "Model": "inference.model",
@@ -69,6 +68,7 @@ _HOMES = {
     "register_loss": "objectives.embedding_losses",
     "register_preset": "model.presets",
     "register_task": "tasks.registry",
+    "similar": "embeddings.mine_files",
     "train_embeddings": "embeddings.train",
     "train_tokenizer": "data.build",
     "verify": "verification.verify",
@@ -77,7 +77,6 @@ _HOMES = {
 
 __all__ = [
     "BertreeWarning",
-    "EmbedOptions",
     "EmbeddingLoss",
     "Index",
     "Model",
@@ -104,6 +103,7 @@ __all__ = [
     "register_loss",
     "register_preset",
     "register_task",
+    "similar",
     "train_embeddings",
     "train_tokenizer",
     "verify",

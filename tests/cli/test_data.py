@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bertree.cli.aliases import translate
 from bertree.cli.main import app
 from bertree.data.store import Store
 from bertree.errors import UserError
@@ -17,7 +16,7 @@ BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 
 
 def call(*words: str | Path, text: str | None = None) -> str:
-    result = CliRunner().invoke(app, translate([str(word) for word in words]), input=text, catch_exceptions=False)
+    result = CliRunner().invoke(app, [str(word) for word in words], input=text, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -47,7 +46,7 @@ def test_from_text_to_verified_store(tmp_path: Path) -> None:
 def test_options_reach_the_corpus_and_drops_are_said(tmp_path: Path) -> None:
     texts = ["A first body of text. It has two sentences.", "A second body of text.", "tiny"] * 30
     (tmp_path / "a.data").write_text("".join(json.dumps({"body": text}) + "\n" for text in [*texts, None]))
-    corpus = [tmp_path / "a.data", "--format", "jsonl", "--field", "body", "--min-characters", "10"]
+    corpus = [tmp_path / "a.data", "--format", "jsonl", "--text", "body", "--min-characters", "10"]
     call("tokenizer", "train", *corpus, "--vocab-size", "60", "--out", tmp_path / "t", "--cased")
     out = ["--tokenizer", tmp_path / "t", "--out", tmp_path / "s", "--workers", "1"]
     said = call("prepare", *corpus, "--deduplicate", *out)

@@ -61,7 +61,7 @@ def test_half_precision_normalised_and_a_column(command: Command, tiny: Path, tm
     texts = lines(20)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": text, "n": 1}) + "\n" for text in texts))
     out = tmp_path / "v.npy"
-    command.well("embed", tiny, tmp_path / "a.jsonl", "--out", out, "--dtype", "float16", "--normalise")
+    command.well("embed", tiny, tmp_path / "a.jsonl", "--out", out, "--dtype", "float16", "--normalize")
     found = np.load(out)
     assert found.dtype == np.float16
     assert np.allclose(np.linalg.norm(found.astype(np.float32), axis=1), 1, atol=2e-3)

@@ -1,4 +1,4 @@
-"""`sentence evaluate`, `similar`, `pairs` and `cluster` as a user runs them, on real weights."""
+"""`embeddings evaluate`, `similar`, `pairs` and `cluster` as a user runs them, on real weights."""
 
 import csv
 import json
@@ -50,7 +50,19 @@ def test_evaluate_with_its_baselines(command: Command, minilm: Path, table: Path
     glove = tmp_path / "glove.txt"
     glove.write_text("".join(f"{w} {' '.join(f'{x:.4f}' for x in row)}\n" for w, row in zip(words, draw, strict=True)))
     out = tmp_path / "judged"
-    given = ("sentence", "evaluate", minilm, "--pooling", "cls", "--pooling", "mean", "--glove", glove, "--data", table)
+    given = (
+        "embeddings",
+        "evaluate",
+        minilm,
+        "--pooling",
+        "cls",
+        "--pooling",
+        "mean",
+        "--glove",
+        glove,
+        "--data",
+        table,
+    )
     said = command.well(*given, *columns(), "--out", out, "--json")
     found = json.loads(said.out)
     assert found == json.loads((out / "metrics.json").read_text())
@@ -58,7 +70,7 @@ def test_evaluate_with_its_baselines(command: Command, minilm: Path, table: Path
     assert names == ["cls", "mean", "mean", "mean of content words"]
     model, gold = bertree.load(minilm), [points for _, _, points in JUDGED]
     for encoder in found["encoders"][:2]:
-        model.vector = PoolingConfig(pooling=encoder["pooling"], normalise=True)
+        model.vector = PoolingConfig(pooling=encoder["pooling"], normalize=True)
         first, second = (model.embed([pair[side] for pair in JUDGED]) for side in (0, 1))
         values = (first * second).sum(1)
         figures = encoder["sets"]["pairs"]["all"]
@@ -82,7 +94,7 @@ def test_evaluate_several_sets_as_tables(command: Command, minilm: Path, tmp_pat
         for part in ("news", "forum")[: number + 1]:
             (folder / f"STS.input.{part}.txt").write_text("".join(f"{a}\t{b}\n" for a, b, _ in JUDGED))
             (folder / f"STS.gs.{part}.txt").write_text("".join(f"{points}\n" for _, _, points in JUDGED[:-1]) + "\n")
-    said = command.well("sentence", "evaluate", minilm, "--data", tmp_path / "sts")
+    said = command.well("embeddings", "evaluate", minilm, "--data", tmp_path / "sts")
     assert "STS12: 5 pairs" in said.out
     assert "STS13: 10 pairs" in said.out
     assert "weighted mean" in said.out
@@ -93,7 +105,7 @@ def test_evaluate_several_sets_as_tables(command: Command, minilm: Path, tmp_pat
 
 def test_evaluate_says_where_there_is_no_correlation(command: Command, minilm: Path, tmp_path: Path) -> None:
     (tmp_path / "same.csv").write_text("sentence1,sentence2,score\na,a,1\nb,b,2\nc,c,3\n")
-    said = command.well("sentence", "evaluate", minilm, "--data", tmp_path / "same.csv", "--json")
+    said = command.well("embeddings", "evaluate", minilm, "--data", tmp_path / "same.csv", "--json")
     figures = json.loads(said.out)["encoders"][0]["sets"]["same"]["all"]
     assert figures["spearman"]["cosine"] is None
     assert "is the same for all pairs, so there is no correlation" in said.err
@@ -111,7 +123,7 @@ def test_evaluate_mistakes(command: Command, minilm: Path, table: Path, tmp_path
         ((minilm, "--data", table, *columns(), "--glove", tmp_path / "no.txt"), "cannot be read"),
         ((tmp_path / "no", "--data", table, *columns()), "no such folder"),
     ):
-        said = command("sentence", "evaluate", *arguments)
+        said = command("embeddings", "evaluate", *arguments)
         assert (said.code, says in said.err) == (2, True), said.err
         assert said.err.count("\n") == 1
 
@@ -155,7 +167,7 @@ def test_similar_of_files(command: Command, minilm: Path, texts: Path, tmp_path:
 
 
 def test_pairs(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
-    said = command.well("pairs", minilm, texts, "--least", "0.5", "--json")
+    said = command.well("pairs", minilm, texts, "--min-similarity", "0.5", "--json")
     found = json.loads(said.out)
     model = bertree.load(minilm)
     every = model.similarity(TOPICS, TOPICS)
@@ -163,26 +175,28 @@ def test_pairs(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> N
     assert {tuple(pair["rows"]) for pair in found["pairs"]} == expected != set()
     assert found["duplicates"] == [{"rows": [1, 9], "text": TOPICS[0]}]
     out = tmp_path / "pairs.csv"
-    command.well("pairs", minilm, texts, "--least", "0.5", "-k", "2", "--out", out)
+    command.well("pairs", minilm, texts, "--min-similarity", "0.5", "-k", "2", "--out", out)
     rows = list(csv.DictReader(out.open()))
     assert [row["text1"] for row in rows] == [pair["texts"][0] for pair in found["pairs"][:2]]
     assert [float(row["cosine"]) for row in rows] == [pair["cosine"] for pair in found["pairs"][:2]]
     assert "same    1, 9" in command.well("pairs", minilm, texts, "--duplicates").out
-    assert "no two texts" in command.well("pairs", minilm, texts, "--least", "0.999").out
+    assert "no two texts" in command.well("pairs", minilm, texts, "--min-similarity", "0.999").out
 
 
 def test_vectors_of_embed_are_taken_instead_of_the_model(
     command: Command, minilm: Path, texts: Path, tmp_path: Path
 ) -> None:
     command.well("embed", minilm, texts, "--out", tmp_path / "v.npy")
-    plain = command.well("pairs", minilm, texts, "--least", "0.5", "--json").out
-    taken = command.well("pairs", minilm, texts, "--least", "0.5", "--json", "--vectors", tmp_path / "v.npy").out
+    plain = command.well("pairs", minilm, texts, "--min-similarity", "0.5", "--json").out
+    taken = command.well(
+        "pairs", minilm, texts, "--min-similarity", "0.5", "--json", "--vectors", tmp_path / "v.npy"
+    ).out
     assert [p["rows"] for p in json.loads(taken)["pairs"]] == [p["rows"] for p in json.loads(plain)["pairs"]]
 
 
 def test_cluster_by_likeness(command: Command, minilm: Path, texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "clusters.jsonl"
-    said = command.well("cluster", minilm, texts, "--least", "0.6", "--out", out)
+    said = command.well("cluster", minilm, texts, "--min-similarity", "0.6", "--out", out)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["row"] for row in rows] == list(range(1, 10))
     labels = [row["cluster"] for row in rows]
@@ -211,7 +225,7 @@ def test_mistakes_are_one_line(command: Command, minilm: Path, texts: Path, tmp_
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     for arguments, says in (
         (("cluster", minilm, one, "--clusters", "2"), "there are 1 sentences"),
-        (("cluster", minilm, texts, "--least", "2"), "a cosine lies between -1 and 1"),
+        (("cluster", minilm, texts, "--min-similarity", "2"), "a cosine lies between -1 and 1"),
         (("cluster", minilm, texts, "--out", tmp_path / "there.csv"), "exists already"),
         (("cluster", minilm, texts, "--out", tmp_path / "there.xls"), "give it such an ending"),
         (("cluster", minilm, tmp_path / "table.csv"), "which column is the text"),

@@ -79,7 +79,7 @@ def test_what_has_no_meaning_is_refused_in_one_line(name: str, made: Path, comma
 def test_every_form_of_a_folder_computes_the_same(name: str, made: Path, command: Command, tmp_path: Path) -> None:
     command.well("convert", made / name, tmp_path / "copy", "--to", "bertree")
     assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (made / name / "model.safetensors").read_bytes()
-    command.well("convert", made / name, tmp_path / "int8", "--to", "bertree", "--dtype", "int8")
+    command.well("convert", made / name, tmp_path / "int8", "--to", "bertree", "--precision", "int8")
     command.well("verify", tmp_path / "int8")
     plain, small = (bertree.load(path).embed(TEXTS) for path in (made / name, tmp_path / "int8"))
     assert 0 < np.abs(plain - small).max() < 0.1 * np.abs(plain).max()
@@ -148,6 +148,6 @@ def test_distillation_on_text(made: Path, token_store: Path, command: Command, t
         said = command("distill", made / name, *given, *more)
         assert (said.code, len(said.lines)) == (2, 1), said.err
         assert line in said.lines[0]
-    terms = ("distil.relation=1", "distil.hidden=1", "distil.cos=1")
+    terms = ("distill.relation=1", "distill.hidden=1", "distill.cos=1")
     command.well("distill", made / "ctrl", *given, "data.masking=next", *terms)
     assert bertree.load(tmp_path / "half" / "model").architecture.layers == 1

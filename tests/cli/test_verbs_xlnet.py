@@ -84,7 +84,7 @@ def test_what_has_no_meaning_is_refused_in_one_line(made: Path, command: Command
 def test_every_form_of_a_folder_computes_the_same(made: Path, command: Command, tmp_path: Path) -> None:
     command.well("convert", made / "xlnet", tmp_path / "copy", "--to", "bertree")
     assert (tmp_path / "copy/model.safetensors").read_bytes() == (made / "xlnet/model.safetensors").read_bytes()
-    command.well("convert", made / "xlnet", tmp_path / "int8", "--to", "bertree", "--dtype", "int8")
+    command.well("convert", made / "xlnet", tmp_path / "int8", "--to", "bertree", "--precision", "int8")
     command.well("verify", tmp_path / "int8")
     plain, small = (bertree.load(path).embed(TEXTS) for path in (made / "xlnet", tmp_path / "int8"))
     assert 0 < np.abs(plain - small).max() < 0.1 * np.abs(plain).max()
@@ -156,14 +156,14 @@ def test_distillation_on_text(made: Path, command: Command, tmp_path: Path) -> N
     given = (*given, "--out", tmp_path / "half")
     refused = {
         "data.masking: token: a teacher with a query stream (XLNet) was not trained for that": (),
-        "distil.everywhere: a query stream predicts": ("data.masking=permutation", "distil.everywhere=true"),
+        "distill.everywhere: a query stream predicts": ("data.masking=permutation", "distill.everywhere=true"),
         "by a second stream; set model.query_stream=true": ("data.masking=permutation", "model.preset=bert-tiny"),
     }
     for line, more in refused.items():
         said = command(*given, *more)
         assert (said.code, len(said.lines)) == (2, 1), said.err
         assert line in said.lines[0]
-    said = command.well(*given, "data.masking=permutation", "distil.hidden=1", "distil.cos=1")
+    said = command.well(*given, "data.masking=permutation", "distill.hidden=1", "distill.cos=1")
     assert "18 of 18 tensors from the teacher" in said.out
     student = bertree.load(tmp_path / "half" / "model")
     assert (student.architecture.layers, student.architecture.query_stream) == (1, True)

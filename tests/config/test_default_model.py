@@ -43,7 +43,7 @@ def made_up(tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     a = preset("bert-tiny").architecture.with_values({"residual": "pre-norm", "embedding_width": 32, "segments": 0})
     model = random_model(a, {"mask": 0}, seed=3)
     model.tokenizer = Tokenizer.load(minilm)
-    model.save(place, dtype="int8")
+    model.save(place, precision="int8")
     (place / "README.md").write_text("# A made-up card\n")
     monkeypatch.setattr(default_model, "FOLDER", place)
     (tmp_path / "here").mkdir()
@@ -123,7 +123,7 @@ def test_every_verb_knows_it(
     assert verb(monkeypatch, "predict", "days/model", "a day", "--device", "cpu") == 0
     features = ("--layers", "sum-all", "--out", "states", "--device", "cpu")
     assert verb(monkeypatch, "features", "default", "text.txt", *features) == 0
-    assert verb(monkeypatch, "convert", "default", "copy", "--to", "bertree", "--dtype", "int8") == 0
+    assert verb(monkeypatch, "convert", "default", "copy", "--to", "bertree", "--precision", "int8") == 0
     for name in ("model.safetensors", "bertree.toml"):
         assert Path("copy", name).read_bytes() == (made_up / name).read_bytes()
     capsys.readouterr()
@@ -169,7 +169,7 @@ def test_the_real_one_works_without_a_network(monkeypatch: pytest.MonkeyPatch, t
 
 @real
 def test_the_real_one_is_stored_as_it_would_be_again(tmp_path: Path) -> None:
-    bertree.load("default").save(tmp_path / "again", dtype="int8")
+    bertree.load("default").save(tmp_path / "again", precision="int8")
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (REAL / "model.safetensors").read_bytes()
 
 

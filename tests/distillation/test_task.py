@@ -79,14 +79,14 @@ def test_half_of_the_teacher_learns(
     recipe = tomllib.loads((out / "seed-0" / "recipe.toml").read_text())
     for setting in settings:
         key, value = setting.split("=")
-        if key in recipe["distil"]:
-            assert str(recipe["distil"][key]).removesuffix(".0") == value
-    terms = {"hard", "soft"} if recipe["distil"]["alpha"] else {"soft"}
+        if key in recipe["distill"]:
+            assert str(recipe["distill"][key]).removesuffix(".0") == value
+    terms = {"hard", "soft"} if recipe["distill"]["alpha"] else {"soft"}
     alpha = {"kind=mse": 0.0, "alpha=0": 0.0, "alpha=0.3": 0.3}
-    assert recipe["distil"]["alpha"] == next((alpha[setting] for setting in settings if setting in alpha), 0.5)
+    assert recipe["distill"]["alpha"] == next((alpha[setting] for setting in settings if setting in alpha), 0.5)
     rows = losses(out)
     assert all(terms <= set(row) for row in rows)
-    weights = {"hard": recipe["distil"]["alpha"], "soft": 1 - recipe["distil"]["alpha"]}
+    weights = {"hard": recipe["distill"]["alpha"], "soft": 1 - recipe["distill"]["alpha"]}
     assert rows[0]["loss"] == pytest.approx(sum(weights[term] * rows[0][term] for term in terms), rel=1e-5)
     assert rows[-1]["soft"] < rows[0]["soft"]
     kept = load_file(out / teacher_scores.FILE)["scores"]
@@ -95,7 +95,7 @@ def test_half_of_the_teacher_learns(
 
 def test_a_run_of_finetune_knows_nothing_of_it(trained: Trained) -> None:
     out = trained("classification")
-    assert "distil" not in tomllib.loads((out / "seed-0" / "recipe.toml").read_text())
+    assert "distill" not in tomllib.loads((out / "seed-0" / "recipe.toml").read_text())
     assert "distillation" not in figures(out)
     assert not (out / teacher_scores.FILE).exists()
 
@@ -191,7 +191,7 @@ def test_classes_without_names_are_taken_in_order(command: Command, trained: Tra
 
 def test_teacher_and_student_side_by_side(command: Command, trained: Trained, tmp_path: Path) -> None:
     given = command_of(trained, "classification", tmp_path / "out", "epochs=0.2")
-    said = command.well(*given, "--compare", "0.3")
+    said = command.well(*given, "--seconds", "0.3")
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert [model["name"] for model in found["models"]] == ["teacher", "student"]
     assert found["models"][0]["encoder"] == 2 * found["models"][1]["encoder"]
@@ -351,12 +351,12 @@ REFUSED: dict[str, tuple[str, dict[str, object], str]] = {
     "no such layer": ("ner", {"more": ("--layers", "3")}, "3 is not one of the teacher's layers 1 to 2"),
     "another width": ("ner", {"student": "bert-tiny", "more": ("--layers", "1,2")}, "no layer fits"),
     "copies of tags": ("ner", {"settings": ("copies=3",)}, "copies: rewrites texts and pairs, but ner"),
-    "alpha": ("ner", {"settings": ("alpha=1.5",)}, "distil.alpha: must lie between 0 and 1, not 1.5"),
-    "kind": ("ner", {"settings": ("kind=sofd",)}, "distil.kind: unknown value 'sofd'"),
-    "temperature": ("ner", {"settings": ("temperature=0",)}, "distil.temperature: must be above 0"),
+    "alpha": ("ner", {"settings": ("alpha=1.5",)}, "distill.alpha: must lie between 0 and 1, not 1.5"),
+    "kind": ("ner", {"settings": ("kind=sofd",)}, "distill.kind: unknown value 'sofd'"),
+    "temperature": ("ner", {"settings": ("temperature=0",)}, "distill.temperature: must be above 0"),
     "words": ("ner", {"settings": ("masking=0.7", "replacing=0.7")}, "are shares of the same words, not 1.4"),
     "name": ("ner", {"settings": ("temprature=3",)}, "temperature"),
-    "sectioned name": ("ner", {"settings": ("distil.alfa=1",)}, "distil.alfa: unknown key, did you mean 'alpha'"),
+    "sectioned name": ("ner", {"settings": ("distill.alfa=1",)}, "distill.alfa: unknown key, did you mean 'alpha'"),
     "tokenizer of half": ("ner", {"more": ("--tokenizer", "x")}, "half of a teacher reads with its tokenizer"),
     "a preset is no teacher": ("ner", {"teacher": "bert-tiny"}, "bert-tiny: no such folder"),
     "a model without the head": ("ner", {"teacher": "default"}, "default: has no 'token' head, so it cannot teach ner"),

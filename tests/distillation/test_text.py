@@ -117,7 +117,7 @@ def untaught(teacher: Path, stories: Path, tmp_path_factory: pytest.TempPathFact
     """Held-out loss of a student that has its teacher's layers and is not taught."""
     out = tmp_path_factory.mktemp("untaught") / "out"
     with one_thread():
-        assert distill_tiny(teacher, stories, [*SHORT, "distil.ce=0", "distil.cos=0"], out)
+        assert distill_tiny(teacher, stories, [*SHORT, "distill.ce=0", "distill.cos=0"], out)
     return learned(out)
 
 
@@ -125,7 +125,7 @@ def test_a_teacher_helps_and_so_does_a_warm_start(
     teacher: Path, stories: Path, untaught: float, tmp_path: Path
 ) -> None:
     found = {}
-    for name, changes in {"whole": [], "random": ["distil.start=random"]}.items():
+    for name, changes in {"whole": [], "random": ["distill.start=random"]}.items():
         assert distill_tiny(teacher, stories, [*SHORT, *changes], tmp_path / name)
         found[name] = learned(tmp_path / name)
     assert found["whole"] < untaught - 0.02, "the same start, the same steps: the teacher helps"
@@ -135,9 +135,9 @@ def test_a_teacher_helps_and_so_does_a_warm_start(
 @pytest.mark.parametrize(("term", "steps"), [("ce", 20), ("cos", 20), ("hidden", 20), ("relation", 40)])
 def test_every_term_alone_is_learned(term: str, steps: int, teacher: Path, stories: Path, tmp_path: Path) -> None:
     weights = dict.fromkeys(("ce", "cos", "hidden", "relation"), 0.0) | {term: 1.0}
-    given = [f"distil.{name}={weight}" for name, weight in weights.items()]
+    given = [f"distill.{name}={weight}" for name, weight in weights.items()]
     narrow = ["model.preset=bert-tiny", "model.width=16", "model.heads=2", "model.layers=2"]
-    shape = [*narrow, "distil.relation_heads=4", "objective.mlm=0", *QUICK, f"phases.0.steps={steps}"]
+    shape = [*narrow, "distill.relation_heads=4", "objective.mlm=0", *QUICK, f"phases.0.steps={steps}"]
     assert distill_tiny(teacher, stories, [*given, *shape], tmp_path / "out")
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     losses = [line[term] for line in lines if line["kind"] == "train"]
@@ -151,7 +151,7 @@ def test_every_term_alone_is_learned(term: str, steps: int, teacher: Path, stori
 def test_a_student_with_shared_layers(teacher: Path, stories: Path, tmp_path: Path) -> None:
     # A width of 36 is divided by no number of heads the teacher has: relations take fewer.
     given = ["model.preset=albert-base", "model.width=36", "model.heads=2", "model.layers=3", "phases.0.steps=3"]
-    given += ["model.embedding_width=16", "distil.hidden=1", "distil.relation=1", "distil.match=1,2,4", *QUICK]
+    given += ["model.embedding_width=16", "distill.hidden=1", "distill.relation=1", "distill.match=1,2,4", *QUICK]
     assert distill_tiny(teacher, stories, given, tmp_path / "out")
     assert bertree.load(tmp_path / "out" / "model").architecture.sharing == "all"
 
@@ -164,7 +164,7 @@ def test_half_needs_no_recipe_and_hugging_face_reads_it(stories: Path, tmp_path:
     )
     assert pretrain(tmp_path / "teacher.toml", store=stories, out=tmp_path / "t", warmup=1).complete
     said = command.well(
-        *("distill", tmp_path / "t" / "model", "--corpus", stories, "--out", tmp_path / "out", "--compare", "0.5"),
+        *("distill", tmp_path / "t" / "model", "--store", stories, "--out", tmp_path / "out", "--seconds", "0.5"),
         *("--epochs", "0.4", "--layers", "2,4", *[change for change in QUICK if "phases" not in change]),
     )
     assert "layers 2, 4" in said.out
@@ -258,13 +258,13 @@ def test_without_a_teacher_it_is_pretraining(teacher: Path) -> None:
 
 
 def test_killed_and_resumed(teacher: Path, stories: Path, tmp_path: Path) -> None:
-    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--corpus", str(stories), "--compare", "0")
+    given = ("distill", str(teacher), "--student", "distilbert-tiny", "--store", str(stories), "--seconds", "0")
     quick = (
         *QUICK,
         "run.save_every=1",
         "run.eval_every=4",
         "phases.0.steps=12",
-        "distil.hidden=1",
+        "distill.hidden=1",
         "model.dropout=0.1",
     )
     quick += ("schedule.warmup=3", "model.width=16", "model.embedding_width=16", "run.micro_tokens=256")
@@ -295,7 +295,7 @@ def test_targets_kept_on_disk(
     teacher: Path, stories: Path, untaught: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher_cache, "CHUNK", 16)
-    shape = [*SHORT, "distil.cos=0"]
+    shape = [*SHORT, "distill.cos=0"]
     cache = tmp_path / "cache"
 
     def run(name: str, *changes: str, kept: bool = True) -> float:
@@ -303,19 +303,19 @@ def test_targets_kept_on_disk(
         return learned(tmp_path / name)
 
     live = run("live", kept=False)
-    kept = run("kept", "distil.top_k=16")
+    kept = run("kept", "distill.top_k=16")
     assert kept == pytest.approx(live, abs=0.03), "16 of 150 tokens say nearly all"
     assert kept < untaught - 0.02
     files = sorted(cache.glob("steps-*"))
     assert len(files) == 2
     stamps = [file.stat().st_mtime_ns for file in files]
     # Another student, another rate: the teacher is not asked again.
-    run("other", "distil.top_k=16", "model.layers=1", "optim.lr=1e-3")
+    run("other", "distill.top_k=16", "model.layers=1", "optim.lr=1e-3")
     assert [file.stat().st_mtime_ns for file in files] == stamps
-    with pytest.raises(UserError, match=r"another distil\.top_k"):
-        run("more", "distil.top_k=17")
+    with pytest.raises(UserError, match=r"another distill\.top_k"):
+        run("more", "distill.top_k=17")
     with pytest.raises(UserError, match="another seed"):
-        run("seeded", "distil.top_k=16", "run.seed=5")
+        run("seeded", "distill.top_k=16", "run.seed=5")
     assert not (tmp_path / "seeded").exists(), "a mistake leaves no folder"
     whole = files[0].read_bytes()
     kept_ = load_file(files[0])
@@ -327,20 +327,20 @@ def test_targets_kept_on_disk(
     ):
         save_file(kept_ | {name: wrong}, files[0])
         with pytest.raises(UserError, match="damaged; remove it"):
-            run(f"wrong {name} {wrong.dtype} {wrong.flat[0]}", "distil.top_k=16")
+            run(f"wrong {name} {wrong.dtype} {wrong.flat[0]}", "distill.top_k=16")
     files[0].write_bytes(whole[:-100])
     with pytest.raises(UserError, match="damaged; remove it"):
-        run("broken", "distil.top_k=16")
+        run("broken", "distill.top_k=16")
     files[0].unlink()
-    assert run("mended", "distil.top_k=16") == kept
+    assert run("mended", "distill.top_k=16") == kept
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        (["distil.cos=1"], "distil.cos=0"),
-        (["distil.cos=0", "distil.everywhere=true"], "distil.everywhere=false"),
-        (["distil.cos=0", f"distil.top_k={VOCABULARY}"], "must be less than the vocabulary"),
+        (["distill.cos=1"], "distill.cos=0"),
+        (["distill.cos=0", "distill.everywhere=true"], "distill.everywhere=false"),
+        (["distill.cos=0", f"distill.top_k={VOCABULARY}"], "must be less than the vocabulary"),
     ],
 )
 def test_what_cannot_be_kept(changes: list[str], why: str, teacher: Path, stories: Path, tmp_path: Path) -> None:
@@ -352,16 +352,16 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
     store, out = str(stories), str(tmp_path / "out")
     mistakes = [
         (["no-such"], "no such folder or preset"),
-        (["bert-tiny", "distil.ce=1"], "nothing to teach"),
+        (["bert-tiny", "distill.ce=1"], "nothing to teach"),
         ([str(small_folder)], "another tokenizer"),
         ([str(teacher), "--student", "bert-smal"], "did you mean"),
-        ([str(teacher), "--student", "distilbert-tiny", "distil.coss=1"], "did you mean 'cos'"),
-        ([str(teacher), "--student", "distilbert-tiny", "distil.temperature=0"], "must be above 0"),
+        ([str(teacher), "--student", "distilbert-tiny", "distill.coss=1"], "did you mean 'cos'"),
+        ([str(teacher), "--student", "distilbert-tiny", "distill.temperature=0"], "must be above 0"),
         ([str(teacher), "--student", "distilbert-tiny", "objective.nsp=1"], "nsp"),
-        ([str(teacher), "--student", "distilbert-tiny", "distil.layers=1,2,3"], "give 2 numbers"),
+        ([str(teacher), "--student", "distilbert-tiny", "distill.layers=1,2,3"], "give 2 numbers"),
         ([str(teacher), "--student", "distilbert-tiny", "phases.0.max_length=64"], "set phases.0.max_length=32"),
-        ([str(teacher), "--student", "distilbert-tiny", "distil.relation=1", "distil.relation_heads=5"], "divide"),
-        ([str(teacher), "--student", "distilbert-tiny", "model.start=x"], "distil.start"),
+        ([str(teacher), "--student", "distilbert-tiny", "distill.relation=1", "distill.relation_heads=5"], "divide"),
+        ([str(teacher), "--student", "distilbert-tiny", "model.start=x"], "distill.start"),
         ([str(teacher), "--student", "distilbert-tiny", "model.vocab_size=9"], "its teacher's vocabulary"),
         (
             [str(teacher), "--student", "distilbert-tiny", "data.masking=next", "model.attention=causal"],
@@ -369,23 +369,23 @@ def test_mistakes(command: Command, teacher: Path, stories: Path, tmp_path: Path
         ),
         ([str(teacher), "--student", "distilbert-tiny", "model.attention=causal"], "must be the teacher's"),
         ([str(teacher), "--student", "distilbert-tiny", "model.heads=4", "--layers", "1,2"], "number of heads"),
-        ([str(teacher), "--student", "distilbert-tiny", "distil.start=random", "--layers", "1,2"], "leave one"),
+        ([str(teacher), "--student", "distilbert-tiny", "distill.start=random", "--layers", "1,2"], "leave one"),
         ([str(teacher), "--student", "distilbert-tiny", "--epochs", "2", "phases.0.steps=500"], "says the same"),
         ([str(teacher), "--student", "distilbert-tiny", "--epochs", "2", "run.minutes=1"], "leave one of them out"),
         ([str(teacher), "--student", str(teacher)], "can be taught a task"),
         ([str(teacher), "--student", "distilbert-tiny", "--seeds", "2"], "--seeds: is for --task"),
         (
-            [str(teacher), "--student", "distilbert-tiny", "--cache", "c", "distil.ce=0", "distil.cos=0"],
+            [str(teacher), "--student", "distilbert-tiny", "--cache", "c", "distill.ce=0", "distill.cos=0"],
             "nothing would",
         ),
     ]
     for given, why in mistakes:
-        said = command("distill", given[0], "--corpus", store, "--out", out, *given[1:])
+        said = command("distill", given[0], "--store", store, "--out", out, *given[1:])
         assert said.code == 2, given
         assert why in said.err, (why, said.err)
         assert said.err.count("\n") == 1, said.err
         assert not (tmp_path / "out").exists(), given
-    for given in ([str(teacher)], [str(teacher), "--corpus", store, "--task", "sst-2"]):
+    for given in ([str(teacher)], [str(teacher), "--store", store, "--task", "sst-2"]):
         said = command("distill", *given)
         assert (said.code, "--store" in said.err) == (2, True)
     said = command("pretrain", "distilbert", "--store", store, "--out", out)

@@ -1,4 +1,4 @@
-"""`bertree distill` with distil.vector: a student learns a sentence encoder's vectors beside masked tokens."""
+"""`bertree distill` with distill.vector: a student learns a sentence encoder's vectors beside masked tokens."""
 
 import json
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from bertree.objectives.distill_pretraining import add_projections, distillation
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 
-NARROW = ("model.preset=bert-tiny", "model.width=16", "model.heads=2", "model.layers=2", "distil.start=random")
+NARROW = ("model.preset=bert-tiny", "model.width=16", "model.heads=2", "model.layers=2", "distill.start=random")
 QUICK = (
     *("phases.0.steps=30", "phases.0.batch_tokens=512", "phases.0.max_length=32", "phases.0.mask_rate=0.15"),
     *("schedule.warmup=3", "data.held_out_share=0.1", "data.format=doc-sentences", "optim.lr=1e-2"),
     *("run.device=cpu", "run.log_every=1", "run.eval_tokens=2048"),
 )
-VECTORS = ("distil.ce=0", "distil.cos=0", "distil.vector=1")
+VECTORS = ("distill.ce=0", "distill.cos=0", "distill.vector=1")
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -51,7 +51,7 @@ def encoder(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.tokenizer = bertree.load("bert-tiny", tokenizer=folder / "tokenizer").tokenizer
     with torch.no_grad():  # embeddings that differ much from each other, so that vectors do
         made.network.encoder.embeddings.tokens.weight.normal_(std=1.0, generator=torch.Generator().manual_seed(5))
-    made.vector = PoolingConfig(normalise=True)
+    made.vector = PoolingConfig(normalize=True)
     made.save(folder / "model")
     return folder / "model"
 
@@ -89,7 +89,7 @@ def test_a_narrow_student_learns_the_vectors_of_a_teacher_without_an_mlm_head(
     teacher = bertree.load(encoder)
     assert student.architecture.width == 16
     assert student.dimension == teacher.dimension == 64
-    assert student.vector.normalise, "as the teacher's"
+    assert student.vector.normalize, "as the teacher's"
     assert "mask" in student.network.heads, "masked tokens are learned beside"
     learned = cosine(teacher, student, texts)
     assert learned > 0.3, "about 0 before"
@@ -154,10 +154,10 @@ def test_empty_sequences_that_fill_up_a_shape_are_not_counted(encoder: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ((), "has no MLM head, so it cannot teach masked tokens; .*distil.ce=0 distil.vector=4"),
-        (("distil.ce=0",), "has no MLM head"),
-        ((*VECTORS, "data.masking=next", "model.attention=causal"), "distil.vector: is learned from text with masks"),
-        (("distil.ce=0", "distil.vector=-1"), "distil.vector: must not be negative"),
+        ((), "has no MLM head, so it cannot teach masked tokens; .*distill.ce=0 distill.vector=4"),
+        (("distill.ce=0",), "has no MLM head"),
+        ((*VECTORS, "data.masking=next", "model.attention=causal"), "distill.vector: is learned from text with masks"),
+        (("distill.ce=0", "distill.vector=-1"), "distill.vector: must not be negative"),
     ],
 )
 def test_what_a_sentence_encoder_cannot_teach_is_refused(

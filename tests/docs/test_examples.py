@@ -21,7 +21,6 @@ import pytest
 from typer.main import get_command
 
 import bertree
-from bertree.cli import aliases
 from bertree.cli.main import app
 from bertree.interop import onnx
 from bertree.model import presets
@@ -254,16 +253,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             file = page.parent / path if path else page
             assert file.exists(), f"{page.name}: {target}"
             assert not heading or heading in documentation.headings(file), f"{page.name}: {target}"
-
-
-def test_every_old_spelling_is_in_the_table() -> None:
-    page = (ROOT / "docs" / "cli.md").read_text()
-    for verb, options in aliases.OPTIONS.items():
-        for old, new in options.items():
-            line = next((line for line in page.splitlines() if f"`{verb} {old}`" in line), None)
-            assert line is not None, f"docs/cli.md does not name `{verb} {old}`"
-            assert f"`{new}`" in line
-    assert all(f"`{old} " in page for old in aliases.GROUPS)
 
 
 def test_every_verb_is_in_the_table() -> None:

@@ -29,7 +29,7 @@ def test_killed_at_random_moments(name: str, place: Path, tmp_path: Path) -> Non
 
     def given(folder: Path) -> list[str]:
         fixed = ("--data", place / "nli", "--dev", place / "sts" / "dev.parquet", "--out", folder)
-        return list(map(str, ["sentence", "train", place / "start", *fixed, *KINDS[name], *SETTINGS]))
+        return list(map(str, ["embeddings", "train", place / "start", *fixed, *KINDS[name], *SETTINGS]))
 
     assert runs.finish(*given(whole), said=said) == 0, said.read_text()
     moments = random.Random(name)

@@ -1,4 +1,4 @@
-"""`bertree sentence train`: every loss learns, what is written makes vectors for everyone, mistakes are one line."""
+"""`bertree embeddings train`: every loss learns, what is written makes vectors for everyone, mistakes are one line."""
 
 import json
 import tomllib
@@ -46,14 +46,14 @@ def alone() -> Iterator[None]:
 
 
 def arguments(place: Path, out: Path, data: str, *more: object, start: str = "start") -> list[object]:
-    return ["sentence", "train", place / start, "--data", place / data, "--out", out, *SETTINGS, *more]
+    return ["embeddings", "train", place / start, "--data", place / data, "--out", out, *SETTINGS, *more]
 
 
 @pytest.mark.parametrize(
     ("data", "loss", "more", "bar"),
     [
         ("sts", "cosine", ("epochs=4", "batch=32", "lr=5e-3"), 0.8),
-        ("sts", "cosine", ("epochs=4", "batch=32", "lr=5e-3", "layers=sum-all", "normalise=true"), 0.8),
+        ("sts", "cosine", ("epochs=4", "batch=32", "lr=5e-3", "layers=sum-all", "normalize=true"), 0.8),
         ("triplets.jsonl", "triplet", ("epochs=2", "pooling=cls"), 0.7),
         ("nli", "triplet", ("epochs=2", "distance=cosine"), 0.7),
         ("nli", "ranking", ("epochs=2", "batch=32", "symmetric=true"), 0.7),
@@ -97,7 +97,7 @@ def test_what_is_written_is_read_there(place: Path, command: Command, tmp_path: 
     from sentence_transformers import SentenceTransformer
 
     out = tmp_path / "out"
-    said = command.well(*arguments(place, out, "nli", "pooling=mean+max", "normalise=true", "epochs=1"))
+    said = command.well(*arguments(place, out, "nli", "pooling=mean+max", "normalize=true", "epochs=1"))
     assert "nli: holds pairs with labels, so the loss is softmax; choose another with --loss" in said.err
     texts = ["happy boat", "a gloomy road by the river", "Oslo"]
     ours = bertree.load(out / "model").embed(texts)
@@ -140,11 +140,11 @@ def test_guessed_and_judged_by_its_own_kind(
 def test_it_goes_on_with_a_trained_model(place: Path, command: Command, tmp_path: Path) -> None:
     """NLI first, STS then, as in the paper; how vectors are made stays as it was."""
     first, second = tmp_path / "first", tmp_path / "second"
-    command.well(*arguments(place, first, "nli", "--loss", "ranking", "epochs=1", "pooling=max", "normalise=true"))
-    given = ["sentence", "train", first / "model", "--data", place / "sts", "--out", second, *SETTINGS, "epochs=1"]
+    command.well(*arguments(place, first, "nli", "--loss", "ranking", "epochs=1", "pooling=max", "normalize=true"))
+    given = ["embeddings", "train", first / "model", "--data", place / "sts", "--out", second, *SETTINGS, "epochs=1"]
     command.well(*given)
     vector = bertree.load(second / "model").vector
-    assert (vector.pooling, vector.normalise) == ("max", True)
+    assert (vector.pooling, vector.normalize) == ("max", True)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: C
     data = tmp_path / "mine.csv"
     data.write_text("title,body\nhappy,glad\nOslo,Riga\nred,blue\nfine,sweet\n")
     named = ("--text", "title", "--pair", "body")
-    given = ["sentence", "train", place / "start", "--data", data, "--out", out, *SETTINGS, *named, "epochs=1"]
+    given = ["embeddings", "train", place / "start", "--data", data, "--out", out, *SETTINGS, *named, "epochs=1"]
     command.well(*given, "--dev", place / ENDS)
     assert json.loads((out / "metrics.json").read_text())["examples"] == {"train": 4, "dev": 80}
     found = command(*given[:-1], "--dev", place / "nothing.csv", "--out", tmp_path / "other")
@@ -223,8 +223,8 @@ def test_a_dev_file_without_gold_and_one_of_another_kind(place: Path, command: C
     [
         ((), 5.0),
         (("distance=cosine",), 0.5),
-        (("normalise=true",), 0.5),
-        (("normalise=true", "distance=manhattan"), 5.0),
+        (("normalize=true",), 0.5),
+        (("normalize=true", "distance=manhattan"), 5.0),
         (("distance=cosine", "margin=0.2"), 0.2),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
     from sentence_transformers import SentenceTransformer
 
     start, out = bertree.load(place / "start"), tmp_path / "out"
-    given = ("--loss", "ranking", "epochs=2", "batch=32", "normalise=true", "frozen=true", "dense=32", "lr=1e-2")
+    given = ("--loss", "ranking", "epochs=2", "batch=32", "normalize=true", "frozen=true", "dense=32", "lr=1e-2")
     command.well(*arguments(place, out, "nli", *given))
     found = bertree.load(out / "model")
     assert [(layer.width, layer.activation) for layer in found.vector.dense] == [(32, "identity")]
@@ -295,7 +295,7 @@ def test_a_dense_layer_on_a_frozen_encoder_moves_vectors_and_keeps_the_masks(
     # A run that goes on has the layer that is there.
     given = ("--loss", "ranking", "epochs=1", "batch=32", "frozen=true", "lr=1e-9")
     command.well(
-        *("sentence", "train", out / "model", "--data", place / "nli", "--out", tmp_path / "on", *SETTINGS, *given)
+        *("embeddings", "train", out / "model", "--data", place / "nli", "--out", tmp_path / "on", *SETTINGS, *given)
     )
     assert np.abs(bertree.load(tmp_path / "on" / "model").embed(texts) - found.embed(texts)).max() < 1e-5
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,11 +112,11 @@ def test_embed_gives_the_same_vectors_though_a_worker_is_killed(
 ) -> None:
     monkeypatch.setattr(embedding, "FIRST_WINDOW", 8)
     monkeypatch.setattr(embedding, "WINDOW", 32)
-    options = bertree.EmbedOptions(prompt="query: ", max_length=24, normalize=True)
+    options: dict[str, Any] = {"prompt": "query: ", "max_length": 24, "normalize": True}
     with pytest.warns(bertree.BertreeWarning, match="texts cut to 24 tokens") as here:
-        bertree.embed_file(small_folder, texts, tmp_path / "here.npy", options=options)
+        bertree.embed_file(small_folder, texts, tmp_path / "here.npy", **options)
     with Killer() as killer, pytest.warns(bertree.BertreeWarning, match="texts cut to 24 tokens") as there:
-        found = bertree.embed_file(small_folder, texts, tmp_path / "there.npy", options=options, engine="ray")
+        found = bertree.embed_file(small_folder, texts, tmp_path / "there.npy", **options, engine="ray")
     assert killer.killed
     assert found.new_rows == found.rows > 100
     mine, theirs = (np.load(tmp_path / name) for name in ("here.npy", "there.npy"))

@@ -291,7 +291,7 @@ def test_a_tenth_is_held_out_where_there_is_no_dev_split(trained: Trained, comma
 def test_a_frozen_encoder(extra: str, trained: Trained, command: Command, tmp_path: Path) -> None:
     trained("ner")
     out = tmp_path / "out"
-    command.well(*trained.command("ner", out), "lr=3e-2", "batch=16", "--features", *extra.split())
+    command.well(*trained.command("ner", out), "lr=3e-2", "batch=16", "--frozen", *extra.split())
     found = scores_of(out / "metrics.json")
     assert found["f1"] > 0.5
     before, after = (bertree.load(path).network for path in (trained.start, out / "model"))

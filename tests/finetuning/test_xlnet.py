@@ -142,7 +142,7 @@ def test_vectors_pool_the_summary_where_it_stands(pooling: str, xlnet: Path, tmp
 def test_sentence_transformers_pools_the_same_token(xlnet: Path, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     model, texts = bertree.load(xlnet), ["the boat is red", "a lamp", "red"]
-    model.vector = PoolingConfig("cls", normalise=True)
+    model.vector = PoolingConfig("cls", normalize=True)
     folder.write(Contents(model.architecture, model.network, model.tokenizer), tmp_path / "st", to="huggingface")
     theirs = library.SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(texts)
     assert np.allclose(theirs, model.embed(texts), atol=1e-5)
@@ -201,7 +201,7 @@ def test_a_pair_in_the_other_order_is_another_input(model: Model) -> None:
 def test_a_student_of_an_xlnet(tuned: Trained, command: Command, tmp_path: Path) -> None:
     teacher = tuned("squad")
     data, small = teacher.parent / "data", ("epochs=1", "batch=16", *SETTINGS)
-    given = ("distill", teacher / "model", "--task", "squad", "--data", data, "--student", "half", "--compare", "0")
+    given = ("distill", teacher / "model", "--task", "squad", "--data", data, "--student", "half", "--seconds", "0")
     out = tmp_path / "half"
     command.well(*given, "--out", out, *small)
     assert json.loads((out / "metrics.json").read_text())["f1"] > 0.9

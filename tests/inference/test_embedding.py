@@ -55,7 +55,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def test_a_vector_does_not_depend_on_its_neighbours(minilm: Path, dtype: str) -> None:
     if dtype == "int8" and linear_class(torch.int8) is None:
         pytest.skip("needs VNNI or AMX")
-    model, given = bertree.load(minilm, dtype=dtype), texts(16, 0)
+    model, given = bertree.load(minilm, precision=dtype), texts(16, 0)
     alone = np.concatenate([model.embed(text) for text in given])
     draw = random.Random(1)
     for tokens in (50, 200, 1024):
@@ -107,11 +107,11 @@ def test_a_trained_weight_is_seen(minilm: Path) -> None:
 
 @pytest.mark.skipif(linear_class(torch.int8) is None, reason="needs VNNI or AMX")
 def test_int8_is_for_vectors_alone(minilm: Path) -> None:
-    model = bertree.load(minilm, dtype="int8")
+    model = bertree.load(minilm, precision="int8")
     assert {p.dtype for p in model.network.parameters()} == {torch.float32}
     whole = model.embed("A ship at sea.")
-    assert not np.array_equal(whole, model.to(dtype="float32").embed("A ship at sea."))
-    np.testing.assert_array_equal(model.to(dtype="int8").embed("A ship at sea."), whole)
+    assert not np.array_equal(whole, model.to(precision="float32").embed("A ship at sea."))
+    np.testing.assert_array_equal(model.to(precision="int8").embed("A ship at sea."), whole)
     assert model.digest == bertree.load(minilm).digest
     with pytest.raises(UserError, match="int8: is for transformers"):
-        bertree.load("bilstm", dtype="int8")
+        bertree.load("bilstm", precision="int8")

@@ -36,7 +36,7 @@ def classifier(model: bertree.Model) -> bertree.Model:
 def test_dimensions(model: bertree.Model) -> None:
     whole = model.embed(TEXTS)
     np.testing.assert_array_equal(model.embed(TEXTS, dimensions=20), whole[:, :20])
-    model.vector = PoolingConfig(normalise=True)
+    model.vector = PoolingConfig(normalize=True)
     cut = model.embed(TEXTS, dimensions=20)
     np.testing.assert_allclose(np.linalg.norm(cut, axis=1), 1, atol=1e-6)
     np.testing.assert_allclose(cut, whole[:, :20] / np.linalg.norm(whole[:, :20], axis=1, keepdims=True), atol=1e-6)
@@ -104,7 +104,7 @@ def test_modes_are_restored_module_by_module(model: bertree.Model) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_deep_copies(model: bertree.Model, dtype: str) -> None:
-    model.to(dtype=dtype)
+    model.to(precision=dtype)
     wanted = model.embed(TEXTS)
     other = copy.deepcopy(model)
     assert (other.precision, other.digest) == (model.precision, model.digest)
@@ -140,12 +140,12 @@ def test_a_cpu_without_instructions_for_a_precision_computes_in_float32(
     monkeypatch.setattr(linear, "_is_correct", lambda kind, dtype: False)
     loaded._note_missing.cache_clear()
     with pytest.warns(BertreeWarning, match=f"{wanted}: this CPU has no instructions"):
-        model = bertree.load(small_folder, dtype=wanted)
+        model = bertree.load(small_folder, precision=wanted)
     assert model.precision == "float32"
     assert np.allclose(model.embed(TEXTS), expected, atol=1e-5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert bertree.load(small_folder).to(dtype=wanted).precision == "float32", "it is said once"
+        assert bertree.load(small_folder).to(precision=wanted).precision == "float32", "it is said once"
     loaded._note_missing.cache_clear()
     assert isinstance(precision.has_native_bfloat16(), bool)
 

@@ -146,7 +146,9 @@ def test_save_and_load_keep_everything(minilm: Path, tmp_path: Path) -> None:
 def test_half_precision_stays_close(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertree.inference.loaded.has_native_bfloat16", lambda: True)  # on any CPU
     exact = mean_vectors(bertree.load(minilm).hidden(["The cat sat.", "A longer text about rivers and the sea."]))
-    half = bertree.load(minilm, dtype="bfloat16").hidden(["The cat sat.", "A longer text about rivers and the sea."])
+    half = bertree.load(minilm, precision="bfloat16").hidden(
+        ["The cat sat.", "A longer text about rivers and the sea."]
+    )
     assert half[0].dtype == torch.bfloat16
     assert ((exact * mean_vectors([h.float() for h in half])).sum(1) > 0.999).all()
 
@@ -197,7 +199,7 @@ def test_names_that_are_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         bertree.load(tmp_path / "nothing")
     with pytest.raises(UserError, match="precision 'float31'"):
-        bertree.load("bert-tiny", dtype="float31")
+        bertree.load("bert-tiny", precision="float31")
     with pytest.raises(UserError, match="device 'warp'"):
         bertree.load("bert-tiny", device="warp")
 

@@ -68,7 +68,7 @@ def test_equal_to_sentence_transformers(minilm: Path) -> None:
 )
 def test_written_here_read_there_and_back(words: Tokenizer, tmp_path: Path, pooling: str, name: str) -> None:
     dense = (Dense(24, "tanh"), Dense(8, "identity", bias=False)) if name == "bert-base" else ()
-    model = tiny(words, name, PoolingConfig(pooling, normalise=name != "bert-base", dense=dense))
+    model = tiny(words, name, PoolingConfig(pooling, normalize=name != "bert-base", dense=dense))
     model.save(tmp_path / "ours")
     ours = model.embed(TEXTS[:5])
     theirs = peer(tmp_path / "ours")
@@ -103,7 +103,7 @@ def test_an_unknown_part_is_not_left_out_of_vectors(words: Tokenizer) -> None:
 
 def test_int8_storage_keeps_the_vector(words: Tokenizer, tmp_path: Path) -> None:
     model = tiny(words, vector=PoolingConfig("mean+max", True, (Dense(8),)))
-    model.save(tmp_path / "m", dtype="int8")
+    model.save(tmp_path / "m", precision="int8")
     again = load(tmp_path / "m")
     assert again.vector == model.vector
     assert np.abs(again.embed(TEXTS[:5]) - model.embed(TEXTS[:5])).max() < 0.05
@@ -161,9 +161,10 @@ def test_any_number_of_texts(words: Tokenizer, monkeypatch: pytest.MonkeyPatch) 
     whole = model.embed(TEXTS[:5] * 7)
     monkeypatch.setattr("bertree.inference.embedding.WINDOW", 4)
     done: list[int] = []
-    assert np.abs(model.embed((text for text in TEXTS[:5] * 7), progress=done.append) - whole).max() < 1e-6
-    assert sum(done) == 35
-    assert len(done) == 9
+    windows = list(model.embed_windows((text for text in TEXTS[:5] * 7), advance=done.append))
+    assert (sum(done), len(windows)) == (35, 9)
+    assert np.array_equal(np.concatenate(windows), model.embed((text for text in TEXTS[:5] * 7), progress=True))
+    assert np.abs(np.concatenate(windows) - whole).max() < 1e-6
     with pytest.raises(UserError, match="must be a string"):
         model.embed(["a", None])  # type: ignore[list-item]
 
@@ -207,7 +208,7 @@ def test_strange_folders(words: Tokenizer, tmp_path: Path, file: str, value: obj
 def test_another_setting_keeps_the_trained_layers(words: Tokenizer) -> None:
     model = tiny(words, vector=PoolingConfig("mean", dense=(Dense(8),)))
     before = model.embed(TEXTS[:2])
-    model.vector = PoolingConfig("mean", normalise=True, dense=(Dense(8),))
+    model.vector = PoolingConfig("mean", normalize=True, dense=(Dense(8),))
     assert np.allclose(model.embed(TEXTS[:2]), before / np.linalg.norm(before, axis=1, keepdims=True), atol=1e-6)
     for wrong in (
         PoolingConfig("mean", dense=(Dense(4),)),

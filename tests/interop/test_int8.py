@@ -32,7 +32,7 @@ def tiny(**more: object) -> bertree.Model:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    tiny().save(tmp_path / "m", dtype="int8")
+    tiny().save(tmp_path / "m", precision="int8")
     return tmp_path / "m"
 
 
@@ -67,7 +67,7 @@ def test_rounding_by_hand() -> None:
 def test_a_saved_model_is_a_quarter_and_nearly_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny(width=64, layers=6)
     model.save(tmp_path / "a")
-    model.save(tmp_path / "b", dtype="int8")
+    model.save(tmp_path / "b", precision="int8")
     large, small = ((tmp_path / name / WEIGHTS).stat().st_size for name in "ab")
     assert small < 0.36 * large  # names and vectors weigh more in so small a model
     again = bertree.load(tmp_path / "b")
@@ -76,13 +76,13 @@ def test_a_saved_model_is_a_quarter_and_nearly_the_same(tmp_path: Path, monkeypa
     assert torch.nn.functional.cosine_similarity(one, other).min() > 0.999
     assert not torch.equal(one, other)
     monkeypatch.setattr("bertree.inference.loaded.has_native_bfloat16", lambda: True)  # on any CPU
-    assert bertree.load(tmp_path / "b", dtype="bfloat16").hidden([[5]])[0].dtype == torch.bfloat16
+    assert bertree.load(tmp_path / "b", precision="bfloat16").hidden([[5]])[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("changes", [{}, {"residual": "pre-norm", "embedding_width": 16, "segments": 0}])
 def test_loaded_and_saved_again_it_is_the_same_bytes(changes: dict[str, object], tmp_path: Path) -> None:
-    tiny(**changes).save(tmp_path / "a", dtype="int8")
-    bertree.load(tmp_path / "a").save(tmp_path / "b", dtype="int8")
+    tiny(**changes).save(tmp_path / "a", precision="int8")
+    bertree.load(tmp_path / "a").save(tmp_path / "b", precision="int8")
     files = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert files == sorted(path.name for path in (tmp_path / "b").iterdir())
     for name in files:
@@ -164,7 +164,7 @@ def test_what_cannot_be_rounded_is_refused_and_leaves_nothing(tmp_path: Path) ->
     with torch.no_grad():
         model.network.encoder.embeddings.tokens.weight[3, 3] = torch.nan
     with pytest.raises(UserError, match="not finite"):
-        model.save(tmp_path / "m", dtype="int8")
+        model.save(tmp_path / "m", precision="int8")
     assert not (tmp_path / "m").exists()
 
 
@@ -172,24 +172,24 @@ def test_vectors_beyond_half_precision_stay_whole(tmp_path: Path) -> None:
     model = tiny()
     with torch.no_grad():
         model.network.encoder.embeddings.norm.bias[0] = 1e6
-    model.save(tmp_path / "m", dtype="int8")
+    model.save(tmp_path / "m", precision="int8")
     assert bertree.load(tmp_path / "m").network.encoder.embeddings.norm.bias[0] == 1e6
 
 
 def test_names_of_precisions(tmp_path: Path) -> None:
-    tiny().save(tmp_path / "h", dtype="bfloat16")
+    tiny().save(tmp_path / "h", precision="bfloat16")
     assert {t.dtype for t in load_file(tmp_path / "h" / WEIGHTS).values()} == {torch.bfloat16}
     with pytest.raises(UserError, match="did you mean 'int8'"):
-        tiny().save(tmp_path / "m", dtype="int88")
+        tiny().save(tmp_path / "m", precision="int88")
 
 
 def test_convert(tmp_path: Path, small_folder: Path, command: Command) -> None:
     there, back = tmp_path / "q", tmp_path / "f"
-    assert command.well("convert", small_folder, there, "--to", "bertree", "--dtype", "int8").err == ""
+    assert command.well("convert", small_folder, there, "--to", "bertree", "--precision", "int8").err == ""
     assert (there / WEIGHTS).stat().st_size < 0.3 * (small_folder / WEIGHTS).stat().st_size
     assert command.well("convert", there, back, "--to", "huggingface").err == ""  # through float32, to anyone
     assert {t.dtype for t in load_file(back / WEIGHTS).values()} == {torch.float32}
-    said = command("convert", small_folder, tmp_path / "x", "--to", "huggingface", "--dtype", "int8")
+    said = command("convert", small_folder, tmp_path / "x", "--to", "huggingface", "--precision", "int8")
     assert said.code == 2
     assert "float32" in said.err
     assert len(said.lines) == 1

@@ -127,7 +127,7 @@ def test_real_weights_by_the_command(
 
     monkeypatch.setattr(onnx, "_quantize", keep_and_quantize)
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY")
-    assert command.well("convert", few, tmp_path / "int8", "--to", "onnx", "--dtype", "int8").err == ""
+    assert command.well("convert", few, tmp_path / "int8", "--to", "onnx", "--precision", "int8").err == ""
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "1", "nothing goes over the network"
     assert {"model.onnx", "tokenizer.json"} <= {path.name for path in (tmp_path / "int8").iterdir()}
     np.testing.assert_allclose(computed(tmp_path / "float32", ids), wanted, atol=1e-5)

@@ -67,7 +67,7 @@ CASES = (
     _training("finetune", "finetune", f"start --task sst-2 --data glue --seeds 2 {SHORT}"),
     _training(
         "distill, text", "distill",
-        f"base --store store --cache cache --seconds 0.1 {DISTIL} {WATCH} run.device=cpu distil.top_k=8 distil.cos=0",
+        f"base --store store --cache cache --seconds 0.1 {DISTIL} {WATCH} run.device=cpu distill.top_k=8 distill.cos=0",
     ),
     _training(
         "distill, task", "distill", f"task/model --student start --task sst-2 --data glue --seconds 0.1 {SHORT}"

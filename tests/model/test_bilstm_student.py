@@ -275,7 +275,7 @@ def test_a_preset_has_no_mlm_head_and_half_precision_works(monkeypatch: pytest.M
     assert isinstance(model, Model)
     assert list(model.network.heads) == []
     (full,) = model.hidden([[5, 6, 7]])
-    (half,) = model.to(dtype="bfloat16").hidden([[5, 6, 7]])
+    (half,) = model.to(precision="bfloat16").hidden([[5, 6, 7]])
     assert (full.shape, half.dtype) == ((3, 400), torch.bfloat16)
     assert (full - half.float()).abs().max() < 0.05
     with pytest.raises(UserError, match="no MLM head"):

@@ -138,7 +138,7 @@ def test_a_model_knows_the_control_codes_of_its_store(tmp_path: Path) -> None:
     for name, word in (("Books", "captain"), ("Reviews", "film")):
         (tmp_path / "sources" / name).mkdir(parents=True)
         (tmp_path / "sources" / name / "a.txt").write_text("\n\n".join([f"{name} of the {word}. " * 9] * 30))
-    texts.train_tokenizer(tmp_path / "sources", tmp_path / "tokenizer", vocab_size=60, lowercase=False)
+    texts.train_tokenizer(tmp_path / "sources", tmp_path / "tokenizer", vocab_size=60, cased=True)
     texts.prepare(tmp_path / "sources", tmp_path / "tokenizer", tmp_path / "store", workers=1, control="folder")
     for name in ("ctrl-tiny", "transformer-xl-tiny"):
         out = tmp_path / name

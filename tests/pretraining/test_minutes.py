@@ -100,7 +100,7 @@ def test_slow_steps_are_measured_with_three(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_student_whose_teacher_is_cached_has_no_minutes() -> None:
     assert recipes.load("distilbert-tiny", ["run.minutes=3"]).run.minutes == 3
     with pytest.raises(UserError, match=r"run\.minutes: the teacher's cache"):
-        recipes.load("distilbert-tiny", ["run.minutes=3", "distil.cache=folder"])
+        recipes.load("distilbert-tiny", ["run.minutes=3", "distill.cache=folder"])
 
 
 def events(out: Path) -> list[str]:

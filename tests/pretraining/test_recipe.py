@@ -202,10 +202,10 @@ def test_files_that_are_not_recipes(tmp_path: Path) -> None:
 
 def test_config_prints_what_will_be_run(tmp_path: Path, command: Command) -> None:
     shown = tmp_path / "shown.toml"
-    shown.write_text(command.well("config", "bert-base-tiny", "optim.lr=2e-4").out)
+    shown.write_text(command.well("recipe", "show", "bert-base-tiny", "optim.lr=2e-4").out)
     assert recipe.load(str(shown)) == recipe.load("bert-base-tiny", ["optim.lr=2e-4"])
-    listed = command.well("config").out
+    listed = command.well("recipe", "list").out
     assert all(name in listed for name in recipe.bundled_recipes())
-    wrong = command("config", "bert-base", "optim.lr=x")
+    wrong = command("recipe", "show", "bert-base", "optim.lr=x")
     assert wrong.code == 2
     assert wrong.err == "bertree: bert-base: optim.lr: must be a number, not 'x'\n"

@@ -69,19 +69,19 @@ def test_texts_are_cut_where_learning_ended(token_store: Path, tmp_path: Path) -
 
 
 def documented() -> list[str]:
-    """Every `bertree pretrain` and `bertree config` line of README, docs and --help."""
+    """Every `bertree pretrain` and `bertree recipe show` line of README, docs and --help."""
     said = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
     said.append((ROOT / "src" / "bertree" / "cli" / "pretrain.py").read_text())
     found = []
     for text in said:
         joined = re.sub(r"(`bertree [^`]*`)", lambda match: " ".join(match[0].split()), text)
-        found += re.findall(r"bertree (?:pretrain|config) [^`\n#\[]*(?:\[\{[^`\n#]*)?", joined)
+        found += re.findall(r"bertree (?:pretrain|recipe show) [^`\n#\[]*(?:\[\{[^`\n#]*)?", joined)
     return sorted({line.strip() for line in found if len(line.split()) > 2})
 
 
 @pytest.mark.parametrize("line", documented())
 def test_documented_commands_name_recipes_that_load(line: str) -> None:
-    words = shlex.split(line)[2:]
+    words = shlex.split(line.replace("recipe show", "pretrain"))[2:]
     name, changes = words[0], [word for word in words[1:] if "=" in word and not word.startswith("-")]
     if name in recipe.bundled_recipes():
         recipe.load(name, changes)

@@ -102,7 +102,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         ([evaluation(1, loss=None, mlm=math.nan)], 1),
         ([{"kind": "train", "step": 1}, {"kind": "new", "step": 2}, {"kind": "sample", "step": 1, "masks": [1]}], 0),
         ([{"kind": "train", "step": 1, "loss": "bad", "extra": {"a": 1}, "note": "<"}, evaluation(2, f1=88.5)], 4),
-        ([{"kind": "train", "step": step, "loss": 1.0, "distil": 0.5} for step in (1, 2)], 2),
+        ([{"kind": "train", "step": step, "loss": 1.0, "distill": 0.5} for step in (1, 2)], 2),
     ],
 )
 def test_little_and_odd_data(lines: list[dict[str, Any]], charts: int, tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ SETTINGS = (
 )
 NARROW = ("model.layers=2", "model.width=16", "model.heads=2", "model.ffn_width=32", "model.max_positions=64")
 STUDENTS = {
-    "of another shape": ("--student", "bert-mini", *NARROW, "distil.hidden=1.0", "distil.relation=1.0"),
-    "with a cache": ("distil.cos=0.0", "distil.top_k=8"),
+    "of another shape": ("--student", "bert-mini", *NARROW, "distill.hidden=1.0", "distill.relation=1.0"),
+    "with a cache": ("distill.cos=0.0", "distill.top_k=8"),
 }
 
 

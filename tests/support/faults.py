@@ -64,7 +64,6 @@ def _measure(measure: Callable[..., list[float]], seconds: float, *given: Any) -
 
 def _send_signal(number: int, steps: int, seconds: float) -> None:
     """Send this process a signal after so many steps and seconds, and three steps later at the latest."""
-    from bertree.cli import aliases
     from bertree.embeddings.npy_file import VectorFile
     from bertree.train.loop import Loop
 
@@ -96,8 +95,10 @@ def _send_signal(number: int, steps: int, seconds: float) -> None:
     Loop.step = counted(Loop.step)  # type: ignore[method-assign]
     VectorFile.add = counted(VectorFile.add)  # type: ignore[method-assign]
     if not steps:
-        translate = aliases.translate  # the first that the command calls
-        aliases.translate = lambda words: (wait(), translate(words))[1]
+        from bertree.cli import main
+
+        app: Any = main.app
+        main.app = lambda **given: (wait(), app(**given))[1]
 
 
 def _exit_in_save(stage: str, count: int) -> None:

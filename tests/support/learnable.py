@@ -32,7 +32,7 @@ SETTINGS = ("device=cpu", "lr=3e-3", "dropout=0", "classifier_dropout=0", "warmu
 def tokenizer() -> Tokenizer:
     """Every word above is one token; capitals matter."""
     text = " ".join(WORDS)
-    return tokenizer_training.train(lambda: [text] * 4, "wordpiece", len(WORDS) + 150, lowercase=False)
+    return tokenizer_training.train(lambda: [text] * 4, "wordpiece", len(WORDS) + 150, cased=True)
 
 
 def model(path: Path, words: Tokenizer, layers: int = 2, heads: dict[str, int] | None = None, **axes: object) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.support.command import Command, CommandResult
 from tests.support.learnable import KINDS, SETTINGS, Trained
 
-FAST = ("--compare", "0", *SETTINGS, "batch=16")
+FAST = ("--seconds", "0", *SETTINGS, "batch=16")
 
 
 def command_of(

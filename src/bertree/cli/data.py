@@ -50,7 +50,14 @@ def train_tokenizer(
         str, typer.Option("--kind", help="wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet or bytes.")
     ] = "wordpiece",
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Tokens in the vocabulary.")] = 30_000,
-    cased: Annotated[bool, typer.Option("--cased", help="Keep capitals (bpe, xlnet and bytes always do).")] = False,
+    cased: Annotated[
+        bool | None,
+        typer.Option(
+            "--cased/--uncased",
+            help="Keep capitals or not.",
+            show_default="uncased for wordpiece and unigram, cased for the others",
+        ),
+    ] = None,
     text: FieldOption = "text",
     format: FormatOption = None,
     whole_files: WholeFilesOption = False,
@@ -75,7 +82,7 @@ def train_tokenizer(
         out,
         kind=kind,
         vocab_size=vocab_size,
-        lowercase=False if cased else None,
+        cased=cased,
         text=text,
         format=format,
         whole_files=whole_files,

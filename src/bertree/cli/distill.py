@@ -73,10 +73,10 @@ def distill(
     """Train a smaller model with a larger one as its teacher: on text (--store) or on a task (--task).
 
     On text, the student learns the teacher's distribution at masked tokens, the tokens themselves and the direction of
-    the teacher's states: DistilBERT's three terms, weighted distil.ce=5 objective.mlm=2 distil.cos=1 at
-    distil.temperature=2; 0 switches one off; distil.start=random copies no layers. Students of another width:
-    distil.hidden=1 (states between) and distil.relation=1 (MiniLM) help. A sentence encoder teaches its vectors:
-    distil.vector=4 distil.ce=0. The text must be prepared with the teacher's tokenizer.
+    the teacher's states: DistilBERT's three terms, weighted distill.ce=5 objective.mlm=2 distill.cos=1 at
+    distill.temperature=2; 0 switches one off; distill.start=random copies no layers. Students of another width:
+    distill.hidden=1 (states between) and distill.relation=1 (MiniLM) help. A sentence encoder teaches its vectors:
+    distill.vector=4 distill.ce=0. The text must be prepared with the teacher's tokenizer.
 
     On a task, a teacher that was fine-tuned for it labels the examples: alpha=0.5 of the loss comes from labels, the
     rest from the teacher, softened by temperature=2; kind=soft, hard or mse (logits). copies=20 adds that many altered
@@ -86,9 +86,9 @@ def distill(
     processes share the batches of each step.
 
     [dim]bertree distill my-bert --store my-store --out small
-    bertree distill my-bert --student bert-small --store my-store --out small distil.relation=1 distil.cos=0
-    bertree distill my-bert --store my-store --out no-cos distil.cos=0
-    bertree distill my-sbert/model --store my-store --out small distil.ce=0 distil.vector=4 data.format=doc-sentences
+    bertree distill my-bert --student bert-small --store my-store --out small distill.relation=1 distill.cos=0
+    bertree distill my-bert --store my-store --out no-cos distill.cos=0
+    bertree distill my-sbert/model --store my-store --out small distill.ce=0 distill.vector=4 data.format=doc-sentences
     bertree distill my-sst/model --task sst-2 --data glue/SST-2 --student bilstm --out tiny kind=mse alpha=0 copies=20
     bertree distill my-qa/model --task squad --data squad --student small/model --out small-qa[/dim]
     """

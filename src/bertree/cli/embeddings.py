@@ -44,7 +44,7 @@ sentence2 and label or score; anchor, positive and, where there are any, negativ
 make triplets: what follows from a sentence against what contradicts it. OUT receives what finetune writes; its
 model/ makes vectors; where Hugging Face knows the encoder, sentence-transformers reads it too.
 
-Settings: pooling=mean (cls, max, mean+max ...) layers=last (sum-all, sum-last-four) normalise=false dense=(width of a
+Settings: pooling=mean (cls, max, mean+max ...) layers=last (sum-all, sum-last-four) normalize=false dense=(width of a
 linear layer after the pooling) frozen=false (true: the encoder stays as it is). Of the losses:
 {loss_settings_help()}. dimensions=768,256,64 trains vectors that can be truncated to each of these widths (Matryoshka).
 And those of finetune: epochs={loss_defaults_help("epochs")} batch={loss_defaults_help("batch")}, of any size: what does
@@ -156,7 +156,6 @@ def evaluate(
     bertree embeddings evaluate my-model --data pairs.csv --text first --pair second --label score --out scores[/dim]
     """
     from bertree.cli.render.embeddings import print_embedding_scores
-    from bertree.embeddings.embed import EmbedOptions
     from bertree.embeddings.evaluate import evaluate_embeddings
     from bertree.files.formats import json_text
     from bertree.run_folder import PREDICTIONS, REPORT, SCORES
@@ -170,7 +169,12 @@ def evaluate(
         text=text,
         pair=pair,
         label=label,
-        options=EmbedOptions(device, tokenizer, prompt, max_length, batch_tokens, precision=precision),
+        prompt=prompt,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        device=device,
+        tokenizer=tokenizer,
         out=out,
     )
     if as_json:

@@ -105,7 +105,7 @@ def finetune(
         text=text,
         pair=pair,
         label=label,
-        features=frozen,
+        frozen=frozen,
         from_task=from_task,
         seeds=seeds,
         resume=resume,

@@ -214,7 +214,7 @@ def _load(model: str, device: str, precision: str, tokenizer: Path | None) -> "M
     from bertree.console import note
     from bertree.inference.load import choose_device, load
 
-    loaded = load(model, device=choose_device(device), dtype=precision, tokenizer=tokenizer)
+    loaded = load(model, device=choose_device(device), precision=precision, tokenizer=tokenizer)
     if not loaded.trained:
         note("a preset has random weights: what it says means nothing")
     return loaded

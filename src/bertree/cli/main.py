@@ -11,7 +11,6 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertree.cli import (
-    aliases,
     data,
     deploy,
     distill,
@@ -86,7 +85,7 @@ def main() -> None:
     warnings.simplefilter("always", BertreeWarning)
     try:
         with showing(), interrupt_once():
-            code = app(aliases.translate(sys.argv[1:]), standalone_mode=False)
+            code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         _fail(str(error), of_one_rank=getattr(error, "of_one_rank", False))

@@ -68,11 +68,24 @@ def embed(
     bertree embed my-model corpus.jsonl.zst --text body --dtype float16 --out vectors.npy
     zcat lines.gz | bertree embed my-model - --out vectors.npy[/dim]
     """
-    from bertree.embeddings.embed import EmbedOptions, embed_file
+    from bertree.embeddings.embed import embed_file
 
-    options = EmbedOptions(device, tokenizer, prompt, max_length, batch_tokens, normalize, precision)
     found = embed_file(
-        model, file, out, text=text, format=format, dtype=dtype, options=options, engine=engine, address=address
+        model,
+        file,
+        out,
+        text=text,
+        format=format,
+        dtype=dtype,
+        normalize=normalize,
+        prompt=prompt,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        device=device,
+        tokenizer=tokenizer,
+        engine=engine,
+        address=address,
     )
     if as_json:
         shape = {"rows": found.rows, "dimension": found.dimension, "dtype": found.dtype}
@@ -108,11 +121,25 @@ def similar(
     bertree similar my-model questions.txt answers.txt -k 3
     bertree similar my-model "How do I return it?" answers.txt --json[/dim]
     """
-    from bertree.embeddings.embed import EmbedOptions
-    from bertree.embeddings.mine_files import find_matches
+    from bertree.embeddings.mine_files import similar as find_similar
 
-    options = EmbedOptions(device, tokenizer, prompt, max_length, batch_tokens, precision=precision)
-    _print_matches(find_matches(model, a, b, k, options, text, format), as_json)
+    _print_matches(
+        find_similar(
+            model,
+            a,
+            b,
+            k=k,
+            text=text,
+            format=format,
+            prompt=prompt,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            precision=precision,
+            device=device,
+            tokenizer=tokenizer,
+        ),
+        as_json,
+    )
 
 
 def pairs(
@@ -143,7 +170,6 @@ def pairs(
     bertree pairs my-model lines.txt --vectors vectors.npy[/dim]
     """
     from bertree.console import note
-    from bertree.embeddings.embed import EmbedOptions
     from bertree.embeddings.mine_files import find_pairs
 
     found = find_pairs(
@@ -154,7 +180,12 @@ def pairs(
         text=text,
         format=format,
         vectors=vectors,
-        options=EmbedOptions(device, tokenizer, prompt, max_length, batch_tokens, precision=precision),
+        prompt=prompt,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        device=device,
+        tokenizer=tokenizer,
         out=out,
     )
     if found.duplicates:
@@ -203,7 +234,6 @@ def cluster(
     bertree cluster my-model tickets.csv --text subject --clusters 20 --out clusters.csv
     bertree cluster my-model lines.txt --min-similarity 0.9 --json[/dim]
     """
-    from bertree.embeddings.embed import EmbedOptions
     from bertree.embeddings.mine_files import cluster_texts
 
     found = cluster_texts(
@@ -216,7 +246,12 @@ def cluster(
         text=text,
         format=format,
         vectors=vectors,
-        options=EmbedOptions(device, tokenizer, prompt, max_length, batch_tokens, precision=precision),
+        prompt=prompt,
+        max_length=max_length,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        device=device,
+        tokenizer=tokenizer,
         out=out,
     )
     if as_json:

@@ -134,7 +134,7 @@ def compare_to_teacher(
     found.write(out)
     first, second = found.models
     if second.parameters < first.parameters and second.weight_bytes > first.weight_bytes:
-        again = f"bertree convert {student} SMALL --to bertree --dtype int8"
+        again = f"bertree convert {student} SMALL --to bertree --precision int8"
         note(f"the teacher's weights are stored as int8, the student's are not; {again}")
 
 

@@ -14,8 +14,6 @@ from bertree.config.settings import setting_fields
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 
-SECTION_ALIASES = {"distill": "distil"}
-
 
 @dataclass(frozen=True)
 class Override:
@@ -83,12 +81,11 @@ def _value_keys(key: str, value: Any) -> set[str]:
 
 def _full_key(key: str, tree: Json, kind: type, free: Mapping[str, Collection[str]], hidden: Collection[str]) -> str:
     """Return the key with its section, which may be left out where only one has such a key."""
-    head, dot, rest = key.partition(".")
-    if dot:
-        return f"{SECTION_ALIASES.get(head, head)}.{rest}"
+    if "." in key:
+        return key
     sections = {name: keys for name, keys in _sections(tree, kind, free).items() if name not in hidden}
-    if key in sections or SECTION_ALIASES.get(key) in sections:
-        return SECTION_ALIASES.get(key, key)
+    if key in sections:
+        return key
     places = [f"{section}.{key}" for section, keys in sections.items() if key in keys]
     places = [place for place in places if place not in hidden]
     if not places:

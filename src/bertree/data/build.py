@@ -56,7 +56,7 @@ def train_tokenizer(
     *,
     kind: str = "wordpiece",
     vocab_size: int = 30_000,
-    lowercase: bool | None = None,
+    cased: bool | None = None,
     text: str = "text",
     format: str | None = None,
     whole_files: bool = False,
@@ -68,9 +68,9 @@ def train_tokenizer(
     """Train a tokenizer on text files, save it as a folder and measure it on held-out documents.
 
     `corpus` are files, folders or globs; `kind` is wordpiece (BERT), bpe (RoBERTa), unigram (ALBERT), xlnet or bytes;
-    `lowercase` is the kind's own unless given. `text` is the field of JSON, CSV and parquet records, `format` that of
-    the files where the suffix does not say it; `whole_files`: a text file is one document; `wrapped`: a single line end
-    is a space.
+    `cased` keeps capitals (default: as usual for the kind). `text` is the field of JSON, CSV and parquet records,
+    `format` that of the files where the suffix does not say it; `whole_files`: a text file is one document; `wrapped`:
+    a single line end is a space.
 
     >>> bertree.train_tokenizer("corpus/", "my-tokenizer", kind="wordpiece", vocab_size=30_000).report.fertility
     """
@@ -86,7 +86,7 @@ def train_tokenizer(
             shown.relabel("reading", source.size or None)
             return split.training(_with_progress(source, shown))
 
-        tokenizer = tokenizer_training.train(documents, kind, vocab_size, lowercase, ", ".join(names))
+        tokenizer = tokenizer_training.train(documents, kind, vocab_size, cased, ", ".join(names))
     assert source is not None, "training reads the corpus"
     if not source.counts.kept:
         raise UserError(f"{', '.join(names)}: has no text to train a vocabulary on")

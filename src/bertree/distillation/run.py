@@ -45,7 +45,7 @@ def distill(
     `student` is `half` (every other layer of the teacher) or a preset; on text also a recipe, on a task a model folder
     or `bilstm`. `layers` are the teacher's layers to start from (`"1,3,5"`). On text, `epochs` is how often the text is
     read and `cache` a folder for the teacher's likeliest tokens. `seconds` is the time for timing teacher and student
-    at the end; 0: they are not compared. Settings are keywords (`alpha=0.3`, `distil={"cos": 0}`); `overrides` are the
+    at the end; 0: they are not compared. Settings are keywords (`alpha=0.3`, `distill={"cos": 0}`); `overrides` are the
     same as strings. Nothing is printed unless `progress=True`.
 
     >>> run = bertree.distill("my-bert", store="my-store", out="small")

@@ -121,13 +121,13 @@ def _prepare(
     config = replace(config, note=about, train=_max_length_of_both(config, examples.task, start, guide))
     reader = start.required_tokenizer
     shared = guide.check(examples.task, student, reader, config.train.max_length)
-    examples, mask = _add_copies(examples, config.distil, reader)
-    distil, head = config.distil, examples.task.head
+    examples, mask = _add_copies(examples, config.distill, reader)
+    distill, head = config.distill, examples.task.head
     identity = [str(Path(student).resolve()) if Path(student).exists() else student, layers, guide.digest]
     objective = task_distillation_objective(
-        head, examples.task.regression, distil.kind, distil.alpha, distil.temperature
+        head, examples.task.regression, distill.kind, distill.alpha, distill.temperature
     )
-    unanswered = distil.alpha < 1
+    unanswered = distill.alpha < 1
     job = prepare_run(
         start,
         student,
@@ -149,9 +149,9 @@ def _check_settings(config: TaskDistillConfig, task: Task[Any]) -> None:
         raise UserError("head: beam finds the end of an answer given its start, so a teacher has no score for each end")
     if config.top.crf:
         raise UserError("crf: scores whole sequences of tags, for which a teacher has no scores; leave it out")
-    if config.distil.copies and not isinstance(task, TextTask):
+    if config.distill.copies and not isinstance(task, TextTask):
         raise UserError(f"copies: rewrites texts and pairs, but {task.name} is about parts of them; leave it out")
-    if config.distil.copies and config.distil.alpha == 1:
+    if config.distill.copies and config.distill.alpha == 1:
         raise UserError("copies: only the teacher labels them, and alpha=1 leaves it out; leave one of them out")
 
 
@@ -248,9 +248,9 @@ def _max_length_of_both(
     return replace(config.train, max_length=effective_max_length(config.train.max_length, task.max_length, most))
 
 
-def _add_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokenizer) -> tuple[TaskExamples, str]:
+def _add_copies(given: TaskExamples, distill: TaskDistillSettings, reader: Tokenizer) -> tuple[TaskExamples, str]:
     """Return the examples with altered copies of the training texts, and the mask token used in the copies."""
-    if not distil.copies:
+    if not distill.copies:
         return given, ""
     from bertree.distillation.augment import augment
 
@@ -259,9 +259,9 @@ def _add_copies(given: TaskExamples, distil: TaskDistillSettings, reader: Tokeni
         raise UserError("copies: the student's tokenizer has no mask to put in place of words; leave them out")
     own = given.examples["train"]
     texts = [(e.text,) if e.pair is None else (e.text, e.pair) for e in own]
-    rates = {"masking": distil.masking, "replacing": distil.replacing, "ngram": distil.ngram}
+    rates = {"masking": distill.masking, "replacing": distill.replacing, "ngram": distill.ngram}
     # One set of copies for all seeds: the teacher is asked about them once.
-    made = augment(texts, distil.copies, 0, mask=mask, **rates)
+    made = augment(texts, distill.copies, 0, mask=mask, **rates)
     empty = own[0]._replace(gold=None)
     more = [empty._replace(id=f"copy {number}", text=t[0], pair=(*t, None)[1]) for number, t in enumerate(made)]
     return replace(given, examples={**given.examples, "train": [*own, *more]}), mask
@@ -271,10 +271,10 @@ def _with_teacher_scores(lesson: TaskLesson) -> FineTuningJob:
     """Return the job with the teacher's scores of each unit, read from the file or computed now, on one rank."""
     job, guide, config = lesson.job, lesson.guide, lesson.config
     tuner, part = job.tuner, job.splits["train"]
-    units = part.units if config.distil.alpha < 1 else []
+    units = part.units if config.distill.alpha < 1 else []
     task, classes, world = tuner.task, tuner.task.classes, tuner.world
-    distil = config.distil
-    made = (distil.copies, distil.masking, distil.replacing, distil.ngram)
+    distill = config.distill
+    made = (distill.copies, distill.masking, distill.replacing, distill.ngram)
     known = (tuner.identity, task.labels, config.task, tuner.config.train.max_length, config.train.held_out, made)
     identity = teacher_scores.identity_of([*known, lesson.shared, guide.longest(task), bool(units)])
     sizes = [logit_rows(unit, task.head) for unit in units]
@@ -312,11 +312,11 @@ def _with_teacher_scores(lesson: TaskLesson) -> FineTuningJob:
 
 def _describe_mix(config: TaskDistillConfig, job: FineTuningJob) -> str:
     """Describe how labels and teacher are weighted."""
-    distil, regression = config.distil, job.tuner.task.regression
-    ways = {"soft": f"softened at T = {distil.temperature:g}", "hard": "the likeliest", "mse": "plain scores"}
-    way = "plain scores" if regression else ways[distil.kind]
-    copies = f"; {distil.copies} copies of each example" if distil.copies else ""
-    return f"{distil.alpha:g} of the labels, {1 - distil.alpha:g} of its scores ({way}){copies}"
+    distill, regression = config.distill, job.tuner.task.regression
+    ways = {"soft": f"softened at T = {distill.temperature:g}", "hard": "the likeliest", "mse": "plain scores"}
+    way = "plain scores" if regression else ways[distill.kind]
+    copies = f"; {distill.copies} copies of each example" if distill.copies else ""
+    return f"{distill.alpha:g} of the labels, {1 - distill.alpha:g} of its scores ({way}){copies}"
 
 
 def _ask_teacher(lesson: TaskLesson, units: Sequence[Unit]) -> TeacherScores:

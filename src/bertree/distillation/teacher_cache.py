@@ -49,9 +49,9 @@ class TeacherCache(StreamFeed):
             before = read_json(header)
             changed = next((key for key, value in identity.items() if before.get(key) != value), None)
             if changed:
-                raise UserError(f"{folder}: was made with another {changed}; give another folder for distil.cache")
+                raise UserError(f"{folder}: was made with another {changed}; give another folder for distill.cache")
         elif folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder}: is a file; give the path of a folder for distil.cache")
+            raise UserError(f"{folder}: is a file; give the path of a folder for distill.cache")
 
     @property
     def missing(self) -> list[int]:

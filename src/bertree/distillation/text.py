@@ -67,7 +67,12 @@ def distill_on_text(
         raise UserError(f"epochs: {epochs}: must be a positive number")
     teacher_path = str(Path(teacher).resolve()) if Path(teacher).exists() else teacher
     cache_path = str(Path(cache).resolve()) if cache else ""
-    given = {"distil.teacher": teacher_path, "data.store": store, "distil.layers": layers, "distil.cache": cache_path}
+    given = {
+        "distill.teacher": teacher_path,
+        "data.store": store,
+        "distill.layers": layers,
+        "distill.cache": cache_path,
+    }
     recipe = text_student.find_recipe(student, given, overrides)
     _check_scale(recipe)
     with (
@@ -121,7 +126,7 @@ def _prepare(
     check_run_folder(recipe, out, resume)
     begun = micro_batches_of(out / CHECKPOINTS, recipe.phases) if resume else []
     training, intro = _build(recipe, machine, teacher_model, train, held, teacher, world, begun)
-    targets = _teacher_cache(training, teacher_model, train) if recipe.distil.cache else None
+    targets = _teacher_cache(training, teacher_model, train) if recipe.distill.cache else None
     return TextLesson(training, teacher_model, targets, intro)
 
 
@@ -163,7 +168,7 @@ def _build(
 ) -> tuple[PretrainingRun, list[str]]:
     """Build the parts of the run, and describe it in a few lines."""
     contents, initial = text_student.build_student(recipe, teacher, train)
-    a, its, wanted = contents.architecture, teacher.architecture, recipe.distil
+    a, its, wanted = contents.architecture, teacher.architecture, recipe.distill
     learner, objective = text_student.build_objective(
         wanted, text_student.term_weights(recipe), contents, teacher, recipe.run.seed
     )
@@ -201,8 +206,8 @@ def _teacher_cache(training: PretrainingRun, teacher: Model, train: Store) -> Te
     assert isinstance(recipe, DistillRecipe)
     reads = repr([(update.phase, update.first, update.batches) for update in feed.plan.updates])
     about = training.identity | {
-        "temperature (distil.temperature)": recipe.distil.temperature,
-        "distil.top_k": recipe.distil.top_k,
+        "temperature (distill.temperature)": recipe.distill.temperature,
+        "distill.top_k": recipe.distill.top_k,
         "seed (run.seed)": recipe.run.seed,
         "data section": asdict(replace(recipe.data, store="", held_out="")),
         "phases section": [asdict(phase) for phase in recipe.phases],
@@ -212,8 +217,8 @@ def _teacher_cache(training: PretrainingRun, teacher: Model, train: Store) -> Te
     }
     a, counts = training.contents.architecture, feed.micro_batches
     whole = build.build_feed(recipe, feed.plan, train, training.machine, a, counts=counts)
-    sizes = (recipe.distil.top_k, teacher.architecture.vocab_size)
-    return TeacherCache(Path(recipe.distil.cache), feed, whole, *sizes, about)
+    sizes = (recipe.distill.top_k, teacher.architecture.vocab_size)
+    return TeacherCache(Path(recipe.distill.cache), feed, whole, *sizes, about)
 
 
 def _fill_cache(lesson: TextLesson, targets: TeacherCache) -> str:
@@ -221,7 +226,7 @@ def _fill_cache(lesson: TextLesson, targets: TeacherCache) -> str:
     recipe, world, network = lesson.training.recipe, lesson.training.world, lesson.teacher.network
     device = lesson.training.machine.device
     assert isinstance(recipe, DistillRecipe)
-    temperature = recipe.distil.temperature
+    temperature = recipe.distill.temperature
 
     def make() -> None:
         with bar("asking the teacher", targets.steps_missing) as progress:
@@ -229,13 +234,13 @@ def _fill_cache(lesson: TextLesson, targets: TeacherCache) -> str:
 
     def check() -> None:
         if targets.missing:
-            raise UserError(f"{recipe.distil.cache}: rank 0 has filled it, but its files are not here")
+            raise UserError(f"{recipe.distill.cache}: rank 0 has filled it, but its files are not here")
 
     world.check_together(lambda: make() if world.is_first and targets.missing else None)
     world.check_together(check)
     network.to("meta")  # it is not needed any more
     tokens = sum(phase.steps * phase.batch_tokens * mask_share(recipe, phase) for phase in recipe.phases)
     return (
-        f"the teacher's {recipe.distil.top_k} likeliest tokens: {targets.bytes / 1e6:,.1f} MB in "
-        f"{recipe.distil.cache}, {targets.bytes / tokens:.0f} bytes a masked token"
+        f"the teacher's {recipe.distill.top_k} likeliest tokens: {targets.bytes / 1e6:,.1f} MB in "
+        f"{recipe.distill.cache}, {targets.bytes / tokens:.0f} bytes a masked token"
     )

@@ -100,13 +100,13 @@ def set_steps(recipe: DistillRecipe, student: str, epochs: float, store: Store, 
 
 def load_teacher(name: str, machine: Placement, weights: Mapping[str, float]) -> Model:
     """Load the teacher of these terms, in half precision on a GPU, with its weights frozen."""
-    model = load(name, device=str(machine.device), dtype="bfloat16" if machine.bf16 else "float32")
+    model = load(name, device=str(machine.device), precision="bfloat16" if machine.bf16 else "float32")
     if not model.trained:
         raise UserError(f"{name}: is a preset with random weights, which has nothing to teach; give a trained model")
     if "mask" not in model.network.heads and (weights["ce"] or not weights["vector"]):
         raise UserError(
             f"{name}: has no MLM head, so it cannot teach masked tokens; give the model it was fine-tuned from, or "
-            "teach its sentence vectors (distil.ce=0 distil.vector=4), or a task (--task TASK --data DIR)"
+            "teach its sentence vectors (distill.ce=0 distill.vector=4), or a task (--task TASK --data DIR)"
         )
     if weights["vector"]:
         if model.network.readout.transforms or model.vector.prompt_text(None):
@@ -136,7 +136,7 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
         raise UserError(f"{recipe.source}: objective: a student learns mlm alone; set the other terms to 0")
     if recipe.model.get("start"):
         raise UserError(
-            f"{recipe.source}: model.start: a student starts from its teacher (distil.start, distil.layers)"
+            f"{recipe.source}: model.start: a student starts from its teacher (distill.start, distill.layers)"
         )
     if teacher.network.state_specs(1):
         raise UserError(
@@ -150,40 +150,40 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
             f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher {kind} was not trained for that; a query "
             "stream goes with permutation, others with masks or next"
         )
-    if recipe.distil.vector and unit in ("permutation", "next"):
-        raise UserError(f"distil.vector: is learned from text with masks; data.masking={recipe.data.masking} has none")
-    if unit == "permutation" and recipe.distil.everywhere:
-        raise UserError("distil.everywhere: a query stream predicts the tokens of the permutation and no others")
+    if recipe.distill.vector and unit in ("permutation", "next"):
+        raise UserError(f"distill.vector: is learned from text with masks; data.masking={recipe.data.masking} has none")
+    if unit == "permutation" and recipe.distill.everywhere:
+        raise UserError("distill.everywhere: a query stream predicts the tokens of the permutation and no others")
     if (unit == "next") != teacher.architecture.causal:
         kind = "causal" if teacher.architecture.causal else "full"
         raise UserError(
             f"{recipe.name}: data.masking: {recipe.data.masking}: a teacher with {kind} attention was not trained for "
             "that; full attention goes with masks, causal attention with next"
         )
-    if recipe.distil.start == "random" and recipe.distil.layers:
-        raise UserError("distil.layers: has no meaning with distil.start=random; leave one of them out")
+    if recipe.distill.start == "random" and recipe.distill.layers:
+        raise UserError("distill.layers: has no meaning with distill.start=random; leave one of them out")
     _check_cache(recipe, teacher.architecture.vocab_size)
 
 
 def _check_cache(recipe: DistillRecipe, vocabulary: int) -> None:
-    if not recipe.distil.cache:
+    if not recipe.distill.cache:
         return
-    if recipe.distil.top_k >= vocabulary:
-        raise UserError(f"distil.top_k: must be less than the vocabulary's {vocabulary} tokens")
+    if recipe.distill.top_k >= vocabulary:
+        raise UserError(f"distill.top_k: must be less than the vocabulary's {vocabulary} tokens")
     weights = term_weights(recipe)
     if not weights["ce"]:
-        raise UserError("distil.cache: with distil.ce=0 nothing would be read of it; leave one of them out")
-    live = [f"distil.{term}=0" for term in TEACHER_STATE_TERMS if weights[term]]
-    live += ["distil.everywhere=false"] if recipe.distil.everywhere else []
+        raise UserError("distill.cache: with distill.ce=0 nothing would be read of it; leave one of them out")
+    live = [f"distill.{term}=0" for term in TEACHER_STATE_TERMS if weights[term]]
+    live += ["distill.everywhere=false"] if recipe.distill.everywhere else []
     if live:
         raise UserError(
-            f"distil.cache: keeps the teacher's likeliest tokens and nothing else of it; set {' '.join(live)}"
+            f"distill.cache: keeps the teacher's likeliest tokens and nothing else of it; set {' '.join(live)}"
         )
 
 
 def term_weights(recipe: DistillRecipe) -> dict[str, float]:
     """Return the weight of each of the loss terms."""
-    return {"mlm": recipe.objective["mlm"]} | recipe.distil.weights
+    return {"mlm": recipe.objective["mlm"]} | recipe.distill.weights
 
 
 def _architecture(recipe: DistillRecipe, teacher: Architecture) -> Architecture:
@@ -201,20 +201,20 @@ def build_student(recipe: DistillRecipe, teacher: Model, store: Store) -> tuple[
     """Return the student with its initial weights, and a line about them."""
     a = _architecture(recipe, teacher.architecture)
     contents = build.build_untrained(a, {"mask": 0}, recipe.run.seed)
-    if recipe.distil.vector:
+    if recipe.distill.vector:
         contents.network.vector = _student_pooling(a, teacher, recipe.run.seed)
     if contents.network.state_specs(1):
         raise UserError(f"{recipe.source}: model.memory: a student reads every sequence alone; set model.memory=0")
     contents.tokenizer = teacher.required_tokenizer
     line = "random"
-    if recipe.distil.start == "teacher":
-        depth, given = teacher.architecture.layers, recipe.distil.layers
-        layers = parse_layers(given, depth, a.layers, "distil.layers") if given else spread_evenly(depth, a.layers)
+    if recipe.distill.start == "teacher":
+        depth, given = teacher.architecture.layers, recipe.distill.layers
+        layers = parse_layers(given, depth, a.layers, "distill.layers") if given else spread_evenly(depth, a.layers)
         narrower = a.embedding_width < teacher.architecture.embedding_width
         tokens = _sampled_tokens(store) if narrower else None
         copied = copy_weights(contents.network, teacher.network, layers, tokens)
         if given and copied.layers < a.layers:
-            raise UserError(f"distil.layers: {copied.misfit}; leave it out, or give the student the teacher's shape")
+            raise UserError(f"distill.layers: {copied.misfit}; leave it out, or give the student the teacher's shape")
         total = len(contents.network.state_dict())
         which = f"layers {', '.join(map(str, layers))}" if copied.layers == a.layers else copied.misfit
         line = f"{copied.tensors} of {total} tensors from the teacher; {which}"
@@ -254,7 +254,7 @@ def build_objective(
     assert isinstance(a, Transformer), "no other kind has an MLM head"
     assert isinstance(its, Transformer), "no other kind has an MLM head"
     given = wanted.match
-    last = parse_layers(given, its.layers, a.layers, "distil.match") if given else last_layers(its.layers, a.layers)
+    last = parse_layers(given, its.layers, a.layers, "distill.match") if given else last_layers(its.layers, a.layers)
     pairs = list(enumerate(last, 1)) if weights["hidden"] else []
     widths = a.heads * a.head_size, its.heads * its.head_size  # of queries and keys
     both = math.gcd(*widths)
@@ -263,11 +263,11 @@ def build_objective(
     if weights["relation"]:
         if both % heads:
             raise UserError(
-                f"distil.relation_heads: {heads} must divide the widths of student and teacher ({widths[0]} and "
+                f"distill.relation_heads: {heads} must divide the widths of student and teacher ({widths[0]} and "
                 f"{widths[1]}); {fitting} does"
             )
         if layer > its.layers:
-            raise UserError(f"distil.relation_layer: {layer} is more than the teacher's {its.layers} layers")
+            raise UserError(f"distill.relation_layer: {layer} is more than the teacher's {its.layers} layers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         learner = add_projections(contents.network, a.output_width, its.output_width, weights, len(pairs))

@@ -23,7 +23,7 @@ class PoolingSettings:
     """How hidden states become a vector; `layers`, which states, is a setting of `top`."""
 
     pooling: str = "mean"  # cls, mean, max, ...; several side by side: mean+max
-    normalise: bool = False  # vectors of length 1
+    normalize: bool = False  # vectors of length 1
     # Width of a linear layer after the pooling. None: as the model has it; not written, as recipes were before.
     dense: Annotated[int | None, AtLeast(1), AtMost(MOST)] = None
 
@@ -49,12 +49,12 @@ def load(
     kind = make_dataclass(
         "EmbeddingConfig", [("loss", section, field(default=section()))], bases=(EmbeddingConfig,), frozen=True
     )
-    own = {"pooling": vector.pooling, "normalise": vector.normalise}
+    own = {"pooling": vector.pooling, "normalize": vector.normalize}
     base = {"train": {"epochs": loss.epochs, "batch": loss.batch, "evaluations": loss.evaluations}, "vector": own}
     config: EmbeddingConfig = configs.load_as(kind, map(_with_list, overrides), task, base)
     resolved = config.loss
     for known in _listed(loss):
-        resolved = known.resolve(resolved, config.overridden, config.vector.normalise)
+        resolved = known.resolve(resolved, config.overridden, config.vector.normalize)
     pooling_of(config, vector)
     dimensions = resolved.dimensions or ()
     if dimensions and not loss.truncatable:
@@ -67,7 +67,7 @@ def load(
 def pooling_of(config: EmbeddingConfig, vector: PoolingConfig) -> PoolingConfig:
     """Return how vectors are made. Dense layers are kept only on the pooling they were trained on, unless `dense` asks
     for a layer: then it is the only one, and the model's own if that has the same form."""
-    chosen = replace(vector, pooling=config.vector.pooling, normalise=config.vector.normalise)
+    chosen = replace(vector, pooling=config.vector.pooling, normalize=config.vector.normalize)
     if config.vector.dense is not None:
         return replace(chosen, dense=(Dense(config.vector.dense, "identity"),))
     keep = chosen.pooling == vector.pooling and config.top.layers == "last" and not config.top.lstm

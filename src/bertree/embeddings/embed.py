@@ -26,12 +26,12 @@ from bertree.inference.load import choose_device, load_or_take
 from bertree.inference.model import Model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EmbedOptions:
     """How texts become vectors."""
 
     device: str = "auto"
-    tokenizer: Path | None = None
+    tokenizer: str | Path | None = None
     prompt: str | None = None  # the name of one of the model's prompts, or a text with a space or a colon in it
     max_length: int = 0
     batch_tokens: int = 0
@@ -69,7 +69,7 @@ class Embedder:
 
     def __init__(self, model: str | Path | Model, options: EmbedOptions, pooling: str | None = None) -> None:
         self.model, self.given = load_or_take(
-            model, device=choose_device(options.device), tokenizer=options.tokenizer, dtype=options.precision
+            model, device=choose_device(options.device), tokenizer=options.tokenizer, precision=options.precision
         )
         if not self.model.trained:
             if self.model.tokenizer is None:
@@ -85,7 +85,7 @@ class Embedder:
                 note(f"{self.given}: its dense layers are left out: they were trained on the pooling {known.pooling}")
             self.model.vector = replace(known, pooling=pooling, dense=())
         if options.normalize:
-            self.model.vector = replace(self.model.vector, normalise=True)
+            self.model.vector = replace(self.model.vector, normalize=True)
         self.model.required_tokenizer  # noqa: B018  # raises before texts are read
         prompts = dict(self.model.vector.prompts)
         literal = (
@@ -196,32 +196,48 @@ def embed_file(
     text: str | None = None,
     format: str | None = None,
     dtype: str = "float32",
-    options: EmbedOptions | None = None,
+    normalize: bool = False,
+    prompt: str | None = None,
+    max_length: int = 0,
+    batch_tokens: int = 0,
+    precision: str = "float32",
+    device: str = "auto",
+    tokenizer: str | Path | None = None,
     engine: str = "local",
     address: str | None = None,
     progress: bool | None = None,
 ) -> EmbeddedFile:
     """Write the vector of every text of a file, of any size, as one .npy file; run again, it goes on after any stop.
 
-    `text` is the column with the text, `dtype` the number type of the file (float32 or float16). `engine="ray"` embeds
-    on the Ray cluster at `address`.
+    `text` is the column with the text, `dtype` the number type of the file (float32 or float16). `normalize` scales
+    vectors to length 1, `prompt` is one of the model's prompts by its name or a text to put first. `engine="ray"`
+    embeds on the Ray cluster at `address`.
 
     >>> bertree.embed_file("default", "mail.txt", "vectors.npy")
     """
     with showing(progress):
-        out, rows, how = Path(out), TextSource(str(file), text, format).rows(), options or EmbedOptions()
+        out, rows = Path(out), TextSource(str(file), text, format).rows()
+        how = EmbedOptions(
+            device=device,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            normalize=normalize,
+            precision=precision,
+        )
         if out.is_dir():
             raise UserError(f"{out}: is a folder; give the path of a file to write (vectors.npy)")
         npy_file.check(out, dtype)  # before a model is loaded
         place = choose_engine(engine, address)
-        device = str(model.device) if isinstance(model, Model) else choose_device(how.device)
-        embedder = Embedder(model, how if place is HERE else _to_send(how, device))
+        computing = str(model.device) if isinstance(model, Model) else choose_device(device)
+        embedder = Embedder(model, how if place is HERE else _to_send(how, computing))
         job = {
             "model": embedder.model.digest,
             "prompt": how.prompt,
             "max length": how.max_length or embedder.model.max_length,
             "batch tokens": how.batch_tokens,
-            "device": device.partition(":")[0],
+            "device": computing.partition(":")[0],
             "dtype": dtype,
             "precision": how.precision,
             "window": f"{FIRST_WINDOW} to {WINDOW}",
@@ -232,7 +248,7 @@ def embed_file(
         started = time.monotonic()
         if out.suffix.casefold() not in ("", ".npy"):
             note(f"{out}: will be a .npy file, whatever its name says")
-        before = _fill_file(embedder, rows, target, lambda: embedder.on(place, device, how.precision))
+        before = _fill_file(embedder, rows, target, lambda: embedder.on(place, computing, how.precision))
         for line in rows.counts.notes(rows.name):
             note(line)
         return EmbeddedFile(out, target.rows, target.dimension, dtype, target.rows - before, time.monotonic() - started)

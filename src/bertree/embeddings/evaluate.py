@@ -61,7 +61,12 @@ def evaluate_embeddings(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
-    options: EmbedOptions | None = None,
+    prompt: str | None = None,
+    max_length: int = 0,
+    batch_tokens: int = 0,
+    precision: str = "float32",
+    device: str = "auto",
+    tokenizer: str | Path | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
 ) -> EmbeddingScores:
@@ -89,7 +94,15 @@ def evaluate_embeddings(
             if one.skipped:
                 note(f"{one.name}: {one.skipped:,} pairs have no gold score and are left out")
         results = []
-        for result in _evaluate_encoders(encoders, sets, options or EmbedOptions()):
+        options = EmbedOptions(
+            device=device,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            precision=precision,
+        )
+        for result in _evaluate_encoders(encoders, sets, options):
             results.append(result)
             for pairs, found in zip(sets, result.row.sets, strict=True):
                 for line in correlation.undefined(pairs, found):

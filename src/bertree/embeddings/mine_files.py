@@ -71,20 +71,48 @@ class TextClusters:
         return int((self.clusters.labels < 0).sum())
 
 
-def find_matches(
-    model: str | Path | Model, a: str, b: str, k: int, options: EmbedOptions, column: str | None, format: str | None
+def similar(
+    model: str | Path | Model,
+    a: str | Path,
+    b: str | Path,
+    *,
+    k: int = 5,
+    text: str | None = None,
+    format: str | None = None,
+    prompt: str | None = None,
+    max_length: int = 0,
+    batch_tokens: int = 0,
+    precision: str = "float32",
+    device: str = "auto",
+    tokenizer: str | Path | None = None,
+    progress: bool | None = None,
 ) -> Matches:
-    """Compare two texts, or find the k nearest texts of file B for each text of A."""
-    ours = _read_side(a, column, format, "the first text")
-    theirs = _read_side(b, column, format, "the second text")
-    embedder = Embedder(model, options)
-    first, second = (embed_texts(embedder, side.texts, side.name) for side in (ours, theirs))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TextsCut)
-        random_pairs = pair_similarities(embedder.embed(random_sentences()))
-    if not ours.is_file and not theirs.is_file:
-        return Matches(ours, theirs, [[(0, mining.cosines(first, second)[0])]], random_pairs)
-    return Matches(ours, theirs, list(mining.nearest(first, second, k)), random_pairs)
+    """Compare two texts, or find the k nearest texts of file `b` for each text of file `a`; one side may be a text.
+
+    `text` is the column with the text. `percentile` of the result says how many random pairs of sentences are less
+    similar, since models differ in scale.
+
+    >>> bertree.similar("default", "questions.txt", "answers.txt", k=3).nearest[0]
+    """
+    with showing(progress):
+        options = EmbedOptions(
+            device=device,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            precision=precision,
+        )
+        ours = _read_side(str(a), text, format, "the first text")
+        theirs = _read_side(str(b), text, format, "the second text")
+        embedder = Embedder(model, options)
+        first, second = (embed_texts(embedder, side.texts, side.name) for side in (ours, theirs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TextsCut)
+            random_pairs = pair_similarities(embedder.embed(random_sentences()))
+        if not ours.is_file and not theirs.is_file:
+            return Matches(ours, theirs, [[(0, mining.cosines(first, second)[0])]], random_pairs)
+        return Matches(ours, theirs, list(mining.nearest(first, second, k)), random_pairs)
 
 
 def _read_side(name: str, column: str | None, format: str | None, called: str) -> Side:
@@ -114,7 +142,12 @@ def find_pairs(
     text: str | None = None,
     format: str | None = None,
     vectors: str | Path | None = None,
-    options: EmbedOptions | None = None,
+    prompt: str | None = None,
+    max_length: int = 0,
+    batch_tokens: int = 0,
+    precision: str = "float32",
+    device: str = "auto",
+    tokenizer: str | Path | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
 ) -> SimilarPairs:
@@ -130,7 +163,15 @@ def find_pairs(
         _check_cosine(min_similarity)
         source = TextSource(str(file), text, format)
         saved = None if vectors is None else Path(vectors)
-        texts, rows_nd, counts = read_texts_and_vectors(model, source, options or EmbedOptions(), saved)
+        options = EmbedOptions(
+            device=device,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            precision=precision,
+        )
+        texts, rows_nd, counts = read_texts_and_vectors(model, source, options, saved)
         distinct = mining.find_distinct(texts)
         if len(texts) < 2:
             raise UserError(f"{file}: has {len(texts)} text; pairs need two")
@@ -167,7 +208,12 @@ def cluster_texts(
     text: str | None = None,
     format: str | None = None,
     vectors: str | Path | None = None,
-    options: EmbedOptions | None = None,
+    prompt: str | None = None,
+    max_length: int = 0,
+    batch_tokens: int = 0,
+    precision: str = "float32",
+    device: str = "auto",
+    tokenizer: str | Path | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
 ) -> TextClusters:
@@ -183,7 +229,15 @@ def cluster_texts(
         _check_cosine(min_similarity)
         source = TextSource(str(file), text, format)
         saved = None if vectors is None else Path(vectors)
-        texts, rows_nd, counts = read_texts_and_vectors(model, source, options or EmbedOptions(), saved)
+        options = EmbedOptions(
+            device=device,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            precision=precision,
+        )
+        texts, rows_nd, counts = read_texts_and_vectors(model, source, options, saved)
         filled = np.flatnonzero([bool(text.strip()) for text in texts])
         if not len(filled):
             raise UserError(f"{file}: holds no text")

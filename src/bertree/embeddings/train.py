@@ -1,4 +1,4 @@
-"""`bertree sentence train`: train an encoder on pairs or triplets so that its vectors can be compared.
+"""`bertree embeddings train`: train an encoder on pairs or triplets so that its vectors can be compared.
 
 OUT receives what `bertree finetune` writes; its model/ makes vectors. Where Hugging Face knows the encoder,
 sentence-transformers can read it too. With the loss `cross` a model of pairs is fine-tuned instead, which is slower
@@ -219,7 +219,7 @@ def prepare_vectors(
         fine_tuning_type=partial(EmbeddingFineTuning, vector=vector, concat=loss.classifier_parts()),
         world=world,
     )
-    length = ", of length 1" if vector.normalise else ""
+    length = ", of length 1" if vector.normalize else ""
     truncated = f"; also truncated to {', '.join(map(str, dimensions))}" if dimensions else ""
     line = f"loss {kind.name}; vectors: {vector.pooling}{length}, {width:,} wide{truncated}{told}"
     return replace(job, intro=[*job.intro, line], select_saved=_without_classifier)

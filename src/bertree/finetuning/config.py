@@ -90,7 +90,7 @@ class TaskDistillSettings:
 class TaskDistillConfig(FineTuneConfig):
     """The configuration of a run that distills a teacher into a student on a task."""
 
-    distil: TaskDistillSettings = TaskDistillSettings()
+    distill: TaskDistillSettings = TaskDistillSettings()
 
 
 Config = TypeVar("Config", bound=FineTuneConfig)
@@ -104,10 +104,10 @@ def load(overrides: Iterable[str | Override], task: Task[Any], base: Json | None
 def load_task_distill(overrides: Iterable[str | Override], task: Task[Any]) -> TaskDistillConfig:
     """Load and check the configuration of a run with a teacher."""
     config = load_as(TaskDistillConfig, overrides, task, {})
-    if config.distil.kind == "mse" and "distil.alpha" not in config.overridden:
-        config = replace(config, distil=replace(config.distil, alpha=0.0))
-    if (both := config.distil.masking + config.distil.replacing) > 1:
-        raise UserError(f"settings: distil.masking and distil.replacing: are shares of the same words, not {both:g}")
+    if config.distill.kind == "mse" and "distill.alpha" not in config.overridden:
+        config = replace(config, distill=replace(config.distill, alpha=0.0))
+    if (both := config.distill.masking + config.distill.replacing) > 1:
+        raise UserError(f"settings: distill.masking and distill.replacing: are shares of the same words, not {both:g}")
     return config
 
 

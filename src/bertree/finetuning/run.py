@@ -42,7 +42,7 @@ def finetune(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
-    features: str | None = None,
+    frozen: str | None = None,
     from_task: str | Path | None = None,
     seeds: int = 1,
     resume: bool = False,
@@ -55,7 +55,7 @@ def finetune(
 
     `task` is a name (`sst-2`, `squad2`, `ner`, `classification` ...) or a task of your own; `data` a folder with the
     task's files or one file; `train` and `dev` are files in place of the folder's; `text`, `pair` and `label` name
-    your columns. `seeds` runs are made and the best one is kept. `features` freezes the encoder and reads these layers.
+    your columns. `seeds` runs are made and the best one is kept. `frozen` freezes the encoder and reads these layers.
     `from_task` is a run on another task that began with the same model: its encoder is taken, with a new head.
     Settings are keywords (`epochs=3, lr=3e-5, batch=32`); `overrides` are the same as strings (`"epochs=3"`).
     With `resume=True` an interrupted run goes on. Nothing is printed unless `progress=True`.
@@ -67,7 +67,7 @@ def finetune(
     resume = resume or launch.restarts > 0
     with showing(progress if launch.rank == 0 else False), notes_shown(launch.rank == 0):
         out, known = Path(out), make_task(task, text, pair, label) if isinstance(task, str) else task
-        top = {"top": {"layers": features, "frozen": True}} if features else {}
+        top = {"top": {"layers": frozen, "frozen": True}} if frozen else {}
         config = configs.load([*overrides, *overrides_of(settings)], known, top)
         known = configure_task(known, config.task)
         config, known = configs.with_crf(config, known)

@@ -26,7 +26,7 @@ def load(
     name: str | Path,
     *,
     device: str | torch.device = "cpu",
-    dtype: str | torch.dtype = "float32",
+    precision: str | torch.dtype = "float32",
     tokenizer: str | Path | None = None,
     seed: int = 0,
 ) -> Model:
@@ -34,10 +34,11 @@ def load(
     Face hub that is in the local cache ("bert-base-uncased"; never the network), or a preset with random weights
     drawn from `seed`.
 
-    `device`: cpu, cuda ..., or auto. `dtype`: float32, bfloat16, float16 or int8, also as fp32, bf16, fp16 or a torch
-    dtype; see `Model.to`. `tokenizer`: a folder whose tokenizer is used; a preset then gets the size of its vocabulary.
+    `device`: cpu, cuda ..., or auto. `precision`: float32, bfloat16, float16 or int8, also as fp32, bf16, fp16 or a
+    torch dtype; see `Model.to`. `tokenizer`: a folder whose tokenizer is used; a preset then gets the size of its
+    vocabulary.
     """
-    precision = parse_precision(dtype)
+    chosen = parse_precision(precision)
     device = choose_device(device)
     given = _load_tokenizer(resolve_model_path(tokenizer)) if tokenizer is not None else None
     path = resolve_model_path(name)
@@ -46,12 +47,12 @@ def load(
     except OSError as error:
         raise UserError(f"{name}: cannot be read ({error.strerror})") from None
     if exists:
-        model = make_model(folder.read(path, weights_dtype(precision, device), given), source=path)
+        model = make_model(folder.read(path, weights_dtype(chosen, device), given), source=path)
     else:
         a = _preset(str(name))
         model = random_model(a.with_values({"vocab_size": given.size}) if given else a, a.default_heads, seed)
         model.tokenizer = given
-    return model.to(device, precision)
+    return model.to(device, chosen)
 
 
 def _preset(name: str) -> Architecture:

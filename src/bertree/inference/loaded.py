@@ -186,7 +186,7 @@ class LoadedModel:
         return "int8" if self._runtime.int8 else str(next(self.network.parameters()).dtype).removeprefix("torch.")
 
     def to(
-        self, device: str | torch.device | torch.dtype | None = None, dtype: str | torch.dtype | None = None
+        self, device: str | torch.device | torch.dtype | None = None, precision: str | torch.dtype | None = None
     ) -> Self:
         """Move the model to a device, a precision, or both; return it.
 
@@ -195,14 +195,14 @@ class LoadedModel:
         and int8 on a CPU without instructions for them are float32, with a warning: emulated, they would be slower.
         """
         if isinstance(device, torch.dtype):
-            device, dtype = None, device
-        precision = parse_precision(dtype) if dtype is not None else None
-        int8 = precision == "int8" if precision else self._runtime.int8
+            device, precision = None, device
+        chosen = parse_precision(precision) if precision is not None else None
+        int8 = chosen == "int8" if chosen else self._runtime.int8
         place = str(self.device if device is None else device)
         if int8 and place.startswith("cpu") and linear_class(torch.int8) is None:
             _note_missing("int8")
-            int8, precision = False, "float32"
-        target = weights_dtype("float32" if int8 else precision, place) if int8 or precision else None
+            int8, chosen = False, "float32"
+        target = weights_dtype("float32" if int8 else chosen, place) if int8 or chosen else None
         try:
             if torch.device(place).type == "meta":
                 raise RuntimeError("it holds no numbers")
@@ -243,13 +243,14 @@ class LoadedModel:
         """Set the network's weights by name."""
         self.network.load_state_dict(state)
 
-    def save(self, path: str | Path, dtype: str | torch.dtype | None = None) -> None:
+    def save(self, path: str | Path, precision: str | torch.dtype | None = None) -> None:
         """Write the model as a folder, completely or not at all.
 
-        `dtype`: precision of the written weights (float32, bfloat16, float16, int8) if not the model's own. int8 takes
+        `precision`: of the written weights (float32, bfloat16, float16, int8) if not the model's own. int8 takes
         a quarter of float32 and is read by bertree alone; loaded, the weights are floating-point again.
         """
-        folder.write(self._contents, Path(path), dtype=DTYPES[parse_precision(dtype)] if dtype is not None else None)
+        dtype = DTYPES[parse_precision(precision)] if precision is not None else None
+        folder.write(self._contents, Path(path), dtype=dtype)
 
     def tokenize(self, inputs: Sequence[Input], max_length: int | None = None) -> list[Encoded]:
         """Return ids and segments of each input, checked; texts that are too long are cut, with a warning."""

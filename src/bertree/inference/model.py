@@ -1,7 +1,7 @@
 """Inference with a loaded model: hidden states, attention, sentence vectors, masks."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertree.batch import Batch
+from bertree.console import bar, showing
 from bertree.errors import TextsCut, Unable, UserError
 from bertree.files.formats import Json
 from bertree.inference.batching import batch_by_length, map_jobs
@@ -106,7 +107,7 @@ class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersM
         def vectors(batch: Batch) -> Tensor:
             batch = batch.to(self.device)
             found_sd: Tensor = pooling(states(batch), batch)[:, :dimensions]
-            cut = dimensions is not None and self.vector.normalise
+            cut = dimensions is not None and self.vector.normalize
             return F.normalize(found_sd, dim=-1) if cut else found_sd
 
         width = dimensions or self.dimension
@@ -144,23 +145,25 @@ class Model(MaskMethods, InspectionMethods, CausalMethods, SentenceTransformersM
         max_length: int | None = None,
         batch_tokens: int = 0,
         dimensions: int | None = None,
-        progress: Callable[[int], None] = lambda rows: None,
+        progress: bool | None = None,
     ) -> Vectors:
         """Return the vectors of texts: a row each, float32. The rest of the list does not change a text's vector.
 
         `prompt`: name of a prompt, if the model was trained with prompts (query, document ...). `dimensions`: keep only
         the first so many numbers of each vector (Matryoshka) and, if the model gives vectors of length 1, scale them to
-        it again. `batch_tokens`: tokens computed at once; 0: what suits the device. `progress` is called with the
-        number of rows that are done.
+        it again. `batch_tokens`: tokens computed at once; 0: what suits the device.
         """
-        windows = self.embed_windows(
-            texts, prompt=prompt, max_length=max_length, batch_tokens=batch_tokens, dimensions=dimensions
-        )
-        found = [np.empty((0, dimensions or self.dimension), np.float32)]
-        for rows in windows:
-            found.append(rows)
-            progress(len(rows))
-        vectors = np.concatenate(found)
+        total = 1 if isinstance(texts, str) else len(texts) if isinstance(texts, Sized) else None
+        with showing(progress), bar("embedding", total, speed="texts") as shown:
+            windows = self.embed_windows(
+                texts,
+                prompt=prompt,
+                max_length=max_length,
+                batch_tokens=batch_tokens,
+                dimensions=dimensions,
+                advance=shown.advance,
+            )
+            vectors = np.concatenate([np.empty((0, dimensions or self.dimension), np.float32), *windows])
         check_finite(vectors, self.name)
         return vectors
 

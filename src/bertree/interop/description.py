@@ -125,7 +125,7 @@ class _VectorTable:
     """The table [vector]: dense layers and prompts as lists of equal length."""
 
     pooling: str = "mean"
-    normalise: bool = False
+    normalize: bool = False
     widths: tuple[int, ...] = ()
     activations: tuple[str, ...] = ()
     biases: tuple[bool, ...] = ()
@@ -140,7 +140,7 @@ def _read_vector(table: Json, where: str) -> PoolingConfig:
     try:
         dense = [Dense(*layer) for layer in zip(found.widths, found.activations, found.biases, strict=True)]
         prompts = tuple(zip(found.kinds, found.prompts, strict=True))
-        return PoolingConfig(found.pooling, found.normalise, tuple(dense), found.similarity, prompts, found.prompt)
+        return PoolingConfig(found.pooling, found.normalize, tuple(dense), found.similarity, prompts, found.prompt)
     except ValueError:
         lists = "widths, activations and biases, or kinds and prompts, differ in length"
         raise UserError(f"{where}: vector: {lists}") from None

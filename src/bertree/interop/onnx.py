@@ -43,17 +43,17 @@ MAX_SINGLE_FILE = 2**30  # bytes of weights; larger ones go to a second file (th
 NEEDED = {"float32": ("onnx", "onnxscript"), "int8": ("onnx", "onnxscript", "onnxruntime")}
 
 
-def write(contents: Contents, folder: Path, dtype: str = "float32") -> None:
+def write(contents: Contents, folder: Path, precision: str = "float32") -> None:
     """Write the model and its tokenizer, completely or not at all. int8: ONNX Runtime's dynamic quantization."""
-    if dtype not in PRECISIONS:
-        raise UserError(f"--dtype {dtype}: an ONNX file is written in {' or '.join(PRECISIONS)}")
-    missing = [name for name in NEEDED[dtype] if importlib.util.find_spec(name) is None]
+    if precision not in PRECISIONS:
+        raise UserError(f"precision {precision}: an ONNX file is written in {' or '.join(PRECISIONS)}")
+    missing = [name for name in NEEDED[precision] if importlib.util.find_spec(name) is None]
     if missing:
         raise UserError(f"ONNX: {', '.join(missing)} not installed; pip install 'bertree[onnx]'")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else ONNX Runtime reports its use to its maker
     module = PaddedModel(contents)
     with new_folder(folder, (FILE, EXTERNAL_DATA, *TOKENIZER_FILES)) as work, _quiet():
-        if dtype == "int8":
+        if precision == "int8":
             with tempfile.TemporaryDirectory(dir=work) as scratch:
                 _export(module, Path(scratch) / FILE)
                 _quantize(Path(scratch) / FILE, work / FILE)
@@ -158,7 +158,7 @@ def _pool(pooling: SentencePooling, x_blh: Tensor, mask_bl: Tensor) -> Tensor:
     x_bw = torch.cat([pools[name]() for name in pooling.config.pooling.split("+")], -1)
     for layer in pooling.dense:
         x_bw = layer(x_bw)
-    return F.normalize(x_bw, dim=-1) if pooling.config.normalise else x_bw
+    return F.normalize(x_bw, dim=-1) if pooling.config.normalize else x_bw
 
 
 def _export(module: PaddedModel, path: Path) -> None:

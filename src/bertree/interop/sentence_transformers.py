@@ -18,7 +18,7 @@ from bertree.interop.weights import Stored, Weights
 from bertree.model.pooling import Dense, PoolingConfig, SentencePooling
 
 MODULES, SETTINGS, LENGTH = "modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"
-POOLING, NORMALISE = "1_Pooling", "{}_Normalize"
+POOLING, NORMALIZE = "1_Pooling", "{}_Normalize"
 DENSE = "{}_Dense"
 CLASS_PREFIX = "sentence_transformers.models."  # every release reads classes under this name
 MODES = {  # bertree's name: sentence-transformers' name, and its flag before release 6
@@ -41,7 +41,7 @@ MAX_DENSE = 16  # so many dense layers' folders are removed when a folder is wri
 
 def files() -> list[str]:
     """Return the names of everything this module writes into a folder."""
-    numbered = [name.format(n) for n in range(2, MAX_DENSE + 3) for name in (DENSE, NORMALISE)]
+    numbered = [name.format(n) for n in range(2, MAX_DENSE + 3) for name in (DENSE, NORMALIZE)]
     return [MODULES, SETTINGS, LENGTH, POOLING, *numbered]
 
 
@@ -174,8 +174,8 @@ def write_pooling(
         table = {name: Stored((name,)) for name in layer.state_dict()}
         weights.save(layer, table, folder / name / weights.SINGLE, dtype)
         before = dense.width
-    if settings.normalise:
-        name = NORMALISE.format(len(stages))
+    if settings.normalize:
+        name = NORMALIZE.format(len(stages))
         _write(folder / name / "config.json", {})
         stages.append(("Normalize", name))
     _write(

@@ -91,7 +91,7 @@ class PoolingConfig:
     """How a text's states become one vector. Defaults: their mean."""
 
     pooling: str = "mean"  # of POOLINGS; several are concatenated: mean+max
-    normalise: bool = False  # scale vectors to length 1
+    normalize: bool = False  # scale vectors to length 1
     dense: tuple[Dense, ...] = ()  # layers after the pooling
     similarity: str = "cosine"  # how vectors are meant to be compared
     prompts: tuple[tuple[str, str], ...] = ()  # texts to put in front, by name: ("query", "query: ")
@@ -127,7 +127,7 @@ class PoolingConfig:
         """Return plain values, as bertree.toml holds them."""
         return {
             "pooling": self.pooling,
-            "normalise": self.normalise,
+            "normalize": self.normalize,
             "widths": [layer.width for layer in self.dense],
             "activations": [layer.activation for layer in self.dense],
             "biases": [layer.bias for layer in self.dense],
@@ -168,7 +168,7 @@ class SentencePooling(nn.Module):
     def forward(self, states_tw: Tensor, batch: Batch) -> Tensor:
         """Return one vector per sequence (s x d), in float32."""
         x_sd = self.unscaled(states_tw, batch)
-        return F.normalize(x_sd, dim=-1) if self.config.normalise else x_sd
+        return F.normalize(x_sd, dim=-1) if self.config.normalize else x_sd
 
     def unscaled(self, states_tw: Tensor, batch: Batch) -> Tensor:
         """Return the vectors before they are scaled to length 1, if they are."""

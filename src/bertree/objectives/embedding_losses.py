@@ -68,10 +68,10 @@ class EmbeddingLoss(ABC):
         """Return the sum of the losses."""
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
         """Check settings against each other and fill in defaults that depend on others.
 
-        `given` are the keys the user has set (loss.margin); `normalise`: vectors have length 1."""
+        `given` are the keys the user has set (loss.margin); `normalize`: vectors have length 1."""
         return settings
 
     def classifier_parts(self) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ class SoftmaxLoss(EmbeddingLoss):
         return cross_entropy(pair_logits(network, table_qwd), answers)
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
         """Every part of `concat` must be known."""
         from bertree.model.heads import parse_concat
 
@@ -213,9 +213,9 @@ class TripletLoss(EmbeddingLoss):
         return Loss(errors_qn.masked_fill(answers[:, 2:] == IGNORED, 0.0).sum(), None)
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
         """A smaller default margin where distances are small."""
-        short = settings.distance == "cosine" or (settings.distance == "euclidean" and normalise)
+        short = settings.distance == "cosine" or (settings.distance == "euclidean" and normalize)
         return replace(settings, margin=SHORT_MARGIN) if short and "loss.margin" not in given else settings
 
 
@@ -281,7 +281,7 @@ class CosineLoss(EmbeddingLoss):
         return Loss(errors_q.masked_fill(answers.isnan(), 0.0).sum(), None)
 
     @classmethod
-    def resolve(cls, settings: Any, given: Collection[str], normalise: bool) -> Any:
+    def resolve(cls, settings: Any, given: Collection[str], normalize: bool) -> Any:
         """`low` must be below `high` where they are given."""
         low, high = settings.low, settings.high
         if {"loss.low", "loss.high"} & set(given) and not low < high:

@@ -3,7 +3,7 @@
     extends = "bert-base"            another recipe, by name or path; this file holds the differences
     [model]                          preset or start, and any axis of the architecture
     [data] [objective] [optim] [schedule] [run] [scale]
-    [distil]                         in a recipe for a student
+    [distill]                         in a recipe for a student
     [[phases]]                       one after the other: steps, max_length, batch_tokens
 
 Overrides (`optim.lr=1e-4`) change the tree before it is checked; nothing changes it afterwards. Each part of
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from bertree.config import settings
 from bertree.config.bounds import Above, AtLeast, Keys, OneOf, Share
-from bertree.config.overrides import SECTION_ALIASES, Override, apply_overrides, parse
+from bertree.config.overrides import Override, apply_overrides, parse
 from bertree.config.sections import OptimSettings, Phase, RunSettings, ScaleSettings, ScheduleSettings
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json, read_toml
@@ -128,7 +128,7 @@ class DistillSettings:
 class DistillRecipe(Recipe):
     """The settings of a student's run. model.preset may be "half": half of the teacher."""
 
-    distil: DistillSettings = DistillSettings()
+    distill: DistillSettings = DistillSettings()
 
 
 def bundled_recipes() -> list[str]:
@@ -141,7 +141,7 @@ def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
     tree = _tree(name, ())
     given = [parse(override) if isinstance(override, str) else override for override in overrides]
     sections = {*tree, *(override.key.partition(".")[0] for override in given)}
-    kind = DistillRecipe if sections & {"distil", "distill"} else Recipe
+    kind = DistillRecipe if "distill" in sections else Recipe
     for section in (override.key.partition(".")[0] for override in given if "." in override.key):
         if not isinstance(tree.get(section, {}), dict | list):
             raise UserError(f"{name}: {section}: must be a table")
@@ -151,7 +151,7 @@ def load(name: str, overrides: Iterable[str | Override] = ()) -> Recipe:
 
 def from_tree(tree: Json, where: str, overridden: Iterable[str] = ()) -> Recipe:
     """Return a checked recipe from plain values."""
-    kind = DistillRecipe if "distil" in tree else Recipe
+    kind = DistillRecipe if "distill" in tree else Recipe
     recipe: Recipe = settings.read(kind, tree, where)
     check(recipe, where)
     return replace(recipe, source=where, overridden=frozenset(overridden))
@@ -162,7 +162,7 @@ def _tree(name: str, above: tuple[Path, ...]) -> Json:
     path = _find(name, above[-1].parent if above else Path())
     if path in above:
         raise UserError("the recipes extend each other in a circle")
-    tree = {SECTION_ALIASES.get(key, key): value for key, value in read_toml(path).items()}
+    tree = read_toml(path)
     base = tree.pop("extends", None)
     tree.setdefault("name", path.stem)
     if base is None:
@@ -201,9 +201,9 @@ def check(recipe: Recipe, where: str) -> None:
             f"{where}: schedule.warmup: {recipe.schedule.warmup} is more than the run's {total} steps; set a shorter "
             "one: schedule.warmup=..."
         )
-    if recipe.run.minutes and isinstance(recipe, DistillRecipe) and recipe.distil.cache:
+    if recipe.run.minutes and isinstance(recipe, DistillRecipe) and recipe.distill.cache:
         raise UserError(
-            f"{where}: run.minutes: the teacher's cache (distil.cache) is filled before steps can be measured; leave "
+            f"{where}: run.minutes: the teacher's cache (distill.cache) is filled before steps can be measured; leave "
             "one of them out"
         )
     if total > MOST_STEPS:
@@ -251,7 +251,7 @@ def _check_lanes(recipe: Recipe, where: str) -> None:
 
 def _check_objective(recipe: Recipe, where: str) -> None:
     used = [TERMS[name] for name, weight in recipe.objective.items() if weight]
-    has_teacher_terms = isinstance(recipe, DistillRecipe) and any(recipe.distil.weights.values())
+    has_teacher_terms = isinstance(recipe, DistillRecipe) and any(recipe.distill.weights.values())
     if not used and not has_teacher_terms:
         raise UserError(f"{where}: objective: every term is 0, so there is nothing to learn")
     by_targets: dict[str, str] = {}

@@ -95,23 +95,23 @@ class HeldOutSplit:
 
 
 def train(
-    documents: Documents, kind: str, vocab_size: int, lowercase: bool | None = None, name: str = "corpus"
+    documents: Documents, kind: str, vocab_size: int, cased: bool | None = None, name: str = "corpus"
 ) -> Tokenizer:
     """Train a tokenizer of one of the kinds; the vocabulary is smaller if the text does not yield more.
 
-    `documents` starts a new pass over the text on each call; `name` stands for them in messages. `lowercase` defaults
-    to True for WordPiece and Unigram, as in BERT-uncased and ALBERT, to False for XLNet's Unigram, and is not possible
-    for byte-level BPE and for bytes, of which there are always 256.
+    `documents` starts a new pass over the text on each call; `name` stands for them in messages. `cased` defaults to
+    False for WordPiece and Unigram, as in BERT-uncased and ALBERT, and to True for XLNet's Unigram. Byte-level BPE and
+    bytes are always cased.
     """
     if kind not in NAMES:
         raise UserError(f"tokenizer kind '{kind}': unknown; {suggest(kind, NAMES)}")
     least = len(NAMES[kind]) + (BYTES if kind in OF_BYTES else 1)
     if not least <= vocab_size <= 1_000_000:
         raise UserError(f"vocab_size {vocab_size}: must be between {least} and 1,000,000 for {kind}")
-    if kind in OF_BYTES and lowercase:
+    if kind in OF_BYTES and cased is False:
         what = "byte-level BPE" if kind == "bpe" else "a tokenizer of bytes"
-        raise UserError(f"lowercase: {what} keeps case; choose wordpiece or unigram, or drop this option")
-    lower = kind not in CASED if lowercase is None else lowercase
+        raise UserError(f"cased: {what} keeps case; choose wordpiece or unigram, or drop this option")
+    lower = kind not in CASED if cased is None else not cased
     if kind == "bytes":
         for _ in documents():  # counted, and held out for the report
             pass

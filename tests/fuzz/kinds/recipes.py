@@ -48,7 +48,7 @@ KEYS = (
 TUNING_KEYS = (
     *("epochs", "batch", "lr", "max_length", "warmup", "shape", "evaluations", "patience", "held_out", "seed", "clip"),
     *("weight_decay", "dropout", "attention_dropout", "metric", "lstm", "lstm_layers", "micro_tokens", "crf", "scheme"),
-    *("pooling", "layers", "normalise", "dimensions", "precision", "device", "zzz", "", "optim.lr", "stride", "best"),
+    *("pooling", "layers", "normalize", "dimensions", "precision", "device", "zzz", "", "optim.lr", "stride", "best"),
 )
 AXES = ("layers", "width", "heads", "sharing", "segments", "vocab_size", "ffn_width", "attention", "zzz", "", "dropout")
 WORDS = (

@@ -114,7 +114,7 @@ ELSEWHERE = """
 import sys, numpy as np, torch, bertree
 from bertree.inference.cpu.linear import linear_class
 for precision in ("float32", "int8"):
-    model = bertree.load("default", dtype=precision)
+    model = bertree.load("default", precision=precision)
     np.save(f"{sys.argv[1]}/{precision}.npy", model.embed(sys.argv[2:]))
     print(precision, model.precision, linear_class(torch.int8) is None)
 """
@@ -129,7 +129,7 @@ def test_a_cpu_without_wide_vectors_gives_the_same(tmp_path: Path) -> None:
     assert [asked for asked, _, _ in lines] == ["float32", "int8"]
     for asked, computed, missing in lines:
         assert computed == ("float32" if missing == "True" else asked)
-        here = bertree.load("default", dtype=asked).embed(TEXTS)
+        here = bertree.load("default", precision=asked).embed(TEXTS)
         elsewhere = np.load(tmp_path / f"{asked}.npy")
         found = [vectors.astype(np.float64) for vectors in (here, elsewhere)]
         one, other = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True) for vectors in found)

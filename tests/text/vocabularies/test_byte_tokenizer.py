@@ -35,8 +35,8 @@ def test_every_byte_has_its_id_and_every_text_comes_back(folder: Path) -> None:
 
 
 def test_bytes_have_no_case_and_a_fixed_number(folder: Path) -> None:
-    with pytest.raises(UserError, match="lowercase: a tokenizer of bytes keeps case"):
-        tokenizer_training.train(lambda: iter(TEXTS), "bytes", 258, lowercase=True)
+    with pytest.raises(UserError, match="cased: a tokenizer of bytes keeps case"):
+        tokenizer_training.train(lambda: iter(TEXTS), "bytes", 258, cased=False)
     with pytest.raises(UserError, match="vocab_size 200: must be between 258 and"):
         tokenizer_training.train(lambda: iter(TEXTS), "bytes", 200)
 

@@ -122,12 +122,9 @@ def add(
     [dim]bertree index add my-index more/*.txt[/dim]
     """
     from bertree.cli.render.index import describe_contents, print_added
-    from bertree.search.database import DATABASE
     from bertree.search.documents import total_size
     from bertree.search.index import Index
 
-    if not (folder / DATABASE).is_file() and (Path(docs[0]) / DATABASE).is_file():
-        model, folder, docs = str(folder), Path(docs[0]), docs[1:]  # the old order: MODEL DIR DOCS
     total = total_size(docs)
     if model is None:
         with Index.open(folder) as unloaded:

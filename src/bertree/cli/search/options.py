@@ -71,7 +71,7 @@ def filters(given: Sequence[str]) -> dict[str, list[str]]:
 def load_encoder(name: str, device: str, precision: str) -> "Model":
     from bertree.inference.load import choose_device, load
 
-    model = load(name, device=choose_device(device), dtype=precision)
+    model = load(name, device=choose_device(device), precision=precision)
     if not model.trained:
         note(f"{name}: has random weights, so the results mean nothing")
     return model

@@ -100,7 +100,7 @@ def load_sources(sources: Sequence[ServedSource]) -> Registry:
 
 def load_model(source: ServedSource) -> ServedModel:
     """Load a model and warm it up."""
-    model = load(source.given, device=choose_device(source.device), dtype=source.precision)
+    model = load(source.given, device=choose_device(source.device), precision=source.precision)
     folder = resolve_model_path(source.given)
     name = source.name or (model.name if folder.exists() else source.given)
     served = ServedModel(name, model, str(folder) if folder.exists() else "")

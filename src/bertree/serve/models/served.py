@@ -39,7 +39,7 @@ class ServedModel:
         self.does = abilities(model, self.task)
         budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
         self._lanes = {
-            "embed": Lane(f"{name}: embed", partial(self._embed, scaled=self.vector.normalise), budget),
+            "embed": Lane(f"{name}: embed", partial(self._embed, scaled=self.vector.normalize), budget),
             "unscaled": Lane(f"{name}: unscaled", partial(self._embed, scaled=False), budget),
             "task": Lane(f"{name}: task", self._task_logits, budget),
             "fill": Lane(f"{name}: fill", model.fill_prepared, budget),

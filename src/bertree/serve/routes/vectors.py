@@ -54,8 +54,8 @@ async def embed_texts(
     truncated = check_tokens(context, encoded, served.max_length, reading)
     jobs = [Job(len(e.ids), e) for e in encoded]
     rows = await context.run(served.lane("unscaled" if normalize is False else "embed"), jobs)
-    scaled = served.vector.normalise if normalize is None else normalize
-    if dimensions is not None or scaled is not served.vector.normalise:
+    scaled = served.vector.normalize if normalize is None else normalize
+    if dimensions is not None or scaled is not served.vector.normalize:
         rows = list(finish_vectors(np.array(rows), dimensions, scaled))
     return Vectors(rows, sum([job.tokens for job in jobs]), truncated)
 
