@@ -68,9 +68,9 @@ def test_the_whole_way(minilm: Path, letters: Path, tmp_path: Path, command: Com
     assert shown.startswith("1  0.")
     assert "  3  0-41  from=Ida\n   We have sold the old piano to the school." in shown
     (tmp_path / "more.txt").write_text("A violin was found in the attic.")
-    said = command.well("index", "add", minilm, out, tmp_path / "more.txt")
+    said = command.well("index", "add", out, tmp_path / "more.txt")
     assert "1 new; 1 passage embedded" in said.out
-    assert "1 unchanged; 0 passages" in command.well("index", "add", minilm, out, tmp_path / "more.txt").out
+    assert "1 unchanged; 0 passages" in command.well("index", "add", out, tmp_path / "more.txt").out
     said = command.well("index", "remove", out, "3")
     assert "1 document removed; 3 documents in 3 passages" in said.out
     found = json.loads(command.well("index", "query", out, "a musical instrument", "-k", 1, "--json").out)
@@ -94,7 +94,7 @@ def test_mistakes(trained: Trained, letters: Path, tmp_path: Path, command: Comm
         ("has no column 'text'", ("index", "build", start, letters, "--out", tmp_path / "other")),
         ("chunk 1000: the model reads", (*build, tmp_path / "third", "--chunk", "1000")),
         ("was made with", ("index", "query", out, "x", "--model", "default")),
-        ("was made with", ("index", "add", "default", out, letters, "--text", "body")),
+        ("was made with", ("index", "add", out, letters, "--text", "body", "--model", "default")),
         ("must be key=value", ("index", "query", out, "x", "--where", "from")),
         (
             "where 'form': no document has this key; did you mean 'from'",
