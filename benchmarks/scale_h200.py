@@ -41,7 +41,7 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.distribute import distribute
 from bertree.scale.launch import Launch
 from bertree.scale.plan.memory import Mesh, MicroBatch, Peak, peak
-from bertree.scale.plan.timing import Hardware, StepTime, step_time
+from bertree.scale.plan.meshes import Hardware, StepTime, step_time
 from bertree.scale.world import World, join
 from bertree.train.device import measure_peak_flops, set_deterministic
 from bertree.train.feed import StepBatches

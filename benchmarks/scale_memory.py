@@ -45,10 +45,9 @@ from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.scale.distribute import distribute
+from bertree.scale.plan.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, step_traffic
 from bertree.scale.plan.memory import Mesh, MicroBatch, at_rest, peak
-from bertree.scale.plan.traffic import traffic
-from bertree.scale.tensor_parts import SequenceParallelStack
-from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from bertree.scale.tensor_components import SequenceParallelStack
 from bertree.scale.world import World
 
 KINDS = {"allgather": ALL_GATHER, "all_gather": ALL_GATHER, "reduce_scatter": REDUCE_SCATTER}
@@ -252,7 +251,7 @@ def simulate(case: Case) -> dict[str, Any]:
 def compare(case: Case, found: dict[str, Any]) -> dict[str, Any]:
     """Plan a case that was simulated."""
     planned = peak(case.architecture, case.mesh, case.batch)
-    sent = traffic(case.architecture, case.mesh, case.batch)
+    sent = step_traffic(case.architecture, case.mesh, case.batch)
     rest = at_rest(case.architecture, case.mesh)
     # The gradients of norms are summed after the backward pass.
     sent = [entry for entry in sent if not entry.what.startswith("norms")]

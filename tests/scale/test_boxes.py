@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from bertree.scale.boxes import Box, boxes_of, local_part
-from bertree.scale.split import Split, Whole
+from bertree.scale.local_shards import Box, boxes_of, local_shard
+from bertree.scale.split import ParameterLayout, Split
 from bertree.scale.world import World
 
 WHOLES = [
-    Whole((24, 5), Split(0, 3)),
-    Whole((24,), Split(0, 3)),
-    Whole((16, 3), Split(0, 2)),
-    Whole((7, 8), Split(1)),
-    Whole((2, 4, 3), Split(1)),
-    Whole((16,), Split(0)),
-    Whole((13, 2), Split(0)),  # a vocabulary that no number of ranks divides
-    Whole((5, 3), Split(0)),  # of 4 ranks the last has nothing
-    Whole((9,), None),
+    ParameterLayout((24, 5), Split(0, 3)),
+    ParameterLayout((24,), Split(0, 3)),
+    ParameterLayout((16, 3), Split(0, 2)),
+    ParameterLayout((7, 8), Split(1)),
+    ParameterLayout((2, 4, 3), Split(1)),
+    ParameterLayout((16,), Split(0)),
+    ParameterLayout((13, 2), Split(0)),  # a vocabulary that no number of ranks divides
+    ParameterLayout((5, 3), Split(0)),  # of 4 ranks the last has nothing
+    ParameterLayout((9,), None),
 ]
 
 
@@ -40,7 +40,7 @@ def place_of(box: Box) -> tuple[slice, ...]:
 @pytest.mark.parametrize("whole", WHOLES, ids=str)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("shards", [1, 3, 4, 16])
-def test_boxes_put_every_number_in_its_place_once(whole: Whole, ranks: int, shards: int) -> None:
+def test_boxes_put_every_number_in_its_place_once(whole: ParameterLayout, ranks: int, shards: int) -> None:
     tensor = torch.randn(whole.shape)
     copy, seen = torch.zeros(whole.shape), torch.zeros(whole.shape)
     for rank in range(ranks if whole.split else 1):
@@ -55,11 +55,11 @@ def test_boxes_put_every_number_in_its_place_once(whole: Whole, ranks: int, shar
 
 
 @pytest.mark.parametrize("whole", WHOLES, ids=str)
-def test_the_local_part_of_a_plain_tensor(whole: Whole) -> None:
+def test_the_local_part_of_a_plain_tensor(whole: ParameterLayout) -> None:
     tensor = torch.randn(whole.shape)
     for rank in range(2):
         piece = cut(tensor, whole.split, 2, rank)
-        part = local_part(piece, whole, at(2, rank))
+        part = local_shard(piece, whole, at(2, rank))
         assert part.local is piece
         assert part.whole_shape == whole.shape
         for box in part.boxes:
@@ -67,12 +67,12 @@ def test_the_local_part_of_a_plain_tensor(whole: Whole) -> None:
 
 
 def test_a_number_has_one_box() -> None:
-    part = local_part(torch.tensor(3.0), Whole((24, 5), Split(0, 3)), at(2, 1))
+    part = local_shard(torch.tensor(3.0), ParameterLayout((24, 5), Split(0, 3)), at(2, 1))
     assert (part.whole_shape, part.boxes) == ((), (Box((), (), 0),))
 
 
 def test_two_boxes_meet_in_the_same_numbers() -> None:
-    tensor, whole = torch.randn(24, 5), Whole((24, 5), Split(0, 3))
+    tensor, whole = torch.randn(24, 5), ParameterLayout((24, 5), Split(0, 3))
     piece = cut(tensor, whole.split, 2, 1)
     for box in boxes_of(whole, range(12), at(2, 1)):
         for offset, size in (((0, 0), (24, 5)), ((6, 1), (11, 2)), ((0, 0), (1, 5))):

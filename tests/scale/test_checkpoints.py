@@ -18,10 +18,10 @@ from safetensors.torch import load_file, save_file
 from bertree.errors import UserError
 from bertree.files.formats import file_hash
 from bertree.model.network import Network
-from bertree.scale.gather import whole_tensors
 from bertree.scale.gradients import local
 from bertree.scale.launch import Launch
-from bertree.scale.split import wholes_of
+from bertree.scale.local_shards import whole_tensors
+from bertree.scale.split import parameter_layouts
 from bertree.scale.world import World, join
 from bertree.train.checkpoints import files, folder
 from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore
@@ -90,7 +90,7 @@ def read_back(
     check_optimizer_state(checkpoint, network, optimizer, STEP)
     restore(checkpoint, network, optimizer)
     wrong = different(state_of(network, optimizer), wanted)
-    for name, whole in wholes_of(network).items():
+    for name, whole in parameter_layouts(network).items():
         parameter = network.get_parameter(name).detach()
         copy = torch.zeros_like(parameter)
         checkpoint.fill(f"best/{name}", copy, whole)
@@ -121,7 +121,7 @@ def read_spoilt(out: Path, mesh: str, world: World) -> list[Any]:
     if world.is_first:
         shutil.copytree(out / mesh, spoilt)
         flip(spoilt / f"step-{STEP + 2:08d}" / "state-00003-of-00004.safetensors")
-    world.barrier()
+    torch.distributed.barrier()
     before, folder.note = folder.note, said.append
     checkpoint = CheckpointFolder(spoilt, world=world).read_newest()
     folder.note = before

@@ -8,12 +8,11 @@ import bertree
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.presets import preset
+from bertree.scale.plan.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, step_traffic
 from bertree.scale.plan.memory import Mesh, MicroBatch, at_rest, moments, paper_bytes, peak
+from bertree.scale.plan.meshes import Hardware, step_time
 from bertree.scale.plan.plan import Plan
 from bertree.scale.plan.sizes import shapes
-from bertree.scale.plan.timing import Hardware, step_time
-from bertree.scale.plan.traffic import traffic
-from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 LARGE = {
     "megatron-bert-336m": 0.336, "megatron-bert-1.3b": 1.3, "megatron-bert-3.9b": 3.9, "megatron-gpt-1.2b": 1.2,
@@ -100,7 +99,7 @@ def test_the_volume_of_the_stages_is_that_of_the_zero_paper() -> None:
     units = {}
     for stage in range(4):
         mesh = Mesh(64, 1, stage)
-        units[stage] = sum(entry.sent(64) for entry in traffic(a, mesh, batch)) / (63 / 64) / (4 * total)
+        units[stage] = sum(entry.sent(64) for entry in step_traffic(a, mesh, batch)) / (63 / 64) / (4 * total)
     root = shapes(a).on(1, 1).root.whole / total  # which stage 3 gathers once
     assert [units[stage] for stage in range(3)] == pytest.approx([2, 2, 2], rel=0.01)
     assert units[3] == pytest.approx(3 - root, rel=0.01)
@@ -108,7 +107,7 @@ def test_the_volume_of_the_stages_is_that_of_the_zero_paper() -> None:
 
 def test_calls_of_a_step() -> None:
     a, batch = SMALL, MicroBatch(64, 10, 2)
-    found = {entry[:3]: entry.calls for entry in traffic(a, Mesh(2, 2, 3), batch)}
+    found = {entry[:3]: entry.calls for entry in step_traffic(a, Mesh(2, 2, 3), batch)}
     assert found == {
         (ALL_GATHER, "weights", "data"): 2 * (1 + 2 * 4),
         (REDUCE_SCATTER, "gradients", "data"): 2 * (1 + 4),
@@ -117,8 +116,8 @@ def test_calls_of_a_step() -> None:
         (REDUCE_SCATTER, "states", "tensor"): 2 * 6 * 4,
         (ALL_REDUCE, "states", "tensor"): 2 * 4,
     }
-    assert traffic(a, Mesh(1, 1, 3), batch) == []
-    assert {entry.kind for entry in traffic(a, Mesh(1, 2, 0, False), batch)} == {ALL_REDUCE}
+    assert step_traffic(a, Mesh(1, 1, 3), batch) == []
+    assert {entry.kind for entry in step_traffic(a, Mesh(1, 2, 0, False), batch)} == {ALL_REDUCE}
 
 
 def test_time_follows_from_the_assumptions() -> None:
@@ -129,7 +128,7 @@ def test_time_follows_from_the_assumptions() -> None:
     assert alone.seconds == pytest.approx(8 * 8192 * cost.training_flops(a, 1024) / (8 * 312e12 * 0.5))
     again = step_time(a, mesh, replace(batch, recompute=True), 1024, [], hardware)
     assert 1.25 < again.seconds / alone.seconds < 4 / 3
-    slow = step_time(a, mesh, batch, 1024, traffic(a, mesh, batch), replace(hardware, link=0.1))
+    slow = step_time(a, mesh, batch, 1024, step_traffic(a, mesh, batch), replace(hardware, link=0.1))
     assert slow.seconds == slow.parameters == pytest.approx(2 * 7 / 8 * 4 * shapes(a).total / 1e8, rel=0.01)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks import scale_memory
+from bertree.scale.plan.communication import step_traffic
 from bertree.scale.plan.memory import at_rest
-from bertree.scale.plan.traffic import traffic
 from tests.support.planned_ranks import Case, measure
 
 CASES = [
@@ -41,7 +41,7 @@ def test_bytes_of_a_rank_are_as_planned(case: Case, found: dict[Case, dict[str, 
 def test_collectives_of_a_step_are_as_planned(case: Case, found: dict[Case, dict[str, Any]]) -> None:
     calls: Counter[tuple[str, str]] = Counter()
     sizes: Counter[tuple[str, str]] = Counter()
-    for entry in traffic(case.architecture, case.mesh, case.batch):
+    for entry in step_traffic(case.architecture, case.mesh, case.batch):
         calls[entry.kind, entry.group] += entry.calls
         sizes[entry.kind, entry.group] += round(entry.bytes)
     counted = {(kind, group): (count, size) for kind, group, count, size in found[case]["calls"]}

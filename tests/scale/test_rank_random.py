@@ -2,7 +2,7 @@
 
 import torch
 
-from bertree.scale.rank_random import RankRandom
+from bertree.scale.tensor_components import RankRandom
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import torch
 
 from bertree.model.network import build
 from bertree.model.presets import preset
-from bertree.scale.split import Split, model_sizes, split_of, splits_of, wholes_of
+from bertree.scale.split import Split, parameter_layouts, split_layouts, split_of
 
 MEMBERS = ["bert-tiny", "albert-base", "gpt1", "xlnet-base", "reformer-base", "modernbert-base", "transformer-xl-base"]
 
@@ -33,7 +33,7 @@ def test_a_rank_has_some_heads_of_queries_keys_and_values() -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_every_matrix_of_the_layers_is_split(name: str) -> None:
-    for parameter, whole in splits_of(on_meta(name)).items():
+    for parameter, whole in split_layouts(on_meta(name)).items():
         in_part = ".part." in parameter
         adds_after_the_sum = parameter.endswith(("out.bias", "down.bias"))
         if parameter.startswith("encoder.stack"):
@@ -41,13 +41,13 @@ def test_every_matrix_of_the_layers_is_split(name: str) -> None:
 
 
 def test_a_gate_and_its_input_are_two_pieces() -> None:
-    wholes = splits_of(on_meta("modernbert-base"))
+    wholes = split_layouts(on_meta("modernbert-base"))
     assert wholes["encoder.stack.ffn.0.part.up.weight"].split == Split(0, 2)
-    assert splits_of(on_meta("bert-tiny"))["encoder.stack.ffn.0.part.up.weight"].split == Split(0)
+    assert split_layouts(on_meta("bert-tiny"))["encoder.stack.ffn.0.part.up.weight"].split == Split(0)
 
 
 def test_an_adaptive_softmax_is_not_split() -> None:
-    rest = {n: w for n, w in splits_of(on_meta("transformer-xl-base")).items() if ".stack." not in n}
+    rest = {n: w for n, w in split_layouts(on_meta("transformer-xl-base")).items() if ".stack." not in n}
     assert rest
     assert all(whole.split is None for whole in rest.values())
 
@@ -57,16 +57,9 @@ def test_heads_of_tasks_are_not_split() -> None:
     assert split_of("encoder.pooler.weight") is None
 
 
-@pytest.mark.parametrize("name", MEMBERS)
-def test_sizes_are_those_of_the_network(name: str) -> None:
-    network, sizes = on_meta(name), model_sizes(preset(name).architecture)
-    assert sizes.all.total == sum(p.numel() for p in network.parameters())
-    assert sizes.layers.total == sum(p.numel() for p in network.encoder.stack.parameters())
-
-
 def test_a_network_that_is_not_split_has_whole_parameters() -> None:
     network = on_meta("bert-tiny")
-    assert {n: w.shape for n, w in wholes_of(network).items()} == {
+    assert {n: w.shape for n, w in parameter_layouts(network).items()} == {
         n: tuple(p.shape) for n, p in network.named_parameters()
     }
-    assert all(whole.split is None for whole in wholes_of(network).values())
+    assert all(whole.split is None for whole in parameter_layouts(network).values())

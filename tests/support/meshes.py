@@ -17,8 +17,8 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.scale.distribute import distribute
-from bertree.scale.gather import whole_tensors
 from bertree.scale.launch import Launch
+from bertree.scale.local_shards import whole_tensors
 from bertree.scale.world import World, join
 from bertree.train.device import Placement
 from bertree.train.loop import Loop

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from bertree.scale.boxes import Box
+from bertree.scale.local_shards import Box
 from bertree.train.checkpoints.tensors import SavedTensor, SavedTensors, TensorPart
 
 

@@ -11,7 +11,7 @@ from bertree.model.network import Network
 from bertree.scale.distribute import distribute
 from bertree.scale.gradients import local
 from bertree.scale.launch import Launch
-from bertree.scale.split import wholes_of
+from bertree.scale.split import parameter_layouts
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
 from bertree.scale.world import World, join
 from tests.support.tensor_parallel import (
@@ -43,7 +43,7 @@ def slope(world: World, sequence_parallel: bool) -> dict[str, Any]:
     state = digest({"random": torch.get_rng_state()})
     if sequence_parallel:
         sum_shared_gradients(network.named_parameters(), world)
-    draw, directions, slopes, wholes = torch.Generator().manual_seed(5), {}, [0.0, 0.0], wholes_of(network)
+    draw, directions, slopes, wholes = torch.Generator().manual_seed(5), {}, [0.0, 0.0], parameter_layouts(network)
     for name, parameter in network.named_parameters():
         shape, how = wholes[name]
         whole = torch.randn(shape, generator=draw, dtype=torch.float64)

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 
 from bertree.config.sections import OptimSettings
 from bertree.model.network import Network, build
+from bertree.scale.distribute import put_sharding
 from bertree.scale.gradients import local
-from bertree.scale.shard import put_sharding
-from bertree.scale.split import Split, splits_of
+from bertree.scale.split import Split, split_layouts
 from bertree.scale.world import World
 from bertree.train.optim import build_optimizer
 from tests.support import batches
@@ -50,7 +50,7 @@ def trained(steps: int, seed: int = 0) -> tuple[Network, Optimizer]:
 
 def spread(network: Network, optimizer: Optimizer, world: World, zero: int = 0) -> tuple[Network, Optimizer]:
     """Split and shard a network and its optimizer's state, without what places them when checkpoints are read."""
-    wholes = splits_of(network)
+    wholes = split_layouts(network)
     states = {name: optimizer.state[parameter] for name, parameter in network.named_parameters()}
     if world.tensor > 1:
         for name, whole in wholes.items():

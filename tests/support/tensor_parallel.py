@@ -15,9 +15,9 @@ from bertree.model.architecture import Architecture, Transformer
 from bertree.model.network import Network, build
 from bertree.model.presets import PRESETS
 from bertree.objectives.pretraining import pretraining_objective
-from bertree.scale.split import wholes_of
+from bertree.scale.plan.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, tensor_traffic, total
+from bertree.scale.split import parameter_layouts
 from bertree.scale.tensor import put_tensor_parallel, sum_shared_gradients
-from bertree.scale.traffic import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, tensor_traffic, total
 from bertree.scale.world import World
 
 VOCABULARY = 51  # neither 2 nor 4 ranks share it evenly
@@ -136,9 +136,9 @@ def evaluate(network: Network, batches: list[Batch]) -> tuple[list[float], Tenso
 
 
 def joined(network: Network, world: World, of: Callable[[Any], Tensor | None]) -> dict[str, Tensor | None]:
-    """Whole tensors of the pieces of all ranks; of what all ranks have, this rank's."""
+    """ParameterLayout tensors of the pieces of all ranks; of what all ranks have, this rank's."""
     found: dict[str, Tensor | None] = {}
-    wholes = wholes_of(network)
+    wholes = parameter_layouts(network)
     for name, parameter in network.named_parameters():
         own, split = of(parameter), wholes[name].split
         found[name] = own
@@ -246,7 +246,9 @@ def count_collectives(
     predicted = len(PretrainingLabels.of(batches[0]).predicted[0])
     sizes = (len(batches[0].ids), predicted, world.tensor)
     lanes = len(batches[0].cu_seqlens) - 1
-    wanted = tensor_traffic(cast(Transformer, a), *sizes, sequence_parallel, recompute, lanes=lanes)
+    wanted = tensor_traffic(
+        cast(Transformer, a), *sizes, sequence_parallel=sequence_parallel, recompute=recompute, lanes=lanes
+    )
     return counted.found, {
         kind: (calls * len(batches), size * len(batches)) for kind, (calls, size) in total(wanted).items()
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from bertree.interop import folder as model_folder
 from bertree.interop.contents import Contents, build_empty, head_classes
-from bertree.scale.gather import whole_tensors
+from bertree.scale.local_shards import whole_tensors
 from bertree.scale.world import World
 
 

@@ -16,9 +16,8 @@ from bertree.model.presets import PRESETS, preset
 from bertree.pretraining.recipe import Recipe, bundled_recipes, load
 from bertree.pretraining.run import mask_share
 from bertree.report.plan import plan_svg
-from bertree.scale.plan.meshes import Batches
+from bertree.scale.plan.meshes import Batches, Hardware
 from bertree.scale.plan.plan import Plan, make_plan
-from bertree.scale.plan.timing import Hardware
 
 BATCH_TOKENS = 524_288  # of Megatron-LM and Turing-NLG: 512 sequences of 1,024 tokens, or 1,024 of 512
 

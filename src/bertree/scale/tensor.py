@@ -1,14 +1,16 @@
-"""Tensor parallelism: every rank computes some heads, inner units and entries of the vocabulary (Shoeybi et al. 2019).
+"""Tensor parallelism: every rank computes some heads, inner units and vocabulary entries (Shoeybi et al. 2019).
 
-Parameters are plain tensors, this rank's pieces of those that `split` names, under the names of one device. What is not
-split is the same on every rank, and so are its gradients; with sequence parallelism those of the layers' norms and
-biases are of this rank's tokens, until `sum_shared_gradients` has added them up. An adaptive softmax is not split.
+Parameters are plain tensors under the same names as on one device: this rank's shard of what `scale.split` names, all
+of the others. Gradients of what is not split are equal on every rank, with one exception: with sequence parallelism
+those of the layers' norms and biases cover this rank's tokens until `sum_shared_gradients` has added them up. An
+adaptive softmax is not split.
 
-Dropout: all tensor ranks must have the same random state before a batch. Dropout of whole tensors is then the same on
-all of them, as on one device. Within attention every rank draws other numbers for its heads, unless layers are
-compiled: then the i-th heads of all ranks drop the same. With sequence parallelism all layers draw other numbers on
-every rank. Without dropout in attention, and without sequence parallelism, results with dropout are those of one
-device.
+Dropout: all tensor ranks must have the same random state before a batch. Dropout outside of attention then equals that
+of one device. Inside attention every rank draws its own numbers for its heads; in compiled layers the i-th heads of all
+ranks drop the same positions. With sequence parallelism every rank draws its own numbers in all layers. So results with
+dropout equal those of one device if attention has no dropout and sequence parallelism is off.
+
+PyTorch's DTensor plans were measured instead (benchmarks/tensor_parallel.py) and not taken: docs/decisions.md.
 """
 
 from collections.abc import Iterable
@@ -29,10 +31,15 @@ from bertree.model.layers.lsh import ChunkedAttention, LshAttention, SharedQuery
 from bertree.model.network import Network
 from bertree.model.stack import Stack
 from bertree.model.transformer import TransformerEncoder
-from bertree.scale.split import split_of, splits_of, wholes_of
-from bertree.scale.tensor_parts import PartEnds, PartialLinear, SequenceParallelStack
-from bertree.scale.vocabulary import SplitMaskHead, SplitTokenEmbeddings, entries_of
-from bertree.scale.wires import TensorRanks, Wires
+from bertree.scale.split import Split, parameter_layouts, split_layouts, split_of
+from bertree.scale.tensor_components import (
+    ComponentHooks,
+    PartialLinear,
+    SequenceParallelStack,
+    SplitMaskHead,
+    SplitTokenEmbeddings,
+)
+from bertree.scale.tensor_group import TensorGroup, TensorRanks
 
 ATTENTION = (Attention, SharedQueryKeyAttention, ChunkedAttention, LshAttention)
 FEED_FORWARD = (FeedForward, GatedFeedForward)
@@ -40,7 +47,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def check_tensor(a: Architecture, size: int) -> None:
-    """Check that tensor parallelism can split an architecture among so many ranks."""
+    """Check that tensor parallelism can split an architecture among `size` ranks."""
     if size == 1:
         return
     if not isinstance(a, Transformer):
@@ -49,72 +56,73 @@ def check_tensor(a: Architecture, size: int) -> None:
 
 
 def _check_sizes(heads: int, units: int, vocabulary: int, size: int) -> None:
-    most = gcd(heads, units)
-    works = [n for n in range(1, most + 1) if most % n == 0 and _fills(vocabulary, n)]
-    if size in works:
+    common = gcd(heads, units)
+    possible = [n for n in range(1, common + 1) if common % n == 0 and _fills(vocabulary, n)]
+    if size in possible:
         return
-    what = f"{heads} heads" if heads % size else f"{units} inner units of a feed-forward part"
-    what = what if most % size else f"a vocabulary of {vocabulary} entries"
-    near = [max(n for n in works if n < size), *[n for n in works if n > size][:1]]
+    what = f"{heads} heads" if heads % size else f"{units} inner units of a feed-forward layer"
+    what = what if common % size else f"a vocabulary of {vocabulary} entries"
+    nearest = [max(n for n in possible if n < size), *[n for n in possible if n > size][:1]]
     raise UserError(
-        f"scale.tensor: {size} ranks cannot share {what}; the nearest that can: {' and '.join(map(str, near))}"
+        f"scale.tensor: {size} ranks cannot share {what}; the nearest that can: {' and '.join(map(str, nearest))}"
     )
 
 
 def _fills(vocabulary: int, ranks: int) -> bool:
-    """Return whether every rank has an entry of a vocabulary; 0: it is not split."""
+    """Return whether every rank gets at least one entry of a vocabulary; 0: it is not split."""
     return (ranks - 1) * ceil(vocabulary / ranks) < vocabulary or not vocabulary
 
 
 def put_tensor_parallel(network: Network, world: TensorRanks, sequence_parallel: bool = False) -> None:
-    """Keep this rank's pieces of a network, in place, and connect it to the ranks that have the others.
+    """Replace a network's parameters by this rank's shards, in place, and connect it to the other ranks.
 
-    All ranks must have built the same network. `sequence_parallel`: between the parts of layers each rank has a share
-    of the tokens (Korthikanti et al. 2022)."""
+    All ranks must have built the same network. `sequence_parallel`: between the components of layers each rank has a
+    share of the tokens (Korthikanti et al. 2022)."""
     if world.tensor == 1:
         return
     encoder = network.encoder
-    check_parts(network, world.tensor)
+    check_components(network, world.tensor)
     assert isinstance(encoder, TransformerEncoder)
-    wires = Wires.of(world, sequence_parallel)
-    wholes = splits_of(network)
-    vars(network)["wholes"] = wholes  # for `wholes_of`
-    for name, whole in wholes.items():
-        if whole.split is not None:
-            module, _, own = name.rpartition(".")
-            owner, parameter = network.get_submodule(module), network.get_parameter(name)
-            piece = whole.split.cut(parameter.detach(), wires.rank, wires.ranks)
-            setattr(owner, own, nn.Parameter(piece, parameter.requires_grad))
-            _set_sizes(owner)
+    group = TensorGroup.of(world, sequence_parallel)
+    layouts = split_layouts(network)
+    vars(network)["layouts"] = layouts  # for `parameter_layouts`
+    for name, layout in layouts.items():
+        if layout.split is not None:
+            path, _, attribute = name.rpartition(".")
+            module, parameter = network.get_submodule(path), network.get_parameter(name)
+            shard = layout.split.cut(parameter.detach(), group.rank, group.ranks)
+            setattr(module, attribute, nn.Parameter(shard, parameter.requires_grad))
+            _set_sizes(module)
     for block in encoder.stack.attention:
-        _split_attention(cast(Attention, block.part), wires)
+        _split_attention(cast(Attention, block.part), group)
     for block in encoder.stack.ffn:
-        part = cast(FeedForward, block.part)
-        PartEnds(wires, _turned(part.down, PartialLinear)).put_on(part)
-    _split_vocabulary(network, wires)
+        feed_forward = cast(FeedForward, block.part)
+        ComponentHooks(group, _change_class(feed_forward.down, PartialLinear)).register(feed_forward)
+    _split_vocabulary(network, group)
     if sequence_parallel:
-        _turned(encoder.stack, SequenceParallelStack, wires=wires)
+        _change_class(encoder.stack, SequenceParallelStack, group=group)
 
 
-def check_parts(network: Network, size: int) -> None:
-    """Check that tensor parallelism knows the parts of a network, and can split them among so many ranks.
+def check_components(network: Network, size: int) -> None:
+    """Check that tensor parallelism knows every component of a network and can split it among `size` ranks.
 
-    Exact types: what a subclass computes besides would not be right in pieces."""
+    Types are compared exactly: a subclass may compute something that is wrong on a shard."""
     encoder = network.encoder
     if not isinstance(encoder, TransformerEncoder):
         raise UserError(f"scale.tensor: {size}: a {type(encoder).__name__} is not split among ranks; set it to 1")
     stack = encoder.stack
-    known: list[tuple[str, nn.Module, tuple[type[nn.Module], ...]]] = [("stack", stack, (Stack,))]
-    known.append(("embeddings.tokens", encoder.embeddings.tokens, (TokenEmbeddings, AdaptiveEmbeddings)))
+    components: list[tuple[str, nn.Module, tuple[type[nn.Module], ...]]] = [("stack", stack, (Stack,))]
+    components.append(("embeddings.tokens", encoder.embeddings.tokens, (TokenEmbeddings, AdaptiveEmbeddings)))
     for kind, blocks, types in (("attention", stack.attention, ATTENTION), ("ffn", stack.ffn, FEED_FORWARD)):
         for number, block in enumerate(blocks):
-            name, part = f"stack.{kind}.{number}.part", cast(nn.Module, block.part)
-            known.append((name, part, types))
-            linear = [
-                (own, module) for own, module in part.named_children() if own in ("qkv", "qv", "out", "up", "down")
+            name, component = f"stack.{kind}.{number}.part", cast(nn.Module, block.part)
+            components.append((name, component, types))
+            components += [
+                (f"{name}.{child}", module, (nn.Linear,))
+                for child, module in component.named_children()
+                if child in ("qkv", "qv", "out", "up", "down")
             ]
-            known += [(f"{name}.{own}", module, (nn.Linear,)) for own, module in linear]
-    for name, module, allowed in known:
+    for name, module, allowed in components:
         if type(module) not in allowed:
             raise UserError(
                 f"scale.tensor: encoder.{name} is a {type(module).__name__}, which is not split among ranks"
@@ -129,30 +137,30 @@ def check_parts(network: Network, size: int) -> None:
     _check_sizes(heads, units, vocabulary, size)
 
 
-def _split_attention(part: Attention, wires: Wires) -> None:
-    """Let an attention compute this rank's heads; their weights are split."""
-    heads = part.heads // wires.ranks
-    if isinstance(part, LshAttention):
-        part.own_heads = slice(wires.rank * heads, (wires.rank + 1) * heads)
-    part.heads = heads
-    PartEnds(wires, _turned(part.out, PartialLinear)).put_on(part)
+def _split_attention(attention: Attention, group: TensorGroup) -> None:
+    """Make an attention compute this rank's heads; their weights are split already."""
+    heads = attention.heads // group.ranks
+    if isinstance(attention, LshAttention):
+        attention.own_heads = slice(group.rank * heads, (group.rank + 1) * heads)
+    attention.heads = heads
+    ComponentHooks(group, _change_class(attention.out, PartialLinear)).register(attention)
 
 
-def _split_vocabulary(network: Network, wires: Wires) -> None:
-    """Let token embeddings and mask head work with this rank's entries of the vocabulary; their weights are split."""
-    tokens, whole = network.encoder.embeddings.tokens, wholes_of(network)
+def _split_vocabulary(network: Network, group: TensorGroup) -> None:
+    """Make token embeddings and mask head use this rank's vocabulary entries; their weights are split already."""
+    tokens, layouts = network.encoder.embeddings.tokens, parameter_layouts(network)
     if not isinstance(tokens, TokenEmbeddings):
         return
-    vocabulary = whole["encoder.embeddings.tokens.weight"].shape[0]
-    own = entries_of(vocabulary, wires)
-    _turned(tokens, SplitTokenEmbeddings, wires=wires, first=own.start)
+    vocabulary = layouts["encoder.embeddings.tokens.weight"].shape[0]
+    entries = Split(0).spans(vocabulary, group.rank, group.ranks)[0]
+    _change_class(tokens, SplitTokenEmbeddings, group=group, first=entries.start)
     if "mask" in network.heads:
-        changes = {"wires": wires, "first": own.start, "entries": vocabulary, "vocab_size": len(own)}
-        _turned(network.heads["mask"], SplitMaskHead, **changes)
+        attributes = {"group": group, "first": entries.start, "entries": vocabulary, "vocab_size": len(entries)}
+        _change_class(network.heads["mask"], SplitMaskHead, **attributes)
 
 
-def _turned(module: nn.Module, kind: type[M], **attributes: Any) -> M:
-    """Turn a module into one of a subclass, in place: its parameters, their names and whoever refers to it stay."""
+def _change_class(module: nn.Module, kind: type[M], **attributes: Any) -> M:
+    """Make a module an instance of a subclass, in place: its parameters, their names and references to it stay."""
     assert issubclass(kind, type(module))
     module.__class__ = kind
     for name, value in attributes.items():
@@ -161,7 +169,7 @@ def _turned(module: nn.Module, kind: type[M], **attributes: Any) -> M:
 
 
 def _set_sizes(module: nn.Module) -> None:
-    """Let the sizes of a module be those of its weight."""
+    """Set the sizes that a module states to those of its weight."""
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     if isinstance(module, nn.Embedding):
@@ -169,13 +177,13 @@ def _set_sizes(module: nn.Module) -> None:
 
 
 def summed_over_tensor(name: str) -> bool:
-    """Return whether gradients of a parameter are, with sequence parallelism, of this rank's tokens alone."""
+    """Return whether, with sequence parallelism, the gradient of a parameter covers this rank's tokens only."""
     return "encoder.stack." in name and split_of(name) is None
 
 
 def sum_shared_gradients(named: Iterable[tuple[str, nn.Parameter]], world: TensorRanks) -> None:
-    """Add up, with sequence parallelism, the gradients that are of each rank's tokens: once a step, before they are
-    clipped. Of sharded parameters this is done shard by shard."""
+    """With sequence parallelism, sum the gradients that cover each rank's tokens: once per step, before clipping.
+    Sharded parameters are summed shard by shard."""
     gradients = [p.grad for name, p in named if p.grad is not None and summed_over_tensor(name)]
     local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
     if world.tensor == 1 or not local:

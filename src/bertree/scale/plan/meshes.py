@@ -1,4 +1,8 @@
-"""The meshes that a number of devices can form, what each needs, and which of them to take."""
+"""The meshes that a number of devices can form, what each needs, how long a step takes, and which one to take.
+
+Times are an estimate from stated assumptions. A step computes and exchanges hidden states among the ranks that share a
+layer, which wait for them; weights and gradients are sent in the meantime. So a step takes the longer of the two.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,10 +10,80 @@ from dataclasses import dataclass
 from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Transformer
+from bertree.scale.plan.communication import Traffic, step_traffic
 from bertree.scale.plan.memory import AtRest, Mesh, MicroBatch, Peak, at_rest, peak
-from bertree.scale.plan.timing import Hardware, StepTime, step_time
-from bertree.scale.plan.traffic import Traffic, traffic
 from bertree.scale.tensor import check_tensor
+
+TERA, GIGA = 1e12, 1e9
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The devices and how they are connected. The defaults are an NVIDIA A100's in machines of 8."""
+
+    card: float = 80.0  # memory of a device, GiB
+    peak: float = 312.0  # TFLOP/s of a device in bf16
+    efficiency: float = 0.5  # share of it that matrix products and all between them reach
+    link: float = 300.0  # GB/s that a device sends to others of its machine
+    network: float = 25.0  # GB/s that a device sends to other machines
+    node: int = 8  # devices of a machine
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise UserError(f"{name}: {value:g} must be more than 0")
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a device for tensors: the CUDA context and gaps between tensors take the rest."""
+        return self.card * cost.GIB * (1 - cost.RESERVE)
+
+    def bandwidth(self, group: str, mesh: Mesh) -> float:
+        """Return the bytes a second that a rank sends in a ring of a group.
+
+        A ring between machines goes through all network cards of each, which the rings of a mesh share: there are as
+        many as ranks that share a layer."""
+        ranks = mesh.tensor if group == "tensor" else mesh.devices
+        if ranks <= self.node:
+            return self.link * GIGA
+        rings = 1 if group == "tensor" else min(mesh.tensor, self.node)
+        return min(self.link, self.network * self.node / rings) * GIGA
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step, and what they were computed from."""
+
+    compute: float
+    states: float  # sent among ranks that share a layer
+    parameters: float  # parameters and gradients, sent while the rest is computed
+    model_flops: float  # of the model, on all devices: what is computed twice counts once
+
+    @property
+    def seconds(self) -> float:
+        """The step."""
+        return max(self.compute + self.states, self.parameters)
+
+    def mfu(self, mesh: Mesh, hardware: Hardware) -> float:
+        """Return the model's operations per second as a share of what the devices could do."""
+        return self.model_flops / self.seconds / (mesh.devices * hardware.peak * TERA)
+
+
+def step_time(
+    a: Transformer, mesh: Mesh, batch: MicroBatch, length: int, sent: list[Traffic], hardware: Hardware
+) -> StepTime:
+    """Estimate one step of a mesh."""
+    tokens = batch.tokens * batch.count * mesh.data
+    rate = batch.predicted / batch.tokens
+    training = cost.training_flops(a, length, rate) * tokens
+    again = cost.forward_flops(a, length) * tokens if batch.recompute else 0
+    times = {"data": 0.0, "tensor": 0.0}
+    for entry in sent:
+        ranks = mesh.data if entry.group == "data" else mesh.tensor
+        times[entry.group] += entry.sent(ranks) / hardware.bandwidth(entry.group, mesh)
+    speed = mesh.devices * hardware.peak * hardware.efficiency * TERA
+    return StepTime((training + again) / speed, times["tensor"], times["data"], training)
+
 
 STAGES = (0, 1, 2, 3)
 CLOSE = 0.02  # meshes whose times differ by less are equally fast: the simpler one is taken
@@ -88,7 +162,7 @@ def _micro_batches(mesh: Mesh, batches: Batches, recompute: bool) -> Iterator[Mi
 
 
 def _row(a: Transformer, mesh: Mesh, batch: MicroBatch, length: int, hardware: Hardware) -> Row:
-    most, sent = peak(a, mesh, batch), traffic(a, mesh, batch)
+    most, sent = peak(a, mesh, batch), step_traffic(a, mesh, batch)
     time = step_time(a, mesh, batch, length, sent, hardware)
     fits = most.bytes.total <= hardware.usable
     return Row(mesh, batch, most, at_rest(a, mesh, batch.bf16), tuple(sent), time, fits)

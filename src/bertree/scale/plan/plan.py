@@ -7,9 +7,8 @@ from bertree.errors import UserError
 from bertree.model import cost
 from bertree.model.architecture import Transformer
 from bertree.scale.plan.memory import Mesh, paper_bytes
-from bertree.scale.plan.meshes import STAGES, Batches, Row, choose, fill_row, reason, tensor_sizes
+from bertree.scale.plan.meshes import STAGES, Batches, Hardware, Row, choose, fill_row, reason, tensor_sizes
 from bertree.scale.plan.sizes import shapes
-from bertree.scale.plan.timing import Hardware
 from bertree.scale.tensor import check_tensor
 
 

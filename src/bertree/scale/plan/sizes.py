@@ -14,8 +14,8 @@ from typing import NamedTuple
 from bertree.model.architecture import Transformer
 from bertree.model.init import without_weights
 from bertree.model.network import build
-from bertree.scale.shard import layers_of, whole_parameters
-from bertree.scale.split import Split, splits_of
+from bertree.scale.distribute import layers_of, whole_parameters
+from bertree.scale.split import Split, split_layouts
 
 
 class Part(NamedTuple):
@@ -114,7 +114,7 @@ def shapes(a: Transformer, bf16: bool = True) -> Shapes:
     """Return the parameters of an architecture with the head that predicts tokens, without making any."""
     with without_weights():
         network = build(a, {"mask": 0})
-    found = {name: TensorShape(name, *whole) for name, whole in splits_of(network).items()}
+    found = {name: TensorShape(name, *whole) for name, whole in split_layouts(network).items()}
     names = {parameter: name for name, parameter in network.named_parameters()}
     norms = {names[parameter] for parameter in whole_parameters(network, bf16)}
     layers = []

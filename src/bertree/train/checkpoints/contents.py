@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.scale.boxes import Box, LocalPart, is_first_holder, local_part
-from bertree.scale.split import Whole, wholes_of
+from bertree.scale.local_shards import Box, LocalShard, is_first_holder, local_shard
+from bertree.scale.split import ParameterLayout, parameter_layouts
 from bertree.scale.world import World
 from bertree.train.checkpoints.tensors import SavedTensor, SavedTensors
 
@@ -32,9 +32,9 @@ class Checkpoint:
     world: World = field(default_factory=World.alone)  # whose parts are read
 
     @torch.no_grad()
-    def fill(self, name: str, tensor: Tensor, whole: Whole) -> None:
+    def fill(self, name: str, tensor: Tensor, whole: ParameterLayout) -> None:
         """Read this rank's part of a saved tensor into the tensor that has it."""
-        part, saved = local_part(tensor, whole, self.world), self.tensors[name]
+        part, saved = local_shard(tensor, whole, self.world), self.tensors[name]
         for box in part.boxes:
             read = saved.read(box.offset, box.size)
             if part.local.ndim:
@@ -45,17 +45,19 @@ class Checkpoint:
 
 def parts_to_save(
     network: nn.Module, optimizer: Optimizer, more: Mapping[str, Tensor], world: World
-) -> dict[str, LocalPart]:
+) -> dict[str, LocalShard]:
     """Return what this rank writes of a network, its optimizer's state and `more`: of what several hold, the first
     writes it."""
-    wholes, parts = wholes_of(network), {}
+    wholes, parts = parameter_layouts(network), {}
     for name, tensor in _tensors(network, optimizer, more):
         parameter = parameter_of(name)
         if parameter is None:  # carried from step to step: each data-parallel rank has its own
             if world.tensor_rank == 0:
-                parts[name] = LocalPart(tensor, tuple(tensor.shape), (Box((0,) * tensor.ndim, tuple(tensor.shape), 0),))
+                parts[name] = LocalShard(
+                    tensor, tuple(tensor.shape), (Box((0,) * tensor.ndim, tuple(tensor.shape), 0),)
+                )
         elif is_first_holder(tensor, wholes[parameter], world):
-            part = local_part(tensor, wholes[parameter], world)
+            part = local_shard(tensor, wholes[parameter], world)
             if part.boxes:
                 parts[name] = part
     return parts
@@ -80,7 +82,7 @@ def parameter_of(name: str) -> str | None:
 def check_optimizer_state(checkpoint: Checkpoint, network: nn.Module, optimizer: Optimizer, steps: int) -> None:
     """Refuse a checkpoint whose optimizer state does not fit the network, or is not that of `steps` steps."""
     kept = {id(p): set(group.get("kept", MOMENTS)) for group in optimizer.param_groups for p in group["params"]}
-    named, wholes = dict(network.named_parameters()), wholes_of(network)
+    named, wholes = dict(network.named_parameters()), parameter_layouts(network)
     found: dict[str, set[str]] = {}
     taken = 0.0
     for name, tensor in checkpoint.tensors.items():
@@ -104,7 +106,7 @@ def check_optimizer_state(checkpoint: Checkpoint, network: nn.Module, optimizer:
 def restore(checkpoint: Checkpoint, network: nn.Module, optimizer: Optimizer) -> None:
     """Read weights and optimizer state, each rank its part."""
     saved = saved_weights(checkpoint, f"{WEIGHTS}/")
-    named, wholes = dict(network.named_parameters()), wholes_of(network)
+    named, wholes = dict(network.named_parameters()), parameter_layouts(network)
     if not fit(saved, named, wholes):
         raise UserError(f"{checkpoint.where}: step {checkpoint.step} is of another model than the recipe's")
     for name, parameter in named.items():
@@ -127,7 +129,7 @@ def saved_weights(checkpoint: Checkpoint, prefix: str) -> dict[str, SavedTensor]
     return {n.removeprefix(prefix): tensor for n, tensor in checkpoint.tensors.items() if n.startswith(prefix)}
 
 
-def fit(saved: Mapping[str, SavedTensor], named: Mapping[str, Tensor], wholes: Mapping[str, Whole]) -> bool:
+def fit(saved: Mapping[str, SavedTensor], named: Mapping[str, Tensor], wholes: Mapping[str, ParameterLayout]) -> bool:
     """Return whether saved tensors have the names, shapes and types of these parameters."""
     wanted = {name: (wholes[name].shape, parameter.dtype) for name, parameter in named.items()}
     return {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()} == wanted

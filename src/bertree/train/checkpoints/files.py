@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from bertree.errors import UserError
 from bertree.files.atomic import new_folder, sync, write_text
 from bertree.files.formats import Json, file_hash, read_json
-from bertree.scale.boxes import LocalPart
+from bertree.scale.local_shards import LocalShard
 from bertree.scale.world import World
 from bertree.train.checkpoints.tensors import BOXES, SHARD, STATE, shard_name
 
@@ -28,7 +28,7 @@ class Header(NamedTuple):
     extra: Json
 
 
-def write_checkpoint(folder: Path, step: int, parts: Mapping[str, LocalPart], extra: Json, world: World) -> None:
+def write_checkpoint(folder: Path, step: int, parts: Mapping[str, LocalShard], extra: Json, world: World) -> None:
     """Write a checkpoint completely or not at all; `parts` are what this rank writes. All ranks return together."""
     if world.size == 1:
         with new_folder(folder, (HEADER, *_file_names(folder))) as work:
@@ -75,7 +75,7 @@ def _share(mine: bytes, world: World) -> list[bytes]:
     return [bytes(int(number) for number in row) for row in world.gather(list(mine))]
 
 
-def _write_shard(parts: Mapping[str, LocalPart], path: Path) -> bytes:
+def _write_shard(parts: Mapping[str, LocalShard], path: Path) -> bytes:
     """Write the file of this rank, and return its checksum."""
     places = {name: {"shape": part.whole_shape, "boxes": part.boxes} for name, part in parts.items()}
     try:
@@ -88,7 +88,7 @@ def _write_shard(parts: Mapping[str, LocalPart], path: Path) -> bytes:
     return bytes.fromhex(file_hash(path))
 
 
-def _save(parts: Mapping[str, LocalPart], path: Path, metadata: dict[str, str] | None = None) -> None:
+def _save(parts: Mapping[str, LocalShard], path: Path, metadata: dict[str, str] | None = None) -> None:
     save_file({name: part.local.contiguous().cpu() for name, part in parts.items()}, path, metadata)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bertree.errors import UserError
 from bertree.files.formats import parse_json
-from bertree.scale.boxes import Box, Shape
+from bertree.scale.local_shards import Box, Shape
 
 STATE = "state.safetensors"  # of one process
 SHARD = re.compile(r"state-([0-9]{5})-of-([0-9]{5})\.safetensors")  # of many: one file each

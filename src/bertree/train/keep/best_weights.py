@@ -16,7 +16,7 @@ from bertree.config.bounds import AtLeast
 from bertree.config.settings import read
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.scale.split import wholes_of
+from bertree.scale.split import parameter_layouts
 from bertree.train.checkpoints.contents import BEST_PREFIX, Checkpoint, fit, saved_weights
 from bertree.train.checkpoints.folder import CheckpointFolder
 from bertree.train.hooks import RunLog, StepLogger
@@ -101,7 +101,7 @@ class KeepBestWeights(KeepPolicy):
     def check(self, checkpoint: Checkpoint) -> None:
         """Refuse a checkpoint whose best weights do not fit the network."""
         wanted = self._trainable() if _saved_best(checkpoint).step else {}
-        if not fit(saved_weights(checkpoint, BEST_PREFIX), wanted, wholes_of(self.loop.network)):
+        if not fit(saved_weights(checkpoint, BEST_PREFIX), wanted, parameter_layouts(self.loop.network)):
             raise UserError(f"{checkpoint.where}: the weights of the best evaluation do not fit the network")
 
     def resume(self, checkpoint: Checkpoint | None) -> None:
@@ -111,7 +111,7 @@ class KeepBestWeights(KeepPolicy):
             best.step, best.score, best.waited = saved.step, saved.score, saved.waited
             best.weights = {}
             if saved.step:
-                wholes = wholes_of(self.loop.network)
+                wholes = parameter_layouts(self.loop.network)
                 for name, parameter in self._trainable().items():
                     best.weights[name] = torch.empty_like(parameter, requires_grad=False)
                     checkpoint.fill(BEST_PREFIX + name, best.weights[name], wholes[name])

@@ -1,14 +1,15 @@
-"""What the ranks of a tensor-parallel group tell each other inside a network, with gradients.
+"""Collective operations of a tensor-parallel group inside a network, with gradients.
 
-Two pairs, each the other's backward pass (Shoeybi et al. 2019; Korthikanti et al. 2022), where a part of a layer begins
-and where it ends:
+A component of a layer (attention, feed-forward) begins with one of a pair and ends with the other; each is the backward
+pass of its partner (Shoeybi et al. 2019; Korthikanti et al. 2022):
 
-    all tokens on every rank     `share`: nothing forward, gradients are summed    `add`: sums forward, nothing backward
-    a share of the tokens        `gather_rows`: gathered forward, gradients        `add_rows`: sums, of which each rank
-                                 are summed and each rank keeps its share          keeps its share; gathered backward
+    tokens on each rank      begins                                 ends
+    all of them              `share`: copy; gradients are summed    `add`: sum; gradients are copied
+    a share of them          `gather_rows`: gather; gradients       `add_rows`: sum and scatter; gradients are gathered
+                             are summed and scattered
 
-Tokens need not divide evenly: all ranks have the same number of rows, the last ones with some beyond the last token,
-which no token sees.
+The tokens need not divide evenly: every rank has the same number of rows; those beyond the last token are padding
+that no token sees.
 
 Shape letters: t tokens, m chosen tokens, h width, v entries of the vocabulary; r rows of this rank.
 """
@@ -23,7 +24,7 @@ from torch.autograd.function import Function, FunctionCtx
 
 
 class TensorRanks(Protocol):
-    """What must be known of a world: the ranks that hold pieces of the same tensors."""
+    """The properties of a `World` that are needed here: the ranks that hold shards of the same tensors."""
 
     @property
     def tensor(self) -> int: ...
@@ -34,35 +35,35 @@ class TensorRanks(Protocol):
 
 
 @dataclass(frozen=True)
-class Wires:
-    """The connection of a rank to those that hold other pieces of the same tensors."""
+class TensorGroup:
+    """One rank's view of the ranks that hold shards of the same tensors."""
 
-    group: str  # its name: a compiler can trace it
+    name: str  # of the process group; unlike the group itself it can be traced by the compiler
     rank: int
     ranks: int
-    sequence_parallel: bool = False  # between the parts of layers each rank has a share of the tokens
+    sequence_parallel: bool = False  # between the components of layers each rank has a share of the tokens
 
     @classmethod
-    def of(cls, world: TensorRanks, sequence_parallel: bool) -> "Wires":
-        """Return the wires of a world."""
+    def of(cls, world: TensorRanks, sequence_parallel: bool) -> "TensorGroup":
+        """Return the group of a world."""
         return cls(world.tensor_group.group_name, world.tensor_rank, world.tensor, sequence_parallel)
 
     def rows(self, tokens: int) -> int:
-        """Return how many rows each rank has of so many tokens."""
+        """Return the number of rows on each rank."""
         return ceil(tokens / self.ranks)
 
     def share(self, x: Tensor) -> Tensor:
-        """Return a tensor that all ranks have, and each uses for its piece; its gradients are summed."""
+        """Return a tensor that all ranks hold and each uses for its own shard: gradients are summed."""
         shared: Tensor = _Share.apply(x, self)
         return shared
 
     def add(self, x: Tensor) -> Tensor:
-        """Return the sum over the ranks, which all use alike."""
+        """Return the sum over the ranks, which all ranks use in the same way."""
         total: Tensor = _Add.apply(x, self)
         return total
 
     def gather_rows(self, x_rh: Tensor, tokens: int) -> Tensor:
-        """Return all tokens of each rank's share, for a piece of each rank: gradients are summed (t x h)."""
+        """Return the tokens of all ranks, which each uses for its own shard: gradients are summed (t x h)."""
         x_th: Tensor = _GatherRows.apply(x_rh, self, tokens)
         return x_th
 
@@ -72,18 +73,18 @@ class Wires:
         return x_rh
 
     def own_rows(self, x_th: Tensor) -> Tensor:
-        """Return this rank's share of tokens that all ranks have (r x h)."""
+        """Return this rank's share of the tokens that all ranks hold (r x h)."""
         x_rh: Tensor = _OwnRows.apply(x_th, self)
         return x_rh
 
     def all_rows(self, x_rh: Tensor, tokens: int) -> Tensor:
-        """Return all tokens of each rank's share, which all use alike (t x h)."""
+        """Return the tokens of all ranks, which all ranks use in the same way (t x h)."""
         x_th: Tensor = _AllRows.apply(x_rh, self, tokens)
         return x_th
 
     def all_columns(self, x_mv: Tensor, columns: int) -> Tensor:
-        """Return the columns of all ranks, which all use alike (m x `columns`). Every rank has `ceil(columns / ranks)`,
-        but the last ones, which may have fewer."""
+        """Return the columns of all ranks, which all ranks use in the same way (m x `columns`). Every rank has
+        `ceil(columns / ranks)` of them, except that the last ranks may have fewer."""
         joined: Tensor = _AllColumns.apply(x_mv, self, columns)
         return joined
 
@@ -91,17 +92,17 @@ class Wires:
 
     def sum(self, x: Tensor, operation: str = "sum") -> Tensor:
         """Return the sum, or another reduction, over the ranks."""
-        return _wait(ops._c10d_functional.all_reduce(x.contiguous(), operation, self.group))
+        return _wait(ops._c10d_functional.all_reduce(x.contiguous(), operation, self.name))
 
     def join_rows(self, x_rh: Tensor, tokens: int) -> Tensor:
-        """Join the rows of all ranks, without those beyond the tokens."""
-        joined = _wait(ops._c10d_functional.all_gather_into_tensor(x_rh.contiguous(), self.ranks, self.group))
+        """Join the rows of all ranks, without the padding."""
+        joined = _wait(ops._c10d_functional.all_gather_into_tensor(x_rh.contiguous(), self.ranks, self.name))
         return joined if len(joined) == tokens else joined[:tokens]
 
     def sum_rows(self, x_th: Tensor) -> Tensor:
         """Return this rank's rows of the sum over the ranks."""
         padded = self._pad(x_th).contiguous()
-        return _wait(ops._c10d_functional.reduce_scatter_tensor(padded, "sum", self.ranks, self.group))
+        return _wait(ops._c10d_functional.reduce_scatter_tensor(padded, "sum", self.ranks, self.name))
 
     def take_rows(self, x_th: Tensor) -> Tensor:
         """Return this rank's rows."""
@@ -127,19 +128,19 @@ def _wait(pending: Tensor) -> Tensor:
 
 class _Share(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, wires: Wires) -> Tensor:
-        ctx.wires = wires
+    def forward(ctx: Any, x: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.wires.sum(gradient), None
+        return ctx.group.sum(gradient), None
 
 
 class _Add(Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, wires: Wires) -> Tensor:
-        return wires.sum(x)
+    def forward(ctx: FunctionCtx, x: Tensor, group: TensorGroup) -> Tensor:
+        return group.sum(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -148,55 +149,55 @@ class _Add(Function):
 
 class _GatherRows(Function):
     @staticmethod
-    def forward(ctx: Any, x_rh: Tensor, wires: Wires, tokens: int) -> Tensor:
-        ctx.wires = wires
-        return wires.join_rows(x_rh, tokens)
+    def forward(ctx: Any, x_rh: Tensor, group: TensorGroup, tokens: int) -> Tensor:
+        ctx.group = group
+        return group.join_rows(x_rh, tokens)
 
     @staticmethod
     def backward(ctx: Any, gradient_th: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.wires.sum_rows(gradient_th), None, None
+        return ctx.group.sum_rows(gradient_th), None, None
 
 
 class _AddRows(Function):
     @staticmethod
-    def forward(ctx: Any, x_th: Tensor, wires: Wires) -> Tensor:
-        ctx.wires, ctx.tokens = wires, len(x_th)
-        return wires.sum_rows(x_th)
+    def forward(ctx: Any, x_th: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group, ctx.tokens = group, len(x_th)
+        return group.sum_rows(x_th)
 
     @staticmethod
     def backward(ctx: Any, gradient_rh: Tensor) -> tuple[Tensor, None]:
-        return ctx.wires.join_rows(gradient_rh, ctx.tokens), None
+        return ctx.group.join_rows(gradient_rh, ctx.tokens), None
 
 
 class _OwnRows(Function):
     @staticmethod
-    def forward(ctx: Any, x_th: Tensor, wires: Wires) -> Tensor:
-        ctx.wires, ctx.tokens = wires, len(x_th)
-        return wires.take_rows(x_th)
+    def forward(ctx: Any, x_th: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group, ctx.tokens = group, len(x_th)
+        return group.take_rows(x_th)
 
     @staticmethod
     def backward(ctx: Any, gradient_rh: Tensor) -> tuple[Tensor, None]:
-        return ctx.wires.join_rows(gradient_rh, ctx.tokens), None
+        return ctx.group.join_rows(gradient_rh, ctx.tokens), None
 
 
 class _AllRows(Function):
     @staticmethod
-    def forward(ctx: Any, x_rh: Tensor, wires: Wires, tokens: int) -> Tensor:
-        ctx.wires = wires
-        x_th = wires.join_rows(x_rh, tokens)
+    def forward(ctx: Any, x_rh: Tensor, group: TensorGroup, tokens: int) -> Tensor:
+        ctx.group = group
+        x_th = group.join_rows(x_rh, tokens)
         return x_th.clone() if x_th._is_view() else x_th  # FSDP2 warns of a network that returns a view
 
     @staticmethod
     def backward(ctx: Any, gradient_th: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.wires.take_rows(gradient_th), None, None
+        return ctx.group.take_rows(gradient_th), None, None
 
 
 class _AllColumns(Function):
     @staticmethod
-    def forward(ctx: Any, x_mv: Tensor, wires: Wires, columns: int) -> Tensor:
-        ctx.wires, ctx.own, ctx.most = wires, x_mv.shape[1], ceil(columns / wires.ranks)
-        return wires.join_columns(x_mv, columns)
+    def forward(ctx: Any, x_mv: Tensor, group: TensorGroup, columns: int) -> Tensor:
+        ctx.group, ctx.own, ctx.most = group, x_mv.shape[1], ceil(columns / group.ranks)
+        return group.join_columns(x_mv, columns)
 
     @staticmethod
     def backward(ctx: Any, gradient_mv: Tensor) -> tuple[Tensor, None, None]:
-        return gradient_mv.narrow(1, ctx.wires.rank * ctx.most, ctx.own).contiguous(), None, None
+        return gradient_mv.narrow(1, ctx.group.rank * ctx.most, ctx.own).contiguous(), None, None
