@@ -15,7 +15,9 @@ from tests.support.command import make_tree  # noqa: E402
 
 OURS = ("tests.support.runs", "tests.support.killing", "tests.kill.trial")
 OTHERS = ("faiss", "jinja2", "rich.table", "rich.progress")
-OTHERS += ("numpy.ma", "numpy.ctypeslib", "zoneinfo", "rich._emoji_codes")
+OTHERS += ("numpy.ma", "numpy.ctypeslib", "zoneinfo", "rich._emoji_codes", "torch.profiler")
+# Ranks import PyTorch's compiler with these, which takes a process more than a second.
+OTHERS += ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo")
 
 names = [found.name for found in pkgutil.walk_packages(bertree.__path__, "bertree.")]
 for name in (*(name for name in names if not name.endswith("__main__")), *OURS, *OTHERS):

@@ -26,7 +26,7 @@ from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 from tests.support import runs
 
-STEPS = 20
+STEPS = 8
 TOKENS = 256  # of a step
 BASES = {"gpt": "gpt2-tiny", "modernbert": "roberta-base", "reformer": "reformer-tiny"}
 REFORMER = 'axial_shape = "8,8"\nchunk_length = 16\nlsh_chunk_length = 16\nffn_chunk = 64\n'
@@ -76,7 +76,7 @@ def recipe_of(case: Case, folder: Path) -> recipes.Recipe:
     preset = PRESETS.get(family, f"{family}-base")
     if not path.exists():  # of several ranks none writes what another reads
         path.write_text(base + runs.MODEL.format(preset=preset) + AXES.get(family, "") + RUN)
-    rate = "optim.lr=0.01" if family == "albert" else "optim.lr=0.001"
+    rate = "optim.lr=0.01" if family == "albert" else "optim.lr=0.004"
     micro = f"run.micro_tokens={TOKENS // case.micro_batches}"
     return recipes.load(str(path), [rate, micro, "optim.eps=1e-6", *case.overrides])
 

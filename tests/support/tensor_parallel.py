@@ -136,17 +136,16 @@ def evaluate(network: Network, batches: list[Batch]) -> tuple[list[float], Tenso
 
 
 def joined(network: Network, world: World, of: Callable[[Any], Tensor | None]) -> dict[str, Tensor | None]:
-    """ParameterLayout tensors of the pieces of all ranks; of what all ranks have, this rank's."""
-    found: dict[str, Tensor | None] = {}
-    wholes = parameter_layouts(network)
-    for name, parameter in network.named_parameters():
-        own, split = of(parameter), wholes[name].split
-        found[name] = own
-        if split is not None and own is not None:
-            parts: list[Any] = [None] * world.tensor
-            distributed.all_gather_object(parts, own.numpy(), group=world.tensor_group)
-            found[name] = split.join([torch.from_numpy(part) for part in parts])
-    return found
+    """Whole tensors of the pieces of all ranks; of what all ranks have, this rank's."""
+    layouts = parameter_layouts(network)
+    tensors = {name: of(parameter) for name, parameter in network.named_parameters()}
+    splits = {name: layouts[name].split for name, tensor in tensors.items() if tensor is not None}
+    pieces = {name: tensors[name].numpy() for name, split in splits.items() if split is not None}
+    of_ranks: list[Any] = [None] * world.tensor
+    distributed.all_gather_object(of_ranks, pieces, group=world.tensor_group)
+    for name in pieces:
+        tensors[name] = splits[name].join([torch.from_numpy(rank[name]) for rank in of_ranks])
+    return tensors
 
 
 def difference(found: Tensor, wanted: Tensor) -> float:
