@@ -4,15 +4,18 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import hypothesis.configuration
 import pytest
 
+from tests.support import needs
 from tests.support.quick import keep_for_good, skip_syncs
 from tests.support.shared import common_folder, make_once
 
@@ -39,6 +42,7 @@ TOKENIZERS = ("wordpiece", "bpe", "unigram")
 WATCHED = (BOOKS.parents[1], Path.home(), Path.home() / ".cache")
 CACHES = ("_cache", "__pycache__", ".hypothesis", ".nv", ".triton", "torch")
 BEFORE = pytest.StashKey[set[Path]]()
+RUNNING: list[pytest.Item] = []  # the test that runs now
 IN_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 # Files whose tests take longest, or wait for other processes. They come first: at the end, when there is nothing else
 # to do, none of them is left to one process.
@@ -67,18 +71,53 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 2
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    words = ", ".join(sorted(needs.NOT_QUICK))
+    parser.addoption("--quick", action="store_true", help=f"leave out tests that need one of: {words}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in needs.MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[BEFORE] = _watched_names()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In several processes: the longest first. The first process begins with them, and the others take what follows."""
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make quick` works where no peer is installed."""
+    return (config.option.quick and collection_path.suffix == ".py" and needs.imports_a_peer(collection_path)) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what tests need, where that decides which of them run. In several processes: the longest first. The first
+    process begins with them, and the others take what follows."""
+    if config.option.markexpr or config.option.quick:
+        for item in items:
+            for name in needs.markers_of(item) if isinstance(item, pytest.Function) else ():
+                item.add_marker(name)
+    if config.option.quick:
+        slow = [item for item in items if any(map(item.get_closest_marker, needs.NOT_QUICK))]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
     if IN_WORKER:
         place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """From now on, a test that starts a process or trains must have the marker for it."""
+    if session.items:
+        from bertree.train.session import Session
+
+        owners: tuple[tuple[Any, str, str], ...] = (
+            (subprocess.Popen, "__init__", "process"),
+            (BaseProcess, "start", "process"),
+            (Session, "run", "train"),
+        )
+        for owner, name, marker in owners:
+            setattr(owner, name, needs.guard(getattr(owner, name), marker, RUNNING))
     keep_for_good()
 
 
@@ -88,6 +127,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if left:
         print("\nleft behind by the tests:", *left)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    RUNNING[:] = [item]
+    try:
+        return (yield)
+    finally:
+        RUNNING.clear()
 
 
 @pytest.fixture(autouse=True)

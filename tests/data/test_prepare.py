@@ -134,6 +134,7 @@ def test_the_summary_says_what_was_dropped(whole: dict[str, bytes]) -> None:
     }
 
 
+@pytest.mark.process
 def test_workers_change_no_byte(
     corpus: Path, tokenizers: dict[str, Path], whole: dict[str, bytes], tmp_path: Path
 ) -> None:

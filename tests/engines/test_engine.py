@@ -75,6 +75,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         RayCluster()
 
 
+@pytest.mark.process
 def test_a_process_that_dies_ends_the_work_in_one_line() -> None:
     with Processes(1).start(add_to, 0) as workers:
         assert [workers.submit(block)() for block in range(2)] == [0, 1]

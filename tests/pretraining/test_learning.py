@@ -27,6 +27,8 @@ from bertree.train.loop import Loop
 from bertree.train.optim import build_optimizer
 from bertree.train.schedule import TrainingPlan
 
+pytestmark = pytest.mark.train
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "tiny.json"
 STEPS = 20
 SPECIAL = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}

@@ -23,6 +23,8 @@ from bertree.train.schedule import TrainingPlan
 from tests.support.corpora import FIRST, SPECIAL
 from tests.support.learnable import one_thread
 
+pytestmark = pytest.mark.train
+
 KINDS = 4  # of words on the left, and on the right
 MIDDLE = FIRST + 2 * KINDS  # first of the words between
 

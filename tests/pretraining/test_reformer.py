@@ -15,6 +15,8 @@ from bertree.train.steps.cuda_graph import CudaGraphLaunch
 from bertree.train.steps.eager import EagerLaunch
 from tests.support.learnable import one_thread
 
+pytestmark = pytest.mark.train
+
 SMALL = Namespace(
     length=32, chunk=4, width=64, heads=2, steps=100, batch=16, lr=4e-3, seed=0, watch=10**6, device="cpu", count=64
 )

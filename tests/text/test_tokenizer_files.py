@@ -126,6 +126,7 @@ CASES: dict[str, tuple[str, Callable[[Content], object], str]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_bad_tokenizer_is_one_line(
     case: str,
@@ -168,6 +169,7 @@ def test_unusual_parts_are_tried_once_and_used(
         load(content, tmp_path)
 
 
+@pytest.mark.process
 def test_a_panic_in_a_later_text_is_one_line(contents: dict[str, Content], tmp_path: Path) -> None:
     """An expression may be harmless on every text that was tried."""
     content = copy.deepcopy(contents["wordpiece"])
