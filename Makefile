@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test fuzz kill check format clean
+.PHONY: help install demo test quick fuzz kill check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -19,8 +19,13 @@ demo: $(VENV)/.installed ## the whole path on the data in this repository
 # a process runs out of work and takes half of what another has left; the longest come first
 # (tests/conftest.py). Compiled files are kept, whatever the environment says: the tests start many interpreters.
 # What a test wrote is removed unless it failed, before it reaches the disk.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist worksteal -o tmp_path_retention_policy=failed
+
 test: $(VENV)/.installed-dev ## run the test suite
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -o tmp_path_retention_policy=failed $(ARGS)
+	$(PYTEST) -n auto --maxprocesses 4 $(ARGS)
+
+quick: $(VENV)/.installed-test ## run the tests that start no process, train nothing and compare with no other library
+	$(PYTEST) -n auto --maxprocesses 2 --quick $(ARGS)
 
 SECONDS ?= 60
 fuzz: $(VENV)/.installed-dev ## run bertree on damaged files and odd commands for SECONDS=60; ARGS="--help" tells more
@@ -30,12 +35,12 @@ COUNT ?= 20
 kill: $(VENV)/.installed-dev ## kill every verb that writes, COUNT times and at its file operations, and resume
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.kill --count $(COUNT) $(ARGS)
 
-check: $(VENV)/.installed-dev ## lint, format and types
+check: $(VENV)/.installed-lint ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(VENV)/.installed-dev ## put the code into its format
+format: $(VENV)/.installed-lint ## put the code into its format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -53,7 +58,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) -e .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "installing what the tests need"
-	@$(PIP) -e '.[dev]'
+# An extra of pyproject.toml: lint, test, peers, benchmarks, or dev, which is all of them.
+$(VENV)/.installed-%: $(VENV)/.installed
+	@echo "installing the extra $*"
+	@$(PIP) -e '.[$*]'
 	@touch $@
