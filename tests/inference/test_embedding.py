@@ -34,7 +34,7 @@ WORDS = [
     "1851",
     "naïve",
 ]
-# What is promised (docs/log.md says what is measured): cosine of a text alone with the same text among others.
+# What is promised (docs/results.md says what is measured): cosine of a text alone with the same text among others.
 ALONE = {"float32": 0.9999999, "bfloat16": 0.9995, "int8": 0.998}
 # And of a text's vector with the one in float32.
 EXACT = {"float32": 0.9999999, "bfloat16": 0.9995, "int8": 0.98}
