@@ -41,8 +41,8 @@ def test_every_matrix_of_the_layers_is_split(name: str) -> None:
 
 
 def test_a_gate_and_its_input_are_two_pieces() -> None:
-    wholes = split_layouts(on_meta("modernbert-base"))
-    assert wholes["encoder.stack.ffn.0.part.up.weight"].split == Split(0, 2)
+    layouts = split_layouts(on_meta("modernbert-base"))
+    assert layouts["encoder.stack.ffn.0.part.up.weight"].split == Split(0, 2)
     assert split_layouts(on_meta("bert-tiny"))["encoder.stack.ffn.0.part.up.weight"].split == Split(0)
 
 

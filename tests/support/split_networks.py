@@ -43,9 +43,9 @@ def slope(world: World, sequence_parallel: bool) -> dict[str, Any]:
     state = digest({"random": torch.get_rng_state()})
     if sequence_parallel:
         sum_shared_gradients(network.named_parameters(), world)
-    draw, directions, slopes, wholes = torch.Generator().manual_seed(5), {}, [0.0, 0.0], parameter_layouts(network)
+    draw, directions, slopes, layouts = torch.Generator().manual_seed(5), {}, [0.0, 0.0], parameter_layouts(network)
     for name, parameter in network.named_parameters():
-        shape, how = wholes[name]
+        shape, how = layouts[name]
         whole = torch.randn(shape, generator=draw, dtype=torch.float64)
         directions[name] = whole if how is None else how.cut(whole, world.tensor_rank, world.tensor)
         assert parameter.grad is not None

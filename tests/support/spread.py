@@ -50,20 +50,20 @@ def trained(steps: int, seed: int = 0) -> tuple[Network, Optimizer]:
 
 def spread(network: Network, optimizer: Optimizer, world: World, zero: int = 0) -> tuple[Network, Optimizer]:
     """Split and shard a network and its optimizer's state, without what places them when checkpoints are read."""
-    wholes = split_layouts(network)
+    layouts = split_layouts(network)
     states = {name: optimizer.state[parameter] for name, parameter in network.named_parameters()}
     if world.tensor > 1:
-        for name, whole in wholes.items():
+        for name, layout in layouts.items():
             module, _, own = name.rpartition(".")
-            piece = _cut(network.get_parameter(name).detach(), whole.split, world)
+            piece = _cut(network.get_parameter(name).detach(), layout.split, world)
             setattr(network.get_submodule(module), own, nn.Parameter(piece))
-        vars(network)["wholes"] = wholes
+        vars(network)["layouts"] = layouts
     if world.data > 1:
         put_sharding(network, world, zero)
     placed = build_optimizer(network, OptimSettings(lr=0.01))
     for name, parameter in network.named_parameters():
         for key, value in states[name].items():
-            piece = _cut(value, wholes[name].split, world) if value.ndim else value
+            piece = _cut(value, layouts[name].split, world) if value.ndim else value
             if value.ndim and isinstance(parameter, DTensor):
                 piece = distribute_tensor(piece, parameter.device_mesh, parameter.placements, src_data_rank=None)
             placed.state[parameter][key] = piece
