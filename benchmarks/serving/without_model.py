@@ -11,13 +11,13 @@ import numpy as np
 import uvicorn
 
 from bertree.serve.http.app import build_app
-from bertree.serve.http.logs import Log
-from bertree.serve.models.loading import ServedSource, load_sources
+from bertree.serve.http.telemetry import Log
+from bertree.serve.loading import ServedSource, load_sources
 from bertree.serve.settings import ServerSettings
 from bertree.serve.worker import build_service, freeze_imports
 
 freeze_imports()
-registry = load_sources([ServedSource("minilm", sys.argv[1], "cpu")])
+registry = load_sources([ServedSource(path=sys.argv[1], name="minilm", device="cpu")])
 vector = np.random.default_rng(0).random(registry.model().dimension, np.float32)
 
 
@@ -28,7 +28,7 @@ def compute(payloads: Sequence[object]) -> list[object]:
 
 
 service = build_service(ServerSettings(sources=(sys.argv[1],)), registry, Log(requests=False))
-registry.model().lane("embed").compute = compute
+registry.model().job_kind("embed").compute = compute
 service.scheduler.start()
 uvicorn.run(
     build_app(service),

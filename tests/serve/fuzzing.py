@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bertree.serve.http.table import ROUTES
+from bertree.serve.http.handlers import ROUTES
 from bertree.serve.settings import Limits, RequestSettings
 from tests.support import asking, learnable
 from tests.support.asking import Answer, Asker

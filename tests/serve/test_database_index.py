@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 import bertree
-from bertree.serve.http.logs import Log
+from bertree.serve.http.telemetry import Log
 from bertree.serve.launch import THREADS
-from bertree.serve.models.loading import ServedSource, load_sources
-from bertree.serve.models.swap import Swapper
+from bertree.serve.loading import ServedSource, Swapper, load_sources
 from bertree.serve.settings import ServerSettings
 from tests.support import asking, learnable
 from tests.support.asking import Asker, refused
@@ -112,7 +111,7 @@ def test_what_is_exported_later_is_found_at_once(both: Asker, folder: Path, data
 def test_another_model_is_loaded_when_its_index_replaces_the_old_one(
     name: str, tmp_path: Path, address: str, database: str
 ) -> None:
-    source = ServedSource("books", address, "cpu")
+    source = ServedSource(path=address, name="books", device="cpu")
     registry = load_sources([source])
     assert list(registry.models) == ["words"], "an index brings its model"
     notes: list[tuple[str, dict[str, str]]] = []
@@ -138,7 +137,7 @@ def test_no_password_is_shown(
 ) -> None:
     logged: list[str] = []
     monkeypatch.setattr(Log, "write", lambda self, event, **values: logged.append(json.dumps([event, values])))
-    swapper = Swapper(both.service.registry, [ServedSource("", address, "cpu")], both.service.log.write)
+    swapper = Swapper(both.service.registry, [ServedSource(path=address, device="cpu")], both.service.log.write)
     name = database.partition("@/")[2].partition("?")[0]
     admin = database.replace(f"/{name}?", "/postgres?")
     run_sql(admin, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
@@ -158,7 +157,7 @@ def test_no_password_is_shown(
         assert "cannot be reached" in said.err
         assert "index failed" in "".join(logged)
         shown = [*(answer.body.decode() for answer in answers), said.err, *logged]
-        shown += [repr(ServedSource("", address)), repr(ServerSettings(sources=(address,)))]
+        shown += [repr(ServedSource(path=address)), repr(ServerSettings(sources=(address,)))]
         assert not [text for text in shown if SECRET in text]
     finally:
         run_sql(admin, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

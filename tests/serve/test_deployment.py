@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from bertree.cli.main import app
-from bertree.serve.http.table import ROUTES
+from bertree.serve.http.handlers import ROUTES
 
 yaml = pytest.importorskip("yaml")
 pytest.importorskip("bertree.serve.http.app")

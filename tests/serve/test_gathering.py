@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from bertree.errors import UserError
-from bertree.serve.models.gathering import TextGatherer
+from bertree.serve.served import TextGatherer
 from bertree.text.tokenizer import Encoded
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bertree.serve.routes import generate
-from bertree.serve.schedule.scheduler import Scheduler
-from bertree.serve.schedule.work import Overloaded
+from bertree.serve.scheduler import Scheduler
+from bertree.serve.token_queue import Overloaded
 from tests.support.asking import Answer, Asker, refused
 
 BODY: dict[str, Any] = {"prompt": "the boat", "tokens": 20, "temperature": 0.9, "top_p": 0.9, "seed": 4, "model": "gpt"}

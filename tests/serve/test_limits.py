@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from bertree.serve.http.logs import Log
-from bertree.serve.models.registry import Registry
+from bertree.serve.http.telemetry import Log
+from bertree.serve.registry import Registry
 from bertree.serve.settings import ApiKeys, Limits, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker
@@ -178,17 +178,17 @@ def test_a_client_that_has_gone_leaves_nothing_in_the_queue(asker: Asker) -> Non
 def test_an_error_of_ours_is_logged_without_the_text_and_told_without_a_trace(asker: Asker) -> None:
     made, log = again(asker, RequestSettings()), io.StringIO()
     made.service.log = Log(log)
-    lane = asker.service.registry.model("minilm").lane("embed")
-    before = lane.compute
+    kind = asker.service.registry.model("minilm").job_kind("embed")
+    before = kind.compute
 
     def fail(payloads: object) -> list[object]:
         raise RuntimeError(f"in the middle of: {SECRET}")
 
     try:
-        lane.compute = fail
+        kind.compute = fail
         found = made.post("/embed", {"inputs": SECRET}, x_request_id="abc.1")
     finally:
-        lane.compute = before
+        kind.compute = before
         asking.stop(made)
     assert (found.status, found.headers["x-request-id"]) == (500, "abc.1")
     assert "abc.1" in found.message

@@ -13,9 +13,8 @@ import torch
 
 import bertree
 from bertree.errors import UserError
-from bertree.serve.models.loading import ServedSource, load_sources
-from bertree.serve.models.registry import Registry
-from bertree.serve.models.swap import Swapper
+from bertree.serve.loading import ServedSource, Swapper, load_sources
+from bertree.serve.registry import Registry
 from tests.support import learnable
 
 TEXT = "the boat is fine"
@@ -26,14 +25,14 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         self.folder = learnable.model(folder / "words", learnable.tokenizer())
-        self.source = ServedSource("words", str(self.folder), "cpu")
+        self.source = ServedSource(path=str(self.folder), name="words", device="cpu")
         self.registry: Registry = load_sources([self.source])
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.swapper = Swapper(self.registry, [self.source], lambda event, **values: self.notes.append((event, values)))
 
     def vector(self) -> np.ndarray:
         served = self.registry.model("words")
-        return served.lane("embed").compute(served.tokenize([TEXT]))[0]
+        return served.job_kind("embed").compute(served.tokenize([TEXT]))[0]
 
     def change(self) -> None:
         """Write other weights into the folder."""
@@ -105,7 +104,7 @@ def test_a_model_whose_vectors_are_not_finite_is_refused_at_loading(tmp_path: Pa
     folder = learnable.model(tmp_path / "words", learnable.tokenizer())
     _damage(folder)
     with pytest.raises(UserError, match="words: computes numbers that are not finite"):
-        load_sources([ServedSource("words", str(folder), "cpu")])
+        load_sources([ServedSource(path=str(folder), name="words", device="cpu")])
 
 
 def test_a_model_whose_vectors_are_not_finite_does_not_replace_the_one_served(served: Served) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 import uvicorn
 
 from bertree.serve.http.app import build_app
-from bertree.serve.http.context import Service
-from bertree.serve.http.logs import Log
-from bertree.serve.http.metrics import Metrics
-from bertree.serve.models.loading import ServedSource, load_sources
-from bertree.serve.models.registry import Registry
-from bertree.serve.schedule.scheduler import Scheduler
+from bertree.serve.http.handlers import Service
+from bertree.serve.http.telemetry import Log, Metrics
+from bertree.serve.loading import ServedSource, load_sources
+from bertree.serve.registry import Registry
+from bertree.serve.scheduler import Scheduler
 from bertree.serve.settings import RequestSettings
 
 
@@ -129,7 +128,7 @@ def start(
     sources: Sequence[tuple[str, Path | str]], settings: RequestSettings | None = None, threads: int = 2
 ) -> Asker:
     """Load models and indexes by name, and start the threads that compute."""
-    registry = load_sources([ServedSource(name, str(path), "cpu") for name, path in sources])
+    registry = load_sources([ServedSource(path=str(path), name=name, device="cpu") for name, path in sources])
     return with_registry(registry, settings, threads)
 
 
@@ -138,7 +137,15 @@ def with_registry(registry: Registry, settings: RequestSettings | None = None, t
     metrics = Metrics()
     scheduler = Scheduler(threads, 100_000, metrics)
     scheduler.start()
-    return Asker(Service(registry, scheduler, settings or RequestSettings(), metrics, Log(requests=False)))
+    return Asker(
+        Service(
+            registry=registry,
+            scheduler=scheduler,
+            settings=settings or RequestSettings(),
+            metrics=metrics,
+            log=Log(requests=False),
+        )
+    )
 
 
 def stop(asker: Asker) -> None:

@@ -34,6 +34,6 @@ def mcp(
     bertree mcp my-index other-index
     bertree mcp postgresql://user@host/database[/dim]
     """
-    from bertree.serve.mcp.launch import serve_indexes
+    from bertree.serve.mcp_tools import serve_indexes
 
-    serve_indexes(indexes, lambda path: load_encoder(path, device, precision), model, schema, table)
+    serve_indexes(indexes, lambda path: load_encoder(path, device, precision), model, schema=schema, table=table)

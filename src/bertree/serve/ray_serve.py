@@ -50,7 +50,7 @@ def _builder(settings: ServerSettings) -> "Callable[[], ASGIApp]":
 
     def build() -> "ASGIApp":
         from bertree.serve.http.app import build_app
-        from bertree.serve.http.logs import Log
+        from bertree.serve.http.telemetry import Log
         from bertree.serve.worker import load_service
 
         set_allocator(max(2, settings.threads))

@@ -13,13 +13,11 @@ import uvicorn
 
 from bertree.errors import UserError
 from bertree.serve.http.app import build_app
-from bertree.serve.http.context import Service
-from bertree.serve.http.logs import Log
-from bertree.serve.http.metrics import Metrics
-from bertree.serve.models.loading import ServedSource, load_sources, sample_jobs
-from bertree.serve.models.registry import Registry
-from bertree.serve.models.swap import Swapper
-from bertree.serve.schedule.scheduler import Scheduler
+from bertree.serve.http.handlers import Service
+from bertree.serve.http.telemetry import Log, Metrics
+from bertree.serve.loading import ServedSource, Swapper, load_sources, sample_jobs
+from bertree.serve.registry import Registry
+from bertree.serve.scheduler import Scheduler
 from bertree.serve.settings import LOOPBACK, ApiKeys, Limits, RequestSettings, ServerSettings, available_cores, url_of
 
 LEAST_QUEUE = 65536  # tokens that may wait on the slowest machine
@@ -52,7 +50,7 @@ class DrainingServer(uvicorn.Server):
         """Serve until a signal comes; meanwhile look after changed folders."""
         loop = asyncio.get_running_loop()
         with suppress(NotImplementedError, ValueError, RuntimeError):  # not in the main thread
-            loop.add_signal_handler(signal.SIGHUP, self._swapper.ask)
+            loop.add_signal_handler(signal.SIGHUP, self._swapper.request)
         watching = asyncio.create_task(self._swapper.watch(self._watch_seconds))
         try:
             await super().main_loop()
@@ -87,23 +85,29 @@ def build_service(settings: ServerSettings, registry: Registry, log: Log) -> Ser
     threads = settings.threads or (2 if "cuda" in devices else max(1, available_cores() // settings.workers))
     scheduler = Scheduler(threads, LEAST_QUEUE, metrics)
     slowest = min(
-        (scheduler.measure(served.lane("embed"), sample_jobs(served)) for served in registry.models.values()),
+        (scheduler.measure(served.job_kind("embed"), sample_jobs(served)) for served in registry.models.values()),
         default=0.0,
     )
     scheduler.most_queued_tokens = max(LEAST_QUEUE, int(slowest * settings.queue))
     limits = Limits(body_bytes=settings.max_body * 2**20, seconds=settings.timeout)
     loopback = settings.host in LOOPBACK and not settings.keys
-    return Service(
-        registry, scheduler, RequestSettings(limits, ApiKeys(settings.keys), settings.cors, loopback), metrics, log
-    )
+    checks = RequestSettings(limits, ApiKeys(settings.keys), settings.cors, loopback)
+    return Service(registry=registry, scheduler=scheduler, settings=checks, metrics=metrics, log=log)
 
 
 def find_sources(settings: ServerSettings) -> list[ServedSource]:
     """Return what is to be served, and where it is."""
     names = settings.names or ("",) * len(settings.sources)
     return [
-        ServedSource(name, given, settings.device, settings.precision, settings.schema, settings.table)
-        for name, given in zip(names, settings.sources, strict=True)
+        ServedSource(
+            path=path,
+            name=name,
+            device=settings.device,
+            precision=settings.precision,
+            schema=settings.schema,
+            table=settings.table,
+        )
+        for name, path in zip(names, settings.sources, strict=True)
     ]
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bertree.serve.models.registry import Registry
-from bertree.serve.page.page import FILES, POLICY
+from bertree.serve.registry import Registry
+from bertree.serve.routes.page import FILES, POLICY
 from bertree.serve.settings import ApiKeys, RequestSettings
 from tests.support import asking
 from tests.support.asking import Asker

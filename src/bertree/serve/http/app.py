@@ -1,40 +1,31 @@
-"""The application: the routes behind what happens to every request."""
+"""The ASGI application: access checks, then the endpoint of the path; every request gets an id and a log line."""
 
 import re
 import secrets
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from itertools import count
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from bertree.serve.http.access import PREFLIGHT, Access
-from bertree.serve.http.answers import send_bytes, send_error
-from bertree.serve.http.context import CONTEXT, Context, Service
+from bertree.serve.http.answers import HttpError, send_bytes, send_error
 from bertree.serve.http.endpoint import Endpoint
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import ROUTES, RouteSpec
-from bertree.serve.page import page
-from bertree.serve.routes import answer, cohere, generate, layers, openai, operations, search, space, tei, text
+from bertree.serve.http.handlers import CONTEXT, ROUTES, Context, RouteSpec, Service
+from bertree.serve.routes import answer, cohere, generate, layers, openai, operations, page, search, space, tei, text
+from bertree.serve.settings import RequestSettings
 
 # Importing the modules fills the table of routes.
-__all__ = [
-    "answer",
-    "build_app",
-    "cohere",
-    "generate",
-    "layers",
-    "openai",
-    "operations",
-    "page",
-    "search",
-    "space",
-    "tei",
-    "text",
-]
-
-GIVEN_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+ROUTE_MODULES = (answer, cohere, generate, layers, openai, operations, page, search, space, tei, text)
+LOCAL_NAMES = (b"localhost", b"127.0.0.1", b"[::1]")
+ALLOW_ORIGIN = "access-control-allow-origin"
+PREFLIGHT = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "authorization, content-type, x-timeout, x-request-id",
+    "access-control-max-age": "600",
+}
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _started, _numbers = secrets.token_hex(4), count(1)
 
 
@@ -46,25 +37,69 @@ def build_app(service: Service) -> ASGIApp:
     return Application(service, {path: Endpoint(service, specs) for path, specs in by_path.items()})
 
 
+class Access:
+    """Refuses requests without a key, if the server has keys, and requests that pages of other sites make a browser
+    send.
+
+    A browser names the site of a page (Origin). A page whose name was bound to this machine's address after it was
+    loaded sends a foreign Host; this can be detected only where the server's names are known: on the loopback."""
+
+    def __init__(self, settings: RequestSettings, open_paths: Iterable[str]) -> None:
+        """`open_paths`: those that need no key; of one with a parameter, the part before it counts."""
+        self._keys, self._loopback = settings.keys, settings.loopback
+        self._origins = {origin.encode() for origin in settings.cors}
+        paths = [path.partition("{") for path in open_paths]
+        self._open_paths = frozenset(path for path, brace, _ in paths if not brace)
+        self._open_folders = tuple(path for path, brace, _ in paths if brace)
+
+    def refusal(self, context: Context) -> HttpError | None:
+        """Return why a request is refused; None: it is not. The answer to an allowed page gets the CORS headers."""
+        headers = context.request_headers
+        host, origin = headers.get(b"host", b""), headers.get(b"origin")
+        if origin is not None:
+            if origin in self._origins:
+                context.response_headers[ALLOW_ORIGIN] = origin.decode("latin-1")
+                context.response_headers["vary"] = "Origin"
+            elif origin.rpartition(b"//")[2] != host:
+                return HttpError(403, "this page is of another site (see --cors)")
+        if self._loopback and host and host.rsplit(b":", 1)[0] not in LOCAL_NAMES and host not in LOCAL_NAMES:
+            return HttpError(403, "the server is reached by a foreign name")
+        if self._keys and not self.is_preflight(context):
+            return self._wrong_key(context.scope["path"], headers.get(b"authorization"))
+        return None
+
+    def is_preflight(self, context: Context) -> bool:
+        """Return whether a browser asks if an allowed page may send a request (CORS)."""
+        return ALLOW_ORIGIN in context.response_headers and context.scope["method"] == "OPTIONS"
+
+    def _wrong_key(self, path: str, authorization: bytes | None) -> HttpError | None:
+        if path in self._open_paths or path.startswith(self._open_folders):
+            return None
+        if authorization is not None and self._keys.allow(authorization.decode("latin-1")):
+            return None
+        message = "a key is needed (Authorization: Bearer KEY)" if authorization is None else "the key is wrong"
+        return HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
 class Application:
-    """Gives a request its id, checks whether it may be asked, finds its endpoint, and notes how it was answered.
+    """Gives a request its id, checks access, calls its endpoint, and records the answer in metrics and log.
 
-    It is one plain ASGI application, not a stack of them: each layer would cost as much as routing a request does."""
+    It is one plain ASGI application, not a stack of them: each layer would cost as much as routing a request."""
 
-    def __init__(self, service: Service, endpoints: dict[str, Endpoint]) -> None:
+    def __init__(self, service: Service, endpoints: Mapping[str, Endpoint]) -> None:
         self._service = service
         self._access = Access(service.settings, [spec.path for spec in ROUTES if spec.open])
         self._plain = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
-        others = [Route(path, endpoint) for path, endpoint in endpoints.items() if "{" in path]
-        self._router = Router(others, redirect_slashes=False, default=_not_found)
+        parametrized = [Route(path, endpoint) for path, endpoint in endpoints.items() if "{" in path]
+        self._router = Router(parametrized, redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
-        started, given = time.perf_counter(), dict(scope["headers"])
-        context = Context(self._service, scope, given, _request_id(given))
+        started, headers = time.perf_counter(), dict(scope["headers"])
+        context = Context(service=self._service, scope=scope, request_headers=headers, request_id=_request_id(headers))
         try:
             if (error := self._access.refusal(context)) is not None:
                 await send_error(context, send, error)
@@ -76,9 +111,9 @@ class Application:
                 scope[CONTEXT] = context
                 await self._router(scope, receive, send)
         finally:
-            self._note(context, time.perf_counter() - started)
+            self._record(context, time.perf_counter() - started)
 
-    def _note(self, context: Context, seconds: float) -> None:
+    def _record(self, context: Context, seconds: float) -> None:
         status = context.status
         self._service.metrics.answered(context.route, status, seconds)
         if self._service.log.wants(status):
@@ -99,9 +134,9 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
         await send_error(scope[CONTEXT], send, error)
 
 
-def _request_id(given: dict[bytes, bytes]) -> str:
-    """Return the id that the client gave, if it is harmless, or a new one."""
-    wanted = given.get(b"x-request-id")
-    if wanted is not None and GIVEN_ID.fullmatch(wanted):
-        return wanted.decode("ascii")
+def _request_id(headers: Mapping[bytes, bytes]) -> str:
+    """Return the id that the client sent, if it is harmless, or a new one."""
+    sent = headers.get(b"x-request-id")
+    if sent is not None and REQUEST_ID.fullmatch(sent):
+        return sent.decode("ascii")
     return f"{_started}-{next(_numbers):x}"

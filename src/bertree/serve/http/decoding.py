@@ -9,24 +9,26 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Receive
 
-from bertree.serve.http.errors import HttpError
+from bertree.serve.http.answers import HttpError
 
 BODY_SECONDS = 30.0  # for a body to arrive
-PLACE = re.compile(r" - at `\$(.*)`$")
+PATH = re.compile(r" - at `\$(.*)`$")
 MISSING = re.compile(r"missing required field `(\w+)`")
 
 
-async def read_body(given: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
     """Return the body of a request with these headers; 413 if it is too large."""
-    length = given.get(b"content-length", b"")
+    length = headers.get(b"content-length", b"")
     if length.isdigit() and int(length) > most:
         raise _too_large(most)
     first = await receive()
     if first["type"] == "http.disconnect":
         raise ClientGone
-    if not first.get("more_body"):
-        return _checked(first.get("body", b""), most)
     pieces, size = [first.get("body", b"")], len(first.get("body", b""))
+    if size > most:
+        raise _too_large(most)
+    if not first.get("more_body"):
+        return pieces[0]
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while True:
@@ -45,12 +47,6 @@ async def read_body(given: Mapping[bytes, bytes], receive: Receive, most: int) -
 
 class ClientGone(Exception):
     """The client has closed the connection."""
-
-
-def _checked(body: bytes, most: int) -> bytes:
-    if len(body) > most:
-        raise _too_large(most)
-    return body
 
 
 def _too_large(most: int) -> HttpError:
@@ -77,8 +73,8 @@ def query_decoder(kind: Any) -> Callable[[bytes], Any]:
 
     def decode(query: bytes) -> Any:
         try:
-            given = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=50))
-            return msgspec.convert(given, kind, strict=False)
+            fields = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=50))
+            return msgspec.convert(fields, kind, strict=False)
         except msgspec.ValidationError as error:
             raise invalid_field(error) from None
         except ValueError as error:
@@ -90,9 +86,9 @@ def query_decoder(kind: Any) -> Callable[[bytes], Any]:
 def invalid_field(error: Exception) -> HttpError:
     """Return the answer to a value of the wrong type: it names the field."""
     message = str(error)
-    place = PLACE.search(message)
-    field = place[1].removeprefix(".") if place else ""
-    message = message.removesuffix(place[0]) if place else message
+    path = PATH.search(message)
+    field = path[1].removeprefix(".") if path else ""
+    message = message.removesuffix(path[0]) if path else message
     message = message[:1].lower() + message[1:]
     missing = MISSING.search(message)
     name = re.split(r"[.\[]", field)[0] or (missing[1] if missing else None)

@@ -1,4 +1,7 @@
-"""A path of the server: reads the input, calls the handler, sends the answer or the error."""
+"""One path of the server: decodes the input, calls the handler, sends the answer or the error.
+
+When a client closes the connection before its answer, the rest of its work is cancelled.
+"""
 
 import asyncio
 import traceback
@@ -10,14 +13,77 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bertree.errors import UserError
-from bertree.serve.http.answers import send_busy, send_error, send_json, send_response
-from bertree.serve.http.client_watch import ClientWatch, ClientWatches
-from bertree.serve.http.context import CONTEXT, Context, Service
+from bertree.serve.http.answers import HttpError, send_busy, send_error, send_json, send_response
 from bertree.serve.http.decoding import ClientGone, body_decoder, query_decoder, read_body
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import RouteSpec
-from bertree.serve.models.registry import NotServed
-from bertree.serve.schedule.work import DeadlineExceeded, Overloaded
+from bertree.serve.http.handlers import CONTEXT, Context, RouteSpec, Service
+from bertree.serve.registry import NotServed
+from bertree.serve.token_queue import DeadlineExceeded, Overloaded
+
+WATCHED_AFTER = 0.05  # seconds; a request is watched for a closed connection after one to two times as many
+
+
+class ClientWatch:
+    """Cancels the task that started it when the client closes the connection."""
+
+    __slots__ = ("_receive", "_task", "_watcher", "_watches", "gone")
+
+    def __init__(self, receive: Receive, watches: "ClientWatches") -> None:
+        self._receive, self._watches, self.gone = receive, watches, False
+        self._watcher: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Schedule the watch, after the body was read."""
+        self._task = asyncio.current_task()
+        self._watches.add(self)
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._watches.remove(self)
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        self._watcher = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        assert self._task is not None
+        self._task.cancel()
+
+
+class ClientWatches:
+    """Begins watches after a moment, when most requests are done already. All share one timer: a timer for each
+    request would cost more than the watches save."""
+
+    def __init__(self) -> None:
+        self._new: set[ClientWatch] = set()
+        self._old: set[ClientWatch] = set()  # begin at the next tick
+        self._loop: asyncio.AbstractEventLoop | None = None  # whose timer runs
+
+    def add(self, watch: ClientWatch) -> None:
+        """Begin a watch after a moment, unless it is removed before."""
+        self._new.add(watch)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._loop = loop
+            loop.call_later(WATCHED_AFTER, self._tick, loop)
+
+    def remove(self, watch: ClientWatch) -> None:
+        """Forget a watch."""
+        self._new.discard(watch)
+        self._old.discard(watch)
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        for watch in self._old:
+            watch.begin()
+        self._old, self._new = self._new, set()
+        if self._old:
+            loop.call_later(WATCHED_AFTER, self._tick, loop)
+        else:
+            self._loop = None
 
 
 class Endpoint:
@@ -34,7 +100,7 @@ class Endpoint:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that Starlette's router has found."""
+        """Answer a request that Starlette's router sends here."""
         await self.answer(scope[CONTEXT], receive, send)
 
     async def answer(self, context: Context, receive: Receive, send: Send) -> None:
@@ -47,8 +113,8 @@ class Endpoint:
             error = HttpError(405, f"{method[:20]} is not possible here, only {allowed}", headers={"allow": allowed})
             await send_error(context, send, error, self._errors)
             return
-        scheduler = self.service.scheduler
-        if spec.does is not None and scheduler.is_full:  # before its body is read: a refusal must be cheap
+        context.ability, scheduler = spec.ability, self.service.scheduler
+        if spec.ability is not None and scheduler.is_full:  # before its body is read: a refusal must be cheap
             await send_busy(context, send, Overloaded(scheduler.retry_after).retry_after, spec.errors)
             return
         watch = ClientWatch(receive, self._watches)
@@ -73,16 +139,14 @@ class Endpoint:
             else:
                 await send_json(context, send, 200, result)
 
-    async def _call(self, spec: RouteSpec, context: Context, receive: Receive, watch: "ClientWatch") -> Any:
-        service = self.service
-        context.deadline = service.scheduler.now() + self._seconds(context)
+    async def _call(self, spec: RouteSpec, context: Context, receive: Receive, watch: ClientWatch) -> Any:
+        context.deadline = self.service.scheduler.now() + self._seconds(context)
         decode = self._decoders[spec.method]
+        if decode is None:
+            return await spec.handler(context)
         if spec.body is None:
-            return await (
-                spec.handler(context, decode(context.scope["query_string"])) if decode else spec.handler(context)
-            )
-        assert decode is not None
-        value = decode(await read_body(context.given, receive, service.settings.limits.body_bytes))
+            return await spec.handler(context, decode(context.scope["query_string"]))
+        value = decode(await read_body(context.request_headers, receive, context.limits.body_bytes))
         watch.start()
         try:
             return await spec.handler(context, value)
@@ -91,18 +155,15 @@ class Endpoint:
 
     def _seconds(self, context: Context) -> float:
         """Return how long a request may take."""
-        limits = self.service.settings.limits
-        wanted = context.given.get(b"x-timeout")
-        if wanted is None:
-            return limits.seconds
+        timeout, most = context.request_headers.get(b"x-timeout"), context.limits.most_seconds
+        if timeout is None:
+            return context.limits.seconds
         try:
-            seconds = float(wanted)
+            seconds = float(timeout)
         except ValueError:
             seconds = -1.0
-        if not 0 < seconds <= limits.most_seconds:
-            raise HttpError(
-                422, f"X-Timeout: must be a number of seconds up to {limits.most_seconds:g}", param="X-Timeout"
-            )
+        if not 0 < seconds <= most:
+            raise HttpError(422, f"X-Timeout: must be a number of seconds up to {most:g}", param="X-Timeout")
         return seconds
 
     def _to_http(self, error: Exception, spec: RouteSpec, context: Context) -> HttpError:
@@ -116,7 +177,7 @@ class Endpoint:
         if isinstance(error, UserError):
             field, colon, _ = str(error).partition(":")
             return HttpError(422, str(error), param=field if colon and field.isidentifier() else None)
-        # No text of the request may get into the log, so only the kind of the error and where it happened.
+        # The log must not contain text of the request, so only the type of the error and where it was raised.
         place = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-3:]]
         self.service.log.write("error", id=context.request_id, route=spec.path, error=type(error).__name__, place=place)
         return HttpError(500, f"the server failed; its log has more under the id {context.request_id}")

@@ -1,12 +1,13 @@
-"""The OpenAPI document, made of the table of routes and the types of their inputs."""
+"""The documentation of the routes: the OpenAPI document, and a page without scripts that lists them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from bertree.serve.http.errors import TYPES
-from bertree.serve.http.table import RouteSpec
+from bertree.report.html import render
+from bertree.serve.http.answers import ERROR_TYPES
+from bertree.serve.http.handlers import RouteSpec
 from bertree.version import __version__
 
 MEANINGS = {
@@ -22,14 +23,14 @@ REFERENCE = "#/components/schemas/{name}"
 
 
 def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
-    """Return the document."""
+    """Return the OpenAPI document."""
     shown = [spec for spec in routes if not spec.hidden]
     kinds = [kind for spec in shown for kind in [spec.body, spec.query, spec.reply] if kind is not None]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
-    known = dict(zip(map(id, kinds), schemas, strict=True))
+    schema_of = dict(zip(map(id, kinds), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for spec in shown:
-        paths.setdefault(spec.path, {})[spec.method.lower()] = _operation(spec, known, components)
+        paths.setdefault(spec.path, {})[spec.method.lower()] = _operation(spec, schema_of, components)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -45,33 +46,33 @@ def openapi_document(routes: Sequence[RouteSpec]) -> dict[str, Any]:
     }
 
 
-def _operation(spec: RouteSpec, known: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
-    content = {"application/json": {"schema": known[id(spec.reply)]}} if spec.reply is not None else {}
-    found: dict[str, Any] = {
+def _operation(spec: RouteSpec, schema_of: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+    content = {"application/json": {"schema": schema_of[id(spec.reply)]}} if spec.reply is not None else {}
+    operation: dict[str, Any] = {
         "operationId": f"{spec.method.lower()}{spec.path.replace('/', '_').replace('{', '').replace('}', '')}",
         "summary": spec.summary,
         "responses": {"200": {"description": "the answer"} | ({"content": content} if content else {})},
     }
     if not spec.open:
-        found["security"] = [{"key": []}, {}]
+        operation["security"] = [{"key": []}, {}]
     parameters = [
         {"name": name.rstrip("}"), "in": "path", "required": True, "schema": {"type": "string"}}
         for name in spec.path.split("{")[1:]
     ]
     if spec.query is not None:
-        parameters += _query_parameters(known[id(spec.query)], components)
+        parameters += _query_parameters(schema_of[id(spec.query)], components)
     if parameters:
-        found["parameters"] = parameters
+        operation["parameters"] = parameters
     if spec.body is not None:
-        found["requestBody"] = {
+        operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": known[id(spec.body)]}},
+            "content": {"application/json": {"schema": schema_of[id(spec.body)]}},
         }
         error = {"application/json": {"schema": _error_schema(spec.errors)}}
-        found["responses"] |= {
+        operation["responses"] |= {
             str(status): {"description": meaning, "content": error} for status, meaning in MEANINGS.items()
         }
-    return found
+    return operation
 
 
 def _query_parameters(reference: dict[str, Any], components: dict[str, Any]) -> list[dict[str, Any]]:
@@ -88,7 +89,7 @@ def _error_schema(form: str) -> dict[str, Any]:
     if form == "cohere":
         return {"type": "object", "required": ["message"], "properties": {"message": text}}
     if form == "tei":
-        kinds = sorted({tei for _, tei in TYPES.values()} | {"Empty"})
+        kinds = sorted({tei for _, tei in ERROR_TYPES.values()} | {"Empty"})
         return {
             "type": "object",
             "required": ["error", "error_type"],
@@ -101,3 +102,48 @@ def _error_schema(form: str) -> dict[str, Any]:
         "required": ["error"],
         "properties": {"error": {"type": "object", "required": list(fields), "properties": fields}},
     }
+
+
+class _Route(NamedTuple):
+    """A route as the page shows it."""
+
+    method: str
+    path: str
+    summary: str
+    fields: list[tuple[str, str, str]]  # name, kind, and whether it is required or where it is given
+
+
+def docs_page(routes: Sequence[RouteSpec]) -> str:
+    """Return the page that lists the routes."""
+    document = openapi_document(routes)
+    components = document["components"]["schemas"]
+    shown = [
+        _Route(method.upper(), path, operation["summary"], _fields(operation, components))
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    ]
+    return render("routes", routes=shown)
+
+
+def _fields(operation: dict[str, Any], components: dict[str, Any]) -> list[tuple[str, str, str]]:
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    schema = components.get(body.get("$ref", "").rpartition("/")[2], {})
+    required = schema.get("required", [])
+    body_fields = [
+        (name, _kind(kind), "required" if name in required else "")
+        for name, kind in schema.get("properties", {}).items()
+    ]
+    return body_fields + [(p["name"], _kind(p["schema"]), f"in the {p['in']}") for p in operation.get("parameters", [])]
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """Return a schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(_kind(one) for one in schema["anyOf"])
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "enum" in schema:
+        return " or ".join(map(str, schema["enum"]))
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    return str(schema.get("type", "anything"))

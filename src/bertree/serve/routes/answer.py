@@ -7,14 +7,11 @@ import msgspec
 from msgspec import Meta
 
 from bertree.errors import UserError
-from bertree.inference.inputs import check_finite
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import route
-from bertree.serve.models.served import ServedModel, unit_tokens
-from bertree.serve.routes.inputs import about, check_text, check_units, note_cut
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import check_text, field_error, report_truncation
+from bertree.serve.routes.scores import task_logits
 from bertree.serve.routes.search import HitReply, Where, describe_hit, find_hits
-from bertree.serve.schedule.work import Job
+from bertree.serve.served import ServedModel
 from bertree.tasks.squad.answers import Answer, Answers, choose_answer
 from bertree.tasks.squad.task import SquadTask
 
@@ -62,30 +59,31 @@ class AnswerReply(msgspec.Struct):
 @route(
     "POST",
     "/answer",
-    body=AnswerRequest,
     reply=AnswerReply,
-    does="answer",
+    ability="answer",
     summary="The answer to a question, from a passage or from an index",
 )
 async def answer(context: Context, body: AnswerRequest) -> Any:
     """Return the answer, as `model.answer` does; from an index, that of the passages that `index.search` finds."""
-    served = context.registry.model(body.model, does="answer")
+    served = context.model(body.model)
     check_text(body.question, "question")
     hits: list[dict[str, Any]] | None = None
     if body.passage is None:
         index = context.registry.index(body.index)
-        found = await find_hits(context, index, body.question, body.k, body.where, body.rerank, field="question")
-        if not found:
-            raise HttpError(422, "where: no passage of the index matches", param="where")
-        hits = [describe_hit(hit, body.question) for hit in found]
-        passages, field = [hit.text for hit in found], "index"
+        passages = await find_hits(
+            context, index, body.question, body.k, where=body.where, rerank=body.rerank, field="question"
+        )
+        if not passages:
+            raise field_error("where", "no passage of the index matches")
+        hits = [describe_hit(hit, body.question) for hit in passages]
+        texts, field = [hit.text for hit in passages], "index"
     else:
         for name in ("index", "where", "rerank"):
             if getattr(body, name) is not None:
-                raise HttpError(422, f"{name}: is for questions without a passage", param=name)
+                raise field_error(name, "is for questions without a passage")
         check_text(body.passage, "passage")
-        passages, field = [body.passage], "passage"
-    answers, cut = await read_passages(context, served, body.question, passages, field)
+        texts, field = [body.passage], "passage"
+    answers, cut = await read_passages(context, served, body.question, texts, field)
     best = answers.best
     return {
         "model": served.name,
@@ -100,27 +98,20 @@ async def answer(context: Context, body: AnswerRequest) -> Any:
 
 
 async def read_passages(
-    context: Context, served: ServedModel, question: str, passages: Sequence[str], field: str
+    context: Context, served: ServedModel, question: str, texts: Sequence[str], field: str
 ) -> tuple[Answers, bool]:
-    """Return the answer of some passages, and whether the question was cut."""
+    """Return the answer from the texts of passages, and whether the question was cut."""
     task = served.task
     assert isinstance(task, SquadTask)
     try:
-        examples = [task.parse({"question": question, "context": text}) for text in passages]
+        examples = [task.parse({"question": question, "context": text}) for text in texts]
     except UserError as error:
-        raise about(field, error) from None
+        raise field_error(field, error) from None
 
-    def units() -> Any:
-        return task.units(examples, served.model.required_tokenizer, served.task_max_length)
-
-    found, dropped = await context.aside(units)
-    check_units(context, found, field)
-    logits = await context.run(served.lane("task"), [Job(unit_tokens(unit), unit) for unit in found])
-    for rows in logits:
-        check_finite(rows, served.name)
-    answers = choose_answer(task, [example.context for example in examples], found, logits, MOST)
+    units, dropped, logits = await task_logits(context, served, examples, field)
+    answers = choose_answer(task, [example.context for example in examples], units, logits, MOST)
     cut = dropped.examples > 0  # the question is the same in all of them
-    return answers, note_cut(context, int(cut), dropped.tokens // len(examples))
+    return answers, report_truncation(context, int(cut), dropped.tokens // len(examples))
 
 
 def _describe(one: Answer, hits: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -5,12 +5,10 @@ from uuid import uuid4
 
 import msgspec
 
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import route
-from bertree.serve.models.served import ServedModel
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import TextOptions, check_texts, field_error
 from bertree.serve.routes.scores import class_logits, relevance
-from bertree.serve.routes.vectors import TextOptions, check_texts
+from bertree.serve.served import ServedModel
 
 
 class RerankDocument(msgspec.Struct):
@@ -50,14 +48,7 @@ class RerankReply(msgspec.Struct, omit_defaults=True):
     truncated: list[int] = []  # numbers of the texts that were cut, if there are any
 
 
-@route(
-    "POST",
-    "/v1/rerank",
-    body=RerankRequest,
-    reply=RerankReply,
-    does="rerank",
-    summary="Rank texts by their relevance to a query",
-)
+@route("POST", "/v1/rerank", reply=RerankReply, ability="rerank", summary="Rank texts by their relevance to a query")
 async def rerank(context: Context, body: RerankRequest) -> Any:
     """Return the texts in the order of their relevance."""
     return await _rank(context, body)
@@ -66,9 +57,8 @@ async def rerank(context: Context, body: RerankRequest) -> Any:
 @route(
     "POST",
     "/v2/rerank",
-    body=RerankRequest,
     reply=RerankReply,
-    does="rerank",
+    ability="rerank",
     errors="cohere",
     summary="Rank texts by their relevance to a query (Cohere's form)",
 )
@@ -78,36 +68,36 @@ async def rerank_v2(context: Context, body: RerankRequest) -> Any:
 
 
 async def _rank(context: Context, body: RerankRequest) -> dict[str, Any]:
-    served = context.registry.model(body.model, does="rerank")
+    served = context.model(body.model)
     check_texts(context, [body.query], "query")
-    given = [text if isinstance(text, str) else text.text for text in body.documents]
-    check_texts(context, given, "documents")
+    texts = [text if isinstance(text, str) else text.text for text in body.documents]
+    check_texts(context, texts, "documents")
     for field, number in (("top_n", body.top_n), ("max_tokens_per_doc", body.max_tokens_per_doc)):
         if number is not None and number < 1:
-            raise HttpError(422, f"{field}: must be at least 1, not {number}", param=field)
-    read = given
+            raise field_error(field, f"must be at least 1, not {number}")
+    shortened = texts
     if body.max_tokens_per_doc is not None:
-        read = await context.aside(_cut, served, given, body.max_tokens_per_doc)
-    pairs: list[tuple[str, str | None]] = [(body.query, text) for text in read]
-    found = await class_logits(context, served, pairs, TextOptions("documents", truncate=body.truncate))
-    scores = relevance(served, found.logits).tolist()
-    order = sorted(range(len(given)), key=lambda row: (-scores[row], row))[: body.top_n]
+        shortened = await context.call_in_helper(_truncate, served, texts, body.max_tokens_per_doc)
+    pairs: list[tuple[str, str | None]] = [(body.query, text) for text in shortened]
+    outputs = await class_logits(context, served, pairs, TextOptions("documents", truncate=body.truncate))
+    scores = relevance(served, outputs.logits).tolist()
+    order = sorted(range(len(texts)), key=lambda row: (-scores[row], row))[: body.top_n]
     results: list[dict[str, Any]] = [{"index": row, "relevance_score": scores[row]} for row in order]
     if body.return_documents:
         for result in results:
-            result["document"] = {"text": given[result["index"]]}
+            result["document"] = {"text": texts[result["index"]]}
     reply = {
         "id": str(uuid4()),
         "model": served.name,
         "results": results,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+        "usage": {"prompt_tokens": outputs.tokens, "total_tokens": outputs.tokens},
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
-    return reply | {"truncated": found.truncated} if found.truncated else reply
+    return reply | {"truncated": outputs.truncated} if outputs.truncated else reply
 
 
-def _cut(served: ServedModel, texts: list[str], most: int) -> list[str]:
-    """Cut texts to so many tokens."""
+def _truncate(served: ServedModel, texts: list[str], most: int) -> list[str]:
+    """Truncate texts to at most this number of tokens."""
     encodings = served.model.required_tokenizer.encode_plain(texts, offsets=True)
     return [
         text if len(e.ids) <= most else text[: e.offsets[most - 1][1]] for text, e in zip(texts, encodings, strict=True)

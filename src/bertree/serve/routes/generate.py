@@ -1,7 +1,7 @@
-"""Text that continues a prompt, at once or as it comes (server-sent events).
+"""Text that continues a prompt, in one answer or streamed (server-sent events).
 
 A generation is computed in slices of a few tokens. Between them it goes to the end of the queue, so that short requests
-wait for a slice, not for a text; and when its client has gone, no further slice is computed.
+wait for a slice, not for a text. When its client has gone, no further slice is computed.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from starlette.responses import StreamingResponse
 
 from bertree.errors import UserError
 from bertree.inference.causal.generation import TextStream
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError, error_body
-from bertree.serve.http.table import route
-from bertree.serve.models.served import ServedModel
-from bertree.serve.schedule.work import DeadlineExceeded, Overloaded
+from bertree.serve.http.answers import HttpError, error_body
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import field_error
+from bertree.serve.served import ServedModel
+from bertree.serve.token_queue import DeadlineExceeded, Overloaded
 
 MOST_PROMPT = 4096  # tokens, which are read at once
 SLICE = 0.05  # seconds of computing
 SLICE_TOKENS = 256  # tokens of a text that take about as long to read
-PAUSE = 0.25  # seconds until a generation that has begun tries again to get into a full queue
+PAUSE = 0.25  # seconds before a generation that has begun tries a full queue again
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -57,37 +57,35 @@ class GenerateReply(msgspec.Struct):
 @route(
     "POST",
     "/generate",
-    body=GenerateRequest,
     reply=GenerateReply,
-    does="generate",
+    ability="generate",
     summary="Text that continues a prompt; with stream, as server-sent events",
 )
 async def generate(context: Context, body: GenerateRequest) -> Any:
     """Return the text that `model.generate` gives."""
-    served = context.registry.model(body.model, does="generate")
+    served = context.model(body.model)
     options: dict[str, Any] = msgspec.structs.asdict(body)
     for name in ("model", "stream"):
         del options[name]
-    text = await context.aside(lambda: served.model.stream(**options))
+    text = await context.call_in_helper(lambda: served.model.stream(**options))
     if len(text.prompt_ids) > MOST_PROMPT:
-        message = f"prompt: has {len(text.prompt_ids):,} tokens; at most {MOST_PROMPT:,} in a request"
-        raise HttpError(422, message, param="prompt")
+        raise field_error("prompt", f"has {len(text.prompt_ids):,} tokens; at most {MOST_PROMPT:,} in a request")
     pieces = _pieces(context, served, text)
     first = await anext(pieces, "")  # so that a refusal has its own status
     if body.stream:
         return StreamingResponse(_events(context, text, first, pieces), media_type="text/event-stream", headers=HEADERS)
     async for _ in pieces:
         pass
-    found = text.result
-    return {"model": served.name, "text": found.text, "tokens": len(found.ids), "ended": found.ended}
+    result = text.result
+    return {"model": served.name, "text": result.text, "tokens": len(result.ids), "ended": result.ended}
 
 
 async def _pieces(context: Context, served: ServedModel, text: TextStream) -> AsyncIterator[str]:
     """Yield the text slice by slice."""
-    tokens, begun, lane = SLICE_TOKENS + len(text.prompt_ids), False, served.lane("call")
+    tokens, begun, kind = SLICE_TOKENS + len(text.prompt_ids), False, served.job_kind("call")
     while True:
         try:
-            piece, more = await context.call(lane, tokens, lambda: _compute_slice(text))
+            piece, more = await context.call(kind, tokens, lambda: _compute_slice(text))
         except Overloaded:
             if not begun:
                 raise
@@ -96,7 +94,7 @@ async def _pieces(context: Context, served: ServedModel, text: TextStream) -> As
             await asyncio.sleep(PAUSE)
             continue
         begun, tokens = True, SLICE_TOKENS
-        context.tokens = len(text.prompt_ids) + text.tokens  # for the log; what was counted is an estimate of the work
+        context.tokens = len(text.prompt_ids) + text.tokens  # for the log; `tokens` is an estimate of the work
         yield piece
         if not more:
             return
@@ -104,12 +102,12 @@ async def _pieces(context: Context, served: ServedModel, text: TextStream) -> As
 
 def _compute_slice(text: TextStream) -> tuple[str, bool]:
     """Return the next piece of a text, and whether more may follow."""
-    until, found = time.perf_counter() + SLICE, []
+    until, pieces = time.perf_counter() + SLICE, []
     for piece in text:
-        found.append(piece)
+        pieces.append(piece)
         if time.perf_counter() >= until:
-            return "".join(found), True
-    return "".join(found), False
+            return "".join(pieces), True
+    return "".join(pieces), False
 
 
 async def _events(context: Context, text: TextStream, first: str, pieces: AsyncIterator[str]) -> AsyncIterator[bytes]:

@@ -1,43 +1,126 @@
-"""Checks of texts and numbers that the routes of bertree's own interface share."""
+"""Checks of the texts in requests, and their vectors, for all routes that read texts."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
+import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.models.served import unit_tokens
-from bertree.tasks.task import Unit
+from bertree.inference.embedding import finish_vectors
+from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import Context
+from bertree.serve.served import ServedModel
+from bertree.serve.token_queue import Job
+from bertree.text.tokenizer import Encoded
 
-SMALL = 4000  # characters that are tokenized at once on the event loop: about a millisecond
-Count = Annotated[int, Meta(ge=1, le=1000)]  # how many results are wanted
+SMALL = 4000  # characters that are tokenized on the event loop, in about a millisecond
+Count = Annotated[int, Meta(ge=1, le=1000)]  # number of results
+
+
+def field_error(field: str, message: object, code: str | None = None) -> HttpError:
+    """Return the answer to an invalid field of a request; the message may begin with the field already."""
+    return HttpError(422, f"{field}: {str(message).removeprefix(f'{field}: ')}", param=field, code=code)
 
 
 def check_text(text: str, field: str) -> None:
-    """Refuse a text without anything in it."""
+    """Refuse a blank text."""
     if not text.strip():
-        raise HttpError(422, f"{field}: is empty", param=field, code="empty")
+        raise field_error(field, "is empty", "empty")
 
 
-def check_units(context: Context, units: Sequence[Unit], field: str) -> None:
-    """Refuse a text that is longer than a request may be."""
-    tokens = sum(map(unit_tokens, units))
+def check_texts(context: Context, texts: Sequence[str], field: str) -> None:
+    """Refuse an empty list, too many texts, and empty texts."""
+    if not texts:
+        raise field_error(field, "must not be empty", "empty")
+    if len(texts) > context.limits.texts:
+        raise field_error(field, f"has {len(texts):,} texts; at most {context.limits.texts:,} in a request")
+    if "" in texts:
+        number = f" {texts.index('') + 1}" if len(texts) > 1 else ""
+        raise field_error(field, f"text{number} is empty")
+
+
+def check_token_count(context: Context, tokens: int, field: str) -> None:
+    """Refuse texts of more tokens than a request may have."""
     if tokens > context.limits.tokens:
-        message = f"{field}: has {tokens:,} tokens; at most {context.limits.tokens:,} in a request"
-        raise HttpError(422, message, param=field)
+        raise field_error(field, f"has {tokens:,} tokens; at most {context.limits.tokens:,} in a request")
 
 
-def note_cut(context: Context, texts: int, tokens: int) -> bool:
-    """Say in headers and metrics how many texts were cut, and by how many tokens; return whether any was."""
+def check_prompt(served: ServedModel, name: str | None, field: str) -> None:
+    """Refuse a prompt that the model does not have."""
+    try:
+        served.model.vector.prompt_text(name, served.name)
+    except UserError as error:
+        raise HttpError(422, f"{field}: {error}", param=field) from None
+
+
+def report_truncation(context: Context, texts: int, tokens: int) -> bool:
+    """Report in headers and metrics how many texts were truncated, and by how many tokens; return whether any was."""
     if texts:
-        context.headers["x-truncated-texts"] = str(texts)
-        context.headers["x-truncated-tokens"] = str(tokens)
+        context.response_headers["x-truncated-texts"] = str(texts)
+        context.response_headers["x-truncated-tokens"] = str(tokens)
         context.service.metrics.truncated(texts)
     return texts > 0
 
 
-def about(field: str, error: UserError) -> HttpError:
-    """Return the answer to a mistake in a field."""
-    return HttpError(422, f"{field}: {str(error).removeprefix(f'{field}: ')}", param=field)
+class TextOptions(NamedTuple):
+    """How texts are read."""
+
+    field: str = "input"  # name of the texts in the request, for messages
+    prompt: str | None = None
+    cut: str = "right"  # the end at which a text is cut
+    truncate: bool = True  # False: refuse a text that is too long
+
+
+def check_tokens(context: Context, encoded: Sequence[Encoded], most: int, options: TextOptions) -> list[int]:
+    """Return the numbers of the texts that were truncated, and report them; refuse them if the options say so."""
+    check_token_count(context, sum([len(e.ids) for e in encoded]), options.field)
+    truncated = [number for number, e in enumerate(encoded) if e.dropped]
+    if not truncated:
+        return truncated
+    if not options.truncate:
+        first = encoded[truncated[0]]
+        raise field_error(
+            options.field,
+            f"text {truncated[0] + 1} has {len(first.ids) + first.dropped:,} tokens and the model reads {most:,}; "
+            "shorten it, or let it be cut (truncate)",
+            "too_long",
+        )
+    report_truncation(context, len(truncated), sum(e.dropped for e in encoded))
+    return truncated
+
+
+class Vectors(NamedTuple):
+    """Vectors of texts, one each."""
+
+    rows: list[NDArray[np.float32]]
+    tokens: int  # that were read
+    truncated: list[int]  # numbers of the texts that were truncated
+
+
+async def embed_texts(
+    context: Context,
+    served: ServedModel,
+    texts: Sequence[str],
+    options: TextOptions,
+    *,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+) -> Vectors:
+    """Return the vectors of texts as `model.embed` does. `normalize`: None: as the model does."""
+    check_texts(context, texts, options.field)
+    width, default = served.dimension, served.vector.normalize
+    if dimensions is not None and not 1 <= dimensions <= width:
+        raise field_error("dimensions", f"must be from 1 to {width}, not {dimensions}")
+    if sum(map(len, texts)) <= SMALL:
+        encoded = await served.tokenize_together(texts, options.prompt, options.cut)
+    else:
+        encoded = await context.call_in_helper(served.tokenize, texts, options.prompt, options.cut)
+    truncated = check_tokens(context, encoded, served.max_length, options)
+    jobs = [Job(len(e.ids), e) for e in encoded]
+    rows = await context.run(served.job_kind("unscaled" if normalize is False else "embed"), jobs)
+    normalize = default if normalize is None else normalize
+    if dimensions is not None or normalize is not default:
+        rows = list(finish_vectors(np.array(rows), dimensions, normalize))
+    return Vectors(rows, sum([job.tokens for job in jobs]), truncated)

@@ -1,4 +1,4 @@
-"""What every layer of a model makes of a text."""
+"""Attention, logit lens and norms of hidden states of every layer, for a text."""
 
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -12,10 +12,8 @@ from torch import Tensor
 
 from bertree.inference.inspection import Inspection
 from bertree.inference.mask_filling import Candidate
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import route
-from bertree.serve.routes.inputs import check_text, note_cut
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import check_text, field_error, report_truncation
 
 MOST = 128  # tokens that are shown: attention grows with their square
 CANDIDATES = 3  # of the lens, at each token
@@ -56,45 +54,48 @@ class LayersReply(msgspec.Struct):
 @route(
     "POST",
     "/layers",
-    body=LayersRequest,
     reply=LayersReply,
-    does="layers",
+    ability="layers",
     summary="Attention, logit lens and lengths of the states, layer by layer",
 )
 async def layers(context: Context, body: LayersRequest) -> Any:
     """Return what `model.inspect` gives."""
-    served = context.registry.model(body.model, does="layers")
+    served = context.model(body.model)
     check_text(body.text, "text")
     if body.pair is not None:
         check_text(body.pair, "pair")
     text = body.text if body.pair is None else (body.text, body.pair)
     model, depth = served.model, served.model.architecture.layers
     if body.layers is not None and (wrong := next((number for number in body.layers if number > depth), None)):
-        raise HttpError(422, f"layers: {wrong} is more than the {depth} layers of '{served.name}'", param="layers")
+        raise field_error("layers", f"{wrong} is more than the {depth} layers of '{served.name}'")
     if body.layers is not None and len(body.layers) > depth:
-        raise HttpError(422, f"layers: has {len(body.layers)} numbers for {depth} layers", param="layers")
+        raise field_error("layers", f"has {len(body.layers)} numbers for {depth} layers")
     write = _written if body.encoding_format == "float" else _packed
 
     def inspect() -> tuple[Inspection, dict[str, Any]]:
-        found = model.inspect(text, k=CANDIDATES, max_length=MOST)
-        return found, _describe(found, write, body.layers)
+        inspection = model.inspect(text, k=CANDIDATES, max_length=MOST)
+        return inspection, _describe(inspection, write, body.layers)
 
     size = sum(map(len, text)) if isinstance(text, tuple) else len(text)
-    # Its states once, attention from them again, and a softmax over the vocabulary at every token of every layer.
-    found, described = await context.call(served.lane("call"), 4 * min(MOST, size), inspect)
-    return {"model": served.name} | described | {"cut": note_cut(context, int(found.dropped > 0), found.dropped)}
+    # The hidden states, the attention recomputed from them, and a softmax over the vocabulary at every token and layer.
+    inspection, described = await context.call(served.job_kind("call"), 4 * min(MOST, size), inspect)
+    return (
+        {"model": served.name}
+        | described
+        | {"cut": report_truncation(context, int(inspection.dropped > 0), inspection.dropped)}
+    )
 
 
-def _describe(found: Inspection, write: Callable[[Tensor], Any], layers: Sequence[int] | None) -> dict[str, Any]:
-    attention = found.attention
+def _describe(inspection: Inspection, write: Callable[[Tensor], Any], layers: Sequence[int] | None) -> dict[str, Any]:
+    attention = inspection.attention
     if attention is not None and layers is not None:
         attention = attention[[number - 1 for number in layers]]
-    lens = None if found.lens is None else [[_candidates(token) for token in layer] for layer in found.lens]
+    lens = None if inspection.lens is None else [[_candidates(token) for token in layer] for layer in inspection.lens]
     return {
-        "tokens": found.tokens,
+        "tokens": inspection.tokens,
         "attention": None if attention is None else [write(layer) for layer in attention],
         "lens": lens,
-        "norms": _written(found.norms),
+        "norms": _written(inspection.norms),
     }
 
 

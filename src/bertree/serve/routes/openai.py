@@ -10,11 +10,10 @@ import orjson
 from numpy.typing import NDArray
 
 from bertree.errors import UserError
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import route
-from bertree.serve.models.served import ServedIndex, ServedModel
-from bertree.serve.routes.vectors import TextOptions, check_prompt, embed_texts
+from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import TextOptions, check_prompt, embed_texts
+from bertree.serve.served import ServedIndex, ServedModel
 
 Rows = list[NDArray[np.float32]]
 MANY = 256  # vectors that are not written on the event loop
@@ -57,14 +56,7 @@ class EmbeddingsReply(msgspec.Struct, omit_defaults=True):
     truncated: list[int] = []  # numbers of the texts that were cut, if there are any
 
 
-@route(
-    "POST",
-    "/v1/embeddings",
-    body=EmbeddingsRequest,
-    reply=EmbeddingsReply,
-    does="embed",
-    summary="Vectors of texts (OpenAI's form)",
-)
+@route("POST", "/v1/embeddings", reply=EmbeddingsReply, ability="embed", summary="Vectors of texts (OpenAI's form)")
 async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
     """Return the vectors of texts."""
     texts = [body.input] if isinstance(body.input, str) else body.input
@@ -75,28 +67,28 @@ async def embeddings(context: Context, body: EmbeddingsRequest) -> Any:
             "OpenAIEmbeddings(check_embedding_ctx_length=False))",
             param="input",
         )
-    served = context.registry.model(body.model, does="embed")
+    served = context.model(body.model)
     if body.prompt is not None:
         check_prompt(served, body.prompt, "prompt")
-    found = await embed_texts(
+    vectors = await embed_texts(
         context,
         served,
         texts,  # type: ignore[arg-type]
         TextOptions("input", body.prompt, truncate=body.truncate),
-        body.dimensions,
+        dimensions=body.dimensions,
     )
     write: Callable[[Rows], Sequence[Any]] = _base64 if body.encoding_format == "base64" else _floats
     if len(texts) == 1 and write is _floats:
-        rows: Sequence[Any] = found.rows  # orjson writes it with the rest
+        rows: Sequence[Any] = vectors.rows  # orjson writes it with the rest
     else:
-        rows = write(found.rows) if len(texts) <= MANY else await context.aside(write, found.rows)
+        rows = write(vectors.rows) if len(texts) <= MANY else await context.call_in_helper(write, vectors.rows)
     reply = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
         "model": served.name,
-        "usage": {"prompt_tokens": found.tokens, "total_tokens": found.tokens},
+        "usage": {"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens},
     }
-    return reply | {"truncated": found.truncated} if found.truncated else reply
+    return reply | {"truncated": vectors.truncated} if vectors.truncated else reply
 
 
 def _base64(rows: Rows) -> list[str]:
@@ -113,7 +105,7 @@ async def models(context: Context) -> Any:
     """Return the models and indexes."""
     registry = context.registry
     data = [_describe_model(served) for served in registry.models.values()]
-    data += [await context.aside(_describe_index, context, served) for served in registry.indexes.values()]
+    data += [await context.call_in_helper(_describe_index, context, served) for served in registry.indexes.values()]
     return {"object": "list", "data": data}
 
 
@@ -124,7 +116,7 @@ def _describe_model(served: ServedModel) -> dict[str, Any]:
         "created": served.created,
         "owned_by": "bertree",
         "kind": "model",
-        "does": sorted(served.does),
+        "does": sorted(served.abilities),
         "dimension": served.model.dimension,
         "max_length": served.model.max_length,
         "parameters": served.parameters,

@@ -4,11 +4,9 @@ from typing import Any
 
 from starlette.responses import HTMLResponse, Response
 
-from bertree.serve.http.context import Context
-from bertree.serve.http.docs import docs_page
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.openapi import openapi_document
-from bertree.serve.http.table import ROUTES, route
+from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import ROUTES, Context, route
+from bertree.serve.http.openapi import docs_page, openapi_document
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -28,12 +26,12 @@ async def ready(context: Context) -> Any:
 
 
 @route("GET", "/metrics", summary="Metrics for Prometheus")
-async def metrics(context: Context) -> Response:
+async def prometheus_metrics(context: Context) -> Response:
     """Return the metrics."""
-    found = context.service.metrics
-    found.queue_tokens.set(context.scheduler.queued_tokens)
-    found.queue_requests.set(context.scheduler.queued_requests)
-    return Response(await context.aside(found.text), media_type=TEXT)
+    metrics = context.service.metrics
+    metrics.queue_tokens.set(context.scheduler.queued_tokens)
+    metrics.queue_requests.set(context.scheduler.queued_requests)
+    return Response(await context.call_in_helper(metrics.text), media_type=TEXT)
 
 
 @route("GET", "/openapi.json", open=True, summary="This interface as an OpenAPI document")

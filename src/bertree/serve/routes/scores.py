@@ -1,19 +1,19 @@
-"""Scores of texts and pairs by a classifier or a cross-encoder, for the routes that rank and predict."""
+"""Outputs of a model's task head: logits of prepared examples, scores of texts and pairs."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertree.inference.inputs import check_finite
 from bertree.search.rerank import positive_label
-from bertree.serve.http.context import Context
-from bertree.serve.models.served import ServedModel, unit_tokens
-from bertree.serve.routes.vectors import TextOptions, check_tokens
-from bertree.serve.schedule.work import Job
+from bertree.serve.http.handlers import Context
+from bertree.serve.routes.inputs import TextOptions, check_token_count, check_tokens
+from bertree.serve.served import ServedModel, unit_tokens
+from bertree.serve.token_queue import Job
 from bertree.tasks.metrics import softmax
-from bertree.tasks.task import Unit
+from bertree.tasks.task import Truncation, Unit
 from bertree.tasks.text import TextTask
 
 
@@ -25,24 +25,42 @@ class PairScores(NamedTuple):
     truncated: list[int]
 
 
+async def task_logits(
+    context: Context, served: ServedModel, examples: Sequence[Any], field: str
+) -> tuple[Sequence[Unit], Truncation, list[NDArray[np.float32]]]:
+    """Return the units of examples, what was truncated, and the logits of each unit. `field`: of the texts."""
+    task = served.task
+    assert task is not None
+
+    def prepare() -> tuple[Sequence[Unit], Truncation]:
+        return task.units(examples, served.model.required_tokenizer, served.task_max_length)
+
+    units, dropped = await context.call_in_helper(prepare)
+    check_token_count(context, sum(map(unit_tokens, units)), field)
+    logits = await context.run(served.job_kind("task"), [Job(unit_tokens(unit), unit) for unit in units])
+    for rows in logits:
+        check_finite(rows, served.name)
+    return units, dropped, logits
+
+
 async def class_logits(
-    context: Context, served: ServedModel, inputs: Sequence[tuple[str, str | None]], reading: TextOptions
+    context: Context, served: ServedModel, inputs: Sequence[tuple[str, str | None]], options: TextOptions
 ) -> PairScores:
     """Return the logits of texts, or of pairs of texts."""
     task = served.task
     assert isinstance(task, TextTask)
 
-    def units() -> list[Unit]:
+    def prepare() -> list[Unit]:
         examples = [task.example(text, pair) for text, pair in inputs]
-        return task.units(examples, served.model.required_tokenizer, served.task_max_length, reading.cut)[0]
+        return task.units(examples, served.model.required_tokenizer, served.task_max_length, options.cut)[0]
 
-    found = await context.aside(units)
-    first = [unit.sequences[0] for unit in found]
-    truncated = check_tokens(context, first, served.task_max_length, reading)
-    rows = await context.run(served.lane("task"), [Job(unit_tokens(unit), unit) for unit in found])
+    units = await context.call_in_helper(prepare)
+    first = [unit.sequences[0] for unit in units]
+    truncated = check_tokens(context, first, served.task_max_length, options)
+    rows = await context.run(served.job_kind("task"), [Job(unit_tokens(unit), unit) for unit in units])
     logits = np.stack([np.asarray(row, np.float64).reshape(-1) for row in rows])
     check_finite(logits, served.name)
-    return PairScores(logits, sum(unit_tokens(unit) for unit in found), truncated)
+    return PairScores(logits, sum(unit_tokens(unit) for unit in units), truncated)
 
 
 def class_names(served: ServedModel) -> list[str]:

@@ -17,17 +17,15 @@ from bertree.errors import UserError
 from bertree.search.highlights import find_highlights
 from bertree.search.hit import Hit
 from bertree.search.searcher import CANDIDATES
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import route
-from bertree.serve.models.registry import NotServed
-from bertree.serve.models.served import ServedIndex, ServedModel
-from bertree.serve.routes.inputs import Count, check_text
+from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.registry import NotServed
+from bertree.serve.routes.inputs import Count, TextOptions, check_text, embed_texts, field_error
 from bertree.serve.routes.scores import class_logits, relevance
-from bertree.serve.routes.vectors import TextOptions, embed_texts
-from bertree.serve.schedule.work import Lane
+from bertree.serve.served import ServedIndex, ServedModel
+from bertree.serve.token_queue import JobKind
 
-SEARCH, MAP = 64, 2048  # tokens whose vectors cost about as much
+SEARCH, MAP = 64, 2048  # tokens whose embedding takes about as long as a search, and as a map
 SHOWN = 200  # characters of a passage on a map
 Value = str | int | float | bool | None
 Where = dict[str, Value | list[Value]]
@@ -69,14 +67,14 @@ class SearchReply(msgspec.Struct):
     milliseconds: float
 
 
-@route(
-    "POST", "/search", body=SearchRequest, reply=SearchReply, does="search", summary="Passages of an index for a query"
-)
+@route("POST", "/search", reply=SearchReply, ability="search", summary="Passages of an index for a query")
 async def search(context: Context, body: SearchRequest) -> Any:
     """Return the nearest passages, as `index.search` does."""
     started = time.perf_counter()
     served = context.registry.index(body.index)
-    hits = await find_hits(context, served, body.query, body.k, body.where, body.rerank, body.candidates)
+    hits = await find_hits(
+        context, served, body.query, body.k, where=body.where, rerank=body.rerank, candidates=body.candidates
+    )
     return {
         "index": served.name,
         "hits": [describe_hit(hit, body.query) for hit in hits],
@@ -89,12 +87,13 @@ async def find_hits(
     served: ServedIndex,
     query: str,
     k: int,
+    *,
     where: Where | None = None,
     rerank: str | None = None,
     candidates: int = CANDIDATES,
     field: str = "query",
 ) -> list[Hit]:
-    """Return the k nearest passages, re-ranked by a served model if one is named. `field`: where the query stood."""
+    """Return the k nearest passages, re-ranked by a served model if one is named. `field`: of the query."""
     check_text(query, field)
     reranker = None if rerank is None else _find_reranker(context, rerank)
     prompt = served.query_prompt or None
@@ -104,35 +103,34 @@ async def find_hits(
     def nearest() -> list[Hit]:
         return served.index.nearest(np.array(vectors.rows), most, where=where, names=[field])[0]
 
-    hits = await ask_index(context, served, served.lane, SEARCH, nearest)
+    hits = await ask_index(context, served, served.search_jobs, SEARCH, nearest)
     if reranker is None or not hits:
         return hits
     pairs = [(query, hit.text) for hit in hits[:candidates]]
     scores = await class_logits(context, reranker, pairs, TextOptions("rerank"))
-    only = scores.logits.shape[1] == 1
-    best = relevance(reranker, scores.logits, raw=only).tolist()
-    read = [replace(hit, score=score) for hit, score in zip(hits[:candidates], best, strict=True)]
-    return [*sorted(read, key=lambda hit: -hit.score), *hits[candidates:]][:k]
+    best = relevance(reranker, scores.logits, raw=scores.logits.shape[1] == 1).tolist()
+    reranked = [replace(hit, score=score) for hit, score in zip(hits[:candidates], best, strict=True)]
+    return [*sorted(reranked, key=lambda hit: -hit.score), *hits[candidates:]][:k]
 
 
 def _find_reranker(context: Context, name: str) -> ServedModel:
     """Return the model of a name; a mistake names the field `rerank`."""
     try:
-        return context.registry.model(name, does="rerank")
+        return context.registry.model(name, "rerank")
     except (NotServed, UserError) as error:
         raise type(error)(str(error).replace("model:", "rerank:", 1)) from None
 
 
 async def ask_index(
-    context: Context, served: ServedIndex, lane: Lane, tokens: int, function: Callable[[], Result]
+    context: Context, served: ServedIndex, kind: JobKind, tokens: int, function: Callable[[], Result]
 ) -> Result:
     """Compute something with an index. Its errors name its folder, which a client must not see; they are logged."""
     try:
-        return await context.call(lane, tokens, function)
+        return await context.call(kind, tokens, function)
     except UserError as error:
         if str(error).startswith("where"):
             message = str(error).removeprefix("where").strip(" :")
-            raise HttpError(422, f"where: {message}", param="where") from None
+            raise field_error("where", f"{message}") from None
         context.service.log.write("index failed", id=context.request_id, index=served.name, reason=str(error))
         raise HttpError(503, f"index '{served.name}' cannot be read; the server's log says why") from None
 
@@ -193,7 +191,7 @@ class MapReply(msgspec.Struct):
     total: int
 
 
-@route("GET", "/map", query=MapQuery, reply=MapReply, does="search", summary="The passages of an index in a plane")
+@route("GET", "/map", reply=MapReply, ability="search", summary="The passages of an index in a plane")
 async def index_map(context: Context, query: MapQuery) -> Any:
     """Return the map of an index, as `bertree.map_index` makes it; it is kept until the index changes."""
     served = context.registry.index(query.index)
@@ -204,13 +202,13 @@ async def index_map(context: Context, query: MapQuery) -> Any:
             served.map = (generation, query.most), _describe_map(served, query.most)
         return served.map[1]
 
-    return await ask_index(context, served, served.model.lane("call"), MAP, find)
+    return await ask_index(context, served, served.model.job_kind("call"), MAP, find)
 
 
 def _describe_map(served: ServedIndex, most: int) -> dict[str, Any]:
-    found = map_index(served.index, most)
-    points: Sequence[Sequence[float]] = (np.round(found.points, 4) + 0.0).tolist()  # without -0.0
-    rows = zip(found.passages, points, found.labels.tolist(), strict=True)
+    plane = map_index(served.index, most)
+    points: Sequence[Sequence[float]] = (np.round(plane.points, 4) + 0.0).tolist()  # without -0.0
+    rows = zip(plane.passages, points, plane.labels.tolist(), strict=True)
     return {
         "index": served.name,
         "points": [
@@ -224,7 +222,7 @@ def _describe_map(served: ServedIndex, most: int) -> dict[str, Any]:
             }
             for passage, (x, y), label in rows
         ],
-        "clusters": found.clusters,
-        "sampled": len(found.passages) < found.total,
-        "total": found.total,
+        "clusters": plane.clusters,
+        "sampled": len(plane.passages) < plane.total,
+        "total": plane.total,
     }

@@ -9,9 +9,8 @@ from msgspec import Meta
 from bertree.errors import UserError
 from bertree.model import space
 from bertree.model.presets import PRESETS, preset
-from bertree.serve.http.context import Context
-from bertree.serve.http.table import route
-from bertree.serve.routes.inputs import about
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import field_error
 
 
 class PointRequest(msgspec.Struct):
@@ -34,13 +33,13 @@ def _space(names: tuple[str, ...]) -> dict[str, Any]:
     return {"presets": space.describe_presets(), "axes": space.describe_axes()}
 
 
-@route("POST", "/space", body=PointRequest, summary="Parameters, memory and operations of a point")
+@route("POST", "/space", summary="Parameters, memory and operations of a point")
 async def point(context: Context, body: PointRequest) -> Any:
     """Return what a point costs, or why there is no such point."""
     try:
         preset(body.preset)
     except UserError as error:
-        raise about("preset", error) from None
+        raise field_error("preset", error) from None
     try:
         return {"valid": True} | space.describe_point(body.preset, body.changes, body.length, body.batch)
     except UserError as error:

@@ -5,12 +5,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import route
-from bertree.serve.models.served import ServedModel
+from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import TextOptions, check_prompt, check_texts, embed_texts, field_error
 from bertree.serve.routes.scores import class_logits, class_names, class_scores, relevance
-from bertree.serve.routes.vectors import TextOptions, check_prompt, check_texts, embed_texts
+from bertree.serve.served import ServedModel
 from bertree.version import __version__
 
 Direction = Literal["right", "left", "Right", "Left"]
@@ -115,36 +114,32 @@ class DecodeRequest(msgspec.Struct):
     model: str | None = None
 
 
-@route(
-    "POST", "/embed", body=EmbedRequest, reply=list[list[float]], does="embed", errors="tei", summary="Vectors of texts"
-)
+@route("POST", "/embed", reply=list[list[float]], ability="embed", errors="tei", summary="Vectors of texts")
 async def embed(context: Context, body: EmbedRequest) -> Any:
     """Return a list of vectors."""
-    served = context.registry.model(body.model, does="embed")
+    served = context.model(body.model)
     texts = _listed(body.inputs)
-    found = await embed_texts(
-        context, served, texts, _reading(served, "inputs", body, body.prompt_name), body.dimensions, body.normalize
-    )
-    return found.rows
+    options = _text_options(served, "inputs", body, body.prompt_name)
+    vectors = await embed_texts(context, served, texts, options, dimensions=body.dimensions, normalize=body.normalize)
+    return vectors.rows
 
 
 @route(
     "POST",
     "/rerank",
-    body=RerankTextsRequest,
     reply=list[RankedText],
-    does="rerank",
+    ability="rerank",
     errors="tei",
     summary="Rank texts by their relevance to a query",
 )
 async def rerank(context: Context, body: RerankTextsRequest) -> Any:
     """Return the texts by number, the most relevant first."""
-    served = context.registry.model(body.model, does="rerank")
+    served = context.model(body.model)
     check_texts(context, [body.query], "query")
     check_texts(context, _listed(body.texts, "texts"), "texts")
     pairs: list[tuple[str, str | None]] = [(body.query, text) for text in body.texts]
-    found = await class_logits(context, served, pairs, _reading(served, "texts", body))
-    scores = relevance(served, found.logits, body.raw_scores).tolist()
+    outputs = await class_logits(context, served, pairs, _text_options(served, "texts", body))
+    scores = relevance(served, outputs.logits, body.raw_scores).tolist()
     order = sorted(range(len(pairs)), key=lambda row: (-scores[row], row))
     text = {row: {"text": body.texts[row]} if body.return_text else {} for row in order}
     return [{"index": row, "score": scores[row], **text[row]} for row in order]
@@ -153,76 +148,61 @@ async def rerank(context: Context, body: RerankTextsRequest) -> Any:
 @route(
     "POST",
     "/predict",
-    body=PredictRequest,
     reply=list[ClassScore | list[ClassScore]],
-    does="predict",
+    ability="predict",
     errors="tei",
     summary="Classes of texts or pairs",
 )
 async def predict(context: Context, body: PredictRequest) -> Any:
     """Return the classes with their scores, the best first; a list of such lists for several inputs."""
-    served = context.registry.model(body.model, does="predict")
+    served = context.model(body.model)
     inputs, several = _prediction_inputs(body.inputs)
     for text, pair in inputs:
         check_texts(context, [text] if pair is None else [text, pair], "inputs")
-    found = await class_logits(context, served, inputs, _reading(served, "inputs", body))
+    outputs = await class_logits(context, served, inputs, _text_options(served, "inputs", body))
     names = class_names(served)
     lists = [
         sorted(
             ({"score": score, "label": name} for name, score in zip(names, row, strict=True)),
             key=lambda entry: -entry["score"],
         )
-        for row in class_scores(found.logits, body.raw_scores).tolist()
+        for row in class_scores(outputs.logits, body.raw_scores).tolist()
     ]
     return lists if several else lists[0]
 
 
 @route(
-    "POST",
-    "/similarity",
-    body=SimilarityRequest,
-    reply=list[float],
-    does="embed",
-    errors="tei",
-    summary="Cosines of a sentence and others",
+    "POST", "/similarity", reply=list[float], ability="embed", errors="tei", summary="Cosines of a sentence and others"
 )
 async def similarity(context: Context, body: SimilarityRequest) -> Any:
     """Return the cosine of the source sentence and each of the others."""
-    served = context.registry.model(body.model, does="embed")
-    how = body.parameters or SimilarityParameters()
+    served = context.model(body.model)
+    parameters = body.parameters or SimilarityParameters()
     check_texts(context, [body.inputs.source_sentence], "source_sentence")
     check_texts(context, _listed(body.inputs.sentences, "sentences"), "sentences")
     texts = [body.inputs.source_sentence, *body.inputs.sentences]
-    reading = _reading(served, "inputs", how, how.prompt_name)
-    found = await embed_texts(context, served, texts, reading, normalize=True)
-    return np.array(found.rows[1:]) @ found.rows[0]
+    options = _text_options(served, "inputs", parameters, parameters.prompt_name)
+    vectors = await embed_texts(context, served, texts, options, normalize=True)
+    return np.array(vectors.rows[1:]) @ vectors.rows[0]
 
 
-@route(
-    "POST",
-    "/tokenize",
-    body=TokenizeRequest,
-    reply=list[list[Token]],
-    does="embed",
-    errors="tei",
-    summary="Tokens of texts",
-)
+@route("POST", "/tokenize", reply=list[list[Token]], ability="embed", errors="tei", summary="Tokens of texts")
 async def tokenize(context: Context, body: TokenizeRequest) -> Any:
     """Return the tokens of each text."""
-    served = context.registry.model(body.model, does="embed")
+    served = context.model(body.model)
     texts = _listed(body.inputs)
     check_texts(context, texts, "inputs")
     check_prompt(served, body.prompt_name, "prompt_name")
     prompt = served.model.vector.prompt_text(body.prompt_name) if body.prompt_name else ""
-    return await context.aside(_tokens, served, [prompt + text for text in texts], body.add_special_tokens)
+    return await context.call_in_helper(_tokens, served, [prompt + text for text in texts], body.add_special_tokens)
 
 
 def _tokens(served: ServedModel, texts: list[str], special: bool) -> list[list[dict[str, Any]]]:
     backend = served.model.required_tokenizer.backend
-    found = []
+    tokens = []
     for text, encoding in zip(texts, backend.encode_batch(texts, add_special_tokens=special), strict=True):
         rows = zip(encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True)
-        found.append(
+        tokens.append(
             [
                 {"id": token, "text": name, "special": True, "start": None, "stop": None}
                 if added
@@ -230,21 +210,21 @@ def _tokens(served: ServedModel, texts: list[str], special: bool) -> list[list[d
                 for token, name, added, (start, stop) in rows
             ]
         )
-    return found
+    return tokens
 
 
-@route("POST", "/decode", body=DecodeRequest, reply=list[str], does="embed", errors="tei", summary="Texts of token ids")
+@route("POST", "/decode", reply=list[str], ability="embed", errors="tei", summary="Texts of token ids")
 async def decode(context: Context, body: DecodeRequest) -> Any:
     """Return the text of each list of ids."""
-    served = context.registry.model(body.model, does="embed")
+    served = context.model(body.model)
     flat = [row for row in body.ids if isinstance(row, int)]
     if flat and len(flat) != len(body.ids):
-        raise HttpError(422, "ids: must be a list of ids, or a list of such lists", param="ids")
+        raise field_error("ids", "must be a list of ids, or a list of such lists")
     rows = [flat] if flat else [row for row in body.ids if isinstance(row, list)]
     tokenizer = served.model.required_tokenizer
     if any(not 0 <= token < tokenizer.size for row in rows for token in row):
-        raise HttpError(422, f"ids: must be from 0 to {tokenizer.size - 1}", param="ids")
-    return await context.aside(_decode, served, rows, body.skip_special_tokens)
+        raise field_error("ids", f"must be from 0 to {tokenizer.size - 1}")
+    return await context.call_in_helper(_decode, served, rows, body.skip_special_tokens)
 
 
 def _decode(served: ServedModel, rows: list[list[int]], skip: bool) -> list[str]:
@@ -253,7 +233,7 @@ def _decode(served: ServedModel, rows: list[list[int]], skip: bool) -> list[str]
 
 @route("GET", "/info", errors="tei", summary="The model that these routes use, and limits")
 async def info(context: Context) -> Any:
-    """Return what Text Embeddings Inference says of itself."""
+    """Return the model and the limits, in the form of Text Embeddings Inference."""
     served = context.registry.model()
     limits, scheduler = context.limits, context.scheduler
     return {
@@ -262,10 +242,10 @@ async def info(context: Context) -> Any:
         "model_dtype": served.model.precision,
         "served_model_name": served.name,
         "model_type": _model_type(served),
-        # TEI counts inputs. Here tokens are counted: so many inputs are taken at once even if all are of full length.
+        # TEI counts inputs, this server counts tokens: this many inputs of full length are accepted at once.
         "max_concurrent_requests": max(1, scheduler.most_queued_tokens // served.model.max_length),
         "max_input_length": served.model.max_length,
-        "max_batch_tokens": served.lane("embed").budget,
+        "max_batch_tokens": served.job_kind("embed").budget,
         "max_batch_requests": None,
         "max_client_batch_size": limits.texts,
         "auto_truncate": True,
@@ -277,20 +257,20 @@ async def info(context: Context) -> Any:
 
 
 def _model_type(served: ServedModel) -> dict[str, Any]:
-    labels = dict(enumerate(class_names(served))) if "predict" in served.does else {}
+    labels = dict(enumerate(class_names(served))) if "predict" in served.abilities else {}
     if labels:
         kind = {"id2label": {str(n): name for n, name in labels.items()}, "label2id": {v: k for k, v in labels.items()}}
         return {"reranker" if len(labels) == 1 else "classifier": kind}
     return {"embedding": {"pooling": served.model.vector.pooling}}
 
 
-def _listed(given: str | list[str], field: str = "inputs") -> list[str]:
-    if given == []:
+def _listed(texts: str | list[str], field: str = "inputs") -> list[str]:
+    if texts == []:
         raise HttpError(400, f"{field}: must not be empty", param=field, code="empty")
-    return [given] if isinstance(given, str) else given
+    return [texts] if isinstance(texts, str) else texts
 
 
-def _reading(
+def _text_options(
     served: ServedModel,
     field: str,
     body: EmbedRequest | RerankTextsRequest | PredictRequest | SimilarityParameters,
@@ -298,22 +278,25 @@ def _reading(
 ) -> TextOptions:
     if prompt is not None:
         check_prompt(served, prompt, "prompt_name")
-    return TextOptions(field, prompt, body.truncation_direction.lower(), body.truncate is not False)
+    return TextOptions(
+        field=field,
+        prompt=prompt,
+        cut=body.truncation_direction.lower(),
+        truncate=body.truncate is not False,
+    )
 
 
-def _prediction_inputs(given: str | list[str | list[str]]) -> tuple[list[tuple[str, str | None]], bool]:
+def _prediction_inputs(inputs: str | list[str | list[str]]) -> tuple[list[tuple[str, str | None]], bool]:
     """Return the texts or pairs, and whether there may be several."""
-    if isinstance(given, str):
-        return [(given, None)], False
-    _listed([""] if given else [])
-    texts = [item for item in given if isinstance(item, str)]
+    if isinstance(inputs, str):
+        return [(inputs, None)], False
+    _listed([""] if inputs else [])
+    texts = [item for item in inputs if isinstance(item, str)]
     if texts:
-        if len(texts) != len(given) or len(texts) > 2:
-            raise HttpError(
-                422, 'inputs: must be a text, two texts, or a list of lists of them: [["a"], ["b"]]', param="inputs"
-            )
+        if len(texts) != len(inputs) or len(texts) > 2:
+            raise field_error("inputs", 'must be a text, two texts, or a list of lists of them: [["a"], ["b"]]')
         return [(texts[0], texts[1] if len(texts) == 2 else None)], False
-    rows = [item for item in given if isinstance(item, list)]
+    rows = [item for item in inputs if isinstance(item, list)]
     if wrong := next((number for number, row in enumerate(rows, 1) if len(row) not in (1, 2)), None):
-        raise HttpError(422, f"inputs: input {wrong} must have one text or two", param="inputs")
+        raise field_error("inputs", f"input {wrong} must have one text or two")
     return [(row[0], row[1] if len(row) == 2 else None) for row in rows], True

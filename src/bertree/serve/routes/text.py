@@ -5,12 +5,10 @@ from typing import Any
 import msgspec
 
 from bertree.errors import UserError
-from bertree.inference.inputs import check_finite
-from bertree.serve.http.context import Context
-from bertree.serve.http.table import route
-from bertree.serve.models.served import unit_tokens
-from bertree.serve.routes.inputs import SMALL, Count, about, check_text, check_units, note_cut
-from bertree.serve.schedule.work import Job
+from bertree.serve.http.handlers import Context, route
+from bertree.serve.routes.inputs import SMALL, Count, check_text, field_error, report_truncation
+from bertree.serve.routes.scores import task_logits
+from bertree.serve.token_queue import Job
 from bertree.tasks.tagging.task import TaggingTask
 
 
@@ -46,19 +44,19 @@ class FillReply(msgspec.Struct):
     cut: bool
 
 
-@route("POST", "/fill", body=FillRequest, reply=FillReply, does="fill", summary="Likely tokens for the masks of a text")
+@route("POST", "/fill", reply=FillReply, ability="fill", summary="Likely tokens for the masks of a text")
 async def fill(context: Context, body: FillRequest) -> Any:
     """Return the masks of a text with their candidates, as `model.fill_masks` does."""
-    served = context.registry.model(body.model, does="fill")
+    served = context.model(body.model)
     check_text(body.text, "text")
     try:
         if len(body.text) <= SMALL:
             masked = served.model.prepare_masks(body.text, body.k)
         else:
-            masked = await context.aside(served.model.prepare_masks, body.text, body.k)
+            masked = await context.call_in_helper(served.model.prepare_masks, body.text, body.k)
     except UserError as error:
-        raise about("text", error) from None
-    (found,) = await context.run(served.lane("fill"), [Job(len(masked.encoded.ids), masked)])
+        raise field_error("text", error) from None
+    (filled,) = await context.run(served.job_kind("fill"), [Job(len(masked.encoded.ids), masked)])
     piece = served.model.required_tokenizer.backend.id_to_token
     masks = [
         {
@@ -69,10 +67,10 @@ async def fill(context: Context, body: FillRequest) -> Any:
                 for one in mask.candidates
             ],
         }
-        for mask in found
+        for mask in filled
     ]
     dropped = masked.encoded.dropped
-    return {"model": served.name, "masks": masks, "cut": note_cut(context, int(dropped > 0), dropped)}
+    return {"model": served.name, "masks": masks, "cut": report_truncation(context, int(dropped > 0), dropped)}
 
 
 class EntitiesRequest(msgspec.Struct):
@@ -100,34 +98,19 @@ class EntitiesReply(msgspec.Struct):
     cut: bool
 
 
-@route(
-    "POST",
-    "/entities",
-    body=EntitiesRequest,
-    reply=EntitiesReply,
-    does="entities",
-    summary="Entities in a text, with their places",
-)
+@route("POST", "/entities", reply=EntitiesReply, ability="entities", summary="Entities in a text, with their places")
 async def entities(context: Context, body: EntitiesRequest) -> Any:
     """Return the entities of a text, as `model.predict` does."""
-    served = context.registry.model(body.model, does="entities")
+    served = context.model(body.model)
     check_text(body.text, "text")
-    task, model = served.task, served.model
+    task = served.task
     assert isinstance(task, TaggingTask)
     example = task.parse({"text": body.text})
 
-    def units() -> Any:
-        return task.units([example], model.required_tokenizer, served.task_max_length)
-
-    found, cut = await context.aside(units)
-    check_units(context, found, "text")
-    logits = await context.run(served.lane("task"), [Job(unit_tokens(unit), unit) for unit in found])
-    for rows in logits:
-        check_finite(rows, served.name)
-    (line,) = task.predict([example], found, logits)
-    named = [{"start": e["start"], "end": e["end"], "label": e["type"]} | _rest(e) for e in line["entities"]]
-    return {"model": served.name, "entities": named, "cut": note_cut(context, *cut)}
-
-
-def _rest(entity: dict[str, Any]) -> dict[str, Any]:
-    return {"text": entity["text"], "score": entity["score"]}
+    units, dropped, logits = await task_logits(context, served, [example], "text")
+    (line,) = task.predict([example], units, logits)
+    named = [
+        {"start": e["start"], "end": e["end"], "label": e["type"], "text": e["text"], "score": e["score"]}
+        for e in line["entities"]
+    ]
+    return {"model": served.name, "entities": named, "cut": report_truncation(context, *dropped)}

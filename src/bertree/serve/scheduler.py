@@ -11,10 +11,18 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bertree.serve.schedule.queue import JobBatch, QueuedRequest, TokenQueue
-from bertree.serve.schedule.work import DeadlineExceeded, Job, Lane, Overloaded, Watch
+from bertree.serve.token_queue import (
+    DeadlineExceeded,
+    Job,
+    JobBatch,
+    JobKind,
+    JobObserver,
+    Overloaded,
+    QueuedRequest,
+    TokenQueue,
+)
 
-FIRST_RATE = 5000.0  # tokens a second, until batches were measured
+FIRST_RATE = 5000.0  # tokens a second, until batches are measured
 MEMORY = 0.9  # of the measured rate, per batch
 FULL = 0.98  # of the tokens that may wait, from which on requests are refused before they are read
 LONGEST_WAIT = 60.0  # seconds that a client is told to wait
@@ -28,19 +36,6 @@ class Failure:
         self.error = error
 
 
-class Silent:
-    """A watch that notes nothing."""
-
-    def batch(self, lane: str, jobs: int, tokens: int, seconds: float) -> None:
-        """Note nothing."""
-
-    def waited(self, lane: str, tokens: int, seconds: float) -> None:
-        """Note nothing."""
-
-    def failed(self, lane: str, error: Exception) -> None:
-        """Note nothing."""
-
-
 class Scheduler:
     """Takes jobs from an event loop and computes them in threads."""
 
@@ -48,12 +43,12 @@ class Scheduler:
         self,
         threads: int,
         most_queued_tokens: int,
-        watch: Watch | None = None,
+        observer: JobObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`threads`: 0 to compute by `compute_next` alone. `most_queued_tokens`: beyond them, requests are refused."""
         self.threads, self.most_queued_tokens = threads, most_queued_tokens
-        self._watch: Watch = watch or Silent()
+        self._observer = observer or JobObserver()
         self._clock = clock
         self._rate = FIRST_RATE  # tokens a second of one thread
         self._queue = TokenQueue()
@@ -92,12 +87,12 @@ class Scheduler:
         """Seconds until half of what waits now is done."""
         return min(LONGEST_WAIT, self._queue.tokens / 2 / self.tokens_per_second)
 
-    def measure(self, lane: Lane, jobs: Sequence[Job]) -> float:
+    def measure(self, kind: JobKind, jobs: Sequence[Job]) -> float:
         """Compute a batch before anything is served; return how many tokens a second all threads will compute."""
         payloads = [job.payload for job in jobs]
-        lane.compute(payloads)
+        kind.compute(payloads)
         started = self._clock()
-        lane.compute(payloads)
+        kind.compute(payloads)
         self._rate = sum(job.tokens for job in jobs) / max(1e-6, self._clock() - started)
         return self.tokens_per_second
 
@@ -113,7 +108,7 @@ class Scheduler:
             self._started.append(thread)
 
     def stop(self) -> None:
-        """End the threads when what they compute is done. Whatever waits is not computed."""
+        """End the threads after the batches that they compute now. Waiting jobs are not computed."""
         with self._lock:
             self._stopped = True
             self._ready.notify_all()
@@ -121,7 +116,7 @@ class Scheduler:
             thread.join()
         self._started.clear()
 
-    async def run(self, lane: Lane, jobs: Sequence[Job], deadline: float) -> list[Any]:
+    async def run(self, kind: JobKind, jobs: Sequence[Job], deadline: float) -> list[Any]:
         """Return the results of jobs, in their order. `deadline`: on the scheduler's clock.
 
         Overloaded if too much waits already: all of the jobs are taken, or none. DeadlineExceeded if they are not done
@@ -131,7 +126,7 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         now = self._clock()
-        request = QueuedRequest(lane, jobs, deadline, now, lambda: self._collect(loop, future))
+        request = QueuedRequest(kind, jobs, deadline, now, lambda: self._collect(loop, future))
         with self._lock:
             if self._queue.tokens and self._queue.tokens + request.tokens > self.most_queued_tokens:
                 raise Overloaded(self.retry_after)
@@ -178,7 +173,7 @@ class Scheduler:
     def _take(self) -> JobBatch | None:
         batch = self._queue.take(self._clock(), max(1, self.idle_threads))
         if batch is not None:
-            batch.lane.running += 1
+            batch.kind.running += 1
             if self.idle_threads > 1 and self._queue.tokens:
                 self._ready.notify()
         return batch
@@ -207,11 +202,11 @@ class Scheduler:
     def _compute(self, batch: JobBatch) -> None:
         started = self._clock()
         live = [(request, row) for request, row in batch.jobs if not request.finished]
-        results = self._results(batch.lane, [request.jobs[row].payload for request, row in live])
+        results = self._results(batch.kind, [request.jobs[row].payload for request, row in live])
         seconds = self._clock() - started
         self._finished.requests = []
         with self._lock:
-            batch.lane.running -= 1
+            batch.kind.running -= 1
             if seconds > 0 and live:
                 self._rate = MEMORY * self._rate + (1 - MEMORY) * batch.tokens / seconds
             for (request, row), result in zip(live, results, strict=True):
@@ -219,32 +214,32 @@ class Scheduler:
                     request.fail(result.error)
                 else:
                     request.deliver(row, result)
-            if batch.lane.at_once:
+            if batch.kind.at_once:
                 self._ready.notify()
         self._wake(self._finished.requests)
-        self._watch.batch(batch.lane.name, len(live), batch.tokens, seconds)
+        self._observer.batch(batch.kind.name, len(live), batch.tokens, seconds)
         for request, _ in live:
-            if not request.wait_noted:
-                request.wait_noted = True
-                self._watch.waited(batch.lane.name, request.tokens, started - request.arrived)
+            if not request.wait_recorded:
+                request.wait_recorded = True
+                self._observer.waited(batch.kind.name, request.tokens, started - request.arrived)
 
-    def _results(self, lane: Lane, payloads: Sequence[Any]) -> list[Any]:
+    def _results(self, kind: JobKind, payloads: Sequence[Any]) -> list[Any]:
         """Compute payloads; those that cannot be computed give failures."""
         if not payloads:
             return []
         try:
-            results = list(lane.compute(payloads))
-            assert len(results) == len(payloads), f"{lane.name}: a result for each job"
+            results = list(kind.compute(payloads))
+            assert len(results) == len(payloads), f"{kind.name}: a result for each job"
             return results
         except Exception as error:
             if len(payloads) == 1:
-                self._watch.failed(lane.name, error)
+                self._observer.failed(kind.name, error)
                 return [Failure(error)]
         half = len(payloads) // 2
-        return self._results(lane, payloads[:half]) + self._results(lane, payloads[half:])
+        return self._results(kind, payloads[:half]) + self._results(kind, payloads[half:])
 
     def _collect(self, loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
-        """Note a request that has ended, in the thread that ended it."""
+        """Record a request that has ended, in the thread that ended it."""
         self._finished.requests.append((loop, future))
 
     def _wake(self, finished: "list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]") -> None:

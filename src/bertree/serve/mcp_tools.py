@@ -1,24 +1,52 @@
-"""The tools `search` and `read` over one or several indexes."""
+"""Search as a tool for assistants: `search` and `read` over indexes, by standard input and output."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
+from bertree.inference.embedding import TextEncoder
 from bertree.search.hit import Passage
+from bertree.search.postgres.choice import open_index
+from bertree.search.postgres.place import SCHEMA, TABLE, is_address
 from bertree.search.searcher import Searcher
-from bertree.serve.mcp.protocol import Tool
+from bertree.serve.mcp_protocol import Tool, serve_tools
 
-MOST_HITS, MOST_BEFORE = 50, 50
-CHARACTERS, MOST_CHARACTERS = 4_000, 20_000  # of an answer of `read`
-LATEST_START = 1 << 40
 MOST_QUERY = 10_000  # characters
+
+
+class IntegerArgument(NamedTuple):
+    """A whole number that a tool takes."""
+
+    default: int
+    low: int
+    high: int
+    description: str
+    bounded: bool = True  # the schema names the highest value
+
+    def schema(self) -> Json:
+        """Return the JSON schema."""
+        limits = {"minimum": self.low} | ({"maximum": self.high} if self.bounded else {})
+        return {"type": "integer", **limits, "default": self.default, "description": self.description}
+
+
+INTEGERS = {
+    "k": IntegerArgument(5, 1, 50, "Number of hits."),
+    "start": IntegerArgument(0, 0, 1 << 40, "Where to read from: the start of a hit.", bounded=False),
+    "before": IntegerArgument(0, 0, 50, "Passages to read before the one at start."),
+    "characters": IntegerArgument(4_000, 1, 20_000, "About how much to read."),
+}
 TYPES = {str: "a text", int: "a whole number", dict: "an object"}
 INSTRUCTIONS = (
     "Searches the user's documents by meaning. Use search with a question or a description of what is looked for, then "
     "read to see the text around a hit. Quote the document of what you use."
 )
 VALUE = {"type": ["string", "number", "boolean"]}
+Load = Callable[[str], TextEncoder]  # a model by its name or path
 
 
 def make_tools(indexes: Mapping[str, Searcher]) -> list[Tool]:
@@ -29,7 +57,7 @@ def make_tools(indexes: Mapping[str, Searcher]) -> list[Tool]:
     hit = "Each hit has the text of a passage, its document, where it starts and ends in it, and a score (the cosine)."
     search: Json = {
         "query": {"type": "string", "description": "A question, or a description of what to find."},
-        "k": {"type": "integer", "minimum": 1, "maximum": MOST_HITS, "default": 5, "description": "Number of hits."},
+        "k": INTEGERS["k"].schema(),
         "where": {
             "type": "object",
             "additionalProperties": {"anyOf": [VALUE, {"type": "array", "items": VALUE}]},
@@ -38,26 +66,7 @@ def make_tools(indexes: Mapping[str, Searcher]) -> list[Tool]:
     }
     read: Json = {
         "document": {"type": "string", "description": "The document of a hit."},
-        "start": {
-            "type": "integer",
-            "minimum": 0,
-            "default": 0,
-            "description": "Where to read from: the start of a hit.",
-        },
-        "before": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": MOST_BEFORE,
-            "default": 0,
-            "description": "Passages to read before the one at start.",
-        },
-        "characters": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": MOST_CHARACTERS,
-            "default": CHARACTERS,
-            "description": "About how much to read.",
-        },
+        **{name: INTEGERS[name].schema() for name in ("start", "before", "characters")},
     }
     return [
         Tool(
@@ -86,31 +95,31 @@ class IndexTools:
         self._indexes = dict(indexes)
 
     def describe(self) -> str:
-        """Say in a few words what can be searched."""
-        found = []
+        """Describe the indexes in a few words."""
+        descriptions = []
         for name, index in self._indexes.items():
             info = index.info
             keys = f" with the metadata {', '.join(info['metadata'][:20])}" if info["metadata"] else ""
-            found.append(f"{name} ({info['documents']:,} documents{keys})")
-        return "; ".join(found)
+            descriptions.append(f"{name} ({info['documents']:,} documents{keys})")
+        return "; ".join(descriptions)
 
     def search(self, arguments: Json) -> Json:
         """Return the passages nearest to a query."""
-        index = self._take(arguments, ("query", "k", "where"))
+        index = self._index(arguments, ("query", "k", "where"))
         query = _argument(arguments, "query", str)
-        k = _bounded(arguments, "k", 5, 1, MOST_HITS)
+        k = _integer(arguments, "k")
         if len(query) > MOST_QUERY:
             raise UserError(f"query: has {len(query):,} characters; at most {MOST_QUERY:,} are read")
         where = _argument(arguments, "where", dict, {})
         return {"hits": [hit.json() for hit in index.search(query, k, where=where)]}
 
     def read(self, arguments: Json) -> Json:
-        """Return the text of a document, or of the passages around a place in it."""
-        index = self._take(arguments, ("document", "start", "before", "characters"))
+        """Return the text of a document, or of the passages around a position in it."""
+        index = self._index(arguments, ("document", "start", "before", "characters"))
         id = _argument(arguments, "document", str)
-        start = _bounded(arguments, "start", 0, 0, LATEST_START)
-        before = _bounded(arguments, "before", 0, 0, MOST_BEFORE)
-        most = _bounded(arguments, "characters", CHARACTERS, 1, MOST_CHARACTERS)
+        start = _integer(arguments, "start")
+        before = _integer(arguments, "before")
+        most = _integer(arguments, "characters")
         passages = index.document(id)
         if not passages:
             raise UserError(f"document {id[:200]!r}: there is none of this name; search names the documents there are")
@@ -122,9 +131,9 @@ class IndexTools:
         rest = passages[last].start if last < len(passages) else None
         return _read_result(passages[first:last]) | {"next_start": rest}
 
-    def _take(self, arguments: Json, known: Sequence[str]) -> Searcher:
-        """Return the index that is asked; refuse arguments that a tool does not have."""
-        names = (*known, "index")
+    def _index(self, arguments: Json, accepted: Sequence[str]) -> Searcher:
+        """Return the index that the arguments name; refuse arguments that a tool does not have."""
+        names = (*accepted, "index")
         for name in arguments:
             if name not in names:
                 raise UserError(f"{str(name)[:80]}: there is no such argument; {suggest(name, names)}")
@@ -135,10 +144,10 @@ class IndexTools:
 
 
 def _read_result(passages: Sequence[Passage]) -> Json:
-    """Return passages that follow each other as one text: what two of them share is there once."""
+    """Return consecutive passages as one text, without repeating their overlap."""
     text, end = "", passages[0].start
     for passage in passages:
-        gap = passage.start - end  # of blanks, which no passage holds
+        gap = passage.start - end  # of white space, which no passage contains
         text += "\n" * min(gap, 2) + passage.text if gap >= 0 else passage.text[-gap:]
         end = max(end, passage.end)
     first = passages[0]
@@ -162,8 +171,39 @@ def _argument(arguments: Json, name: str, kind: type, default: Any = None) -> An
     return value
 
 
-def _bounded(arguments: Json, name: str, default: int, low: int, high: int) -> int:
+def _integer(arguments: Json, name: str) -> int:
+    default, low, high, *_ = INTEGERS[name]
     value: int = _argument(arguments, name, int, default)
     if not low <= value <= high:
         raise UserError(f"{name}: must be from {low} to {high:,}, not {value}")
     return value
+
+
+def serve_indexes(
+    sources: Sequence[str], load: Load, model: str | None, *, schema: str = SCHEMA, table: str = TABLE
+) -> None:
+    """Serve indexes, folders or postgresql:// addresses, until standard input ends."""
+    target = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever is printed from here on goes to standard error
+    with target, ExitStack() as stack:
+        indexes = open_indexes(sources, load, model, stack, schema=schema, table=table)
+        print(f"bertree mcp: {', '.join(indexes)} ready on standard input", file=sys.stderr, flush=True)
+        serve_tools(make_tools(indexes), INSTRUCTIONS, sys.stdin.buffer, target)
+
+
+def open_indexes(
+    sources: Sequence[str], load: Load, model: str | None, stack: ExitStack, *, schema: str, table: str
+) -> dict[str, Searcher]:
+    """Open indexes with their models, each model once; return them by the name of the folder or table."""
+    models: dict[str, TextEncoder] = {}
+    indexes: dict[str, Searcher] = {}
+    for source in sources:
+        name = table if is_address(source) else PurePath(os.path.abspath(source)).name
+        if name in indexes:
+            raise UserError(f"{name}: two indexes have this name; give one of them, or rename its folder")
+        with open_index(source, None, schema, table) as unloaded:
+            path = model or unloaded.model_path
+        if path not in models:
+            models[path] = load(path)
+        indexes[name] = stack.enter_context(open_index(source, models[path], schema, table))
+    return indexes

@@ -104,9 +104,9 @@ class ToolServer:
             return {"jsonrpc": "2.0", "id": id, "error": {"code": refused.code, "message": str(refused)}}
 
     def _initialize(self, params: Json) -> Json:
-        asked = params.get("protocolVersion")
+        version = params.get("protocolVersion")
         return {
-            "protocolVersion": asked if asked in VERSIONS else VERSIONS[-1],
+            "protocolVersion": version if version in VERSIONS else VERSIONS[-1],
             "capabilities": {"tools": {}},
             "serverInfo": {"name": "bertree", "version": __version__},
             "instructions": self._instructions,
@@ -119,13 +119,13 @@ class ToolServer:
         if not isinstance(arguments, dict):
             raise _Refused(INVALID_PARAMS, "arguments must be an object")
         try:
-            found = self._tools[name].call(arguments)
+            result = self._tools[name].call(arguments)
         except UserError as error:
             return _text(" ".join(str(error).split())) | {"isError": True}
         except Exception:  # a mistake of ours must not end the session
             traceback.print_exc(file=sys.stderr)
             return _text("internal error; the server's log has the details") | {"isError": True}
-        return _text(json_text(found)) | {"structuredContent": found, "isError": False}
+        return _text(json_text(result)) | {"structuredContent": result, "isError": False}
 
 
 def _parse(line: bytes) -> Json | None:

@@ -13,9 +13,8 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from bertree.serve.http.context import Context
-from bertree.serve.http.errors import HttpError
-from bertree.serve.http.table import route
+from bertree.serve.http.answers import HttpError
+from bertree.serve.http.handlers import Context, route
 
 PARTS = (
     *("axes", "calls", "choices", "colours", "controls", "dom", "key", "marks", "palette", "plane", "server", "state"),
@@ -53,7 +52,7 @@ class StaticFile(Response):
     """A file of the page. A browser that has it already is told so (304)."""
 
     def __init__(self, name: str) -> None:
-        body = files("bertree.serve.page").joinpath("static", *name.split("/")).read_bytes()
+        body = files("bertree.serve").joinpath("page", "static", *name.split("/")).read_bytes()
         self.etag = f'"{sha256(body).hexdigest()[:32]}"'
         self.kept_headers = {
             "etag": self.etag,
@@ -66,8 +65,8 @@ class StaticFile(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the file, or 304."""
-        known = Headers(scope=scope).get("if-none-match", "").split(",")
-        if self.etag in (tag.strip().removeprefix("W/") for tag in known):
+        cached = Headers(scope=scope).get("if-none-match", "").split(",")
+        if self.etag in (tag.strip().removeprefix("W/") for tag in cached):
             await Response(status_code=304, headers=self.kept_headers)(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)

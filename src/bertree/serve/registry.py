@@ -1,8 +1,7 @@
-"""What is served, by name. A swap replaces an entry; requests that hold the old one finish with it."""
+"""Models and indexes by name. A swap replaces an entry; requests that hold the old one finish with it."""
 
 from bertree.errors import UserError, listed, suggest
-from bertree.serve.models.abilities import ABILITIES
-from bertree.serve.models.served import ServedIndex, ServedModel
+from bertree.serve.served import ABILITIES, ServedIndex, ServedModel
 
 
 class NotServed(Exception):
@@ -10,7 +9,7 @@ class NotServed(Exception):
 
 
 class Registry:
-    """Models and indexes by name, in the order given."""
+    """Models and indexes by name, in the order of the command line."""
 
     def __init__(self) -> None:
         self.models: dict[str, ServedModel] = {}
@@ -22,29 +21,29 @@ class Registry:
 
     def drop_model(self, name: str) -> None:
         """Remove a model."""
-        self.models = {known: served for known, served in self.models.items() if known != name}
+        self.models = {key: served for key, served in self.models.items() if key != name}
 
     def put_index(self, served: ServedIndex) -> None:
         """Add an index, or replace the one of its name."""
         self.indexes = {**self.indexes, served.name: served}
 
-    def model(self, name: str | None = None, does: str | None = None) -> ServedModel:
-        """Return a model by name; without one, the first that can do what is asked.
+    def model(self, name: str | None = None, ability: str | None = None) -> ServedModel:
+        """Return a model by name; without one, the first with an ability.
 
-        NotServed if there is none of that name; UserError if it cannot do that."""
-        if name is not None and (found := self.models.get(name)) and (does is None or does in found.does):
-            return found
-        able = [m for m in self.models.values() if does is None or does in m.does]
+        NotServed if there is none of that name; UserError if it lacks the ability."""
+        able = [served for served in self.models.values() if ability is None or ability in served.abilities]
         if name is None:
             if able:
                 return able[0]
-            what = f" that can {ABILITIES[does]}" if does else ""
+            what = f" that can {ABILITIES[ability]}" if ability else ""
             raise UserError(f"model: no model{what} is served here; served: {listed(self.models) or 'none'}")
         if name not in self.models:
             raise NotServed(f"model: '{name[:60]}' is not served here; {suggest(name[:60], self.models)}")
-        assert does is not None
-        others = f"these can: {listed(m.name for m in able)}" if able else "no served model can"
-        raise UserError(f"model: '{name}' cannot {ABILITIES[does]}; {others}")
+        served = self.models[name]
+        if ability is None or ability in served.abilities:
+            return served
+        alternatives = f"these can: {listed(one.name for one in able)}" if able else "no served model can"
+        raise UserError(f"model: '{name}' cannot {ABILITIES[ability]}; {alternatives}")
 
     def index(self, name: str | None = None) -> ServedIndex:
         """Return an index by name; without one, the first."""

@@ -1,0 +1,158 @@
+"""What a handler of requests is written with: the decorator `route`, and the `Context` of its request.
+
+The decorator puts the function into the table `ROUTES`; the application and the OpenAPI document are built from it.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.types import Scope
+
+from bertree.serve.http.telemetry import Log, Metrics
+from bertree.serve.registry import Registry
+from bertree.serve.scheduler import Scheduler
+from bertree.serve.served import ServedModel
+from bertree.serve.settings import Limits, RequestSettings
+from bertree.serve.token_queue import Job, JobKind
+
+CLIENT_CLOSED = 499  # status in logs and metrics of a request whose client has closed the connection
+CONTEXT = "bertree.context"  # key of the context in an ASGI scope
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteSpec:
+    """A method and a path, its handler, and how its requests are treated."""
+
+    method: str
+    path: str  # may have parameters: /page/{name}
+    handler: Callable[..., Awaitable[Any]]
+    input: Any = None  # msgspec type of the handler's second argument: the JSON body, or the query of a GET request
+    reply: Any = None  # type of the answer, for the documentation
+    ability: str | None = None  # that the model needs; such a route answers 429 while the queue is full
+    errors: str = "openai"  # form of errors: openai, tei or cohere
+    open: bool = False  # needs no key
+    summary: str = ""
+    hidden: bool = False  # not in the documentation
+
+    @property
+    def body(self) -> Any:
+        """Type of the JSON body; None: there is none."""
+        return None if self.method == "GET" else self.input
+
+    @property
+    def query(self) -> Any:
+        """Type of the query parameters; None: there are none."""
+        return self.input if self.method == "GET" else None
+
+
+ROUTES: list[RouteSpec] = []
+
+
+def route(
+    method: str,
+    path: str,
+    *,
+    reply: Any = None,
+    ability: str | None = None,
+    errors: str = "openai",
+    open: bool = False,
+    summary: str = "",
+    hidden: bool = False,
+) -> Callable[[Handler], Handler]:
+    """Register a route. The handler is `async def handler(context)` or `async def handler(context, input: Type)`: the
+    body, or the query of a GET request, is decoded to that type. It returns a value for JSON or a Starlette response.
+    """
+
+    def register(handler: Handler) -> Handler:
+        _, *inputs = inspect.signature(handler).parameters.values()
+        spec = RouteSpec(
+            method=method,
+            path=path,
+            handler=handler,
+            input=inputs[0].annotation if inputs else None,
+            reply=reply,
+            ability=ability,
+            errors=errors,
+            open=open,
+            summary=summary,
+            hidden=hidden,
+        )
+        ROUTES.append(spec)
+        return handler
+
+    return register
+
+
+@dataclass(kw_only=True)
+class Service:
+    """What all routes of one server share."""
+
+    registry: Registry
+    scheduler: Scheduler
+    settings: RequestSettings
+    metrics: Metrics
+    log: Log
+    draining: bool = False  # the server is about to stop
+    helpers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "helper"))
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """One request."""
+
+    service: Service
+    scope: Scope
+    request_headers: Mapping[bytes, bytes]
+    request_id: str
+    deadline: float = 0.0  # on the scheduler's clock
+    response_headers: dict[str, str] = field(default_factory=dict)
+    route: str = "none"  # path in the table of routes
+    ability: str | None = None  # that the route needs of a model
+    status: int = CLIENT_CLOSED  # of the answer
+    tokens: int = 0  # computed for the request
+
+    @property
+    def path(self) -> Mapping[str, str]:
+        """Parameters of the path."""
+        parameters: Mapping[str, str] = self.scope.get("path_params") or {}
+        return parameters
+
+    @property
+    def registry(self) -> Registry:
+        """The models and indexes."""
+        return self.service.registry
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler of the compute threads."""
+        return self.service.scheduler
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of a request."""
+        return self.service.settings.limits
+
+    def model(self, name: str | None) -> ServedModel:
+        """Return the model of a name, or the first with the ability of this route."""
+        return self.registry.model(name, self.ability)
+
+    async def run(self, kind: JobKind, jobs: Sequence[Job]) -> list[Any]:
+        """Compute jobs before the deadline; return their results in order."""
+        self.tokens += sum([job.tokens for job in jobs])
+        return await self.service.scheduler.run(kind, jobs, self.deadline)
+
+    async def call(self, kind: JobKind, tokens: int, function: Callable[[], Result]) -> Result:
+        """Call a function in a compute thread; `tokens`: an estimate of its work."""
+        (result,) = await self.run(kind, [Job(tokens, function)])
+        return result
+
+    async def call_in_helper(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function in a helper thread, without blocking the event loop: for tokenizing and writing of large
+        requests, not for computing."""
+        return await asyncio.get_running_loop().run_in_executor(self.service.helpers, function, *arguments)

@@ -1,0 +1,144 @@
+"""Metrics for Prometheus and structured logs (one JSON object a line). Neither has texts of requests or keys.
+
+With several worker processes the metrics are the sums over all of them.
+"""
+
+import os
+import sys
+import time
+from typing import Any, NamedTuple, TextIO
+
+import orjson
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+    multiprocess,
+)
+
+from bertree.serve.token_queue import JobObserver
+
+SHARED = "PROMETHEUS_MULTIPROC_DIR"  # a folder in which the workers of a server keep their numbers
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKENS = (8, 32, 128, 512, 2048, 8192, 32768, 131072, 524288)
+KIND = ("lane",)  # the label of a kind of jobs
+disable_created_metrics()  # they would be a second line for each metric
+
+
+class JobMetrics(NamedTuple):
+    """The metrics of one kind of jobs."""
+
+    queue: Histogram
+    compute: Histogram
+    tokens: Histogram
+    batch: Histogram
+    jobs: Counter
+
+
+class Metrics(JobObserver):
+    """Counters and histograms of one process; the scheduler reports its work to it."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._kinds: dict[str, JobMetrics] = {}
+        self._routes: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+
+        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"bertree_{name}", text, labels, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"bertree_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"bertree_{name}", text, registry=registry, multiprocess_mode="livesum")
+
+        self._requests = counter("requests", "Requests answered.", "route", "status")
+        self._seconds = histogram("request_seconds", "Time of a request.", ("route",), SECONDS)
+        self._queue = histogram("queue_seconds", "Wait for the first batch.", KIND, SECONDS)
+        self._compute = histogram("compute_seconds", "Time of a batch.", KIND, SECONDS)
+        self._tokens = histogram("request_tokens", "Tokens of a request.", KIND, TOKENS)
+        self._batch = histogram("batch_tokens", "Tokens of a batch.", KIND, TOKENS)
+        self._jobs = counter("jobs", "Texts, pairs or calls computed.", *KIND)
+        self._failures = counter("failures", "Jobs that could not be computed.", *KIND)
+        self._truncated = counter("truncated_texts", "Texts that were too long.")
+        self._swaps = counter("swaps", "Models loaded again.", "model", "result")
+        self.queue_tokens = gauge("queue_tokens", "Tokens that wait.")
+        self.queue_requests = gauge("queue_requests", "Requests that wait.")
+
+    def _of_kind(self, name: str) -> JobMetrics:
+        """Return the metrics of a kind of jobs; looking each one up by its label would take longer than counting."""
+        if (metrics := self._kinds.get(name)) is None:
+            metrics = self._kinds[name] = JobMetrics(
+                queue=self._queue.labels(name),
+                compute=self._compute.labels(name),
+                tokens=self._tokens.labels(name),
+                batch=self._batch.labels(name),
+                jobs=self._jobs.labels(name),
+            )
+        return metrics
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
+        if (metrics := self._routes.get((route, status))) is None:
+            metrics = self._requests.labels(route, str(status)), self._seconds.labels(route)
+            self._routes[route, status] = metrics
+        metrics[0].inc()
+        metrics[1].observe(seconds)
+
+    def batch(self, kind: str, jobs: int, tokens: int, seconds: float) -> None:
+        """Count a batch that was computed."""
+        metrics = self._of_kind(kind)
+        metrics.compute.observe(seconds)
+        metrics.batch.observe(tokens)
+        metrics.jobs.inc(jobs)
+
+    def waited(self, kind: str, tokens: int, seconds: float) -> None:
+        """Record how long a request waited for its first batch."""
+        metrics = self._of_kind(kind)
+        metrics.queue.observe(seconds)
+        metrics.tokens.observe(tokens)
+
+    def failed(self, kind: str, error: Exception) -> None:
+        """Count a job that could not be computed."""
+        self._failures.labels(kind).inc()
+
+    def truncated(self, texts: int) -> None:
+        """Count texts that were too long."""
+        self._truncated.inc(texts)
+
+    def swapped(self, model: str, result: str) -> None:
+        """Count a model that was loaded again, or could not be."""
+        self._swaps.labels(model, result).inc()
+
+    def text(self) -> bytes:
+        """Return all metrics in Prometheus's text format."""
+        if SHARED not in os.environ:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        multiprocess.MultiProcessCollector(registry)
+        return generate_latest(registry)
+
+
+class Log:
+    """Writes events to a stream, by default standard error."""
+
+    def __init__(self, stream: TextIO | None = None, requests: bool = True) -> None:
+        """`requests`: also write a line for each successful request."""
+        self._stream, self._requests = stream, requests
+
+    def write(self, event: str, **values: Any) -> None:
+        """Write an event."""
+        line = {"time": round(time.time(), 3), "event": event, **values}
+        stream = self._stream or sys.stderr
+        try:
+            stream.write(orjson.dumps(line, default=str).decode() + "\n")
+            stream.flush()
+        except (OSError, ValueError):  # the reader of the log has gone
+            return
+
+    def wants(self, status: int) -> bool:
+        """Return whether a request with this status gets a line."""
+        return self._requests or status >= 500

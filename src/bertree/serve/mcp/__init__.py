@@ -1,1 +1,0 @@
-"""Search as a tool for assistants: the Model Context Protocol over standard input and output."""

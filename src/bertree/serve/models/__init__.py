@@ -1,1 +1,0 @@
-"""The models and indexes that a server offers, by name."""

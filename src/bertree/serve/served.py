@@ -1,0 +1,216 @@
+"""Models and indexes as they are served: their names, their abilities, and the kinds of jobs they compute."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertree.errors import UserError
+from bertree.inference.embedding import finish_vectors
+from bertree.inference.inputs import check_finite
+from bertree.inference.model import Model
+from bertree.model.architecture import Transformer
+from bertree.objectives.supervised import HEAD_KINDS
+from bertree.search.postgres.choice import AnyIndex
+from bertree.serve.token_queue import JobKind
+from bertree.tasks.logits import effective_max_length, inference_autocast, logits
+from bertree.tasks.squad.task import SquadTask
+from bertree.tasks.tagging.task import TaggingTask
+from bertree.tasks.task import Task, Unit
+from bertree.tasks.text import TextTask
+from bertree.text.tokenizer import Encoded
+
+# Ability -> what it means, for messages.
+ABILITIES = {
+    "embed": "compute vectors of texts",
+    "rerank": "score pairs of a query and a text",
+    "predict": "classify texts",
+    "fill": "fill masks",
+    "entities": "find entities",
+    "answer": "answer questions from a passage",
+    "generate": "continue texts",
+    "layers": "show attention",
+}
+# Tokens of a batch. On a CPU, larger batches are no faster and let others wait longer (docs/serving.md).
+BUDGETS = {"cpu": 512, "cuda": 65536}
+Tokenize = Callable[[Sequence[str], str | None, str], list[Encoded]]
+
+
+def find_abilities(model: Model, task: Task[Any] | None) -> frozenset[str]:
+    """Return the abilities of a model with this task, by its heads and its architecture."""
+    if model.tokenizer is None:
+        return frozenset()
+    abilities = {"embed"}
+    if "mask" in model.network.heads and model.network.features is None:
+        if model.architecture.causal:
+            abilities.add("generate")
+        elif model.tokenizer.id_of("mask") is not None:
+            abilities.add("fill")
+    if isinstance(model.architecture, Transformer) and model.architecture.has_attention:
+        abilities.add("layers")
+    if isinstance(task, TextTask) and task.head == "sequence":
+        abilities.add("predict")
+        # The folder of a foreign classifier does not say what it reads; with one or two classes it may be a
+        # cross-encoder.
+        if task.columns.pair or ("name" not in model.task and task.classes <= 2):
+            abilities.add("rerank")
+    elif isinstance(task, TaggingTask) and task.has_entity_tags:
+        abilities.add("entities")
+    elif isinstance(task, SquadTask):
+        abilities.add("answer")
+    return frozenset(abilities)
+
+
+def find_task(model: Model) -> Task[Any] | None:
+    """Return the task that a model was fine-tuned on; None: there is none."""
+    if not set(model.classes) & set(HEAD_KINDS):
+        return None
+    try:
+        return model.find_task()
+    except UserError:
+        return None
+
+
+class WaitingTexts(NamedTuple):
+    """The texts of a request."""
+
+    texts: Sequence[str]
+    future: "asyncio.Future[list[Encoded]]"
+
+
+class TextGatherer:
+    """Collects the texts of all requests in one turn of the event loop, and tokenizes them by one call at its end.
+
+    A call for a single short text takes three times as long as a text does in a call for many: its data is no longer in
+    the caches, and the interpreter's lock is released and acquired once more."""
+
+    def __init__(self, tokenize: Tokenize) -> None:
+        """`tokenize`: texts, the name of a prompt, and the end at which texts are cut -> one result each."""
+        self._tokenize = tokenize
+        self._waiting: dict[tuple[asyncio.AbstractEventLoop, str | None, str], list[WaitingTexts]] = {}
+
+    async def encode(self, texts: Sequence[str], prompt: str | None, cut: str) -> list[Encoded]:
+        """Return texts tokenized, in their order."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[Encoded]] = loop.create_future()
+        key = (loop, prompt, cut)
+        if (waiting := self._waiting.get(key)) is None:
+            waiting = self._waiting[key] = []
+            loop.call_soon(self._tokenize_all, key)
+        waiting.append(WaitingTexts(texts, future))
+        return await future
+
+    def _tokenize_all(self, key: tuple[asyncio.AbstractEventLoop, str | None, str]) -> None:
+        _, prompt, cut = key
+        waiting = [one for one in self._waiting.pop(key) if not one.future.done()]
+        try:
+            encoded = self._tokenize([text for one in waiting for text in one.texts], prompt, cut)
+        except BaseException as error:  # also a tokenizer that panics: the requests would wait for ever
+            if len(waiting) == 1:
+                waiting[0].future.set_exception(error)
+                return
+            for one in waiting:  # so that the text at fault fails only its own request
+                self._waiting[key] = [one]
+                self._tokenize_all(key)
+            return
+        start = 0
+        for one in waiting:
+            end = start + len(one.texts)
+            one.future.set_result(encoded[start:end])
+            start = end
+
+
+class ServedModel:
+    """A loaded model under a name."""
+
+    def __init__(self, name: str, model: Model, folder: str = "") -> None:
+        """`folder`: of the model; empty if it has none."""
+        self.name, self.model, self.folder = name, model, folder
+        self.created = int(time.time())
+        self.task: Task[Any] | None = find_task(model)
+        # Read by every request.
+        self.dimension, self.vector, self.max_length = model.dimension, model.vector, model.max_length
+        self._embedder = model.batch_embedder()
+        self._default_prompt = model.vector.prompt_text(None, name)
+        self._gatherer = TextGatherer(self.tokenize)
+        self.abilities = find_abilities(model, self.task)
+        budget = BUDGETS["cuda" if model.device.type == "cuda" else "cpu"]
+        self._job_kinds = {
+            "embed": JobKind(f"{name}: embed", partial(self._embed, normalize=self.vector.normalize), budget),
+            "unscaled": JobKind(f"{name}: unscaled", partial(self._embed, normalize=False), budget),
+            "task": JobKind(f"{name}: task", self._task_logits, budget),
+            "fill": JobKind(f"{name}: fill", model.fill_prepared, budget),
+            "call": JobKind(f"{name}: call", _call_all, 1),
+        }
+
+    def job_kind(self, name: str) -> JobKind:
+        """Return a kind of jobs.
+
+        embed: tokenized texts (`Encoded`) -> vectors as `model.embed` returns them; unscaled: the same without
+        normalization; task: units -> logits; fill: texts with masks -> filled masks; call: functions without arguments
+        -> their results, for work that cannot share a batch."""
+        return self._job_kinds[name]
+
+    def tokenize(
+        self, texts: Sequence[str | tuple[str, str]], prompt: str | None = None, cut: str = "right"
+    ) -> list[Encoded]:
+        """Tokenize texts for `embed`; those that are too long are cut, and their `dropped` says by how much."""
+        prefix = self._default_prompt if prompt is None else self.vector.prompt_text(prompt, self.name)
+        prompted = [prefix + text for text in texts if isinstance(text, str)] if prefix else texts
+        return self.model.required_tokenizer.encode(prompted, self.max_length, cut)
+
+    async def tokenize_together(
+        self, texts: Sequence[str], prompt: str | None = None, cut: str = "right"
+    ) -> list[Encoded]:
+        """Tokenize a few texts, together with those of other requests in this turn of the event loop."""
+        return await self._gatherer.encode(texts, prompt, cut)
+
+    @property
+    def task_max_length(self) -> int:
+        """Tokens of a sequence that the task's head reads."""
+        usual = self.model.task.get("max_length") or self.model.max_length
+        return effective_max_length(0, usual, self.model.architecture.longest_input)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def architecture(self) -> str:
+        """Kind of the network, in a word."""
+        return self.model.architecture.body
+
+    def _embed(self, encoded: Sequence[Encoded], normalize: bool) -> list[NDArray[np.float32]]:
+        rows = finish_vectors(self._embedder(encoded), None, normalize)
+        check_finite(rows, self.name)
+        return list(rows)
+
+    def _task_logits(self, units: Sequence[Unit]) -> Sequence[NDArray[np.float32]]:
+        assert self.task is not None
+        return logits(self.model.network, self.task.scored_head, units, lambda: inference_autocast(self.model.device))
+
+
+def unit_tokens(unit: Unit) -> int:
+    """Return the tokens of a unit."""
+    return sum(len(sequence.ids) for sequence in unit.sequences)
+
+
+class ServedIndex:
+    """An open index under a name, with the model of its vectors."""
+
+    def __init__(self, name: str, index: AnyIndex, model: ServedModel, open_again: Callable[[Model], AnyIndex]) -> None:
+        """`open_again` opens the same index with another copy of its model."""
+        self.name, self.index, self.model, self.open_again = name, index, model, open_again
+        self.created = int(time.time())
+        self.search_jobs = JobKind(f"{name}: search", _call_all, 1, at_once=1)  # its database answers one at a time
+        self.query_prompt = index.state.prompts[1]  # name of the model's prompt for queries; empty: none
+        self.map: tuple[object, Any] | None = None  # the last map, and its key
+
+
+def _call_all(calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [call() for call in calls]
