@@ -20,8 +20,8 @@ from benchmarks.common import environment, table
 from benchmarks.search import K, Prepared, Vectors, made, real
 from bertree import Index, PostgresIndex
 from bertree.search.documents import Document
-from bertree.search.hit import Hit
 from bertree.search.passage_store import Where
+from bertree.search.passages import Hit
 from bertree.search.searcher import Searcher
 from tests.support.postgres import running_server
 

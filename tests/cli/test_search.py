@@ -10,7 +10,7 @@ import pytest
 import bertree
 from bertree.errors import UserError
 from bertree.search.index import Index
-from bertree.search.rerank import positive_label
+from bertree.search.searcher import positive_label
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import Trained

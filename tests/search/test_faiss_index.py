@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
-from bertree.search import faiss_index, nearest, writer
+from bertree.search import faiss_index, open_files, writer
 from bertree.search.documents import Document
 from bertree.search.faiss_index import cell_count, choose_kind, code_size
 from bertree.search.index import Index
@@ -57,7 +57,7 @@ def recall(index: Index, model: Given, alive: np.ndarray, where: dict[str, int] 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
 def test_finds_what_comparing_finds(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nearest, "FEW_NUMBERS", 64 * WIDTH)  # so that filters meet the graph, too
+    monkeypatch.setattr(open_files, "FEW_NUMBERS", 64 * WIDTH)  # so that filters meet the graph, too
     monkeypatch.setattr(writer, "TAIL", 500 * WIDTH)
     model = Given()
     least = 1.0 if kind == "flat" else 0.95

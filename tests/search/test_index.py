@@ -103,7 +103,7 @@ def test_unchanged_costs_nothing(tmp_path: Path) -> None:
 def test_the_last_of_an_id_counts(tmp_path: Path) -> None:
     index = Index.build(Words(), [*SHIPS, {"id": "a", "text": "Something else."}], tmp_path / "index")
     assert index.search("Something else", where={"id": "a"})[0].text == "Something else."
-    assert "1 occurred twice with one id" in "".join(index.found.lines())
+    assert "1 occurred twice with one id" in "".join(index.read.lines())
     index.add([{"id": "b", "text": "One."}, {"id": "b", "text": str(SHIPS[1]["text"]), "book": "Tower", "year": 1815}])
     assert index.search("lantern", where={"id": "b"})[0].text.startswith("A lantern")
 
@@ -163,7 +163,7 @@ def test_odd_texts(tmp_path: Path) -> None:
     odd = ["\ud800 half a pair", "nul \x00 inside", "\u200b", "🙂" * 50, "x" * 200_000, "a\u0301" * 3]
     records = [{"id": f"o{n}", "text": text, "k\udfff": "\ud800", "n": float("nan")} for n, text in enumerate(odd)]
     index = Index.build(Words(), [*records, {"text": "  \n"}, {"text": ""}], tmp_path / "index")
-    assert index.found.empty == 2
+    assert index.read.empty == 2
     assert index.info["documents"] == len(odd)
     (hit,) = index.search("nul inside", k=1)
     assert hit.text == "nul \x00 inside"

@@ -11,7 +11,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import exclusive_lock
 from bertree.search.documents import DEEPEST, Document
 from bertree.search.index import Index
-from bertree.search.nearest import QUERIES
+from bertree.search.open_files import QUERIES
 from bertree.search.vector_files import top_k
 from tests.support.standin import Words
 

@@ -151,13 +151,13 @@ def test_an_id_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     twice = [{"id": f"d{n // 2}", "text": f"Word{n} stands."} for n in range(60)]
     index = Index.build(Words(), twice, tmp_path / "index")
     assert index.info["generation"] <= 3
-    assert (len(index), index.found.repeated, index.added.new, index.added.passages) == (30, 30, 30, 30)
+    assert (len(index), index.read.repeated, index.added.new, index.added.passages) == (30, 30, 30, 30)
     assert {hit.text for hit in index.search("stands", k=99)} == {f"Word{n} stands." for n in range(1, 60, 2)}
     monkeypatch.setattr(index_writer, "COMMIT_ROWS", 8)  # the second of an id comes after a commit
     monkeypatch.setattr(index_writer, "EMBED_BATCH", 3)
     model = Words()
     other = Index.build(model, [*twice, *twice[1::2]], tmp_path / "other")
-    assert other.found.repeated == 60
+    assert other.read.repeated == 60
     assert (len(other), other.added.unchanged) == (30, 0)
     assert {hit.text for hit in other.search("stands", k=99)} == {f"Word{n} stands." for n in range(1, 60, 2)}
     other.verify()

@@ -8,8 +8,8 @@ import pytest
 
 import bertree
 from bertree.errors import UserError
-from bertree.search.hit import Hit
 from bertree.search.index import Index
+from bertree.search.passages import Hit
 from bertree.search.searcher import Searcher
 from tests.support.killing import records
 from tests.support.postgres import PostgresServer, run_sql

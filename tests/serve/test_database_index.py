@@ -143,7 +143,7 @@ def test_no_password_is_shown(
     run_sql(admin, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     try:
         run_sql(admin, f"SELECT pg_terminate_backend(pid, 9000) FROM pg_stat_activity WHERE datname = '{name}'")
-        swapper.ask()
+        swapper.request()
         asyncio.run(swapper.check(settled=True))
         answers = [both.post("/search", {"query": QUERY, "index": "bertree"}), both.get("/map?index=bertree")]
         assert [(answer.status, answer.message) for answer in answers] == [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import bertree
-from bertree.search.hit import Hit
+from bertree.search.passages import Hit
 from tests.support import asking
 from tests.support.asking import Asker, refused
 

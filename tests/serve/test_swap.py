@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_read_changes_nothing(served: Served) -> None:
 
 def test_when_asked_everything_is_loaded_again(served: Served) -> None:
     old = served.registry.model("words")
-    served.swapper.ask()
+    served.swapper.request()
     served.check(settled=True)
     assert served.registry.model("words") is not old
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bertree.embeddings.clustering import k_means
 from bertree.inference.embedding import Vectors
-from bertree.search.hit import Passage
+from bertree.search.passages import Passage
 from bertree.search.searcher import Searcher
 
 MOST_CLUSTERS = 10  # as many as can be told apart by colour

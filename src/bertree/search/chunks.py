@@ -1,4 +1,4 @@
-"""Divide long documents into passages of a number of tokens, with their places in the document.
+"""Divide long documents into passages of a number of tokens, with their positions in the document.
 
 A passage ends at the end of a sentence and begins with the last sentences of the passage before, as far as these fit
 into the overlap: text around a border is then found from both sides. Only a sentence that is too long for a passage is
@@ -45,12 +45,12 @@ class Chunking:
             raise UserError(f"overlap {self.overlap}: must lie between 0 and {self.tokens - 1}")
 
 
-def choose_chunking(tokens: int | None, overlap: int | None, room: int | None, language: str = "en") -> Chunking:
-    """Return the chunking for these settings (None: the default) and a model with `room` for tokens of text (None:
-    any)."""
-    if tokens is not None and room is not None and tokens > room:
-        raise UserError(f"chunk {tokens}: the model reads at most {room} tokens of text; give that or less")
-    tokens = tokens if tokens is not None else min(TOKENS, room or TOKENS)
+def choose_chunking(tokens: int | None, overlap: int | None, longest: int | None, language: str = "en") -> Chunking:
+    """Return the chunking for these settings (None: the default) and a model that reads at most `longest` tokens of
+    text (None: any number)."""
+    if tokens is not None and longest is not None and tokens > longest:
+        raise UserError(f"chunk {tokens}: the model reads at most {longest} tokens of text; give that or less")
+    tokens = tokens if tokens is not None else min(TOKENS, longest or TOKENS)
     return Chunking(tokens, math.floor(tokens * SHARE) if overlap is None else overlap, language)
 
 
@@ -125,11 +125,11 @@ def _split_units(document: str, chunking: Chunking, tokenizer: Tokenizer | None)
     spans = iter(_sentence_spans(document, chunking))
     while batch := list(islice(spans, BATCH)):
         texts = [document[start:end] for start, end in batch]
-        for span, text, places in zip(batch, texts, _token_offsets(texts, tokenizer), strict=True):
-            if len(places) <= chunking.tokens:
-                yield _Unit.from_tokens(*span, len(places))
+        for span, text, offsets in zip(batch, texts, _token_offsets(texts, tokenizer), strict=True):
+            if len(offsets) <= chunking.tokens:
+                yield _Unit.from_tokens(*span, len(offsets))
             else:
-                yield from _cut_sentence(span, text, places, chunking, tokenizer)
+                yield from _cut_sentence(span, text, offsets, chunking, tokenizer)
 
 
 def _sentence_spans(document: str, chunking: Chunking) -> Iterator[CharSpan]:
@@ -165,11 +165,11 @@ def _skip_space(text: str, at: int, end: int) -> int:
 
 
 def _cut_sentence(
-    span: CharSpan, text: str, places: list[tuple[int, int]], chunking: Chunking, tokenizer: Tokenizer | None
+    span: CharSpan, text: str, offsets: list[tuple[int, int]], chunking: Chunking, tokenizer: Tokenizer | None
 ) -> Iterator[_Unit]:
     """Yield a sentence of too many tokens in pieces small enough to be repeated as the overlap."""
     size = chunking.overlap or max(1, chunking.tokens * 3 // 4)  # a piece on its own may have one token more
-    starts = [start for start, _ in places]
+    starts = [start for start, _ in offsets]
     at = 0
     while at < len(text):
         token = bisect_right(starts, at) - 1 if at else 0

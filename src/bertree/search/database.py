@@ -1,7 +1,7 @@
 """The SQLite file of an index: opened by one writer, by concurrent readers, and from read-only media.
 
-Readers of a database that others write need files beside it, which SQLite creates if it may. If it may not, the file is
-opened as immutable, and opened again as soon as it has changed.
+Readers of a database that is being written need further files next to it, which SQLite creates. Where it has no right
+to, the file is opened as immutable, and opened again as soon as it has changed.
 """
 
 import sqlite3
@@ -32,14 +32,14 @@ class Database:
             self._base = self._open()
 
     def _open(self) -> sqlite3.Connection:
-        """Return a connection; an immutable one if the files SQLite keeps beside a database cannot be created."""
+        """Return a connection; an immutable one if SQLite's further files cannot be created."""
         try:
             return self._connect("rw" if self._write else "ro")
         except sqlite3.OperationalError as error:
-            beside = self.path.with_name(f"{DATABASE}-wal")
+            log = self.path.with_name(f"{DATABASE}-wal")
             if self._write or not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
                 raise
-            if beside.exists() and beside.stat().st_size:  # it has the newest changes
+            if log.exists() and log.stat().st_size:  # it has the newest changes
                 raise
         self._seen = self._stamp()
         return self._connect("ro&immutable=1")
@@ -78,13 +78,13 @@ class Database:
 
     def _stamp(self) -> tuple[int, int]:
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-        return found.st_mtime_ns, found.st_size
+        return status.st_mtime_ns, status.st_size
 
     def close(self) -> None:
-        """Close the file. SQLite's files beside it go with the last connection that may write."""
+        """Close the file. SQLite's further files go with the last connection that may write."""
         self._base.close()
         if self._seen is None and not self._write and self.path.with_name(f"{DATABASE}-wal").exists():
             with suppress(sqlite3.Error):

@@ -1,7 +1,7 @@
-"""Read files, folders and records as documents, each with its own id and metadata.
+"""Read files, folders and records as documents, each with an id and metadata.
 
-A text or Markdown file is one document, unchanged, so that the places of its passages are places in the file. A row of
-a table is one document too; every column except the text and the id is its metadata.
+A text or Markdown file is one document, unchanged, so that the positions of its passages are positions in the file. A
+row of a table is one document too; every column except the text and the id is its metadata.
 """
 
 import hashlib
@@ -36,19 +36,17 @@ class Document:
     text: str
     source: str = ""  # its file
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values
-    given_path: str = ""  # the path of its file as given, if `source` is the absolute path
+    path: str = ""  # the path of its file as the user gave it, if `source` is the absolute path
 
     @property
     def named_by_path(self) -> bool:
         """Whether its id is a path (and a line), which would mean another file in another folder."""
-        return bool(self.given_path) and (self.id == self.given_path or self.id.startswith(f"{self.given_path}#"))
+        return bool(self.path) and (self.id == self.path or self.id.startswith(f"{self.path}#"))
 
     @property
     def digest(self) -> bytes:
         """Hash that tells whether the document has changed; moving its folder changes nothing."""
-        content = json.dumps(
-            [self.given_path or self.source, self.text, self.metadata], sort_keys=True, ensure_ascii=True
-        )
+        content = json.dumps([self.path or self.source, self.text, self.metadata], sort_keys=True, ensure_ascii=True)
         return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
@@ -65,9 +63,9 @@ class ReadOptions:
 class SourceFile:
     """A file that was read completely: other documents of it in the index are no longer in the file."""
 
-    given_path: str
-    source: str
-    lines: bytearray = field(default_factory=bytearray)  # 1: a document is at this line; line 0: it is the whole file
+    path: str  # as the user gave it
+    source: str  # absolute
+    lines: bytearray = field(default_factory=bytearray)  # 1: a document is at this line; line 0: it is the file
 
     def mark(self, line: int) -> None:
         """Record that a document is at this line."""
@@ -81,7 +79,7 @@ class SourceFile:
 
     def holds(self, id: str) -> bool:
         """Return whether a document of this file is still in it."""
-        number = id[len(self.given_path) + 1 :]
+        number = id[len(self.path) + 1 :]
         line = int(number) if number.isdecimal() and len(number) < 16 else 0
         return line < len(self.lines) and self.lines[line] == 1
 
@@ -100,25 +98,25 @@ class ReadSummary:
 
     def lines(self) -> list[str]:
         """Describe what was left out or repaired, one line each."""
-        given = (
+        counts = (
             (self.empty, "left out: empty"),
             (self.replaced_lines, "files with bytes that are not UTF-8 (replaced)"),
             (self.repeated, f"occurred twice with one id (the last one is used), such as {self.example!r}"),
         )
-        return [*(f"{count:,} {what}" for count, what in given if count), *([self.skipped] if self.skipped else [])]
+        return [*(f"{count:,} {what}" for count, what in counts if count), *([self.skipped] if self.skipped else [])]
 
 
 DocumentInput = str | Path | Mapping[str, Any] | Document
 
 
 def read_documents(
-    given: DocumentInput | Iterable[DocumentInput], options: ReadOptions, summary: ReadSummary
+    docs: DocumentInput | Iterable[DocumentInput], options: ReadOptions, summary: ReadSummary
 ) -> Iterator[Document]:
     """Yield documents from files, folders and globs (strings and paths), records (mappings) or `Document`s.
 
     A path that does not exist is reported before anything is read.
     """
-    items: Iterable[DocumentInput] = [given] if isinstance(given, str | Path | Mapping | Document) else given
+    items: Iterable[DocumentInput] = [docs] if isinstance(docs, str | Path | Mapping | Document) else docs
     if isinstance(items, Sequence):
         for item in items:
             if isinstance(item, str | Path):
@@ -137,9 +135,9 @@ def _documents(items: Iterable[DocumentInput], options: ReadOptions, summary: Re
             yield document
 
 
-def total_size(given: DocumentInput | Iterable[DocumentInput]) -> int | None:
+def total_size(docs: DocumentInput | Iterable[DocumentInput]) -> int | None:
     """Return the size in bytes of the files these inputs name; None if it is unknown or compressed."""
-    items = [given] if isinstance(given, str | Path) else given
+    items = [docs] if isinstance(docs, str | Path) else docs
     if not isinstance(items, Sequence) or not all(isinstance(item, str | Path) for item in items):
         return None
     files = [source for item in items for source in _sources(str(item))]
@@ -152,9 +150,9 @@ def _read_item(item: DocumentInput, number: int, options: ReadOptions, summary: 
     if isinstance(item, Document):
         if not all(isinstance(part, str) for part in (item.id, item.text, item.source)):
             raise UserError(f"document {number}: its id, text and source must be texts, not {item!r}"[:200])
-        known = {replace_surrogates(str(key)): _to_json_value(value) for key, value in item.metadata.items()}
+        metadata = {replace_surrogates(str(key)): _to_json_value(value) for key, value in item.metadata.items()}
         yield Document(
-            replace_surrogates(item.id), replace_surrogates(item.text), replace_surrogates(item.source), known
+            replace_surrogates(item.id), replace_surrogates(item.text), replace_surrogates(item.source), metadata
         )
     elif isinstance(item, Mapping):
         text = str(item.get(options.text, ""))
@@ -188,13 +186,13 @@ def _read_file(source: sources.Source, options: ReadOptions, summary: ReadSummar
 
 
 def _read_rows(file: SourceFile, options: ReadOptions) -> Iterator[Document]:
-    path = Path(file.given_path)
+    path = Path(file.path)
     for number, record in read_records(path, "cell"):
-        name = f"{file.given_path}#{number}"
+        name = f"{file.path}#{number}"
         row = _document_from_row(record, location(path, number), name, file.source, options)
         if row.id == name and row.text.strip():
             file.mark(number)
-        yield replace(row, given_path=file.given_path)
+        yield replace(row, path=file.path)
 
 
 def _read_text_file(
@@ -204,7 +202,7 @@ def _read_text_file(
     if not options.blocks:
         if text.strip():
             file.mark(0)
-        yield Document(file.given_path, text, file.source, given_path=file.given_path)
+        yield Document(file.path, text, file.source, path=file.path)
         return
     ends = [match.span() for match in BLOCK.finditer(text)]
     start, line, counted = 0, 1, 0
@@ -213,7 +211,7 @@ def _read_text_file(
             at = text.index(block, start)
             line, counted = line + text.count("\n", counted, at), at
             file.mark(line)
-            yield Document(f"{file.given_path}#{line}", block, file.source, {"line": line}, file.given_path)
+            yield Document(f"{file.path}#{line}", block, file.source, {"line": line}, file.path)
         start = following
 
 

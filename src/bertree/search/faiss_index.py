@@ -178,8 +178,8 @@ class FaissIndex:
         if not count:
             yield from (np.empty(0, np.int64) for _ in queries_qd)
             return
-        _, found = self.index.search(np.ascontiguousarray(queries_qd), min(wanted, count), params=parameters)
-        for row in found:
+        _, candidates = self.index.search(np.ascontiguousarray(queries_qd), min(wanted, count), params=parameters)
+        for row in candidates:
             yield np.sort(row[row >= 0])
 
 

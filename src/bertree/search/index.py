@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -22,20 +22,21 @@ from bertree.search.chunks import choose_chunking
 from bertree.search.database import DATABASE
 from bertree.search.documents import DocumentInput, ReadOptions, ReadSummary, read_documents
 from bertree.search.faiss_index import Watch, check_kind, no_progress
-from bertree.search.files import OpenFiles, describe_index, library_versions, verify_files
-from bertree.search.hit import Hit, Passage, PassageSample
-from bertree.search.nearest import find_nearest
+from bertree.search.index_state import IndexState
+from bertree.search.open_files import OpenFiles, describe_index, library_versions, verify_files
 from bertree.search.passage_store import PassageStore, Where
 from bertree.search.passage_vectors import start_embedders, unit_vectors
-from bertree.search.postgres.place import SCHEMA, TABLE, Place
-from bertree.search.searcher import Searcher, check_model, prompts_of
-from bertree.search.state import IndexState
+from bertree.search.passages import Hit, Passage, PassageSample
+from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
+from bertree.search.searcher import Searcher, prompts_of
 from bertree.search.vector_files import Vectors
 from bertree.search.writer import AddSummary, check_resumable, create_index, open_writer
 
 if TYPE_CHECKING:
     from bertree.search.postgres.export import ExportSummary
+    from bertree.search.postgres.index import PostgresIndex
 
+AnyIndex: TypeAlias = "Index | PostgresIndex"
 ATTEMPTS = 20  # to open files that a writer may have replaced
 
 
@@ -45,10 +46,10 @@ class Index(Searcher):
     def __init__(self, path: str | Path, model: TextEncoder | None = None) -> None:
         self.path = Path(path)
         super().__init__(str(self.path), model)
-        self.found = ReadSummary()  # what the last build or add left out
-        self.added = AddSummary()  # what the last build or add did
+        self.read = ReadSummary()  # what the last build or add read and left out
+        self.added = AddSummary()  # what the last build or add changed
         self._store = PassageStore(self.path)
-        self._files = OpenFiles(self.path)
+        self._files = OpenFiles(folder=self.path)
         try:
             with self._store.transaction() as state:
                 self._check_model(state)
@@ -90,29 +91,36 @@ class Index(Searcher):
         passages and for queries, if not document and query. `name`: path of the model, to be recorded in the index.
         `engine="ray"` embeds on the Ray cluster at `address`.
         """
-        folder, found = Path(path), ReadSummary()
+        folder, summary = Path(path), ReadSummary()
         check_kind(kind)
-        place = choose_engine(engine, address)
-        documents = read_documents(docs, ReadOptions(text, id, blocks), found)
+        workers = choose_engine(engine, address)
+        documents = read_documents(docs, ReadOptions(text, id, blocks), summary)
         prompts = prompts or (_prompt(model, "document", "passage"), _prompt(model, "query", "question"))
-        how = choose_chunking(chunk, overlap, _room(model, prompts[0]), language)
-        state = IndexState(name, model.digest, model.dimension, how, prompts, asked=kind, versions=library_versions())
+        state = IndexState(
+            model=name,
+            digest=model.digest,
+            dimension=model.dimension,
+            chunking=choose_chunking(chunk, overlap, _longest_text(model, prompts[0]), language),
+            prompts=prompts,
+            asked=kind,
+            versions=library_versions(),
+        )
         new = not (folder / DATABASE).is_file()
         if not new:
             check_resumable(folder, state)
-        with start_embedders(place, model, prompts[0]) as embedders:
+        with start_embedders(workers, model, prompts[0]) as embedders:
             if new:
                 create_index(folder, state)
             with open_writer(folder, embedders, watch) as writer:
                 try:
-                    added = writer.add(documents, found, getattr(model, "tokenizer", None))
+                    added = writer.add(documents, summary, getattr(model, "tokenizer", None))
                     writer.settle(complete=True, asked=kind)
                 except UserError:
                     if new and not writer.state.parts:  # after a user's mistake, leave nothing behind
                         shutil.rmtree(folder, ignore_errors=True)
                     raise
         index = cls(folder, model)
-        index.found, index.added = found, added
+        index.read, index.added = summary, added
         return index
 
     def add(
@@ -128,12 +136,12 @@ class Index(Searcher):
     ) -> AddSummary:
         """Add documents. One with an existing id replaces it; one that has not changed is skipped."""
         model = self._require_model()
-        self.found = ReadSummary()
-        documents = read_documents(docs, ReadOptions(text, id, blocks), self.found)
-        place, prompt = choose_engine(engine, address), self.state.prompts[0]
-        with start_embedders(place, model, prompt) as embedders, open_writer(self.path, embedders, watch) as writer:
+        self.read = ReadSummary()
+        documents = read_documents(docs, ReadOptions(text, id, blocks), self.read)
+        workers, prompt = choose_engine(engine, address), self.state.prompts[0]
+        with start_embedders(workers, model, prompt) as embedders, open_writer(self.path, embedders, watch) as writer:
             self._check_model(writer.state)
-            self.added = writer.add(documents, self.found, getattr(model, "tokenizer", None))
+            self.added = writer.add(documents, self.read, getattr(model, "tokenizer", None))
             writer.settle()
         return self.added
 
@@ -159,12 +167,12 @@ class Index(Searcher):
         with self._open_files() as (state, files):
             queries = unit_vectors(vectors, state.dimension, names or ["a query"] * len(vectors))
             allowed = None if not where else files.vectors.positions(self._store.matching_passages(where))
-            found = find_nearest(files.vectors, files.graph, queries, k, files.dead, allowed)
-            numbers = [files.vectors.numbers[positions].tolist() for positions, _ in found]
+            neighbors = files.nearest(queries, k, allowed)
+            numbers = [files.vectors.numbers[positions].tolist() for positions, _ in neighbors]
             passages = self._store.passages(number for row in numbers for number in row)
         return [
             [Hit.of_passage(passages[n], score) for n, score in zip(row, scores.tolist(), strict=True)]
-            for row, (_, scores) in zip(numbers, found, strict=True)
+            for row, (_, scores) in zip(numbers, neighbors, strict=True)
         ]
 
     def sample(self, most: int) -> PassageSample:
@@ -214,7 +222,7 @@ class Index(Searcher):
         """
         from bertree.search.postgres.export import export_index
 
-        return export_index(self.path, Place(address, schema, table), fresh=replace, watch=watch)
+        return export_index(self.path, TableLocation(address, schema, table), fresh=replace, watch=watch)
 
     def __len__(self) -> int:
         """Number of passages."""
@@ -226,11 +234,11 @@ class Index(Searcher):
         last = -1
         while True:
             with self._store.transaction():
-                some = self._store.passages_after(last)
-            if not some:
+                passages = self._store.passages_after(last)
+            if not passages:
                 return
-            yield from some.values()
-            last = max(some)
+            yield from passages.values()
+            last = max(passages)
 
     def __repr__(self) -> str:
         try:
@@ -249,13 +257,13 @@ class Index(Searcher):
         return notebook_table(str(self.path), rows)
 
     def _summary(self) -> list[tuple[str, str]]:
-        known = self.info
+        info = self.info
         return [
-            ("documents", f"{known['documents']:,}"),
-            ("passages", f"{known['passages']:,}"),
-            ("model", known["model"]["path"] or known["model"]["digest"][:12]),
-            ("kind", known["kind"]),
-            ("size", f"{known['bytes']['all'] / 1e6:,.1f} MB"),
+            ("documents", f"{info['documents']:,}"),
+            ("passages", f"{info['passages']:,}"),
+            ("model", info["model"]["path"] or info["model"]["digest"][:12]),
+            ("kind", info["kind"]),
+            ("size", f"{info['bytes']['all'] / 1e6:,.1f} MB"),
         ]
 
     @property
@@ -281,28 +289,30 @@ class Index(Searcher):
     def close(self) -> None:
         """Close the files."""
         self._store.close()
-        self._files = OpenFiles(self.path)
+        self._files = OpenFiles(folder=self.path)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+def open_index(
+    source: str | Path, model: TextEncoder | None = None, schema: str = SCHEMA, table: str = TABLE
+) -> AnyIndex:
+    """Open the index in a folder, or at a postgresql:// address."""
+    if is_address(source):
+        from bertree.search.postgres.index import PostgresIndex
 
-    def _check_model(self, state: IndexState) -> None:
-        check_model(self.model, state, self.name)
+        return PostgresIndex(str(source), model, schema=schema, table=table)
+    return Index(source, model)
 
 
 def _prompt(model: TextEncoder, *names: str) -> str:
     """Return the first of these prompts that the model has; "" if it has none."""
-    known = prompts_of(model)
-    return next((name for name in names if name in known), "")
+    prompts = prompts_of(model)
+    return next((name for name in names if name in prompts), "")
 
 
-def _room(model: TextEncoder, prompt: str) -> int | None:
+def _longest_text(model: TextEncoder, prompt: str) -> int | None:
     """Return how many tokens of text the model reads at once; None if unknown."""
     longest, tokenizer, vector = (getattr(model, name, None) for name in ("max_length", "tokenizer", "vector"))
     if longest is None or tokenizer is None:
         return None
-    before = vector.prompt_text(prompt or None) if vector is not None else ""
-    return int(longest) - len(tokenizer.backend.encode(before).ids)  # including special tokens
+    prefix = vector.prompt_text(prompt or None) if vector is not None else ""
+    return int(longest) - len(tokenizer.backend.encode(prefix).ids)  # including special tokens

@@ -21,8 +21,8 @@ from bertree.files.formats import Json
 from bertree.search.chunks import CharSpan
 from bertree.search.database import BROKEN, DATABASE, Database
 from bertree.search.documents import Document, SourceFile, value_text
-from bertree.search.hit import Passage
-from bertree.search.state import IndexState
+from bertree.search.index_state import IndexState
+from bertree.search.passages import Passage
 from bertree.search.vector_files import WHICH, Numbers
 from bertree.text.records import json_object
 
@@ -45,12 +45,12 @@ Where = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class KnownDocument:
-    """A document that is in the index."""
+class IndexedDocument:
+    """A document of the index, found by its id."""
 
     digest: bytes
     source: str
-    last: int  # number of its last passage, which tells whether it was added in this run; -1: it has none
+    last: int  # number of its last passage, which shows whether this run added it; -1: it has none
 
 
 class StoredDocument(NamedTuple):
@@ -99,15 +99,15 @@ class PassageStore(Database):
         self._base.execute("UPDATE state SET value = ?", (state.to_json(),))
         return state
 
-    def find(self, id: str) -> KnownDocument | None:
+    def find(self, id: str) -> IndexedDocument | None:
         """Return the document of this id, if there is one. Needs no transaction."""
-        question = (
+        query = (
             "SELECT digest, source, (SELECT coalesce(max(number), -1) FROM chunks WHERE document = d.number) "
             "FROM documents d WHERE id = ?"
         )
         with self._lock, self._report_errors():
-            rows = self._select(question, (id,), bytes, str, int)
-        return KnownDocument(*rows[0]) if rows else None
+            rows = self._select(query, (id,), bytes, str, int)
+        return IndexedDocument(*rows[0]) if rows else None
 
     def _select(self, query: str, values: Sequence[Any], *types: type) -> list[tuple[Any, ...]]:
         """Return rows whose columns have these types: SQLite stores any type in any column."""
@@ -159,9 +159,9 @@ class PassageStore(Database):
         """Forget the dead vectors, which are no longer in the files."""
         self._base.execute("DELETE FROM dead")
 
-    def _numbers(self, question: str, values: Sequence[Any] = ()) -> Numbers:
-        found = self._base.execute(question, values).fetchall()  # a primary key is always an integer
-        return np.fromiter((row[0] for row in found), np.int64, len(found))
+    def _numbers(self, query: str, values: Sequence[Any] = ()) -> Numbers:
+        rows = self._base.execute(query, values).fetchall()  # a primary key is always an integer
+        return np.fromiter((row[0] for row in rows), np.int64, len(rows))
 
     # Filters.
 
@@ -177,13 +177,12 @@ class PassageStore(Database):
 
     def _clause(self, where: Where, column: str) -> tuple[str, list[str]]:
         """Return the SQL condition on a column of document numbers, and its values."""
-        if not isinstance(where, Mapping):
-            raise UserError(f"where: must be a mapping of keys to values, not {where!r}"[:200])
+        check_where(where)
         among = "IN (SELECT value FROM json_each(?))"
         labelled = f"{column} IN (SELECT document FROM labels WHERE key = ? AND value {among})"
         clauses, values = [], []
         for key, value in where.items():
-            wanted = [value_text(v) for v in value] if isinstance(value, list | tuple | set) else [value_text(value)]
+            wanted = wanted_values(value)
             if key in ("id", "source"):  # the document's own, or a metadata key
                 own = wanted + [os.path.abspath(path) for path in wanted if key == "source"]  # relative or absolute
                 clauses.append(f"({labelled} OR {column} IN (SELECT number FROM documents WHERE {key} {among}))")
@@ -201,33 +200,33 @@ class PassageStore(Database):
 
     def missing_from(self, file: SourceFile) -> list[str]:
         """Return the documents that came from a file and are no longer in it."""
-        question = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
-        bounds = (file.given_path, f"{file.given_path}#", f"{file.given_path}$")  # "$" is the character after "#"
-        found = self._select(question, bounds, str, str)
-        return [id for id, source in found if file.came_from(source) and not file.holds(id)]
+        query = "SELECT id, source FROM documents WHERE id = ? OR (id > ? AND id < ?)"
+        bounds = (file.path, f"{file.path}#", f"{file.path}$")  # "$" is the character after "#"
+        rows = self._select(query, bounds, str, str)
+        return [id for id, source in rows if file.came_from(source) and not file.holds(id)]
 
     def metadata_keys(self) -> list[str]:
         """Return the keys of metadata, by skipping through the database index instead of reading it."""
-        found: list[str] = []
+        keys: list[str] = []
         query = "SELECT key FROM labels WHERE key > ? ORDER BY key LIMIT 1"
         rows = self._select("SELECT key FROM labels ORDER BY key LIMIT 1", (), str)
         while rows:
-            found.append(rows[0][0])
+            keys.append(rows[0][0])
             rows = self._select(query, rows[0], str)
-        return found
+        return keys
 
     # Results.
 
     def passages(self, numbers: Iterable[int]) -> dict[int, Passage]:
         """Return passages by their numbers."""
         wanted = sorted(set(numbers))
-        found: dict[int, Passage] = {}
+        passages: dict[int, Passage] = {}
         for at in range(0, len(wanted), SOME):
-            some = wanted[at : at + SOME]
-            found |= self._passages(f"WHERE c.number IN ({', '.join('?' * len(some))})", some)
-        if len(found) < len(wanted):
+            block = wanted[at : at + SOME]
+            passages |= self._passages(f"WHERE c.number IN ({', '.join('?' * len(block))})", block)
+        if len(passages) < len(wanted):
             raise UserError(f"{self.path}: a vector has no passage, so a file is damaged; {WHICH}")
-        return found
+        return passages
 
     def passages_after(self, number: int) -> dict[int, Passage]:
         """Return the next passages after a number, in order; none at the end."""
@@ -252,11 +251,11 @@ class PassageStore(Database):
     def numbered_passages(self, document: int) -> Iterator[tuple[int, Passage]]:
         """Yield the passages of a document with their numbers, in order."""
         last = -1
-        while found := self._passages(
+        while passages := self._passages(
             f"WHERE c.document = ? AND c.number > ? ORDER BY c.number LIMIT {SOME}", [document, last]
         ):
-            yield from found.items()
-            last = max(found)
+            yield from passages.items()
+            last = max(passages)
 
     def passages_of(self, id: str) -> list[Passage]:
         """Return the passages of a document, in order."""
@@ -280,12 +279,23 @@ class PassageStore(Database):
         """Read the whole database and report damage."""
         with self._lock, self._report_errors():
             self._reopen_if_changed()
-            said = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if said != "ok":
-            raise UserError(f"{self.path}: {BROKEN.format(said)}")
+            result = self._base.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if result != "ok":
+            raise UserError(f"{self.path}: {BROKEN.format(result)}")
 
 
 def filter_values(value: Any) -> set[str]:
-    """Return the values by which a filter finds this one: of a list, any item. Very long texts are left out."""
-    found = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
-    return {text for text in found if len(text) <= LABEL}
+    """Return the texts by which a filter finds a metadata value: of a list, any item. Very long texts are left out."""
+    texts = {value_text(item) for item in value} if isinstance(value, list) else {value_text(value)}
+    return {text for text in texts if len(text) <= LABEL}
+
+
+def check_where(where: Where | None) -> None:
+    """Raise an error for a filter that is no mapping."""
+    if where is not None and not isinstance(where, Mapping):
+        raise UserError(f"where: must be a mapping of keys to values, not {where!r}"[:200])
+
+
+def wanted_values(value: Any) -> list[str]:
+    """Return the texts that a filter accepts for a key: one, or those of a list."""
+    return [value_text(one) for one in (value if isinstance(value, list | tuple | set) else [value])]

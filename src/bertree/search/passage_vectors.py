@@ -1,7 +1,13 @@
-"""Texts -> unit vectors: by a model in this process, or by the workers of an engine that each have a copy of it."""
+"""Passages -> unit vectors: by a model in this process, or by the workers of an engine that each have a copy of it.
 
+`PendingBatch` holds the documents of the next commit while their passages are embedded.
+"""
+
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +18,9 @@ from bertree.inference.embedding import TextEncoder
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, start_embedding, warn_of_cuts
 from bertree.inference.inputs import check_finite
 from bertree.inference.model import Model
-from bertree.search.vector_files import Vectors
+from bertree.search.chunks import CharSpan
+from bertree.search.documents import Document
+from bertree.search.vector_files import BLOCK, Numbers, Vectors
 
 
 def embed_texts(encoder: TextEncoder, texts: Sequence[str], prompt: str) -> Vectors:
@@ -37,17 +45,17 @@ class _ModelCopies:
         result = self.workers.submit(TextBlock(list(block)))
 
         def wait() -> Vectors:
-            found = result()
-            warn_of_cuts(found)
-            check_finite(found.vectors, self.name)
-            return found.vectors
+            embedded = result()
+            warn_of_cuts(embedded)
+            check_finite(embedded.vectors, self.name)
+            return embedded.vectors
 
         return wait
 
 
 @contextmanager
 def start_embedders(engine: Engine, encoder: TextEncoder, prompt: str) -> Iterator[Workers[Sequence[str], Vectors]]:
-    """Start what embeds blocks of passages with one of the model's prompts; "": without."""
+    """Start the workers that embed blocks of passages with one of the model's prompts; "": without."""
     if engine is HERE:
         yield Caller(lambda texts: embed_texts(encoder, texts, prompt))
         return
@@ -59,14 +67,64 @@ def start_embedders(engine: Engine, encoder: TextEncoder, prompt: str) -> Iterat
 
 
 def unit_vectors(vectors: Vectors, dimension: int, names: Sequence[str]) -> Vectors:
-    """Check the shape of vectors and normalize them; `names`: what they are vectors of, for messages."""
-    found = np.asarray(vectors, np.float32)
-    if found.shape != (len(names), dimension):
-        shape, wanted = " x ".join(map(str, found.shape)), f"{len(names)} x {dimension}"
-        raise UserError(f"{names[0]}: the model gave vectors of {shape}, but this index needs {wanted}")
-    length = np.sqrt(np.einsum("nd,nd->n", found, found, dtype=np.float64))
+    """Check the shape of vectors and normalize them; `names`: of their texts, for messages."""
+    vectors = np.asarray(vectors, np.float32)
+    if vectors.shape != (len(names), dimension):
+        shape, expected = " x ".join(map(str, vectors.shape)), f"{len(names)} x {dimension}"
+        raise UserError(f"{names[0]}: the model gave vectors of {shape}, but this index needs {expected}")
+    length = np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
     if not (finite := np.isfinite(length)).all():
         name = names[int(finite.argmin())]
         raise UserError(f"{name}: the model gave a vector with NaN or infinity in it; are its weights damaged?")
-    unit: Vectors = (found / np.where(length > 0, length, 1.0)[:, None]).astype(np.float32)
+    unit: Vectors = (vectors / np.where(length > 0, length, 1.0)[:, None]).astype(np.float32)
     return unit
+
+
+@dataclass
+class PendingDocument:
+    """A document with its passages, and the vectors of those embedded so far."""
+
+    document: Document
+    digest: bytes
+    spans: list[CharSpan]
+    vectors: list[Vectors] = field(default_factory=list)
+    replaced: bool = False  # by a later one: its passages need no vectors
+
+
+class PendingBatch:
+    """Documents of the next commit, one per id: a later one replaces an earlier one."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.entries: dict[str, PendingDocument] = {}
+        self.moved: list[tuple[str, str]] = []  # (source, id) of documents that were moved but not changed
+        self.rows = 0
+        self.waiting: deque[tuple[PendingDocument, CharSpan]] = deque()  # passages without a vector yet
+        # Passages that are being embedded, and the function that waits for their vectors.
+        self.embedding: deque[tuple[list[tuple[PendingDocument, CharSpan]], Callable[[], Vectors]]] = deque()
+
+    def digest(self, id: str) -> bytes | None:
+        """Return the digest of the document with this id, if it is in the batch."""
+        entry = self.entries.get(id)
+        return entry.digest if entry else None
+
+    def add(self, document: Document, digest: bytes, spans: list[CharSpan]) -> None:
+        """Add a document, or replace the one with its id."""
+        if old := self.entries.pop(document.id, None):
+            old.replaced = True
+            self.rows -= len(old.spans)
+        entry = self.entries[document.id] = PendingDocument(document, digest, spans)
+        self.rows += len(spans)
+        self.waiting.extend((entry, span) for span in spans)
+
+    def pop_waiting(self, most: int) -> list[tuple[PendingDocument, CharSpan]]:
+        """Return passages to embed, in order; possibly none, if those waiting were replaced."""
+        passages = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
+        return [(entry, span) for entry, span in passages if not entry.replaced]
+
+    def blocks(self, first: int) -> Iterator[tuple[Numbers, Vectors]]:
+        """Yield the vectors with their numbers, document by document."""
+        rows = [vector for entry in self.entries.values() for vector in entry.vectors]
+        for at in range(0, len(rows), BLOCK):
+            block = np.stack(rows[at : at + BLOCK])
+            yield np.arange(first + at, first + at + len(block)), block

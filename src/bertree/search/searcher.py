@@ -1,20 +1,73 @@
-"""Questions -> hits, wherever the vectors are: a folder or a database."""
+"""Questions -> hits, wherever the vectors are (a folder or a database), and re-ranking of the best hits.
+
+A re-ranker (cross-encoder) is a model fine-tuned on pairs of texts. It reads the query and a passage together, which is
+more accurate than comparing two vectors and far slower, so it reads only the best few passages.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, overload
+from dataclasses import replace
+from typing import Any, Protocol, Self, overload
 
 from bertree.config.default_model import resolve_model_path
-from bertree.errors import UserError
+from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
-from bertree.search.hit import Hit, Passage, PassageSample
 from bertree.search.passage_store import Where
 from bertree.search.passage_vectors import embed_texts
-from bertree.search.rerank import Reranker, rerank_hits
+from bertree.search.passages import Hit, Passage, PassageSample
 from bertree.search.vector_files import Vectors
 
+# Common names of the positive class of pair tasks, most specific first.
+POSITIVE = ("relevant", "entailment", "duplicate", "equivalent", "paraphrase", "similar", "yes", "true", "1")
 CANDIDATES = 50  # passages that a re-ranker reads
+
+
+class Reranker(Protocol):
+    """Scores pairs: a model fine-tuned on a task of two texts."""
+
+    def predict(self, inputs: list[tuple[str, str]], /) -> Sequence[Json]:
+        """Return the prediction for each pair."""
+        ...
+
+
+def rerank_hits(
+    model: Reranker, questions: Sequence[str], results: Sequence[Sequence[Hit]], *, candidates: int, label: str | None
+) -> list[list[Hit]]:
+    """Sort the first `candidates` hits of each query by the model's score; the other hits follow unchanged."""
+    heads = getattr(model, "classes", None)
+    if heads is not None and "sequence" not in heads:
+        raise UserError("the re-ranker has no head for pairs; use a model fine-tuned on a task of two texts")
+    pairs = [(q, hit.text) for q, hits in zip(questions, results, strict=True) for hit in hits[:candidates]]
+    scores = iter([_score(line, label) for line in model.predict(pairs)] if pairs else [])
+    ordered = []
+    for hits in results:
+        reranked = [replace(hit, score=next(scores)) for hit in hits[:candidates]]
+        ordered.append([*sorted(reranked, key=lambda hit: -hit.score), *hits[candidates:]])
+    return ordered
+
+
+def _score(line: Json, label: str | None) -> float:
+    """Return the score of a pair: the predicted value, or the probability of the positive class."""
+    probabilities: dict[str, Any] | None = line.get("probabilities")
+    if probabilities is None:
+        if not isinstance(line.get("predicted"), float):
+            raise UserError("the re-ranker gives no score for a pair; use a model fine-tuned on a task of two texts")
+        return float(line["predicted"])
+    return float(probabilities[positive_label(list(probabilities), label)])
+
+
+def positive_label(labels: Sequence[str], label: str | None = None) -> str:
+    """Return the positive class."""
+    if label is not None:
+        if label not in labels:
+            raise UserError(f"label '{label}': the re-ranker has no such class; {suggest(label, labels)}")
+        return label
+    folded = {name.casefold(): name for name in labels}
+    positive = next((folded[name] for name in POSITIVE if name in folded), None)
+    if positive is None and len(labels) != 2:
+        raise UserError(f"the re-ranker's positive class is unclear; give it with --label: {', '.join(labels)}")
+    return positive if positive is not None else labels[1]
 
 
 class VectorOrigin(Protocol):
@@ -55,12 +108,12 @@ class Searcher(ABC):
 
     @property
     def model_path(self) -> str:
-        """The name or path of the model it was built with; an error if that is not there."""
+        """The name or path of the model it was built with; an error if there is no such model."""
         recorded = self.state.model
         if not recorded:
             raise UserError(f"{self.name}: does not say where its model is; give it with --model")
         if not resolve_model_path(recorded).exists():
-            raise UserError(f"{self.name}: its model was at {recorded}, which is gone; give its new place with --model")
+            raise UserError(f"{self.name}: its model was at {recorded}, which is gone; give its new path with --model")
         return recorded
 
     @abstractmethod
@@ -137,11 +190,26 @@ class Searcher(ABC):
         if not questions:
             return []
         vectors = embed_texts(model, questions, self.state.prompts[1])
-        found = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
+        results = self.nearest(vectors, max(k, candidates) if rerank else k, where=where, names=questions)
         if rerank is not None:
-            found = rerank_hits(rerank, questions, found, candidates, label)
-        best = [hits[:k] for hits in found]
+            results = rerank_hits(rerank, questions, results, candidates=candidates, label=label)
+        best = [hits[:k] for hits in results]
         return best[0] if isinstance(question, str) else best
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close its files or its connection."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _check_model(self, origin: "VectorOrigin") -> None:
+        """Raise an error if the vectors of the index were made by another model."""
+        if self.model is not None:
+            check_model(self.model, origin, self.name)
 
     def _require_model(self) -> TextEncoder:
         if self.model is None:
@@ -149,14 +217,14 @@ class Searcher(ABC):
         return self.model
 
 
-def check_model(model: TextEncoder | None, origin: VectorOrigin, name: str) -> None:
+def check_model(model: TextEncoder, origin: VectorOrigin, name: str) -> None:
     """Raise an error if the vectors of an index were made by another model."""
-    if model is None:
-        return
     if model.digest != origin.digest or model.dimension != origin.dimension:
         expected = f"{origin.model or 'another model'} (weights {origin.digest[:12]}, {origin.dimension} numbers)"
-        given = f"weights {model.digest[:12]}, {model.dimension} numbers"
-        raise UserError(f"{name}: was made with {expected}, not with this model ({given}); use that, or build it again")
+        actual = f"weights {model.digest[:12]}, {model.dimension} numbers"
+        raise UserError(
+            f"{name}: was made with {expected}, not with this model ({actual}); use that, or build it again"
+        )
     unknown = set(origin.prompts) - {"", *prompts_of(model)} if hasattr(model, "vector") else set()
     if unknown:
         raise UserError(f"{name}: uses the prompt {min(unknown)!r}, which this model lacks; build it again")

@@ -122,12 +122,12 @@ class MappedVectors:
         """Return the vectors at these positions."""
         if len(self._tables) == 1:
             return np.asarray(self._tables[0][positions])
-        found = np.empty((len(positions), self.dimension), np.float32)
-        where = np.searchsorted(self._ends, positions, "right") - 1
-        for number in np.unique(where):
-            mine = where == number
-            found[mine] = self._tables[number][positions[mine] - self._ends[number]]
-        return found
+        vectors = np.empty((len(positions), self.dimension), np.float32)
+        tables = np.searchsorted(self._ends, positions, "right") - 1
+        for number in np.unique(tables):
+            rows = tables == number
+            vectors[rows] = self._tables[number][positions[rows] - self._ends[number]]
+        return vectors
 
     def blocks(self, first: int = 0) -> Iterator[tuple[int, Vectors]]:
         """Yield all vectors from a position on in blocks, with the position of each block."""
@@ -137,16 +137,16 @@ class MappedVectors:
 
     def positions(self, numbers: Numbers) -> Numbers:
         """Return the sorted positions of the vectors with these numbers, as far as they exist."""
-        found = np.searchsorted(self.numbers, numbers)
-        inside = found < len(self.numbers)
-        found, numbers = found[inside], numbers[inside]
-        return np.sort(found[self.numbers[found] == numbers])
+        positions = np.searchsorted(self.numbers, numbers)
+        inside = positions < len(self.numbers)
+        positions, numbers = positions[inside], numbers[inside]
+        return np.sort(positions[self.numbers[positions] == numbers])
 
     def copy(self, positions: Numbers) -> Iterator[tuple[Numbers, Vectors]]:
         """Yield numbers and vectors at these positions, as `write_vectors` takes them."""
         for at in range(0, len(positions), BLOCK):
-            some = positions[at : at + BLOCK]
-            yield self.numbers[some], self[some]
+            block = positions[at : at + BLOCK]
+            yield self.numbers[block], self[block]
 
 
 def _map_file(path: Path, part: IndexFile, dimension: int) -> tuple[Numbers, Vectors]:

@@ -2,7 +2,7 @@
 
 Vectors are written to a new file first; then one transaction of the database names the file and adds the passages. A
 process that dies leaves at most a file that nothing names, which the next writer removes. Committed work stays, so the
-same command resumes: documents that are there unchanged are skipped.
+same command resumes: unchanged documents are skipped.
 """
 
 import os
@@ -23,15 +23,14 @@ from bertree.search.chunks import split_passages
 from bertree.search.database import DATABASE
 from bertree.search.documents import Document, ReadSummary
 from bertree.search.faiss_index import FaissIndex, Watch, check_kind, choose_kind, no_progress
+from bertree.search.index_state import IndexState
 from bertree.search.passage_store import PassageStore, Where
-from bertree.search.passage_vectors import unit_vectors
-from bertree.search.pending import PendingBatch
-from bertree.search.state import IndexState
+from bertree.search.passage_vectors import PendingBatch, unit_vectors
 from bertree.search.vector_files import IndexFile, MappedVectors, Vectors, merge_start, write_vectors
 from bertree.text.tokenizer import Tokenizer
 
 EMBED_BATCH = 1024  # passages per call of the encoder
-COMMIT_ROWS, COMMIT_SECONDS = 1 << 16, 30.0  # commit after so many passages or seconds: what a kill can cost
+COMMIT_ROWS, COMMIT_SECONDS = 1 << 16, 30.0  # commit after this many passages or seconds: a kill loses at most these
 MERGE = 8  # files of about one size that are merged into one
 TAIL = 1 << 22  # numbers of vectors outside the graph, which are compared one by one
 FILES = ("vectors-", "graph-")
@@ -104,24 +103,26 @@ class IndexWriter:
                 if path.name.startswith(FILES) and path.name not in self.state.files:
                     path.unlink(missing_ok=True)
 
-    def add(self, documents: Iterable[Document], found: ReadSummary, tokenizer: Tokenizer | None = None) -> AddSummary:
+    def add(
+        self, documents: Iterable[Document], summary: ReadSummary, tokenizer: Tokenizer | None = None
+    ) -> AddSummary:
         """Add documents; one with an existing id replaces it, unless they are equal."""
         added = AddSummary()
         batch, begun = PendingBatch(), self.state.next
         for document in documents:
             digest = document.digest
             waiting = batch.digest(document.id)
-            known = self.store.find(document.id) if waiting is None else None
-            if known is not None:
-                _refuse_other_file(document, known.source)
-            if waiting is not None or (known and known.last >= begun):
-                found.repeated, found.example = found.repeated + 1, found.example or document.id
-                same = digest == (waiting if known is None else known.digest)
+            indexed = self.store.find(document.id) if waiting is None else None
+            if indexed is not None:
+                _refuse_other_file(document, indexed.source)
+            if waiting is not None or (indexed and indexed.last >= begun):
+                summary.repeated, summary.example = summary.repeated + 1, summary.example or document.id
+                same = digest == (waiting if indexed is None else indexed.digest)
             else:
-                same = known is not None and known.digest == digest
+                same = indexed is not None and indexed.digest == digest
                 added.unchanged += same
             if same:
-                if known is not None and known.source != document.source:
+                if indexed is not None and indexed.source != document.source:
                     batch.moved.append((document.source, document.id))
                 self.watch("reading", len(document.text), None)
                 continue
@@ -129,14 +130,14 @@ class IndexWriter:
             self._embed(batch, EMBED_BATCH)
             if batch.rows >= COMMIT_ROWS or time.monotonic() - batch.started > COMMIT_SECONDS:
                 batch = self._commit(batch, added)
-                self._remove_vanished(found, added)
+                self._remove_vanished(summary, added)
         self._commit(batch, added)
-        self._remove_vanished(found, added)
+        self._remove_vanished(summary, added)
         return added
 
-    def _remove_vanished(self, found: ReadSummary, added: AddSummary) -> None:
+    def _remove_vanished(self, summary: ReadSummary, added: AddSummary) -> None:
         """Remove documents that are no longer in the files they came from."""
-        files, found.files = found.files, []
+        files, summary.files = summary.files, []
         with self.store.transaction():
             left = [id for file in files for id in self.store.missing_from(file)]
         if left:
@@ -146,21 +147,21 @@ class IndexWriter:
         """Embed waiting passages, as long as there are at least `min_count`; a few blocks may stay with the workers."""
         assert self.embedders is not None, "adding needs embedders"
         while len(batch.waiting) >= min_count:
-            some = batch.pop_waiting(EMBED_BATCH)
-            if not some:
+            passages = batch.pop_waiting(EMBED_BATCH)
+            if not passages:
                 continue
-            texts = [entry.document.text[span.start : span.end] for entry, span in some]
-            batch.embedding.append((some, self.embedders.submit(texts)))
+            texts = [entry.document.text[span.start : span.end] for entry, span in passages]
+            batch.embedding.append((passages, self.embedders.submit(texts)))
             self._receive(batch, self.embedders.ahead)
 
     def _receive(self, batch: PendingBatch, left: int) -> None:
-        """Take the vectors of blocks that are being embedded, until so many are left."""
+        """Receive the vectors of blocks that are being embedded, until only `left` blocks remain."""
         while len(batch.embedding) > left:
-            some, result = batch.embedding.popleft()
-            vectors = unit_vectors(result(), self.state.dimension, [entry.document.id for entry, _ in some])
-            for (entry, _), vector in zip(some, vectors, strict=True):
+            passages, result = batch.embedding.popleft()
+            vectors = unit_vectors(result(), self.state.dimension, [entry.document.id for entry, _ in passages])
+            for (entry, _), vector in zip(passages, vectors, strict=True):
                 entry.vectors.append(vector)
-            self.watch("reading", sum(span.end - span.start for _, span in some), None)
+            self.watch("reading", sum(span.end - span.start for _, span in passages), None)
 
     def _commit(self, batch: PendingBatch, added: AddSummary) -> PendingBatch:
         """Commit the batch; return an empty one."""
@@ -248,10 +249,8 @@ class IndexWriter:
         """Build or extend the FAISS index for the current number of vectors."""
         kind, why = choose_kind(state.vectors, state.dimension, state.asked)
         if kind != "flat" and state.asked == "auto" and find_spec("faiss") is None:
-            kind, why = (
-                "flat",
-                f"{why}; but FAISS is not installed (pip install 'bertree[search]'), so all are compared",
-            )
+            kind = "flat"
+            why += "; but FAISS is not installed (pip install 'bertree[search]'), so all are compared"
         if kind == "flat" or not state.vectors:
             return replace(state, kind="flat", why=why, graph=None, settings={})
         graph = None
@@ -296,6 +295,5 @@ def check_resumable(folder: Path, wanted: IndexState) -> None:
 def _refuse_other_file(document: Document, source: str) -> None:
     """Raise an error if the same relative path meant another file that still exists."""
     if document.named_by_path and os.path.abspath(source) != document.source and os.path.isfile(source):
-        there = os.path.abspath(source)
-        what = f"is in the index from {there}, and this is {document.source}"
+        what = f"is in the index from {os.path.abspath(source)}, and this is {document.source}"
         raise UserError(f"{document.id}: {what}; give the absolute path, or remove the other first")

@@ -15,8 +15,8 @@ from bertree.errors import UserError
 from bertree.inference.load import choose_device, load
 from bertree.inference.model import Model
 from bertree.search.database import DATABASE
-from bertree.search.postgres.choice import AnyIndex, open_index
-from bertree.search.postgres.place import SCHEMA, TABLE, Place, is_address
+from bertree.search.index import AnyIndex, open_index
+from bertree.search.postgres.location import SCHEMA, TABLE, TableLocation, is_address
 from bertree.serve.registry import Registry
 from bertree.serve.served import ServedIndex, ServedModel, unit_tokens
 from bertree.serve.token_queue import Job
@@ -45,7 +45,7 @@ class ServedSource:
     @property
     def shown(self) -> str:
         """Its name in messages, without a password."""
-        return str(Place(self.path, self.schema, self.table)) if is_address(self.path) else self.path
+        return str(TableLocation(self.path, self.schema, self.table)) if is_address(self.path) else self.path
 
     @property
     def index_name(self) -> str:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder
-from bertree.search.hit import Passage
-from bertree.search.postgres.choice import open_index
-from bertree.search.postgres.place import SCHEMA, TABLE, is_address
+from bertree.search.index import open_index
+from bertree.search.passages import Passage
+from bertree.search.postgres.location import SCHEMA, TABLE, is_address
 from bertree.search.searcher import Searcher
 from bertree.serve.mcp_protocol import Tool, serve_tools
 

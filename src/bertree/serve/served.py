@@ -15,7 +15,7 @@ from bertree.inference.inputs import check_finite
 from bertree.inference.model import Model
 from bertree.model.architecture import Transformer
 from bertree.objectives.supervised import HEAD_KINDS
-from bertree.search.postgres.choice import AnyIndex
+from bertree.search.index import AnyIndex
 from bertree.serve.token_queue import JobKind
 from bertree.tasks.logits import effective_max_length, inference_autocast, logits
 from bertree.tasks.squad.task import SquadTask

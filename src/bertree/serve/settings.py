@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bertree.errors import UserError
-from bertree.search.postgres.place import SCHEMA, TABLE
+from bertree.search.postgres.location import SCHEMA, TABLE
 
 ORIGIN = re.compile(r"https?://[^/\s*?#]+")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -4,8 +4,8 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from bertree.files.formats import Json
-from bertree.search.hit import Hit
 from bertree.search.index import Index
+from bertree.search.passages import Hit
 
 if TYPE_CHECKING:
     from bertree.search.postgres.export import ExportSummary
@@ -24,7 +24,7 @@ def print_added(index: Index) -> None:
     )
     counts = ", ".join(f"{count:,} {what}" for count, what in parts if count) or "no documents"
     print(f"{counts}; {count_of(done.passages, 'passage')} embedded")
-    for line in index.found.lines():
+    for line in index.read.lines():
         print(f"  {line}")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _folder(given: str) -> Path:
     """Return a folder; an address, which may have a password in it, is not shown in an error about a missing folder."""
-    from bertree.search.postgres.place import is_address
+    from bertree.search.postgres.location import is_address
 
     if is_address(given):
         raise typer.BadParameter(

@@ -53,7 +53,7 @@ def query(
     """
     from bertree.cli.render.index import print_hits
     from bertree.inference.load import choose_device, load
-    from bertree.search.postgres.choice import open_index
+    from bertree.search.index import open_index
     from bertree.search.searcher import CANDIDATES
 
     for option, given in (("--label", label), ("--candidates", candidates)):
@@ -92,8 +92,7 @@ def info(
     [dim]bertree index info my-index --json[/dim]
     """
     from bertree.cli.render.index import print_exported_info, print_index_info
-    from bertree.search.index import Index
-    from bertree.search.postgres.choice import open_index
+    from bertree.search.index import Index, open_index
 
     with open_index(index, None, schema, table) as opened:
         if isinstance(opened, Index):

@@ -1,4 +1,4 @@
-"""Write an index on disk into a database: only what has changed, in one transaction.
+"""Write an index from a folder into a database: only what has changed, in one transaction.
 
 Readers of the database see the old index or the new one. A killed export leaves the old one.
 """
@@ -14,23 +14,22 @@ import numpy as np
 
 from bertree.errors import UserError
 from bertree.search.faiss_index import Watch, no_progress
+from bertree.search.index_state import IndexState
 from bertree.search.passage_store import PassageStore, StoredDocument
 from bertree.search.postgres import tables
-from bertree.search.postgres.connection import Connection, connect, database_errors, use_pgvector
-from bertree.search.postgres.driver import sql
-from bertree.search.postgres.place import Place
-from bertree.search.postgres.rows import (
+from bertree.search.postgres.connection import Connection, connect, database_errors, sql, use_pgvector
+from bertree.search.postgres.location import TableLocation
+from bertree.search.postgres.tables import (
     COLUMNS,
     HEADER,
     TRAILER,
     DocumentFields,
+    ExportedState,
     PassageFields,
     encode_document,
     encode_passages,
     plain,
 )
-from bertree.search.postgres.tables import ExportedState
-from bertree.search.state import IndexState
 from bertree.search.vector_files import MappedVectors
 
 SOME = 1000  # passages that are read and sent at once
@@ -60,32 +59,34 @@ class LocalIndex:
     vectors: MappedVectors
 
 
-def export_index(folder: Path, place: Place, *, fresh: bool = False, watch: Watch = no_progress) -> ExportSummary:
+def export_index(
+    folder: Path, location: TableLocation, *, fresh: bool = False, watch: Watch = no_progress
+) -> ExportSummary:
     """Make the tables at `place` equal to the index in `folder`. `fresh`: write all of it into new tables."""
     with (
         _open_local(folder) as local,
-        closing(connect(place)) as connection,
-        database_errors(place),
+        closing(connect(location)) as connection,
+        database_errors(location),
         connection.transaction(),
     ):
-        _lock(connection, place)
-        use_pgvector(connection, place, create=True)
+        _lock(connection, location)
+        use_pgvector(connection, location, create=True)
         if local.state.dimension > tables.MOST_STORED:
             wide = f"{local.state.dimension:,} numbers; pgvector stores at most {tables.MOST_STORED:,}"
             raise UserError(f"{folder}: its vectors have {wide}")
-        wanted = ExportedState(
-            local.state.model,
-            local.state.digest,
-            local.state.dimension,
-            local.state.prompts,
-            asdict(local.state.chunking),
-            tuple(plain(key) for key in local.store.metadata_keys()),
-            str(folder.absolute()),
+        new = ExportedState(
+            model=local.state.model,
+            digest=local.state.digest,
+            dimension=local.state.dimension,
+            prompts=local.state.prompts,
+            chunking=asdict(local.state.chunking),
+            keys=tuple(plain(key) for key in local.store.metadata_keys()),
+            origin=str(folder.absolute()),
         )
-        old = _old_state(connection, place)
+        old = _old_state(connection, location)
         if old is None or fresh:
-            return _write_all(connection, place, local, wanted, old, watch)
-        return _write_changes(connection, place, local, wanted, old, watch)
+            return _write_all(connection, location, local, new, old, watch)
+        return _write_changes(connection, location, local, new, old, watch)
 
 
 @contextmanager
@@ -104,82 +105,87 @@ def _open_local(folder: Path) -> Iterator[LocalIndex]:
     raise UserError(f"{gone}: is missing; restore this file, or build the index again")
 
 
-def _lock(connection: Connection, place: Place) -> None:
+def _lock(connection: Connection, location: TableLocation) -> None:
     """Take the lock of the table for this transaction: one export at a time."""
-    name = hashlib.blake2b(f"bertree {place.schema} {place.table}".encode(), digest_size=8)
+    name = hashlib.blake2b(f"bertree {location.schema} {location.table}".encode(), digest_size=8)
     key = int.from_bytes(name.digest(), "big", signed=True)
     row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
     if row is None or not row[0]:
-        raise UserError(f"{place}: another export is writing here; wait for it, or give another --table")
+        raise UserError(f"{location}: another export is writing here; wait for it, or give another --table")
 
 
-def _old_state(connection: Connection, place: Place) -> ExportedState | None:
-    """Return the state of the index that is there; None if there is nothing."""
-    there = [tables.exists(connection, name(place)) for name in (tables.table_name, tables.state_name)]
-    if not any(there):
+def _old_state(connection: Connection, location: TableLocation) -> ExportedState | None:
+    """Return the state of the existing index; None: there is none."""
+    existing = [tables.table_exists(connection, name(location)) for name in (tables.table_name, tables.state_name)]
+    if not any(existing):
         return None
-    if not all(there):
-        raise UserError(f"{place}: there is a table that bertree did not make; give another --table")
-    return tables.read_state(connection, place)
+    if not all(existing):
+        raise UserError(f"{location}: there is a table that bertree did not make; give another --table")
+    return tables.read_state(connection, location)
 
 
 def _write_all(
     connection: Connection,
-    place: Place,
+    location: TableLocation,
     local: LocalIndex,
-    wanted: ExportedState,
+    new: ExportedState,
     old: ExportedState | None,
     watch: Watch,
 ) -> ExportSummary:
-    """Fill a new table and put it in the place of the old one at the end: readers wait for no more than that."""
+    """Fill a new table, then replace the old one by it: readers wait only for the replacement."""
     if old is None:
-        tables.create_schema(connection, place)
-        tables.create_state(connection, place)
-    name = tables.table_name(place)
-    filled = sql.Identifier(place.schema, f"bertree_{hashlib.blake2b(place.table.encode()).hexdigest()[:40]}")
-    tables.create_passages(connection, filled if old else name, wanted.dimension)
+        tables.create_schema(connection, location)
+        tables.create_state(connection, location)
+    name = tables.table_name(location)
+    filled = sql.Identifier(location.schema, f"bertree_{hashlib.blake2b(location.table.encode()).hexdigest()[:40]}")
+    tables.create_passages(connection, filled if old else name, new.dimension)
     documents = local.store.documents()
     passages = _send(connection, filled if old else name, local, documents, watch)
     watch("building the indexes", 0, None)
-    tables.create_indexes(connection, filled if old else name, wanted.dimension)
+    tables.create_indexes(connection, filled if old else name, new.dimension)
     if old is not None:
         connection.execute(sql.SQL("DROP TABLE {}").format(name))
-        rename = sql.SQL("ALTER TABLE {} RENAME TO {}").format(filled, sql.Identifier(place.table))
+        rename = sql.SQL("ALTER TABLE {} RENAME TO {}").format(filled, sql.Identifier(location.table))
         connection.execute(rename)
-    tables.write_state(connection, place, replace(wanted, documents=len(documents), passages=passages))
+    tables.write_state(connection, location, replace(new, documents=len(documents), passages=passages))
     return ExportSummary(
-        new=len(documents), passages=passages, documents=len(documents), graph=wanted.dimension <= tables.MOST_IN_GRAPH
+        new=len(documents), passages=passages, documents=len(documents), graph=new.dimension <= tables.MOST_IN_GRAPH
     )
 
 
 def _write_changes(
-    connection: Connection, place: Place, local: LocalIndex, wanted: ExportedState, old: ExportedState, watch: Watch
+    connection: Connection,
+    location: TableLocation,
+    local: LocalIndex,
+    new: ExportedState,
+    old: ExportedState,
+    watch: Watch,
 ) -> ExportSummary:
     """Delete what is gone or changed, and write what is new or changed."""
     for what in ("digest", "dimension", "prompts", "chunking"):
-        if getattr(old, what) != getattr(wanted, what):
+        if getattr(old, what) != getattr(new, what):
             differs = {"digest": "model", "dimension": "model"}.get(what, what)
             raise UserError(
-                f"{place}: holds an index with another {differs} (its model: {old.model or 'given in Python'}); give "
-                "another --table, or --replace to write all of it anew"
+                f"{location}: holds an index with another {differs} (its model: {old.model or 'given in Python'}); "
+                "give another --table, or --replace to write all of it anew"
             )
     watch("comparing", 0, None)
-    documents, there = local.store.documents(), _remote_documents(connection, place)
-    write = [one for one in documents if there.get(plain(one.id)) != (one.digest, plain(one.source))]
-    here = {plain(one.id) for one in documents}
-    gone = [id for id in there if id not in here]
-    if there and len(gone) == len(there) and old.origin != wanted.origin:
+    documents, remote = local.store.documents(), _remote_documents(connection, location)
+    write = [one for one in documents if remote.get(plain(one.id)) != (one.digest, plain(one.source))]
+    ids = {plain(one.id) for one in documents}
+    gone = [id for id in remote if id not in ids]
+    if remote and len(gone) == len(remote) and old.origin != new.origin:
         raise UserError(
-            f"{place}: holds another index, exported from {old.origin}, without a document of this one; give another "
-            "--table, or --replace to remove it"
+            f"{location}: holds another index, exported from {old.origin}, without a document of this one; give "
+            "another --table, or --replace to remove it"
         )
-    changed = [id for one in write if (id := plain(one.id)) in there]
-    name, before = tables.table_name(place), old.passages
+    changed = [id for one in write if (id := plain(one.id)) in remote]
+    name, before = tables.table_name(location), old.passages
     deleted = _delete(connection, name, [*gone, *changed])
     passages = _send(connection, name, local, write, watch)
-    state = replace(wanted, documents=len(documents), passages=before - deleted + passages)
+    state = replace(new, documents=len(documents), passages=before - deleted + passages)
     if state != old or write or gone:
-        tables.write_state(connection, place, state)
+        tables.write_state(connection, location, state)
     if len(write) > len(documents) // 10:
         connection.execute(sql.SQL("ANALYZE {}").format(name))
     return ExportSummary(
@@ -189,13 +195,13 @@ def _write_changes(
         unchanged=len(documents) - len(write),
         passages=passages,
         documents=len(documents),
-        graph=wanted.dimension <= tables.MOST_IN_GRAPH,
+        graph=new.dimension <= tables.MOST_IN_GRAPH,
     )
 
 
-def _remote_documents(connection: Connection, place: Place) -> dict[str, tuple[bytes, str]]:
+def _remote_documents(connection: Connection, location: TableLocation) -> dict[str, tuple[bytes, str]]:
     """Return digest and source of every document of the database, by id."""
-    query = sql.SQL("SELECT DISTINCT document, digest, source FROM {}").format(tables.table_name(place))
+    query = sql.SQL("SELECT DISTINCT document, digest, source FROM {}").format(tables.table_name(location))
     with connection.cursor("documents") as cursor:
         cursor.itersize = 10_000
         return {id: (digest, source) for id, digest, source in cursor.execute(query)}

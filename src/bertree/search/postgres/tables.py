@@ -1,19 +1,24 @@
-"""The two tables of an index: its passages with their vectors, and one row that describes it.
+"""The two tables of an index, and passages as rows in the binary format of COPY.
+
+One table has the passages with their vectors, the other has one row that describes the index.
 
     SELECT document, text FROM bertree WHERE labels @> '{"book": ["Emma"]}' ORDER BY embedding <=> $1 LIMIT 10
 
-`metadata` is what a document came with. `labels` are its values as filters compare them: texts in lists.
+`metadata` is the metadata of the document. `labels` are its values as filters compare them: texts in lists.
 """
 
 import json
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.search.postgres.connection import Connection
-from bertree.search.postgres.driver import sql
-from bertree.search.postgres.place import STATE, Place
+from bertree.search.passage_store import StoredDocument, filter_values
+from bertree.search.postgres.connection import Connection, sql
+from bertree.search.postgres.location import STATE, TableLocation
+from bertree.search.vector_files import Vectors
 from bertree.version import __version__
 
 FORMAT = 1
@@ -33,11 +38,15 @@ CREATE = """CREATE TABLE {table} (
     embedding vector({dimension}) NOT NULL
 )"""
 CREATE_STATE = "CREATE TABLE {state} (one boolean PRIMARY KEY DEFAULT true CHECK (one), value jsonb NOT NULL)"
+COLUMNS = ("document", "source", "digest", "start_at", "end_at", "text", "metadata", "labels", "embedding")
+HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+TRAILER = struct.pack(">h", -1)
+JSONB = b"\x01"  # the version of its binary format
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportedState:
-    """What the database knows of an index: the model it belongs to, and what is in it."""
+    """The description of an index in the database: its model and its contents."""
 
     model: str  # path of the model where it was exported
     digest: str  # of its weights
@@ -51,16 +60,16 @@ class ExportedState:
     version: str = field(default=__version__)
 
     @classmethod
-    def from_json(cls, value: Any, place: Place) -> "ExportedState":
+    def from_json(cls, value: Any, location: TableLocation) -> "ExportedState":
         """Parse and check a state."""
         try:
-            given = dict(value)
-            found = given.pop("format")
-            if type(found) is int and found > FORMAT:
+            fields = dict(value)
+            version = fields.pop("format")
+            if type(version) is int and version > FORMAT:
                 raise UserError(
-                    f"{place}: has format {found}, newer than this bertree reads ({FORMAT}); upgrade bertree"
+                    f"{location}: has format {version}, newer than this bertree reads ({FORMAT}); upgrade bertree"
                 )
-            state = cls(**given | {"prompts": tuple(given["prompts"]), "keys": tuple(given["keys"])})
+            state = cls(**fields | {"prompts": tuple(fields["prompts"]), "keys": tuple(fields["keys"])})
             texts = (state.model, state.digest, state.origin, state.version, *state.prompts, *state.keys)
             numbers = (state.dimension, state.documents, state.passages)
             if any(type(text) is not str for text in texts) or any(type(number) is not int for number in numbers):
@@ -68,7 +77,9 @@ class ExportedState:
             if len(state.prompts) != 2 or not 1 <= state.dimension <= MOST_STORED:
                 raise ValueError("prompts or dimension")
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{place}: has no valid state ({error}); export the index again with --replace") from None
+            raise UserError(
+                f"{location}: has no valid state ({error}); export the index again with --replace"
+            ) from None
         return state
 
     def to_json(self) -> str:
@@ -76,47 +87,47 @@ class ExportedState:
         return json.dumps({"format": FORMAT} | asdict(self))
 
 
-def table_name(place: Place) -> sql.Identifier:
+def table_name(location: TableLocation) -> sql.Identifier:
     """Return the quoted name of the passages' table."""
-    return sql.Identifier(place.schema, place.table)
+    return sql.Identifier(location.schema, location.table)
 
 
-def state_name(place: Place) -> sql.Identifier:
+def state_name(location: TableLocation) -> sql.Identifier:
     """Return the quoted name of the state's table."""
-    return sql.Identifier(place.schema, place.table + STATE)
+    return sql.Identifier(location.schema, location.table + STATE)
 
 
-def exists(connection: Connection, name: sql.Identifier) -> bool:
+def table_exists(connection: Connection, name: sql.Identifier) -> bool:
     """Whether there is a table, a view or anything else of this name."""
     row = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (name.as_string(connection),)).fetchone()
     return row is not None and bool(row[0])
 
 
-def read_state(connection: Connection, place: Place) -> ExportedState:
+def read_state(connection: Connection, location: TableLocation) -> ExportedState:
     """Return the state of the index."""
-    row = connection.execute(sql.SQL("SELECT value FROM {}").format(state_name(place))).fetchone()
+    row = connection.execute(sql.SQL("SELECT value FROM {}").format(state_name(location))).fetchone()
     if row is None:
-        raise UserError(f"{place}: has no state; export the index again with --replace")
-    return ExportedState.from_json(row[0], place)
+        raise UserError(f"{location}: has no state; export the index again with --replace")
+    return ExportedState.from_json(row[0], location)
 
 
-def read_generation(connection: Connection, place: Place) -> int:
+def read_generation(connection: Connection, location: TableLocation) -> int:
     """Return the number of the transaction that wrote the state last; every export that changes something writes it."""
-    row = connection.execute(sql.SQL("SELECT xmin::text::bigint FROM {}").format(state_name(place))).fetchone()
+    row = connection.execute(sql.SQL("SELECT xmin::text::bigint FROM {}").format(state_name(location))).fetchone()
     return int(row[0]) if row else 0
 
 
-def write_state(connection: Connection, place: Place, state: ExportedState) -> None:
-    """Write the state of the index; the table of it must be there."""
+def write_state(connection: Connection, location: TableLocation, state: ExportedState) -> None:
+    """Write the state of the index into its table, which must exist."""
     query = "INSERT INTO {} (value) VALUES (%s) ON CONFLICT (one) DO UPDATE SET value = excluded.value"
-    connection.execute(sql.SQL(query).format(state_name(place)), (state.to_json(),))
+    connection.execute(sql.SQL(query).format(state_name(location)), (state.to_json(),))
 
 
-def create_schema(connection: Connection, place: Place) -> None:
+def create_schema(connection: Connection, location: TableLocation) -> None:
     """Create the schema if there is none."""
-    known = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (place.schema,)).fetchone()
-    if known is None:
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(place.schema)))
+    exists = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (location.schema,)).fetchone()
+    if exists is None:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(location.schema)))
 
 
 def create_passages(connection: Connection, name: sql.Identifier, dimension: int) -> None:
@@ -127,13 +138,13 @@ def create_passages(connection: Connection, name: sql.Identifier, dimension: int
         connection.execute(sql.SQL("ALTER TABLE {} ALTER embedding SET STORAGE PLAIN").format(name))
 
 
-def create_state(connection: Connection, place: Place) -> None:
+def create_state(connection: Connection, location: TableLocation) -> None:
     """Create an empty table of the state."""
-    connection.execute(sql.SQL(CREATE_STATE).format(state=state_name(place)))
+    connection.execute(sql.SQL(CREATE_STATE).format(state=state_name(location)))
 
 
 def create_indexes(connection: Connection, name: sql.Identifier, dimension: int) -> None:
-    """Create the indexes of a filled table, which is faster than to fill a table that has them."""
+    """Create the indexes of a filled table, which is faster than filling a table that has them."""
     lines = [
         "CREATE INDEX ON {table} USING hash (document)",  # takes ids of any length
         "CREATE INDEX ON {table} USING gin (labels jsonb_path_ops)",
@@ -147,3 +158,67 @@ def create_indexes(connection: Connection, name: sql.Identifier, dimension: int)
         values = {"table": name, "m": sql.Literal(LINKS), "beam": sql.Literal(BUILD_BEAM)}
         connection.execute(sql.SQL(line).format(**values))
     connection.execute(sql.SQL("ANALYZE {}").format(name))
+
+
+class DocumentFields(NamedTuple):
+    """The columns that all passages of a document share, encoded."""
+
+    document: bytes
+    source: bytes
+    digest: bytes
+    metadata: bytes
+    labels: bytes
+
+
+class PassageFields(NamedTuple):
+    """A passage without its vector."""
+
+    document: DocumentFields
+    start: int
+    end: int
+    text: str
+
+
+def encode_document(document: StoredDocument, metadata: Json) -> DocumentFields:
+    """Encode a document."""
+    metadata = without_nul(metadata)
+    labels = {key: sorted(texts) for key, value in metadata.items() if (texts := filter_values(value))}
+    id, source = plain(document.id).encode(), plain(document.source).encode()
+    return DocumentFields(id, source, document.digest, _jsonb(metadata), _jsonb(labels))
+
+
+def encode_passages(passages: Sequence[PassageFields], vectors: Vectors) -> Iterator[bytes]:
+    """Yield a row for each passage with its vector: the values of `COLUMNS`."""
+    count, head = struct.pack(">h", len(COLUMNS)), struct.pack(">hh", vectors.shape[1], 0)
+    for (common, start, end, text), vector in zip(passages, vectors.astype(">f4"), strict=True):
+        fields = (
+            *(common.document, common.source, common.digest, struct.pack(">i", start), struct.pack(">i", end)),
+            *(plain(text).encode(), common.metadata, common.labels, head + vector.tobytes()),
+        )
+        yield count + b"".join(_fields(fields))
+
+
+def _fields(values: Sequence[bytes]) -> Iterator[bytes]:
+    for value in values:
+        yield struct.pack(">i", len(value))
+        yield value
+
+
+def _jsonb(value: Json) -> bytes:
+    return JSONB + json.dumps(value, ensure_ascii=False).encode()
+
+
+def plain(text: str) -> str:
+    """Return a text as PostgreSQL can store it: without U+0000, at the same length."""
+    return text.replace("\0", "\ufffd")
+
+
+def without_nul(value: Any) -> Any:
+    """Return a JSON value whose texts PostgreSQL can store."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list):
+        return [without_nul(item) for item in value]
+    if isinstance(value, dict):
+        return {plain(key): without_nul(item) for key, item in value.items()}
+    return value

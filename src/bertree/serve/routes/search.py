@@ -14,8 +14,7 @@ from msgspec import Meta
 
 from bertree.embeddings.index_map import map_index
 from bertree.errors import UserError
-from bertree.search.highlights import find_highlights
-from bertree.search.hit import Hit
+from bertree.search.passages import Hit, find_highlights
 from bertree.search.searcher import CANDIDATES
 from bertree.serve.http.answers import HttpError
 from bertree.serve.http.handlers import Context, route

@@ -1,4 +1,4 @@
-"""A table of a PostgreSQL database as the place of an index. Needs no database driver."""
+"""Which table of a PostgreSQL database holds an index. Needs no database driver."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +12,14 @@ STATE = "_state"  # the table beside the passages is named after theirs
 LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer names without an error
 
 
-def is_address(given: str | Path) -> bool:
+def is_address(source: str | Path) -> bool:
     """Whether this is the address of a database, not a folder."""
-    return str(given).lower().startswith(BEGINNINGS)
+    return str(source).lower().startswith(BEGINNINGS)
 
 
 @dataclass(frozen=True)
-class Place:
-    """A table of a database. As a text it has neither user nor password."""
+class TableLocation:
+    """A table of a database. Its string has neither user nor password."""
 
     address: str = field(repr=False)
     schema: str = SCHEMA
@@ -30,7 +30,7 @@ class Place:
             raise UserError(
                 "the address of a database begins with postgresql://, as in postgresql://user@host/database"
             )
-        if "@" in self.server:  # what is the rest of a password would be taken for the server's name
+        if "@" in self.server:  # the rest of a password would be read as the name of the server
             raise UserError(
                 "the postgresql:// address cannot be read; write @ and / in a name or a password as %40 and %2F"
             )
@@ -38,7 +38,7 @@ class Place:
             ("schema", self.schema, LONGEST_NAME),
             ("table", self.table, LONGEST_NAME - len(STATE)),
         ):
-            # psycopg would take a % sign for the place of a value
+            # psycopg would read a % sign as a parameter
             if not name or {"\0", "%"} & set(name) or len(name.encode()) > most:
                 raise UserError(f"{what} {name[:80]!r}: must be a name of 1 to {most} bytes without a % sign")
 

@@ -15,7 +15,7 @@ from bertree.search.vector_files import IndexFile
 FORMAT = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class IndexState:
     """One generation of an index: the model it belongs to, its settings and its files."""
 
@@ -43,7 +43,7 @@ class IndexState:
 
     @property
     def files(self) -> set[str]:
-        """Names of the files beside the database."""
+        """Names of the vector and graph files."""
         return {part.name for part in self.parts} | ({self.graph.name} if self.graph else set())
 
     def to_json(self) -> str:
@@ -55,11 +55,11 @@ class IndexState:
         """Parse and check a state."""
         try:
             value = parse_json(text, "state")
-            if (found := int(value.pop("format"))) <= FORMAT:
+            if (version := int(value.pop("format"))) <= FORMAT:
                 return cls(**_check_fields(value))
         except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
             raise UserError(f"{path}: has no valid state ({error}); build the index again") from None
-        raise UserError(f"{path}: has format {found}, newer than this bertree reads ({FORMAT}); upgrade bertree")
+        raise UserError(f"{path}: has format {version}, newer than this bertree reads ({FORMAT}); upgrade bertree")
 
 
 def _check_fields(value: Json) -> Json:
