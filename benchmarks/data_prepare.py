@@ -22,7 +22,7 @@ from pathlib import Path
 from tokenizers import __version__ as tokenizers_version
 
 from bertree.data.prepare import prepare
-from bertree.engines.choice import choose_engine
+from bertree.engines.local import choose_engine
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus
 from bertree.text.tokenizer import Tokenizer

@@ -13,8 +13,8 @@ compared. All have the same learning rate, warm-up and batch, as in the paper.
                  into the sum: the preset megatron-bert. The paper's figure names this order
     pre-norm     the order alone: x + part(norm(x)), all else as in BERT
 
-A run whose gradient is not finite for long ends by itself; its row says so. OUT has a folder for each run, table.md and
-report.html. What is done is not made again, and what was stopped is resumed.
+A run whose gradient is not finite for long ends by itself; its row says so. OUT has a folder for each run and table.md.
+What is done is not made again, and what was stopped is resumed.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 from benchmarks.common import environment, table
 from bertree.model import cost
 from bertree.model.presets import preset
-from bertree.report.run import runs_page
 
 ORDERS: dict[str, list[str]] = {
     "post-norm": ["model.residual=post-norm"],
@@ -154,10 +153,6 @@ def main() -> None:
     failures = {case: why for case, why in zip(cases, said, strict=True) if why}
     text = print_results(given, study, failures)
     (given.out / "table.md").write_text(text)
-    done = {f"{order}, {size.name}": run_folder(given.out, size, order) for size, order in cases}
-    done = {name: folder for (name, folder), case in zip(done.items(), cases, strict=True) if case not in failures}
-    if done:
-        (given.out / "report.html").write_text(runs_page(done))
     print(text)
 
 

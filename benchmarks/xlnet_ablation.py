@@ -21,7 +21,7 @@ rest, by a mask or by a query row that sees the rest (loss and accuracy of hidde
 With --tasks every model is fine-tuned too.
 
 OUT/rows.jsonl has a line for every run that is done: those are not made again, and one that was stopped is resumed.
-OUT/table.md is the table, OUT/report.html the curves of all runs; each run has a report.html of its own.
+OUT/table.md is the table; each run has a report.html of its own.
 """
 
 import argparse
@@ -48,7 +48,6 @@ from bertree.objectives.pretraining import pretraining_objective
 from bertree.pretraining import build
 from bertree.pretraining import recipe as recipes
 from bertree.pretraining import run as pretraining
-from bertree.report.run import runs_page
 from bertree.train.held_out import evaluate_held_out
 
 PAIRS = ["data.format=lanes+pairs"]
@@ -203,8 +202,6 @@ def main() -> None:
     rows = rows_in([path])
     text = f"{rows[-1]['where']}; {rows[-1]['recipe']}, {rows[-1]['tokens']:,} tokens\n\n{summary(rows)}\n"
     (given.out / "table.md").write_text(text, encoding="utf-8")
-    folders = {f"{row['row']} {row['seed']}": run_folder(given.out, row["row"], row["seed"]) for row in rows}
-    (given.out / "report.html").write_text(runs_page(folders, field="mlm"), encoding="utf-8")
     print(text)
 
 

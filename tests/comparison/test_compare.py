@@ -24,9 +24,8 @@ from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout
 from bertree.report.comparison import Comparison, ModelCosts, Speed, read_comparison, times, verdict
-from bertree.report.comparison_page import comparison_of_run, comparison_page
-from bertree.report.comparison_rows import comparison_rows
-from bertree.report.run import run_page
+from bertree.report.comparison_page import comparison_of_run, comparison_page, comparison_rows
+from bertree.report.run_page import run_page
 from bertree.run_folder import COMPARISON
 from bertree.tasks.registry import make_task
 from bertree.text.tokenizer import Tokenizer

@@ -24,7 +24,7 @@ from bertree.data.prepare import prepare
 from bertree.data.store import Store, verify
 from bertree.data.stream import Stream
 from bertree.data.writer import ShardWriter
-from bertree.engines.choice import choose_engine
+from bertree.engines.local import choose_engine
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions
@@ -181,7 +181,7 @@ def test_killed_at_any_moment_it_goes_on(
         "import signal, sys\n"
         "from pathlib import Path\n"
         "from bertree.data import prepare as module\n"
-        "from bertree.engines.processes import Processes\n"
+        "from bertree.engines.local import Processes\n"
         "from bertree.text.corpus import Corpus, CorpusOptions\n"
         "from bertree.text.tokenizer import Tokenizer\n"
         "if __name__ == '__main__':\n"

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bertree.engines.choice import choose_engine
 from bertree.engines.engine import HERE, map_in_order
-from bertree.engines.processes import Processes
+from bertree.engines.local import Processes, choose_engine
 from bertree.engines.ray_cluster import RayCluster
 from bertree.errors import UserError
 from tests.support.blocks import add_to

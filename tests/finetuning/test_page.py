@@ -13,8 +13,7 @@ from bertree.files.formats import Json
 from bertree.finetuning.evaluate import evaluate
 from bertree.finetuning.page.page import finetuning_page, write_page
 from bertree.finetuning.run import finetune
-from bertree.report.cases import around, start_of
-from bertree.report.tables import Piece, clip
+from bertree.report.tables import Piece, around, clip, start_of
 from bertree.tasks.registry import make_task
 from bertree.tasks.task import Task
 from tests.support.pages import Page

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from bertree.errors import UserError
+from bertree.report.curves import Mark, Series, curve_svg
 from bertree.report.formats import digits, duration, format_metric, format_score, quantity, run_labels
 from bertree.report.history import read_history
-from bertree.report.run import held_out_svg, run_page, runs_page, write_run_report
+from bertree.report.run_page import run_page, write_run_report
 from bertree.report.scales import Axis, scale, smooth, thin
-from bertree.report.svg.curves import Mark, Series, curve_svg
+from bertree.report.svg import standalone_picture
 from bertree.run_folder import RECIPE
 from tests.support.pages import Page
 
@@ -187,37 +188,19 @@ def test_axes_hold_their_values(values: list[float], log: bool | None) -> None:
 
 def test_a_picture_stands_alone() -> None:
     x = np.arange(5.0)
-    curves = [Series(f"run {NASTY}{number}", x, x + number, "dots") for number in range(10)]
-    svg = curve_svg(NASTY, curves, marks=[Mark(2, NASTY, "a"), Mark(2.1, "b", "b")], standalone=True)
-    root = ElementTree.fromstring(svg)
+    curves = [Series(name=f"run {NASTY}{number}", x=x, y=x + number, style="dots") for number in range(10)]
+    svg = curve_svg(NASTY, curves, marks=[Mark(2, NASTY, "a"), Mark(2.1, "b", "b")])
+    assert len(ElementTree.fromstring(svg).findall(".//{*}circle")) == 10 + 50
+    root = ElementTree.fromstring(alone := standalone_picture(NASTY, 100, [svg]))
     assert root.find("{*}style") is not None
-    assert len(root.findall(".//{*}circle")) == 10 + 50
-    assert "url(" not in svg
+    assert "url(" not in alone
 
 
-def test_runs_side_by_side(tmp_path: Path) -> None:
-    one = write(tmp_path / "one", [evaluation(step, mlm=4 / step) for step in (1, 2)])
-    two = write(tmp_path / "two", [evaluation(step, mlm=5 / step) for step in (1, 4)])
-    none = write(tmp_path / "none", [train(1)])
-    page = Page(runs_page({"first": one, NASTY: two}))
-    assert page.titles() == ["Held-out MLM loss over training time", "Held-out MLM loss over tokens read"]
-    assert "1.250" in page.text
-    page = Page(runs_page({"first": one, "none": none}))
-    assert page.titles()[0] == "Held-out loss over training time"
-    ElementTree.fromstring(held_out_svg({"first": one, "second": two}, over="step"))
-
-
-def test_figures() -> None:
+def test_numbers_are_written_with_their_units_and_digits() -> None:
     assert [duration(value) for value in (0.0, 8.24, 61, 3599.7, 86_399, 200_000)] == [
         *("0 s", "8.2 s", "1 min 1 s", "1 h", "1 d", "2 d 8 h")
     ]
-    assert [quantity(value) for value in (0, 8192, 20_111, 4_385_920, 1.2e9)] == [
-        "0",
-        "8,192",
-        "20.1k",
-        "4.39M",
-        "1.2B",
-    ]
+    assert [quantity(v) for v in (0, 8192, 20_111, 4_385_920, 1.2e9)] == ["0", "8,192", "20.1k", "4.39M", "1.2B"]
     assert [digits(value) for value in (1e-4, 0.0123, 1.25e-5, 999.9)] == ["1e-4", "0.0123", "1.25e-5", "1,000"]
     assert format_metric("nsp_accuracy", 0.631) == "63.1 %"
     assert format_metric("mlm", math.nan) == "not finite"
@@ -230,6 +213,4 @@ def test_the_loss_is_named_after_what_is_predicted(tmp_path: Path) -> None:
         out = write(tmp_path / masking, [evaluation(step, mlm=4 / step) for step in (1, 2)])
         (out / RECIPE).write_text(f'[data]\nmasking = "{masking}"\n')
         assert f"held-out {name} loss" in run_page(out)
-    both = {"one": tmp_path / "next", "two": tmp_path / "permutation+static"}
-    assert Page(runs_page(both)).titles()[0] == "Held-out LM loss or PLM loss over training time"
     assert run_labels("not [ toml")["mlm"] == "MLM loss"

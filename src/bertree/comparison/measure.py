@@ -100,16 +100,26 @@ def measure(
     finally:
         for subject, before in zip(subjects, training, strict=True):
             subject.model.network.train(before)
-    return [
-        ModelCosts(
-            subject.name,
-            *counts(subject.model.network, subject.task.head if subject.task else None),
-            *weight_bytes(subject),
-            tokens_a_text=mean,
-            speeds=tuple(found),
+    costs = []
+    for subject, measured, mean in zip(subjects, speeds, tokens, strict=True):
+        parameters, embeddings, encoder, head = counts(
+            subject.model.network, subject.task.head if subject.task else None
         )
-        for subject, found, mean in zip(subjects, speeds, tokens, strict=True)
-    ]
+        size, on_disk = weight_bytes(subject)
+        costs.append(
+            ModelCosts(
+                name=subject.name,
+                parameters=parameters,
+                embeddings=embeddings,
+                encoder=encoder,
+                head=head,
+                weight_bytes=size,
+                on_disk=on_disk,
+                tokens_a_text=mean,
+                speeds=tuple(measured),
+            )
+        )
+    return costs
 
 
 # Size

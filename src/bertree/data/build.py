@@ -17,7 +17,7 @@ from bertree.data import prepare as preparing
 from bertree.data import store as stores
 from bertree.data.store import Store
 from bertree.data.store_header import TOKENIZER, read_header
-from bertree.engines.choice import choose_engine
+from bertree.engines.local import choose_engine
 from bertree.errors import UserError
 from bertree.text import tokenizer_training
 from bertree.text.corpus import Corpus, CorpusOptions, describe_counts

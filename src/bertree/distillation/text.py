@@ -35,7 +35,7 @@ from bertree.pretraining import build, minutes
 from bertree.pretraining.micro_batches import micro_batches_of
 from bertree.pretraining.recipe import DistillRecipe
 from bertree.pretraining.run import PretrainingRun, check_run_folder, mask_share, open_folder
-from bertree.report.run import write_run_report
+from bertree.report.run_page import write_run_report
 from bertree.run_folder import CHECKPOINTS, MODEL
 from bertree.scale.launch import Launch
 from bertree.scale.world import World, join

@@ -17,8 +17,8 @@ from bertree.console import bar, note, showing
 from bertree.embeddings import npy_file
 from bertree.embeddings.npy_file import Fingerprint, VectorFile
 from bertree.embeddings.text_rows import RowCounts, TextRows
-from bertree.engines.choice import choose_engine
 from bertree.engines.engine import HERE, Engine, Workers
+from bertree.engines.local import choose_engine
 from bertree.errors import TextsCut, UserError
 from bertree.inference.embedding import FIRST_WINDOW, WINDOW, Vectors, window_end
 from bertree.inference.embedding_workers import EmbeddedBlock, TextBlock, embed_in_order, start_embedding

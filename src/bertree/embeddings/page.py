@@ -8,11 +8,10 @@ import numpy as np
 
 from bertree.embeddings.correlation import MEASURES, Floats, SetScores
 from bertree.embeddings.sts import PairSet
-from bertree.report.cases import start_of
 from bertree.report.formats import end_of_path
 from bertree.report.html import render
-from bertree.report.svg.scatter import cloud_svg
-from bertree.report.tables import BarRow, BarTable, CaptionedChart, Cell, PageTable, Piece, one_line
+from bertree.report.svg import cloud_svg
+from bertree.report.tables import BarRow, BarTable, CaptionedChart, Cell, PageTable, Piece, one_line, start_of
 from bertree.tasks.metrics import ranks
 
 CASES = 12

@@ -1,6 +1,6 @@
 """Bulk work in blocks: an engine starts workers, which compute blocks in any order; results are taken in order.
 
-What a worker computes is a function made in the worker itself, by `make(setup)`: a tokenizer, a loaded model. Blocks do
+The function that a worker calls is made in the worker itself, by `make(setup)`: a tokenizer, a loaded model. Blocks do
 not depend on the engine or on the number of workers, so neither does any result.
 """
 
@@ -24,7 +24,7 @@ class Workers(Protocol[BlockIn, ResultOut]):
 
     @property
     def ahead(self) -> int:
-        """How many blocks to submit before the result of the oldest is waited for."""
+        """Number of blocks to submit before waiting for the result of the oldest."""
 
     def submit(self, block: BlockIn) -> Callable[[], ResultOut]:
         """Take a block; return the function that waits for its result."""

@@ -28,14 +28,14 @@ from bertree.version import __version__
 RETRIES = 5  # of a block whose worker was lost
 MOST_AHEAD = 2048  # blocks
 PATIENCE = 5.0  # seconds for an address to answer
-FRESH = 5.0  # seconds for which the size of the cluster is believed: machines may join and leave
+FRESH = 5.0  # seconds after which the size of the cluster is read again: machines may join and leave
 # The first bytes of a connection by HTTP/2, which Ray's own protocol is built on: its greeting and a frame of settings.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 SETTINGS_FRAME = 4
 
 
 class BlockAnswer(NamedTuple):
-    """What a worker gives back for a block."""
+    """The answer of a worker for a block."""
 
     result: Any
     mistake: str = ""  # one line for the user, instead of a result
@@ -48,8 +48,8 @@ class RayCluster:
         """`workers`: blocks computed at once at most; None: as many as the cluster has CPUs or, for cuda, GPUs."""
         if find_spec("ray") is None:
             raise UserError("engine ray: Ray is not installed; pip install 'bertree[ray]'")
-        given = address or os.environ.get("RAY_ADDRESS") or "local"
-        self.address, self.workers = None if given == "local" else given, workers
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        self.address, self.workers = None if address == "local" else address, workers
         if self.address is not None:
             _check_address(self.address)
         self.ray = _import_ray(self.address)
@@ -90,14 +90,14 @@ class _Tasks:
 
     @property
     def ahead(self) -> int:
-        """Twice as many blocks as are computed at once: none of the workers waits for the next."""
+        """Twice as many blocks as are computed at once, so that no worker waits for the next."""
         if self.workers is not None:
             return self.workers - 1
         now = time.monotonic()
         if now - self._counted >= FRESH:
             self._counted = now
-            self._places = int(self.ray.cluster_resources().get(self.kind, 0))
-        return min(max(2 * self._places, 2), MOST_AHEAD)
+            self._slots = int(self.ray.cluster_resources().get(self.kind, 0))
+        return min(max(2 * self._slots, 2), MOST_AHEAD)
 
     def submit(self, block: Any) -> Callable[[], Any]:
         # The setup's reference is inside a list: Ray then leaves it to the worker to fetch it, which it does once.
@@ -166,8 +166,8 @@ def _node() -> str:
 def _import_ray(address: str | None) -> Any:
     """Import Ray, which reads its settings then: no usage statistics, and a token for a cluster that is started here.
 
-    Ray itself would write such a token to the home folder. This one is known to this run alone; what the user has set
-    is left as it is.
+    Ray itself would write such a token to the home folder. This one exists only in this run. Settings of the
+    user are not changed.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if address is None and "ray" not in sys.modules and not any(name.startswith("RAY_AUTH_") for name in os.environ):
@@ -186,39 +186,41 @@ def _connected(ray: Any, address: str | None, workers: int | None) -> Iterator[A
         options |= {"address": "local", "include_dashboard": False}
         options |= {"num_cpus": workers} if workers else {}
     main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM) if main else None
+    handler = signal.getsignal(signal.SIGTERM) if main else None
     try:
-        with _standard_error_kept() as kept:
+        with _captured_stderr() as captured:
             try:
                 ray.init(**options)
             except Exception as error:
                 why = (str(error).splitlines() or [type(error).__name__])[0]
-                raise UserError(f"{address or 'engine ray'}: cannot be used ({_refused(kept) or why})") from None
+                raise UserError(
+                    f"{address or 'engine ray'}: cannot be used ({_token_advice(captured) or why})"
+                ) from None
         yield ray
     finally:
         ray.shutdown()
         if main:
-            signal.signal(signal.SIGTERM, before)  # Ray puts its own there
+            signal.signal(signal.SIGTERM, handler)  # Ray installs its own
 
 
 @contextmanager
-def _standard_error_kept() -> Iterator[IO[bytes]]:
-    """Put into a file what is written on standard error meanwhile: Ray's core repeats its reasons every second."""
+def _captured_stderr() -> Iterator[IO[bytes]]:
+    """Redirect standard error to a file: Ray's core repeats its reasons every second."""
     sys.stderr.flush()
-    before = os.dup(2)
-    with tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
-            yield kept
+            yield captured
         finally:
-            os.dup2(before, 2)
-            os.close(before)
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
-def _refused(kept: IO[bytes]) -> str:
+def _token_advice(captured: IO[bytes]) -> str:
     """Return what to do if the cluster asked for a token."""
-    kept.seek(0)
-    if b"InvalidAuthToken" not in kept.read():
+    captured.seek(0)
+    if b"InvalidAuthToken" not in captured.read():
         return ""
     return "it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH as there"
 

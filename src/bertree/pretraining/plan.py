@@ -15,7 +15,7 @@ from bertree.model.architecture import Architecture, Transformer, check_type, pa
 from bertree.model.presets import PRESETS, preset
 from bertree.pretraining.recipe import Recipe, bundled_recipes, load
 from bertree.pretraining.run import mask_share
-from bertree.report.plan import plan_svg
+from bertree.report.plan_chart import plan_svg
 from bertree.scale.plan.meshes import Batches, Hardware
 from bertree.scale.plan.plan import Plan, make_plan
 

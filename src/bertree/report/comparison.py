@@ -1,4 +1,4 @@
-"""The size, speed and scores of models as plain values (comparison.json), and the words for their ratios.
+"""The size, speed and scores of models as plain values (comparison.json), and their ratios in words.
 
 `bertree.comparison` measures them; they are defined here so that every report can show them. The first model is the
 one the others are compared with: in a distillation the teacher, with one student after it.
@@ -23,7 +23,7 @@ Count = Annotated[int, Above(0)]
 Positive = Annotated[float, Above(0)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Speed:
     """The speed of a model on one device. Latencies: one text at a time; rates: many, packed, sorted by length."""
 
@@ -31,9 +31,9 @@ class Speed:
     processor: str  # its name
     threads: int  # 0: not a CPU
     precision: str
-    latency_ms: Positive  # median, without tokenisation
+    latency_ms: Positive  # median, without tokenization
     latency_p90_ms: Positive
-    text_latency_ms: Positive  # median, with tokenisation
+    text_latency_ms: Positive  # median, with tokenization
     text_latency_p90_ms: Positive
     timed_texts: int  # behind the latencies
     texts_per_s: Positive
@@ -41,7 +41,7 @@ class Speed:
     passes: int  # behind the rates, which are medians
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCosts:
     """The size and speed of a model. Only parameters that its answers are computed with count."""
 
@@ -72,7 +72,7 @@ class Comparison:
         devices = [[speed.device for speed in model.speeds] for model in self.models]
         if len(devices) < 2:
             raise UserError(f"models: must be two or more, not {len(devices)}")
-        if any(some != devices[0] for some in devices) or len(set(devices[0])) < len(devices[0]):
+        if any(row != devices[0] for row in devices) or len(set(devices[0])) < len(devices[0]):
             raise UserError("models: must be timed on the same devices, once on each")
         for name, values in self.scores.items():
             if len(values) != len(devices):
@@ -93,25 +93,25 @@ class Comparison:
         """Return the devices the models were timed on."""
         return tuple(speed.device for speed in self.teacher.speeds)
 
-    def times_smaller(self, place: int = 1) -> float:
+    def times_smaller(self, number: int = 1) -> float:
         """Return the ratio of the parameters."""
-        return self.teacher.parameters / self.models[place].parameters
+        return self.teacher.parameters / self.models[number].parameters
 
-    def times_lighter(self, place: int = 1) -> float:
+    def times_lighter(self, number: int = 1) -> float:
         """Return the ratio of the bytes of the weights."""
-        return self.teacher.weight_bytes / self.models[place].weight_bytes
+        return self.teacher.weight_bytes / self.models[number].weight_bytes
 
-    def times_faster(self, device: str = "cpu", place: int = 1) -> float:
+    def times_faster(self, device: str = "cpu", number: int = 1) -> float:
         """Return the ratio of the median latencies of one text."""
-        return self.teacher.speed(device).latency_ms / self.models[place].speed(device).latency_ms
+        return self.teacher.speed(device).latency_ms / self.models[number].speed(device).latency_ms
 
-    def times_more_texts(self, device: str = "cpu", place: int = 1) -> float:
+    def times_more_texts(self, device: str = "cpu", number: int = 1) -> float:
         """Return the ratio of the packed texts per second."""
-        return self.models[place].speed(device).texts_per_s / self.teacher.speed(device).texts_per_s
+        return self.models[number].speed(device).texts_per_s / self.teacher.speed(device).texts_per_s
 
-    def share_kept(self, score: str, place: int = 1) -> float | None:
+    def share_kept(self, score: str, number: int = 1) -> float | None:
         """Return a score as a share of the first model's; None where lower is better or a share means nothing."""
-        full, kept = self.scores[score][0], self.scores[score][place]
+        full, kept = self.scores[score][0], self.scores[score][number]
         if full is None or kept is None or full <= 0 or smaller_is_better(score):
             return None
         return kept / full
@@ -119,17 +119,17 @@ class Comparison:
     def as_json(self) -> Json:
         """Return plain values, and the ratios that follow from them."""
         against = []
-        for place in range(1, len(self.models)):
-            found: Json = {
-                "name": self.models[place].name,
-                "times_smaller": self.times_smaller(place),
-                "times_lighter": self.times_lighter(place),
+        for number in range(1, len(self.models)):
+            ratios: Json = {
+                "name": self.models[number].name,
+                "times_smaller": self.times_smaller(number),
+                "times_lighter": self.times_lighter(number),
             }
             for device in self.devices:
-                found[f"times_faster_{device}"] = self.times_faster(device, place)
-                found[f"times_more_texts_{device}"] = self.times_more_texts(device, place)
-            found["share_kept"] = {name: self.share_kept(name, place) for name in self.scores}
-            against.append(found)
+                ratios[f"times_faster_{device}"] = self.times_faster(device, number)
+                ratios[f"times_more_texts_{device}"] = self.times_more_texts(device, number)
+            ratios["share_kept"] = {name: self.share_kept(name, number) for name in self.scores}
+            against.append(ratios)
         return {
             "version": VERSION,
             "models": [asdict(model) | {"speeds": list(map(asdict, model.speeds))} for model in self.models],
@@ -145,9 +145,9 @@ class Comparison:
             raise UserError(
                 f"{where}: version: must be {VERSION}, not {value.get('version')!r}; compare the models again"
             )
-        known = {part.name for part in fields(cls)}
-        found: Comparison = read(cls, {key: inner for key, inner in value.items() if key in known}, where)
-        return found
+        names = {part.name for part in fields(cls)}
+        comparison: Comparison = read(cls, {key: inner for key, inner in value.items() if key in names}, where)
+        return comparison
 
     def write(self, folder: Path) -> Path:
         """Write comparison.json into a folder, for its report."""
@@ -175,15 +175,15 @@ def device_name(speed: Speed) -> str:
     return {"cpu": "CPU", "cuda": "GPU"}.get(speed.device, speed.device)
 
 
-def verdict(comparison: Comparison, place: int = 1) -> str:
+def verdict(comparison: Comparison, number: int = 1) -> str:
     """Sum a comparison up in a line: 6.6x smaller, 9x faster, keeps 96.8 % of the accuracy."""
-    parts = [times(comparison.times_smaller(place), "smaller", "larger", 2).replace("the same", "as large")]
+    parts = [times(comparison.times_smaller(number), "smaller", "larger", 2).replace("the same", "as large")]
     for device in comparison.devices:
-        faster = times(comparison.times_faster(device, place), "faster", "slower", 2).replace("the same", "as fast")
+        faster = times(comparison.times_faster(device, number), "faster", "slower", 2).replace("the same", "as fast")
         on = f" on the {device_name(comparison.teacher.speed(device))}" if len(comparison.devices) > 1 else ""
         parts.append(faster + on)
-    shares = {name: comparison.share_kept(name, place) for name in comparison.scores}
-    known = next(((name, share) for name, share in shares.items() if share is not None), None)
-    if known is not None:
-        parts.append(f"keeps {100 * known[1]:.1f} % of the {known[0].replace('_', ' ')}")
+    shares = {name: comparison.share_kept(name, number) for name in comparison.scores}
+    kept = next(((name, share) for name, share in shares.items() if share is not None), None)
+    if kept is not None:
+        parts.append(f"keeps {100 * kept[1]:.1f} % of the {kept[0].replace('_', ' ')}")
     return ", ".join(parts)

@@ -1,17 +1,17 @@
-"""A comparison of models as a page, or as a section of a run's page: a summary, tiles, bars, and a table."""
+"""A comparison of models as a page, as a section of a run's page, and as rows for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from bertree.errors import UserError
-from bertree.report.comparison import Comparison, device_name, read_comparison, verdict
-from bertree.report.comparison_rows import byte_size, comparison_rows, method, rate
+from bertree.report.comparison import Comparison, ModelCosts, Speed, device_name, read_comparison, times, verdict
 from bertree.report.formats import digits, end_of_path, format_score, label, quantity, smaller_is_better
 from bertree.report.html import render
-from bertree.report.svg.bars import ModelBar, bars_svg
+from bertree.report.svg import ModelBar, bars_svg
 from bertree.report.tables import Cell, PageTable, Piece, Tile, one_line
 from bertree.run_folder import COMPARISON
 
@@ -19,7 +19,7 @@ NAME = 28  # letters of a model's name in the head of the table
 SCORES = 4  # with tiles and bars; the table has all of them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ComparisonSection:
     """The values of templates/comparison_section.html.j2; without a table there is nothing to show."""
 
@@ -47,15 +47,15 @@ def comparison_of_run(out: Path) -> ComparisonSection:
     try:
         return _section(read_comparison(out / COMPARISON), title)
     except UserError as error:
-        return ComparisonSection(title, str(error))
+        return ComparisonSection(title=title, error=str(error))
 
 
 def _section(comparison: Comparison, title: str = "") -> ComparisonSection:
     others = comparison.models[1:]
     two = len(others) == 1
     return ComparisonSection(
-        title,
-        verdicts=[("" if two else model.name, verdict(comparison, place)) for place, model in enumerate(others, 1)],
+        title=title,
+        verdicts=[("" if two else model.name, verdict(comparison, n)) for n, model in enumerate(others, 1)],
         tiles=_tiles(comparison) if two else [],
         charts=_charts(comparison),
         table=_table(comparison),
@@ -122,3 +122,93 @@ def _table(comparison: Comparison) -> PageTable:
 def _coloured(text: str) -> Cell:
     worse = text.endswith(("larger", "slower", "fewer"))
     return one_line(Piece(text, "bad" if worse else "good")) if text and text != "the same" else text
+
+
+class ComparisonRow(NamedTuple):
+    """One value of every model; `against` compares all but the first with it. Inner rows start with a space."""
+
+    name: str
+    values: list[str]
+    against: list[str]
+
+
+class _Measure(NamedTuple):
+    """A number of a model, how it is written, and the words for less and more of it."""
+
+    name: str
+    value: Callable[[ModelCosts], float]
+    text: Callable[[float], str]
+    less: str
+    more: str
+
+
+def comparison_rows(comparison: Comparison) -> list[ComparisonRow]:
+    """Return scores, size, then speed on each device."""
+    rows = [_score(comparison, name) for name in comparison.scores]
+    on_disk = all(model.on_disk for model in comparison.models)
+    measures = _sizes("weights on disk" if on_disk else "weights")
+    for device in comparison.devices:
+        measures += _speeds(device, device_name(comparison.teacher.speed(device)))
+    return rows + [_row(measure, comparison.models) for measure in measures]
+
+
+def _score(comparison: Comparison, name: str) -> ComparisonRow:
+    values = comparison.scores[name]
+    shares = [comparison.share_kept(name, place) for place in range(1, len(values))]
+    against = [f"keeps {100 * share:.1f} %" if share is not None else "" for share in shares]
+    return ComparisonRow(label(name), [format_score(name, value) for value in values], against)
+
+
+def _sizes(weights: str) -> list[_Measure]:
+    return [
+        _Measure("parameters", lambda model: model.parameters, quantity, "smaller", "larger"),
+        _Measure("  in the layers", lambda model: model.encoder, quantity, "smaller", "larger"),
+        _Measure("  in the embeddings", lambda model: model.embeddings, quantity, "smaller", "larger"),
+        _Measure(weights, lambda model: model.weight_bytes, byte_size, "smaller", "larger"),
+    ]
+
+
+def _speeds(device: str, name: str) -> list[_Measure]:
+    def latency(name: str, value: Callable[[Speed], float]) -> _Measure:
+        return _Measure(name, lambda model: value(model.speed(device)), digits, "faster", "slower")
+
+    def throughput(name: str, value: Callable[[Speed], float]) -> _Measure:
+        return _Measure(name, lambda model: value(model.speed(device)), rate, "fewer", "more")
+
+    return [
+        latency(f"{name}, one text, ms", lambda speed: speed.latency_ms),
+        latency("  90th percentile", lambda speed: speed.latency_p90_ms),
+        latency("  with tokenising", lambda speed: speed.text_latency_ms),
+        latency("  with tokenising, 90th percentile", lambda speed: speed.text_latency_p90_ms),
+        throughput(f"{name}, packed, texts/s", lambda speed: speed.texts_per_s),
+        throughput("  tokens/s", lambda speed: speed.tokens_per_s),
+    ]
+
+
+def _row(measure: _Measure, models: tuple[ModelCosts, ...]) -> ComparisonRow:
+    first, *others = values = [measure.value(model) for model in models]
+    against = [times(first / other, measure.less, measure.more) if first and other else "" for other in others]
+    return ComparisonRow(measure.name, [measure.text(value) for value in values], against)
+
+
+def byte_size(count: float) -> str:
+    """Write a number of bytes in MB or GB."""
+    return f"{digits(count / 1e6)} MB" if count < 1e9 else f"{digits(count / 1e9)} GB"
+
+
+def rate(value: float) -> str:
+    """Write a rate per second."""
+    return quantity(value) if value >= 1e4 else digits(value)
+
+
+def method(comparison: Comparison) -> str:
+    """Describe how the models were timed: texts, devices, precision."""
+    parts = [f"Timed on {comparison.measured_on}"] if comparison.measured_on else []
+    tokens = dict.fromkeys(digits(model.tokens_a_text) for model in comparison.models)
+    parts.append(f"{' and '.join(tokens)} tokens a text on average")
+    for speed in comparison.teacher.speeds:
+        threads = f", {speed.threads} thread{'s' if speed.threads != 1 else ''}" if speed.threads else ""
+        parts.append(f"{device_name(speed)}: {speed.processor}{threads}, {speed.precision}")
+    timed = [min(model.speed(device).timed_texts for model in comparison.models) for device in comparison.devices]
+    parts.append(f"the models in turn, medians of {' and '.join(map(str, timed))} answers each")
+    return "; ".join(parts) + "."

@@ -21,7 +21,7 @@ from bertree.files.formats import Json
 Floats = NDArray[np.float64]
 # Fields of "train" and "eval" lines that are not metrics; every other number of a "train" line is a term of its loss.
 BOOKKEEPING = frozenset(("kind", "step", "seconds", "tokens", "epoch", "phase", "parameters"))
-KNOWN = BOOKKEEPING | {"loss", "lr", "norm", "tokens_per_s", "waited", "skipped", "mfu", "batch_tokens"}
+NOT_TERMS = BOOKKEEPING | {"loss", "lr", "norm", "tokens_per_s", "waited", "skipped", "mfu", "batch_tokens"}
 
 
 @dataclass
@@ -37,12 +37,12 @@ class History:
     @cached_property
     def terms(self) -> list[str]:
         """Return the names of the loss terms."""
-        return _numeric(self.train, KNOWN)
+        return _numeric(self.train, NOT_TERMS)
 
     @cached_property
     def scores(self) -> list[str]:
         """Return the names of the metrics of evaluations that are not losses."""
-        return _numeric(self.evaluations, {*KNOWN, *self.terms, "perplexity"})
+        return _numeric(self.evaluations, {*NOT_TERMS, *self.terms, "perplexity"})
 
     def last(self, name: str) -> float:
         """Return the newest value of a field in any line; NaN where there is none."""
@@ -71,7 +71,7 @@ def read_history(path: Path) -> History:
                 if kind == "end":
                     history.end = row
                 elif kind in lists:
-                    _take_back(lists[kind], kind, row)
+                    _drop_repeated(lists[kind], kind, row)
                     lists[kind].append(row)
                     if history.end and step > history.end["step"]:
                         history.end = None
@@ -92,11 +92,11 @@ def number(value: Any) -> float:
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> Floats:
     """Return one field of many rows; NaN where it is missing or not a finite number."""
-    found = [row.get(name) for row in rows]
+    cells = [row.get(name) for row in rows]
     try:
-        values = np.array(found, dtype=np.float64).reshape(len(rows))
+        values = np.array(cells, dtype=np.float64).reshape(len(rows))
     except (TypeError, ValueError, OverflowError):  # something that is not a number
-        values = np.array([number(value) for value in found], dtype=np.float64)
+        values = np.array([number(value) for value in cells], dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
     return values
 
@@ -112,7 +112,7 @@ def _row(line: str) -> Json | None:
     return row
 
 
-def _take_back(rows: list[Json], kind: str, row: Json) -> None:
+def _drop_repeated(rows: list[Json], kind: str, row: Json) -> None:
     """Remove what a run wrote beyond the checkpoint it went back to; events happened and stay."""
     if kind == "event":
         return

@@ -16,7 +16,7 @@ from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.report.formats import percent, replace_control_characters
-from bertree.report.svg.element import stylesheet
+from bertree.report.svg import stylesheet
 from bertree.report.tables import clip
 from bertree.run_folder import REPORT
 
@@ -35,7 +35,7 @@ def notebook_table(title: str, rows: Iterable[tuple[str, str]], state: str = "")
 
 
 def write_report(folder: Path, page: Callable[[], str]) -> None:
-    """Write a run's report.html; if that fails, note why: a run does not fail for want of a report."""
+    """Write a run's report.html; a failure is only noted, so that it does not fail the run."""
     try:
         write_atomically(folder / REPORT, page())
     except (UserError, OSError) as error:
@@ -47,7 +47,7 @@ def _environment() -> "Environment":
     # Imported here, because commands that write no page should not wait for it.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    environment = Environment(
         loader=PackageLoader("bertree.report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -55,10 +55,10 @@ def _environment() -> "Environment":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"clip": clip, "percent": percent, "thousands": "{:,}".format}
-    made.globals["style"] = stylesheet() + _asset("report.css")
-    made.globals["script"] = _asset("report.js")
-    return made
+    environment.filters |= {"clip": clip, "percent": percent, "thousands": "{:,}".format}
+    environment.globals["style"] = stylesheet() + _asset("report.css")
+    environment.globals["script"] = _asset("report.js")
+    return environment
 
 
 def _asset(name: str) -> Markup:

@@ -30,9 +30,9 @@ class Axis:
     text: Callable[[float], str] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scale:
-    """An axis with its limits and ticks. Calling it maps values to places from 0 to 1."""
+    """An axis with its limits and ticks. Calling it maps values to the range from 0 to 1."""
 
     low: float
     high: float
@@ -46,7 +46,7 @@ class Scale:
         return (values - self.low) / (self.high - self.low)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ThinCurve:
     """A curve of few points: the mean of each stretch, and its smallest and largest value."""
 
@@ -60,18 +60,18 @@ class ThinCurve:
 def thin(x: Floats, y: Floats, points: int = POINTS) -> ThinCurve:
     """Reduce a curve to `points` points: the first and the last, and between them the means of equal stretches."""
     if len(x) <= points:
-        return ThinCurve(x, y, y, y, True)
+        return ThinCurve(x=x, y=y, low=y, high=y, complete=True)
     inner = np.linspace(1, len(x) - 1, points - 1).astype(np.int64)
     starts = np.concatenate(([0], inner))
     finite = np.isfinite(y)
     count = np.add.reduceat(finite.astype(np.int64), starts)
-    some = count > 0
+    filled = count > 0
     mean = np.add.reduceat(np.where(finite, y, 0.0), starts) / np.maximum(count, 1)
     low = np.minimum.reduceat(np.where(finite, y, np.inf), starts)
     high = np.maximum.reduceat(np.where(finite, y, -np.inf), starts)
-    places = np.add.reduceat(x, starts) / np.diff(np.append(starts, len(x)))
-    mean, low, high = (np.where(some, values, np.nan) for values in (mean, low, high))
-    return ThinCurve(places, mean, low, high, False)
+    centers = np.add.reduceat(x, starts) / np.diff(np.append(starts, len(x)))
+    mean, low, high = (np.where(filled, values, np.nan) for values in (mean, low, high))
+    return ThinCurve(x=centers, y=mean, low=low, high=high, complete=False)
 
 
 def smooth(y: Floats, share: float = 0.04) -> Floats:
@@ -81,14 +81,14 @@ def smooth(y: Floats, share: float = 0.04) -> Floats:
     """
     if len(y) < 8:
         return y
-    here = np.arange(len(y))
-    half = np.minimum(max(1, round(len(y) * share / 2)), here)
+    index = np.arange(len(y))
+    half = np.minimum(max(1, round(len(y) * share / 2)), index)
     finite = np.isfinite(y)
     sums = np.concatenate(([0.0], np.cumsum(np.where(finite, y, 0.0))))
     counts = np.concatenate(([0], np.cumsum(finite)))
-    first, behind = here - half, np.minimum(here + half + 1, len(y))
-    count = counts[behind] - counts[first]
-    return np.where(finite, (sums[behind] - sums[first]) / np.maximum(count, 1), np.nan)
+    first, end = index - half, np.minimum(index + half + 1, len(y))
+    count = counts[end] - counts[first]
+    return np.where(finite, (sums[end] - sums[first]) / np.maximum(count, 1), np.nan)
 
 
 def scale(axis: Axis, values: Floats, room: int = 6) -> Scale:
@@ -109,14 +109,15 @@ def scale(axis: Axis, values: Floats, room: int = 6) -> Scale:
     step = _step(axis, (high - low) / room)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(number * step for number in range(first, last + 1))
-    return Scale(ticks[0], ticks[-1], False, ticks, tuple(_text(axis, tick, step, ticks[-1]) for tick in ticks))
+    labels = tuple(_text(axis, tick, step, ticks[-1]) for tick in ticks)
+    return Scale(low=ticks[0], high=ticks[-1], log=False, ticks=ticks, labels=labels)
 
 
-def end_at(made: Scale, low: float, high: float) -> Scale:
+def end_at(scale: Scale, low: float, high: float) -> Scale:
     """Return a scale with the same ticks that ends with its values, not with a round number."""
-    kept = [pair for pair in zip(made.ticks, made.labels, strict=True) if low <= pair[0] <= high]
+    kept = [pair for pair in zip(scale.ticks, scale.labels, strict=True) if low <= pair[0] <= high]
     ticks, labels = tuple(tick for tick, _ in kept), tuple(text for _, text in kept)
-    return replace(made, low=low, high=high, ticks=ticks, labels=labels)
+    return replace(scale, low=low, high=high, ticks=ticks, labels=labels)
 
 
 def _step(axis: Axis, rough: float) -> float:
@@ -137,7 +138,8 @@ def _logarithmic(axis: Axis, low: float, high: float, room: int) -> Scale:
     if len(kept) > room + 2:
         decades = [10.0**power for power in powers if low <= 10.0**power <= high]
         kept = tuple(decades[:: max(1, math.ceil(len(decades) / room))])
-    return Scale(low, high, True, kept, tuple((axis.text or digits)(tick) for tick in kept))
+    labels = tuple((axis.text or digits)(tick) for tick in kept)
+    return Scale(low=low, high=high, log=True, ticks=kept, labels=labels)
 
 
 def _text(axis: Axis, value: float, step: float, top: float) -> str:

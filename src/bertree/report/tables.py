@@ -1,21 +1,24 @@
-"""The tables of a page as plain values, which templates/parts.html.j2 turns into HTML.
+"""Tables, sections and single predictions of a page as plain values, which templates/parts.html.j2 turns into HTML.
 
 Shares are drawn as bars inside a table and confusions as a coloured one: tables wrap and scroll on small screens.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
-from bertree.report.formats import percent
+from bertree.files.formats import Json
+from bertree.report.curves import Series, curve_svg
+from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
 from bertree.report.scales import Axis
-from bertree.report.svg.curves import Series, curve_svg
 
 NAME = 40  # characters of a name
+MISTAKES, CLOSE = 20, 5  # at most shown
+ROOM = 320  # characters of a text
 
 
 class Piece(NamedTuple):
@@ -29,6 +32,8 @@ class Piece(NamedTuple):
 
 Lines = list[list[Piece]]
 Cell = str | Lines
+Case = tuple[Cell, Cell, Cell]  # text, gold answer and prediction
+ShowCase = Callable[[int], Case]  # of the number of an example
 Tile = tuple[str, str, str]  # name, value, a few words more
 
 
@@ -115,42 +120,42 @@ def right_and_wrong(title: str, rows: Iterable[tuple[str, int, int]], under: str
     for name, right, wrong in rows:
         share = percent(right / (right + wrong)) if right + wrong else ""
         bars.append(BarRow(name, (right / most, wrong / most), (f"{right + wrong:,}", share)))
-    return BarTable(title, bars, under, ("right", "wrong"), ("examples", "right"), stacked=True)
+    return BarTable(title, bars, under, names=("right", "wrong"), head=("examples", "right"), stacked=True)
 
 
 def by_tenth(title: str, scores: Floats, right: Floats, under: str = "") -> BarTable:
     """Return right and wrong answers in each tenth of a score."""
-    place = _tenths(scores)
-    hits, count = np.bincount(place, right, 10).astype(int), np.bincount(place, minlength=10)
-    tenths = range(int(place.min(initial=9)), int(place.max(initial=0)) + 1)
+    tenth_of = _tenths(scores)
+    hits, count = np.bincount(tenth_of, right, 10).astype(int), np.bincount(tenth_of, minlength=10)
+    tenths = range(int(tenth_of.min(initial=9)), int(tenth_of.max(initial=0)) + 1)
     return right_and_wrong(
         title, ((f"{10 * t} to {10 * t + 10} %", hits[t], count[t] - hits[t]) for t in tenths), under
     )
 
 
 def confidence(scores: Floats, right: Floats, counts: BarTable | None = None) -> list[Section]:
-    """Return how often answers of a given confidence are right, and how many there are of them (or other `counts`)."""
-    known = np.isfinite(scores)
+    """Return how often answers of a confidence are right, and how many they are (or `counts` of something else)."""
+    finite = np.isfinite(scores)
     cards: list[Block] = []
-    if known.any():
-        cards.append(_calibration(scores[known], right[known]))
-        counts = counts or by_tenth("Answers by confidence", scores[known], right[known])
+    if finite.any():
+        cards.append(_calibration(scores[finite], right[finite]))
+        counts = counts or by_tenth("Answers by confidence", scores[finite], right[finite])
     cards += [counts] if counts else []
     return [Section("Confidence", cards)] if cards else []
 
 
 def _calibration(scores: Floats, right: Floats) -> Markup:
-    place = _tenths(scores)
-    count = np.bincount(place, minlength=10)
-    some = count > 0
-    sure, share = (np.bincount(place, values, 10)[some] / count[some] for values in (scores, right))
-    gap = float((np.abs(sure - share) * count[some]).sum() / count.sum())
+    tenth_of = _tenths(scores)
+    count = np.bincount(tenth_of, minlength=10)
+    filled = count > 0
+    sure, share = (np.bincount(tenth_of, values, 10)[filled] / count[filled] for values in (scores, right))
+    gap = float((np.abs(sure - share) * count[filled]).sum() / count.sum())
     axis, ends = Axis(text=percent, zero=True), np.array([0.0, 1.0])
     return curve_svg(
         f"Calibration: mean gap {percent(gap, 1)}",
         [
-            Series("perfect calibration", ends, ends, "line", 7),
-            Series("share of right answers", sure, share, "dots", 0),
+            Series(name="perfect calibration", x=ends, y=ends, style="line", colour=7),
+            Series(name="share of right answers", x=sure, y=share, style="dots", colour=0),
         ],
         x=axis,
         y=axis,
@@ -165,3 +170,68 @@ def _tenths(scores: Floats) -> np.ndarray:
 def as_floats(values: Iterable[object]) -> Floats:
     """Return numbers; NaN where a value is none."""
     return np.array([value if isinstance(value, int | float) else np.nan for value in values], dtype=np.float64)
+
+
+def confident_cases(scores: Floats, right: Floats, show: ShowCase) -> list[Section]:
+    """Return the most confident mistakes and the least confident right answers; without scores the first mistakes.
+
+    `right` is 1, 0, or NaN for what is neither: a span that is nearly the right one.
+    """
+    wrong = np.flatnonzero(right < 1)
+    order = np.argsort(-np.nan_to_num(scores[wrong], nan=-np.inf), kind="stable")
+    title = "The most confident mistakes" if np.isfinite(scores).any() else "Mistakes"
+    close = np.flatnonzero((right >= 1) & np.isfinite(scores))
+    picked = {
+        title: wrong[order[:MISTAKES]],
+        "Right, but least confident": close[np.argsort(scores[close], kind="stable")[:CLOSE]],
+    }
+    head = ["text", "gold", "predicted", "confidence"]
+    return [
+        Section(name, blocks=[PageTable(head, [[*show(n), _sure(scores[n])] for n in numbers.tolist()], [3], "cases")])
+        for name, numbers in picked.items()
+        if len(numbers)
+    ]
+
+
+def largest_errors(gold: Floats, predicted: Floats, show: ShowCase) -> list[Section]:
+    """Return the numbers that are furthest off."""
+    off = np.abs(predicted - gold)
+    order = np.argsort(-np.nan_to_num(off, nan=-np.inf), kind="stable")[:MISTAKES]
+    rows = [[*show(number), digits(float(off[number]))] for number in order.tolist() if off[number] > 0]
+    table = PageTable(["text", "gold", "predicted", "error"], rows, [1, 2, 3], "cases off")
+    return [Section("Largest errors", blocks=[table])]
+
+
+def _sure(score: float) -> str:
+    return percent(score, 1) if np.isfinite(score) else "–"
+
+
+def start_of(text: object, room: int = ROOM, kind: str = "") -> Lines:
+    """Return the beginning of a text: what a model that truncates texts has seen too."""
+    full = str(text)
+    return [[Piece(full[:room] + ("…" if len(full) > room else ""), kind)]]
+
+
+def text_and_pair(line: Json) -> Lines:
+    """Return a text, and the second one below it where there is one."""
+    second = line.get("pair")
+    if second is None:
+        return start_of(line.get("text", ""))
+    return start_of(line.get("text", ""), ROOM // 2 + 40) + start_of(second, ROOM // 2 + 40)
+
+
+def around(text: str, marks: Sequence[tuple[int, int, str]], room: int = ROOM) -> Lines:
+    """Return a text with stretches of it marked (start, end, kind), cut to the surroundings of the first of them."""
+    marks = sorted((max(0, start), min(end, len(text)), kind) for start, end, kind in marks)
+    if not marks:
+        return start_of(text, room)
+    spare = max(0, room - (marks[0][1] - marks[0][0])) // 2
+    first = max(0, marks[0][0] - spare)
+    last = min(len(text), first + max(room, marks[0][1] - marks[0][0]), first + 2 * room)
+    pieces, at = [Piece("…")] if first else [], first
+    for start, end, kind in marks:
+        start, end = max(start, at), min(end, last)
+        if start < end:
+            pieces += [Piece(text[at:start]), Piece(text[start:end], kind)]
+            at = end
+    return [[*pieces, Piece(text[at:last] + ("…" if last < len(text) else ""))]]

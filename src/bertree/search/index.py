@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from bertree.engines.choice import choose_engine
+from bertree.engines.local import choose_engine
 from bertree.errors import UserError
 from bertree.files.formats import Json
 from bertree.inference.embedding import TextEncoder

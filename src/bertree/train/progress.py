@@ -18,7 +18,7 @@ from rich.table import Column
 from bertree.console import has_bar, is_showing
 from bertree.objectives.pretraining import LABELS
 from bertree.report.formats import digits, duration, format_metric, label, percent
-from bertree.report.history import BOOKKEEPING, KNOWN, number
+from bertree.report.history import BOOKKEEPING, NOT_TERMS, number
 
 REFRESH = 0.2  # seconds between two updates of the bar
 EVERY = 30.0  # seconds between two lines on training where there is no bar
@@ -148,7 +148,7 @@ def _bar() -> bars.Progress:
 
 def _training(fields: Mapping[str, Any], terms: bool, labels: Mapping[str, str]) -> Iterator[str]:
     """Yield the loss, its terms, the speed and the learning rate, as far as they are known."""
-    names = [name for name, value in fields.items() if name not in KNOWN and _is_number(value)]
+    names = [name for name, value in fields.items() if name not in NOT_TERMS and _is_number(value)]
     parts = ", ".join(
         f"{label(name, labels).removesuffix(' loss')} {format_metric('loss', number(fields[name]))}" for name in names
     )

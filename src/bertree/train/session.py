@@ -16,7 +16,7 @@ from bertree.errors import UserError
 from bertree.files.atomic import write_atomically
 from bertree.files.formats import Json
 from bertree.report.formats import run_labels
-from bertree.report.run import write_run_report
+from bertree.report.run_page import write_run_report
 from bertree.run_folder import CHECKPOINTS, ENVIRONMENT, RECIPE
 from bertree.train.carried_state import check_state
 from bertree.train.checkpoints.contents import Checkpoint, check_optimizer_state, restore

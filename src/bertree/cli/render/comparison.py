@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bertree.report.comparison import Comparison, verdict
-from bertree.report.comparison_rows import comparison_rows, method
+from bertree.report.comparison_page import comparison_rows, method
 
 
 def print_comparison(found: Comparison) -> None:

@@ -11,9 +11,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bertree.files.formats import Json
-from bertree.report.cases import Case, around, confident_cases
 from bertree.report.formats import percent
-from bertree.report.tables import BarRow, BarTable, Piece, Section, as_floats, clip, confidence, relative_bars
+from bertree.report.tables import (
+    BarRow,
+    BarTable,
+    Case,
+    Piece,
+    Section,
+    around,
+    as_floats,
+    clip,
+    confidence,
+    confident_cases,
+    relative_bars,
+)
 from bertree.tasks.tagging.entities import Entity, entities
 
 TYPES, PAIRS = 40, 15  # at most shown

@@ -11,28 +11,33 @@ from itertools import chain, pairwise
 import numpy as np
 
 from bertree.files.formats import Json
-from bertree.report.cases import Case, around, confident_cases, largest_errors, start_of, text_and_pair
 from bertree.report.formats import digits, percent
 from bertree.report.history import Floats
 from bertree.report.scales import Axis, scale
-from bertree.report.svg.scatter import POINTS, agreement_svg
+from bertree.report.svg import POINTS, agreement_svg
 from bertree.report.tables import (
     BarRow,
     BarTable,
     Block,
     CaptionedChart,
+    Case,
     Cell,
     ConfusionMatrix,
     PageTable,
     Piece,
     Section,
+    around,
     as_floats,
     by_tenth,
     clip,
     confidence,
+    confident_cases,
+    largest_errors,
     one_line,
     relative_bars,
     right_and_wrong,
+    start_of,
+    text_and_pair,
 )
 from bertree.tasks.squad import metric
 

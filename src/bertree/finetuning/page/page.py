@@ -17,11 +17,11 @@ import numpy as np
 from bertree.files.formats import Json, read_json_lines
 from bertree.finetuning.page import entities, kinds
 from bertree.report.comparison_page import comparison_of_run
+from bertree.report.curves import Series, curve_svg
 from bertree.report.formats import format_score, label, percent
 from bertree.report.history import History, column, number, read_history
 from bertree.report.html import render, write_report
 from bertree.report.scales import Axis
-from bertree.report.svg.curves import Series, curve_svg
 from bertree.report.tables import BarRow, BarTable, Block, Cell, PageTable, Piece, Section, Tile, one_line
 from bertree.run_folder import METRICS, REPORT
 from bertree.tasks.task import Task
@@ -157,9 +157,11 @@ def _curves(out: Path, task: Task[Any], seeds: Sequence[Json]) -> list[Section]:
     metric, loss = [], []
     for place, (name, history) in enumerate(histories.items()):
         rows = [row for row in history.evaluations if math.isfinite(number(row.get(task.metric)))]
-        metric.append(Series(name, column(rows, "step"), 100 * column(rows, task.metric), "dots", place))
+        metric.append(
+            Series(name=name, x=column(rows, "step"), y=100 * column(rows, task.metric), style="dots", colour=place)
+        )
         some = [row for row in history.train if "loss" in row]
-        loss.append(Series(name, column(some, "step"), column(some, "loss"), "smooth", place))
+        loss.append(Series(name=name, x=column(some, "step"), y=column(some, "loss"), style="smooth", colour=place))
     if not any(len(series.x) > 1 for series in metric):  # one evaluation is no curve
         return []
     span = (0.0, float(np.concatenate([series.x for series in (*metric, *loss)]).max()))

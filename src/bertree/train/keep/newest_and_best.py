@@ -8,7 +8,7 @@ from typing import Any
 
 from bertree.console import note
 from bertree.errors import UserError
-from bertree.report.run import write_run_report
+from bertree.report.run_page import write_run_report
 from bertree.run_folder import BEST_MODEL, MODEL
 from bertree.train.checkpoints.contents import Checkpoint, restore
 from bertree.train.checkpoints.folder import CheckpointFolder

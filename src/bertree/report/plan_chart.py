@@ -1,17 +1,17 @@
-"""The chart of a plan: what a device needs on each mesh, by part, against its memory."""
+"""The chart of a memory plan: the memory that a device needs on each mesh, by purpose, against what it has."""
 
 from markupsafe import Markup
 
 from bertree.model.cost import GIB
-from bertree.report.svg.element import LETTER, WIDTH, element, group, path, standalone_picture, text
+from bertree.report.svg import LETTER, WIDTH, element, group, path, standalone_picture, text
 from bertree.scale.plan.memory import Bytes
 from bertree.scale.plan.meshes import Row, name
 from bertree.scale.plan.plan import Plan
 
 MARGIN, ROW, THICK = 10, 36, 13
-PLACES = {"weights": 0, "gradients": 1, "optimizer": 2, "activations": 4, "buffers": 7}  # of colours
+COLOUR_OF = {"weights": 0, "gradients": 1, "optimizer": 2, "activations": 4, "buffers": 7}  # number of its colour
 LONGEST = 26  # letters of a model's name that are shown
-MOST = 3.0  # times the memory of a device: what is more is cut off
+MOST = 3.0  # times the memory of a device: longer bars are cut off
 
 
 def plan_svg(plan: Plan) -> Markup:
@@ -20,8 +20,8 @@ def plan_svg(plan: Plan) -> Markup:
     most = max(card, min(MOST * card, max(row.gib for row in plan.rows))) * 1.02
     scale = (WIDTH - 2 * MARGIN) / most
     parts, top = _legend(), 74
-    for place, row in enumerate(plan.rows):
-        parts += _bar(row, row is plan.best, top + ROW * place, scale, most)
+    for number, row in enumerate(plan.rows):
+        parts += _bar(row, row is plan.best, top + ROW * number, scale, most)
     parts += _limit(usable, scale, top, len(plan.rows))
     model = plan.model if len(plan.model) <= LONGEST else plan.model[: LONGEST - 1] + "…"
     title = f"{model} on {plan.devices:,} devices: GiB of each at the peak of a step"
@@ -31,7 +31,7 @@ def plan_svg(plan: Plan) -> Markup:
 
 def _legend() -> list[Markup]:
     parts, at = [], float(MARGIN)
-    for label, colour in PLACES.items():
+    for label, colour in COLOUR_OF.items():
         box = element("rect", kind="part", x=f"{at:.1f}", y=46, width=11, height=11)
         parts += [group(f"s{colour}", box), text(f"{at + 16:.1f}", 56, label, "key")]
         at += 16 + LETTER * 1.1 * len(label) + 18
@@ -49,11 +49,11 @@ def _limit(usable: float, scale: float, top: int, rows: int) -> list[Markup]:
 
 
 def _bar(row: Row, best: bool, y: int, scale: float, most: float) -> list[Markup]:
-    said = [name(row.mesh) + (" *" if best else ""), f"{row.batch.count} x {row.batch.tokens:,} tokens"]
-    said += ["recomputed"] if row.batch.recompute else []
+    words = [name(row.mesh) + (" *" if best else ""), f"{row.batch.count} x {row.batch.tokens:,} tokens"]
+    words += ["recomputed"] if row.batch.recompute else []
     value = f"{row.gib:.1f} GiB" + ("" if row.fits else ", too much")
     parts = [
-        text(MARGIN, y + 13, ", ".join(said), "key"),
+        text(MARGIN, y + 13, ", ".join(words), "key"),
         text(WIDTH - MARGIN, y + 13, value, "key value", "end"),
     ]
     at = float(MARGIN)
@@ -63,7 +63,7 @@ def _bar(row: Row, best: bool, y: int, scale: float, most: float) -> list[Markup
         if width > 0:
             shape = {"x": f"{at:.1f}", "y": y + 18, "width": f"{width:.1f}", "height": THICK}
             hint = element("title", f"{part}: {size / GIB:.2f} GiB")
-            parts.append(group(f"s{PLACES[part]}", hint, element("rect", kind="part", **shape)))
+            parts.append(group(f"s{COLOUR_OF[part]}", hint, element("rect", kind="part", **shape)))
             at += width
     if row.gib > most:  # the bar goes on
         parts.append(

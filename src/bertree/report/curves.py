@@ -10,14 +10,14 @@ from markupsafe import Markup
 from bertree.report.formats import duration
 from bertree.report.history import Floats
 from bertree.report.scales import Axis, Scale, ThinCurve, end_at, scale, smooth, thin
-from bertree.report.svg.element import COLOURS, LETTER, WIDTH, element, group, path, picture, standalone_picture, text
+from bertree.report.svg import COLOURS, LETTER, WIDTH, element, group, path, picture, text
 
 HEIGHT = 320
 MARK_ROWS = 3  # in which the words of marks are set, so that near ones do not cover each other
 Style = Literal["line", "smooth", "dots"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Series:
     """One curve. "line" shows every value; "smooth" the trend over its faint values; "dots" few measured points."""
 
@@ -25,13 +25,13 @@ class Series:
     x: Floats
     y: Floats
     style: Style = "line"
-    colour: int | None = None  # None: by its place in the chart
+    colour: int | None = None  # None: by its index in the chart
     right: bool = False  # measured on the right axis
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An event at a place of the x-axis: a vertical line with a few words, or a small red triangle (`skip`)."""
+    """An event at a position of the x-axis: a vertical line with a few words, or a small red triangle (`skip`)."""
 
     x: float
     text: str
@@ -39,9 +39,9 @@ class Mark:
     skip: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Plot:
-    """The area of the curves, and how values become places in it."""
+    """The area of the curves, and how values become coordinates in it."""
 
     left: float
     right: float
@@ -49,13 +49,13 @@ class _Plot:
     bottom: float
     x: Scale
     y: Scale
-    other: Scale
+    right_y: Scale
 
     def across(self, values: Floats) -> Floats:
         return self.left + self.x(values) * (self.right - self.left)
 
     def up(self, values: Floats, right: bool = False) -> Floats:
-        return self.bottom - (self.other if right else self.y)(values) * (self.bottom - self.top)
+        return self.bottom - (self.right_y if right else self.y)(values) * (self.bottom - self.top)
 
 
 def curve_svg(
@@ -69,13 +69,12 @@ def curve_svg(
     marks: Sequence[Mark] = (),
     span: tuple[float, float] | None = None,
     clock: tuple[Floats, Floats] | None = None,
-    standalone: bool = False,
 ) -> Markup:
     """Draw curves over shared axes.
 
-    `span` is the part of the x-axis to show where the curves cover less. `clock` gives places of the x-axis and the
-    seconds at which they were reached: a second axis, above. Values that are not finite are left out of the curves
-    and counted in the legend.
+    `span` is the range of the x-axis to show where the curves cover less. `clock` gives positions of the x-axis and
+    the seconds at which they were reached, for a second axis above. Values that are not finite are left out of the
+    curves and counted in the legend.
     """
     series = [curve for curve in series if len(curve.x)]
     curves = [(curve, thin(curve.x, curve.y)) for curve in series]
@@ -88,7 +87,7 @@ def curve_svg(
         bottom=HEIGHT - 40,
         x=_x_scale(x, [np.array(span or ()), *(points.x for _, points in curves)]),
         y=_y_scale(y, [points for curve, points in curves if not curve.right]),
-        other=_y_scale(right, [points for curve, points in curves if curve.right]),
+        right_y=_y_scale(right, [points for curve, points in curves if curve.right]),
     )
     rules, words = _marks(plot, marks)
     parts = [
@@ -99,19 +98,17 @@ def curve_svg(
         *(_curve(plot, curve, points, number) for number, (curve, points) in enumerate(curves)),
         *words,
     ]
-    if standalone:
-        return standalone_picture(title, HEIGHT, parts)
     return picture(title, HEIGHT, parts, data=_script_data(plot, clock, x_label))
 
 
-def _x_scale(axis: Axis, places: Sequence[Floats]) -> Scale:
+def _x_scale(axis: Axis, positions: Sequence[Floats]) -> Scale:
     """Return the scale of the x-axis; it ends where the curves end."""
-    every = np.concatenate(places)
-    every = every[np.isfinite(every)]
-    made = scale(axis, every)
-    if len(every) and every.min() < every.max():
-        made = end_at(made, 0.0 if made.low == 0 else float(every.min()), float(every.max()))
-    return made
+    x = np.concatenate(positions)
+    x = x[np.isfinite(x)]
+    x_scale = scale(axis, x)
+    if len(x) and x.min() < x.max():
+        x_scale = end_at(x_scale, 0.0 if x_scale.low == 0 else float(x.min()), float(x.max()))
+    return x_scale
 
 
 def _y_scale(axis: Axis, curves: Sequence[ThinCurve]) -> Scale:
@@ -146,7 +143,7 @@ def _grid(plot: _Plot, has_right: bool, x_label: str) -> list[Markup]:
         parts.append(path("grid", f"M{plot.left},{at:.1f} {plot.right},{at:.1f}"))
         parts.append(text(plot.left - 7, f"{at + 4:.1f}", label, anchor="end"))
     if has_right:
-        ticks = zip(plot.up(np.array(plot.other.ticks), True), plot.other.labels, strict=True)
+        ticks = zip(plot.up(np.array(plot.right_y.ticks), True), plot.right_y.labels, strict=True)
         parts += [text(plot.right + 7, f"{at + 4:.1f}", label) for at, label in ticks]
     for at, label in zip(plot.across(np.array(plot.x.ticks)), plot.x.labels, strict=True):
         parts.append(path("grid", f"M{at:.1f},{plot.bottom} {at:.1f},{plot.bottom + 4}"))
@@ -154,19 +151,19 @@ def _grid(plot: _Plot, has_right: bool, x_label: str) -> list[Markup]:
     return [*parts, text(f"{(plot.left + plot.right) / 2:g}", plot.bottom + 34, x_label, anchor="middle")]
 
 
-def _clock(plot: _Plot, places: Floats, seconds: Floats) -> list[Markup]:
-    """Return the second axis: round times at the places where the run reached them."""
-    known = np.isfinite(seconds)
-    places, seconds = places[known], np.maximum.accumulate(seconds[known])
-    if len(places) < 2 or seconds[-1] <= seconds[0]:
+def _clock(plot: _Plot, steps: Floats, seconds: Floats) -> list[Markup]:
+    """Return the second axis: round times at the steps where the run reached them."""
+    finite = np.isfinite(seconds)
+    steps, seconds = steps[finite], np.maximum.accumulate(seconds[finite])
+    if len(steps) < 2 or seconds[-1] <= seconds[0]:
         return []
     times = scale(Axis(time=True, text=duration), np.array([0.0, seconds[-1]]), 5)
-    start = np.array([places[0] - seconds[0] * (places[-1] - places[0]) / (seconds[-1] - seconds[0])])
+    start = np.array([steps[0] - seconds[0] * (steps[-1] - steps[0]) / (seconds[-1] - seconds[0])])
     parts = [text(plot.left - 7, plot.top - 9, "time", anchor="end")]
     at_before = plot.left - 7.0
     for tick, label in zip(times.ticks, times.labels, strict=True):
-        place = np.interp([tick], np.append([0.0], seconds), np.append(np.maximum(start, 0), places), right=np.nan)
-        at, half = float(plot.across(place)[0]), LETTER * len(label) / 2
+        step = np.interp([tick], np.append([0.0], seconds), np.append(np.maximum(start, 0), steps), right=np.nan)
+        at, half = float(plot.across(step)[0]), LETTER * len(label) / 2
         if np.isfinite(at) and plot.left - 1 <= at <= plot.right + 1 and at - half > at_before + 8:
             parts.append(path("grid", f"M{at:.1f},{plot.top} {at:.1f},{plot.top - 4}"))
             parts.append(text(f"{at:.1f}", plot.top - 9, label, anchor="middle"))
@@ -213,15 +210,15 @@ def _curve(plot: _Plot, curve: Series, points: ThinCurve, number: int) -> Markup
     if not points.complete:
         low, high = plot.up(points.low, curve.right), plot.up(points.high, curve.right)
         for run in _runs(np.isfinite(low) & np.isfinite(high)):
-            there, back = _points(across[run], high[run]), _points(across[run][::-1], low[run][::-1])
-            parts.append(path("band", f"M{there} {back}Z"))
+            upper, lower = _points(across[run], high[run]), _points(across[run][::-1], low[run][::-1])
+            parts.append(path("band", f"M{upper} {lower}Z"))
     elif curve.style == "smooth" and len(points.x) >= 8:
         parts.append(path("raw", _line(across, plot.up(points.y, curve.right))))
     colour, line_class = _look(number, curve)
     parts.append(path(line_class, _line(across, up)))
-    known = np.flatnonzero(np.isfinite(up) & np.isfinite(across))
-    if (curve.style == "dots" and len(known) <= 60) or len(known) == 1:
-        for i in known:
+    finite = np.flatnonzero(np.isfinite(up) & np.isfinite(across))
+    if (curve.style == "dots" and len(finite) <= 60) or len(finite) == 1:
+        for i in finite:
             hint = element("title", f"{curve.name}: {points.y[i]:,.6g} at {points.x[i]:,.10g}")
             parts.append(element("circle", hint, kind="dot", cx=f"{across[i]:.1f}", cy=f"{up[i]:.1f}", r=3.5))
     right = 1 if curve.right else None
@@ -237,10 +234,10 @@ def _points(across: Floats, up: Floats) -> str:
     return " ".join(f"{x:.2f},{y:.2f}" for x, y in zip(across.tolist(), up.tolist(), strict=True))
 
 
-def _runs(known: np.ndarray) -> list[slice]:
-    """Return the stretches without a gap."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], known, [False])).astype(np.int8)))
-    return [slice(first, behind) for first, behind in zip(edges[::2], edges[1::2], strict=True)]
+def _runs(finite: np.ndarray) -> list[slice]:
+    """Return the ranges without a gap."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], finite, [False])).astype(np.int8)))
+    return [slice(first, end) for first, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _look(number: int, curve: Series) -> tuple[str, str]:
@@ -251,12 +248,14 @@ def _look(number: int, curve: Series) -> tuple[str, str]:
 
 def _script_data(plot: _Plot, clock: tuple[Floats, Floats] | None, x_label: str) -> dict[str, str]:
     """Return the attributes from which the page's script reads values off the curves."""
-    scales = {"data_x": plot.x, "data_y": plot.y, "data_other": plot.other}
-    found = {"data_plot": f"{plot.left} {plot.right} {plot.top} {plot.bottom}"}
-    found |= {name: f"{side.low:.9g} {side.high:.9g} {int(side.log)}" for name, side in scales.items()}
-    found["data_unit"] = x_label
+    scales = {"data_x": plot.x, "data_y": plot.y, "data_other": plot.right_y}
+    attributes = {"data_plot": f"{plot.left} {plot.right} {plot.top} {plot.bottom}"}
+    attributes |= {name: f"{side.low:.9g} {side.high:.9g} {int(side.log)}" for name, side in scales.items()}
+    attributes["data_unit"] = x_label
     if clock is not None and len(clock[0]):
         knots = thin(*clock, points=50)
         pairs = zip(knots.x, knots.y, strict=True)
-        found["data_clock"] = " ".join(f"{place:.9g},{seconds:.6g}" for place, seconds in pairs if np.isfinite(seconds))
-    return found
+        attributes["data_clock"] = " ".join(
+            f"{step:.9g},{seconds:.6g}" for step, seconds in pairs if np.isfinite(seconds)
+        )
+    return attributes

@@ -1,6 +1,6 @@
-"""Workers as processes of this machine.
+"""Workers as processes of this machine, and the choice of an engine by its name.
 
-They are spawned: forking beside the thread pools of other libraries can hang.
+Processes are spawned: forking a process in which other libraries have thread pools can hang.
 """
 
 import multiprocessing
@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from typing import Any
 
-from bertree.engines.engine import Block, Result, Setup, Workers
-from bertree.errors import UserError
+from bertree.engines.engine import HERE, Block, Engine, Result, Setup, Workers
+from bertree.engines.ray_cluster import RayCluster
+from bertree.errors import UserError, suggest
 
 DIED = "a worker process died (out of memory?); run again, perhaps with fewer --workers"
 DIED_AT_START = (
@@ -24,6 +25,8 @@ DIED_AT_START = (
 )
 
 _function: Callable[[Any], Any] | None = None  # of a worker process
+ENGINES = ("local", "ray")
+MOST_WORKERS = 4096
 
 
 class Processes:
@@ -96,3 +99,19 @@ def _start_worker(make: Callable[[Any], Callable[[Any], Any]], setups: "Queue[An
 def _compute(block: Any) -> Any:
     assert _function is not None, "workers are started first"
     return _function(block)
+
+
+def choose_engine(name: str, address: str | None = None, workers: int | None = None) -> Engine:
+    """Return an engine: "local" (this machine) or "ray" (a Ray cluster; `address`: where it is).
+
+    `workers`: processes; None: this one, or of a cluster, all.
+    """
+    if name not in ENGINES:
+        raise UserError(f"engine '{name}': {suggest(name, ENGINES)}")
+    if workers is not None and not 1 <= workers <= MOST_WORKERS:
+        raise UserError(f"workers {workers}: must lie between 1 and {MOST_WORKERS}")
+    if name == "ray":
+        return RayCluster(address, workers)
+    if address is not None:
+        raise UserError(f"address {address}: is that of a Ray cluster; it needs engine ray (--engine ray)")
+    return HERE if workers is None or workers == 1 else Processes(workers)
