@@ -1,6 +1,8 @@
 """The state of a folder as it is compared: every file and folder in it, without times and dates."""
 
 import difflib
+import hashlib
+import html
 import json
 import re
 import shutil
@@ -9,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.same_commands import content
 from bertree.inference.load import load
 from bertree.inference.model import Model
 from bertree.run_folder import REPORT
@@ -20,6 +21,20 @@ from tests.support import killing
 
 State = dict[str, str]  # path -> what must be equal
 FOLDER = "a folder"
+TEXTS = (".json", ".jsonl", ".toml", ".csv", ".tsv", ".txt", ".html", ".md")
+# Times and speeds are not compared: fields of JSON, and numbers in pages, by the words next to them.
+TIME_FIELDS = (
+    *("seconds", "waited", "tokens_per_s", "mfu", "texts_per_s", "timed_texts", "passes"),
+    *(r"(?:text_)?latency(?:_p90)?_ms", r"times_(?:faster|more_texts)_\w+"),
+)
+TIME_FIELD = re.compile(rf'("(?:{"|".join(TIME_FIELDS)})": )[^,}}\]\s]+')
+AMOUNT = r"\d(?:[\d,.]*\d)?"
+TIME_LINE = re.compile(r"(?:CPU|GPU), |90th percentile|with tokeni[sz]|tokens/s\b")  # every number is a time
+IN_TIME_LINE = re.compile(rf"{AMOUNT}(?:[kM]\b)?(?:x \w+| m?s\b)?|the same")
+TIMES = re.compile(
+    rf"{AMOUNT}[kM]?(?= \w+/s\b)|{AMOUNT} (?:ms|s|min|h)\b|{AMOUNT}x (?:faster|slower)|as fast|(?<=medians of ){AMOUNT}"
+)
+TIMED_CHART = re.compile(r">[^<]*(?:tokens/s|texts/s|\d ms)<")
 
 
 def read_state(work: Path, case: Case) -> State:
@@ -33,15 +48,31 @@ def read_state(work: Path, case: Case) -> State:
 
 
 def _content(path: Path, work: Path, case: Case) -> str:
+    """Return what is compared of a file."""
+    data = path.read_bytes()
+    if path.suffix not in TEXTS:
+        return f"{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}"
+    text = data.decode(errors="backslashreplace").replace(str(work), "WORK")
     if path.name == "metrics.jsonl":
-        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-        lines = [line for line in lines if line["kind"] != "event"]  # they say when it was resumed
-        path_text = "".join(json.dumps(line) + "\n" for line in lines)
-        return re.sub(r'("(?:seconds|waited|tokens_per_s|mfu)": )[^,}]+', r"\1*", path_text)
+        lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        text = "".join(json.dumps(line) + "\n" for line in lines if line["kind"] != "event")  # events tell of resuming
+    if path.name == "environment.json":  # versions, cores, the command
+        return "\n".join(json.loads(text))
     if path.name == REPORT and case.trains:  # made from the files beside it; shows where the run was resumed
-        return "a page" if path.read_text().rstrip().endswith("</html>") else "half a page"
-    found = content(path, work)
-    return found.exact + found.wording
+        return "a page" if text.rstrip().endswith("</html>") else "half a page"
+    if path.suffix == ".html":
+        return _page_text(text)
+    return TIME_FIELD.sub(r"\1*", text) if path.suffix in (".json", ".jsonl") else text
+
+
+def _page_text(page: str) -> str:
+    """Return the text of a page, about a line for each row, paragraph and figure, without times and charts of speed."""
+    page = re.sub(r"(?s)<(style|script)\b.*?</\1>", "", page)
+    page = re.sub(r"(?s)<svg\b.*?</svg>", lambda chart: "" if TIMED_CHART.search(chart[0]) else chart[0], page)
+    page = re.sub(r"(?=<dt\b)|(?<=</tr>)|(?<=</p>)|(?<=</dl>)|(?<=</text>)|(?<=</h\d>)", "\n", page)
+    lines = [" ".join(line.split()) for line in html.unescape(re.sub(r"<[^>]*>", " ", page)).splitlines()]
+    lines = [(IN_TIME_LINE if TIME_LINE.match(line) else TIMES).sub("*", line) for line in lines if line]
+    return re.sub(r"\*(?:\s+\*)+", "*", "\n".join(lines))
 
 
 def differences(one: State, other: State) -> list[str]:

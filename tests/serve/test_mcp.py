@@ -227,6 +227,6 @@ def test_a_wrong_index_is_one_line(
         ([str(built)], "default", "not with this model"),
     ):
         with pytest.raises(UserError, match=said), ExitStack() as stack:
-            open_indexes(given, bertree.load, model, "public", "bertree", stack)
+            open_indexes(given, bertree.load, model, stack, schema="public", table="bertree")
     said = command("mcp", tmp_path / "nothing")
     assert (said.code, said.out, len(said.lines)) == (2, "", 1)
