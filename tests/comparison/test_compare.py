@@ -97,7 +97,10 @@ def speed(device: str = "cpu", **changes: Any) -> Speed:
     return Speed(**(values | changes))
 
 
-LARGE = ModelCosts("teacher", 110_000_000, 24_000_000, 85_000_000, 1_000_000, 440_000_000, True, 25.0, (speed(),))
+LARGE = ModelCosts(
+    name="teacher", parameters=110_000_000, embeddings=24_000_000, encoder=85_000_000, head=1_000_000,
+    weight_bytes=440_000_000, on_disk=True, tokens_a_text=25.0, speeds=(speed(),),
+)  # fmt: skip
 SMALL = replace(
     LARGE, name="student", parameters=16_500_000, weight_bytes=66_000_000, encoder=10_000_000,
     speeds=(speed(latency_ms=6.6, latency_p90_ms=9.0, texts_per_s=350.0),),

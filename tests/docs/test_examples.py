@@ -132,7 +132,7 @@ def servers() -> Iterator[list[asking.Asker]]:
     found: list[asking.Asker] = []
     yield found
     for server in found:
-        asking.stop(server)
+        server.stop()
 
 
 def run_python(block: CodeBlock, page: Path, known: dict[str, object]) -> None:

@@ -158,7 +158,7 @@ def test_the_command_line(small_folder: Path, tmp_path: Path, database: str, com
     small_folder.rename(moved)
     said = command("index", "query", database, "brig")
     assert (said.code, len(said.lines)) == (2, 1)
-    assert "give its new place with --model" in said.err
+    assert "give its new path with --model" in said.err
     command.well("index", "query", database, "brig", "--model", moved, "--device", "cpu")
     said = command("index", "query", database, "brig", "--model", "default", "--device", "cpu")
     assert (said.code, len(said.lines)) == (2, 1)

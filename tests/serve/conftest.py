@@ -38,24 +38,19 @@ def _make_classifiers(folder: Path) -> None:
 def asker(minilm: Path, classifiers: Path) -> Iterator[Asker]:
     """MiniLM and two classifiers behind the routes."""
     sources = [("minilm", minilm), ("ranker", classifiers / "ranker"), ("classes", classifiers / "classes")]
-    made = asking.start(sources)
-    yield made
-    asking.stop(made)
+    with asking.start(sources) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory: pytest.TempPathFactory, trained: Trained, classifiers: Path) -> Iterator[Asker]:
     """Small models of every kind, and an index, behind bertree's own routes."""
-    made = make_once(common_folder(tmp_path_factory) / "own", lambda folder: _make_own(folder, trained.words))
+    folders = make_once(common_folder(tmp_path_factory) / "own", lambda folder: _make_own(folder, trained.words))
     runs = {name: trained(name) / "model" for name in ("ner", "crf", "squad2", "pair")}
-    sources = [
-        *((path.name, path) for path in sorted(made.iterdir())),
-        *runs.items(),
-        ("ranker", classifiers / "ranker"),
-    ]
-    found = asking.start(sources)
-    yield found
-    asking.stop(found)
+    untrained = [(path.name, path) for path in sorted(folders.iterdir())]
+    sources = [*untrained, *runs.items(), ("ranker", classifiers / "ranker")]
+    with asking.start(sources) as started:
+        yield started
 
 
 def _make_own(folder: Path, words: Tokenizer) -> None:

@@ -97,22 +97,19 @@ def fuzz(asker: Asker, count: int, seed: int) -> Counter[int]:
     return seen
 
 
-def make_models(folder: Path) -> list[tuple[str, Path]]:
-    """Folders of small untrained models."""
+def start_small(folder: Path) -> Asker:
+    """Serve small untrained models, with a small limit of the body."""
     words = learnable.tokenizer()
     heads = {"words": {"mask": 0}, "ranker": {"sequence": 1}, "classes": {"sequence": 3}}
-    return [(name, learnable.model(folder / name, words, heads=head)) for name, head in heads.items()]
+    models = [(name, learnable.model(folder / name, words, heads=head)) for name, head in heads.items()]
+    return asking.start(models, RequestSettings(Limits(body_bytes=100_000)))
 
 
 def main() -> None:
     """Fuzz as many requests as the command line says."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
-    with tempfile.TemporaryDirectory() as name:
-        asker = asking.start(make_models(Path(name)), RequestSettings(Limits(body_bytes=100_000)))
-        try:
-            print(f"{count} requests, no wrong answer; statuses {dict(fuzz(asker, count, seed=1))}")
-        finally:
-            asking.stop(asker)
+    with tempfile.TemporaryDirectory() as name, start_small(Path(name)) as asker:
+        print(f"{count} requests, no wrong answer; statuses {dict(fuzz(asker, count, seed=1))}")
 
 
 if __name__ == "__main__":

@@ -49,9 +49,8 @@ def both(own: Asker, folder: Path, address: str) -> Iterator[Asker]:
     """The index in a folder and in a database, with a model that answers questions."""
     registry = own.service.registry
     models = [(name, Path(registry.model(name).folder)) for name in ("words", "squad2", "ranker")]
-    found = asking.start([*models, ("folder", folder), ("", address)])
-    yield found
-    asking.stop(found)
+    with asking.start([*models, ("folder", folder), ("", address)]) as started:
+        yield started
 
 
 def ask_both(asker: Asker, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -125,11 +124,8 @@ def test_another_model_is_loaded_when_its_index_replaces_the_old_one(
     assert notes == [("swapped", {"name": "books"})]
     assert registry.index("books").model.dimension == 48
     assert list(registry.models) == [name], "and the old one is gone"
-    made = asking.with_registry(registry)
-    try:
+    with asking.with_registry(registry) as made:
         assert [hit["document"] for hit in made.post("/search", {"query": QUERY}).json["hits"]] == ["z"]
-    finally:
-        asking.stop(made)
 
 
 def test_no_password_is_shown(

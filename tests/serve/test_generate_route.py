@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +10,8 @@ import pytest
 from bertree.serve.routes import generate
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.token_queue import Overloaded
-from tests.support.asking import Answer, Asker, refused
+from tests.support.asking import Answer, Asker, in_event_loop, refused
+from tests.support.processes import PATIENCE
 
 BODY: dict[str, Any] = {"prompt": "the boat", "tokens": 20, "temperature": 0.9, "top_p": 0.9, "seed": 4, "model": "gpt"}
 
@@ -30,9 +31,8 @@ def test_the_text_is_that_of_the_model(own: Asker) -> None:
     assert found == {"model": "gpt", "text": wanted.text, "tokens": len(wanted.ids), "ended": wanted.ended}
     for control in ("boat", "river"):
         wanted = own.service.registry.model("ctrl").model.generate("a", tokens=5, control=control)[0]
-        assert own.post("/generate", {"prompt": "a", "tokens": 5, "model": "ctrl", "control": control}).json[
-            "text"
-        ] == (wanted.text)
+        body = {"prompt": "a", "tokens": 5, "model": "ctrl", "control": control}
+        assert own.post("/generate", body).json["text"] == wanted.text
 
 
 def test_a_stream_has_the_same_text_in_pieces(own: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,47 +54,60 @@ def test_texts_that_are_generated_at_the_same_time_are_as_alone(own: Asker, monk
         assert found == model.generate("the boat", **options)[0].text
 
 
+class SliceGate:
+    """Lets the compute threads compute the first slices of texts, and then wait until the gate is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+        self.slices, self.free, self.opened, self.compute = 0, free, threading.Event(), generate._compute_slice
+        monkeypatch.setattr(generate, "SLICE", 0.0)
+        monkeypatch.setattr(generate, "_compute_slice", self)
+
+    def __call__(self, text: Any) -> tuple[str, bool]:
+        self.slices += 1
+        if self.slices > self.free:
+            assert self.opened.wait(PATIENCE)
+        return self.compute(text)
+
+
+def wait_until_idle(asker: Asker) -> None:
+    """Wait until no thread of a server computes anything."""
+    while asker.service.scheduler.idle_threads < asker.service.scheduler.threads:
+        threading.Event().wait(0.001)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_nothing_more_is_computed_for_a_client_that_has_gone(
     own: Asker, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    slices = []
-    compute = generate._compute_slice
-
-    def slow(text: Any) -> tuple[str, bool]:
-        slices.append(1)
-        time.sleep(0.01)
-        return compute(text)
-
-    monkeypatch.setattr(generate, "SLICE", 0.0)
-    monkeypatch.setattr(generate, "_compute_slice", slow)
+    gate = SliceGate(monkeypatch, free=1)
     body = json.dumps(BODY | {"tokens": 40, "stream": stream}).encode()
-    asyncio.run(own.send("POST", "/generate", body, gone=True))
-    computed = len(slices)
-    assert computed < 25, "of 40: a client is watched after a tenth of a second"
-    time.sleep(0.1)
-    assert len(slices) <= computed + 1, "the slice that was being computed"
+    asyncio.run(own.send("POST", "/generate", body, gone=True))  # returns, though a slice is being computed
+    gate.opened.set()
+    wait_until_idle(own)
+    assert gate.slices <= 2, "of 40: the first, and the one that was being computed when the client had gone"
     assert own.service.scheduler.queued_requests == 0
 
 
-def test_short_requests_are_answered_between_the_slices_of_a_long_text(
+@in_event_loop
+async def test_short_requests_are_answered_between_the_slices_of_a_long_text(
     own: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "SLICE", 0.0)
+    gate, scheduler = SliceGate(monkeypatch, free=0), own.service.scheduler
     done: list[str] = []
 
     async def ask(path: str, body: dict[str, Any]) -> None:
         await own.send("POST", path, json.dumps(body).encode())
         done.append(path)
 
-    async def both() -> None:
-        long = [asyncio.create_task(ask("/generate", BODY | {"tokens": 40, "seed": seed})) for seed in range(4)]
-        await asyncio.sleep(0.02)
-        await ask("/fill", {"text": "the <mask>"})
-        await asyncio.gather(*long)
-
-    asyncio.run(both())
-    assert done.index("/fill") < 4, "before the last text"
+    tasks = [asyncio.create_task(ask("/generate", BODY | {"tokens": 40, "seed": seed})) for seed in range(4)]
+    while gate.slices < scheduler.threads:
+        await asyncio.sleep(0.001)
+    tasks.append(asyncio.create_task(ask("/fill", {"text": "the <mask>"})))
+    while scheduler.queued_requests < 5 - scheduler.threads:
+        await asyncio.sleep(0.001)
+    gate.opened.set()
+    await asyncio.gather(*tasks)
+    assert done[0] == "/fill", "before all texts, though it came last"
 
 
 def test_a_full_queue_refuses_a_text_at_its_beginning_and_never_in_the_middle(
@@ -123,25 +136,23 @@ def test_a_full_queue_refuses_a_text_at_its_beginning_and_never_in_the_middle(
 
 
 def test_a_text_that_takes_too_long_ends_with_an_error(own: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = generate._compute_slice
-    monkeypatch.setattr(generate, "SLICE", 0.0)
-    monkeypatch.setattr(generate, "_compute_slice", lambda text: (time.sleep(0.1), compute(text))[1])
-    assert own.post("/generate", BODY, x_timeout="0.25").status == 504
-    late = 0.0  # seconds: the first piece comes in time even on a busy machine, and the next ones never
+    compute, now = generate._compute_slice, 0.0
 
     def compute_until_late(text: Any) -> tuple[str, bool]:
-        nonlocal late
-        found, late = compute(text), 3600.0
-        return found
+        nonlocal now
+        result, now = compute(text), now + 3600.0
+        return result
 
-    monkeypatch.setattr(own.service.scheduler, "_clock", lambda: time.monotonic() + late)
+    monkeypatch.setattr(own.service.scheduler, "_clock", lambda: now)
+    monkeypatch.setattr(generate, "SLICE", 0.0)
     monkeypatch.setattr(generate, "_compute_slice", compute_until_late)
+    assert own.post("/generate", BODY, x_timeout="600").status == 504
     *pieces, last = events(own.post("/generate", BODY | {"stream": True}, x_timeout="600"))
     assert len(pieces) <= 1, "none if the first has no letters"
     assert "not done in its time" in last["error"]["message"]
 
 
-def test_mistakes_in_a_prompt(own: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_field_of_generate_is_named(own: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "at most 46 fit" in refused(own, "/generate", BODY | {"tokens": 100}, "tokens")
     for tokens in (0, -1, 5000, 1.5, "3"):
         refused(own, "/generate", BODY | {"tokens": tokens}, "tokens")

@@ -9,6 +9,7 @@ import pytest
 
 from bertree.serve.scheduler import Scheduler
 from bertree.serve.token_queue import DeadlineExceeded, Job, JobKind, Overloaded, QueuedRequest, TokenQueue
+from tests.support.asking import in_event_loop
 
 
 class Engine:
@@ -61,62 +62,54 @@ async def begin(
     return task
 
 
-def test_results_come_in_the_order_of_the_jobs_whatever_their_length(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock), JobKind("a", engine, 25)
-        task = await begin(scheduler, kind, [Job(5, 1), Job(20, 2), Job(10, 3)])
-        while scheduler.compute_next():
-            pass
-        assert await task == [2, 4, 6]
-        assert engine.batches == [[2], [3, 1]], "the longest first, within the budget"
-        assert scheduler.queued_tokens == scheduler.queued_requests == 0
-
-    asyncio.run(run())
+@in_event_loop
+async def test_results_come_in_the_order_of_the_jobs_whatever_their_length(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock), JobKind("a", engine, 25)
+    task = await begin(scheduler, kind, [Job(5, 1), Job(20, 2), Job(10, 3)])
+    while scheduler.compute_next():
+        pass
+    assert await task == [2, 4, 6]
+    assert engine.batches == [[2], [3, 1]], "the longest first, within the budget"
+    assert scheduler.queued_tokens == scheduler.queued_requests == 0
 
 
-def test_a_single_text_passes_a_bulk_request_after_one_batch(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock, 100_000), JobKind("a", engine, 50)
-        bulk = await begin(scheduler, kind, jobs(*range(100, 300)))
-        scheduler.compute_next()
-        single = await begin(scheduler, kind, jobs(7))
-        scheduler.compute_next()
-        assert await single == [14]
-        assert engine.batches[1][0] == 7
-        assert len(engine.batches[1]) == 5, "the rest of the batch is filled with the bulk request"
-        assert not bulk.done()
-        bulk.cancel()
-
-    asyncio.run(run())
+@in_event_loop
+async def test_a_single_text_passes_a_bulk_request_after_one_batch(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock, 100_000), JobKind("a", engine, 50)
+    bulk = await begin(scheduler, kind, jobs(*range(100, 300)))
+    scheduler.compute_next()
+    single = await begin(scheduler, kind, jobs(7))
+    scheduler.compute_next()
+    assert await single == [14]
+    assert engine.batches[1][0] == 7
+    assert len(engine.batches[1]) == 5, "the rest of the batch is filled with the bulk request"
+    assert not bulk.done()
+    bulk.cancel()
 
 
-def test_requests_of_the_same_size_take_turns(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock), JobKind("a", engine, 20)
-        tasks = [await begin(scheduler, kind, jobs(first, first + 1, first + 2)) for first in (10, 20)]
-        while scheduler.compute_next():
-            pass
-        assert engine.batches == [[10, 20], [11, 21], [12, 22]]
-        await asyncio.gather(*tasks)
-
-    asyncio.run(run())
+@in_event_loop
+async def test_requests_of_the_same_size_take_turns(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock), JobKind("a", engine, 20)
+    tasks = [await begin(scheduler, kind, jobs(first, first + 1, first + 2)) for first in (10, 20)]
+    while scheduler.compute_next():
+        pass
+    assert engine.batches == [[10, 20], [11, 21], [12, 22]]
+    await asyncio.gather(*tasks)
 
 
-def test_lanes_never_share_a_batch(clock: Clock) -> None:
-    async def run() -> None:
-        one, other = Engine(), Engine()
-        scheduler, a, b = make(clock), JobKind("a", one, 100), JobKind("b", other, 100)
-        tasks = [await begin(scheduler, kind, jobs(n)) for n, kind in enumerate((a, b, a, b))]
-        assert scheduler.compute_next()
-        assert scheduler.compute_next()
-        assert not scheduler.compute_next()
-        assert (one.batches, other.batches) == ([[0, 2]], [[1, 3]])
-        assert [await task for task in tasks] == [[0], [2], [4], [6]]
-
-    asyncio.run(run())
+@in_event_loop
+async def test_kinds_never_share_a_batch(clock: Clock) -> None:
+    one, other = Engine(), Engine()
+    scheduler, a, b = make(clock), JobKind("a", one, 100), JobKind("b", other, 100)
+    tasks = [await begin(scheduler, kind, jobs(n)) for n, kind in enumerate((a, b, a, b))]
+    assert scheduler.compute_next()
+    assert scheduler.compute_next()
+    assert not scheduler.compute_next()
+    assert (one.batches, other.batches) == ([[0, 2]], [[1, 3]])
+    assert [await task for task in tasks] == [[0], [2], [4], [6]]
 
 
-def test_a_lane_computes_no_more_batches_at_once_than_it_may(engine: Engine, clock: Clock) -> None:
+def test_a_kind_computes_no_more_batches_at_once_than_it_may(engine: Engine, clock: Clock) -> None:
     queue, kind = TokenQueue(), JobKind("a", engine, 1, at_once=1)
     for payload in (1, 2):
         queue.add(QueuedRequest(kind, jobs(payload), 99, 0, lambda: None))
@@ -127,105 +120,93 @@ def test_a_lane_computes_no_more_batches_at_once_than_it_may(engine: Engine, clo
     assert queue.take(0) is not None
 
 
-def test_what_is_too_late_is_not_computed(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock), JobKind("a", engine, 10)
-        late, timely = await begin(scheduler, kind, jobs(1), 5.0), await begin(scheduler, kind, jobs(2), 50.0)
-        clock.now = 6.0
-        scheduler.compute_next()
-        with pytest.raises(DeadlineExceeded):
-            await late
-        assert await timely == [4]
-        assert engine.batches == [[2]]
-        with pytest.raises(DeadlineExceeded):  # nothing computes it, and its time passes
-            await scheduler.run(kind, jobs(3), 6.0)
-        assert scheduler.queued_tokens == scheduler.queued_requests == 0
-
-    asyncio.run(run())
+@in_event_loop
+async def test_what_is_too_late_is_not_computed(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock), JobKind("a", engine, 10)
+    late, timely = await begin(scheduler, kind, jobs(1), 5.0), await begin(scheduler, kind, jobs(2), 50.0)
+    clock.now = 6.0
+    scheduler.compute_next()
+    with pytest.raises(DeadlineExceeded):
+        await late
+    assert await timely == [4]
+    assert engine.batches == [[2]]
+    with pytest.raises(DeadlineExceeded):  # nothing computes it, and its time passes
+        await scheduler.run(kind, jobs(3), 6.0)
+    assert scheduler.queued_tokens == scheduler.queued_requests == 0
 
 
-def test_jobs_of_a_caller_that_has_gone_are_dropped(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock, 100_000), JobKind("a", engine, 10)
-        tasks = [await begin(scheduler, kind, jobs(n, n, n)) for n in range(1000)]
-        scheduler.compute_next()
-        for task in tasks[:-1]:
-            task.cancel()
-        await asyncio.gather(*tasks[:-1], return_exceptions=True)
-        assert scheduler.queued_requests == 1
-        assert scheduler.queued_tokens == 30
-        while scheduler.compute_next():
-            pass
-        assert await tasks[-1] == [1998] * 3
-        assert len(engine.batches) == 4
-        assert scheduler.queued_tokens == scheduler.queued_requests == 0
-
-    asyncio.run(run())
+@in_event_loop
+async def test_jobs_of_a_caller_that_has_gone_are_dropped(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock, 100_000), JobKind("a", engine, 10)
+    tasks = [await begin(scheduler, kind, jobs(n, n, n)) for n in range(1000)]
+    scheduler.compute_next()
+    for task in tasks[:-1]:
+        task.cancel()
+    await asyncio.gather(*tasks[:-1], return_exceptions=True)
+    assert scheduler.queued_requests == 1
+    assert scheduler.queued_tokens == 30
+    while scheduler.compute_next():
+        pass
+    assert await tasks[-1] == [1998] * 3
+    assert len(engine.batches) == 4
+    assert scheduler.queued_tokens == scheduler.queued_requests == 0
 
 
-def test_a_job_that_raises_fails_its_own_request_alone(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock), JobKind("a", engine, 1000)
-        good = [await begin(scheduler, kind, jobs(n)) for n in range(5)]
-        bad = await begin(scheduler, kind, jobs(8, -1, 9))
-        also = await begin(scheduler, kind, jobs(6, 7))
-        while scheduler.compute_next():
-            pass
-        assert [await task for task in good] == [[0], [2], [4], [6], [8]]
-        assert await also == [12, 14]
-        with pytest.raises(ValueError, match="poison"):
-            await bad
-        assert scheduler.queued_tokens == scheduler.queued_requests == 0
-
-    asyncio.run(run())
+@in_event_loop
+async def test_a_job_that_raises_fails_its_own_request_alone(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock), JobKind("a", engine, 1000)
+    good = [await begin(scheduler, kind, jobs(n)) for n in range(5)]
+    bad = await begin(scheduler, kind, jobs(8, -1, 9))
+    also = await begin(scheduler, kind, jobs(6, 7))
+    while scheduler.compute_next():
+        pass
+    assert [await task for task in good] == [[0], [2], [4], [6], [8]]
+    assert await also == [12, 14]
+    with pytest.raises(ValueError, match="poison"):
+        await bad
+    assert scheduler.queued_tokens == scheduler.queued_requests == 0
 
 
-def test_a_queue_with_room_for_a_few_texts_only_is_full(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock, most=1000), JobKind("a", engine, 50)
-        waiting = [await begin(scheduler, kind, jobs(*range(97)))]
-        assert not scheduler.is_full
-        waiting.append(await begin(scheduler, kind, jobs(1)))
-        assert scheduler.is_full, "so requests are refused before they are tokenized"
-        while scheduler.compute_next():
-            pass
-        assert not scheduler.is_full
-        await asyncio.gather(*waiting)
-
-    asyncio.run(run())
+@in_event_loop
+async def test_a_queue_with_room_for_a_few_texts_only_is_full(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock, most=1000), JobKind("a", engine, 50)
+    waiting = [await begin(scheduler, kind, jobs(*range(97)))]
+    assert not scheduler.is_full
+    waiting.append(await begin(scheduler, kind, jobs(1)))
+    assert scheduler.is_full, "so requests are refused before they are tokenized"
+    while scheduler.compute_next():
+        pass
+    assert not scheduler.is_full
+    await asyncio.gather(*waiting)
 
 
-def test_a_request_is_taken_as_a_whole_or_refused_with_the_time_to_wait(engine: Engine, clock: Clock) -> None:
-    async def run() -> None:
-        scheduler, kind = make(clock, most=100), JobKind("a", engine, 50)
-        first = await begin(scheduler, kind, jobs(*range(9)))
-        with pytest.raises(Overloaded) as refused:
-            await scheduler.run(kind, jobs(1, 2), 99)
-        assert refused.value.retry_after >= 1
-        assert scheduler.queued_tokens == 90, "nothing of the refused request is there"
-        second = await begin(scheduler, kind, jobs(5))
-        assert scheduler.is_full
-        while scheduler.compute_next():
-            pass
-        assert len(await first) == 9
-        assert await second == [10]
-        large = await begin(scheduler, kind, jobs(*range(50)))  # larger than the queue: taken if nothing waits
-        while scheduler.compute_next():
-            pass
-        assert len(await large) == 50
-
-    asyncio.run(run())
+@in_event_loop
+async def test_a_request_is_taken_as_a_whole_or_refused_with_the_time_to_wait(engine: Engine, clock: Clock) -> None:
+    scheduler, kind = make(clock, most=100), JobKind("a", engine, 50)
+    first = await begin(scheduler, kind, jobs(*range(9)))
+    with pytest.raises(Overloaded) as refused:
+        await scheduler.run(kind, jobs(1, 2), 99)
+    assert refused.value.retry_after >= 1
+    assert scheduler.queued_tokens == 90, "nothing of the refused request is there"
+    second = await begin(scheduler, kind, jobs(5))
+    assert scheduler.is_full
+    while scheduler.compute_next():
+        pass
+    assert len(await first) == 9
+    assert await second == [10]
+    large = await begin(scheduler, kind, jobs(*range(50)))  # larger than the queue: taken if nothing waits
+    while scheduler.compute_next():
+        pass
+    assert len(await large) == 50
 
 
 def test_threads_compute_everything_and_end() -> None:
     engine = Engine()
-    scheduler, kind = Scheduler(3, 100_000), JobKind("a", engine, 30)
+    scheduler, kind = Scheduler(3, 100_000, clock=Clock()), JobKind("a", engine, 30)
     scheduler.start()
 
     async def run() -> list[list[int]]:
-        return await asyncio.gather(
-            *(scheduler.run(kind, jobs(*range(n, n + 20)), scheduler.now() + 30) for n in range(50))
-        )
+        return await asyncio.gather(*(scheduler.run(kind, jobs(*range(n, n + 20)), 30) for n in range(50)))
 
     found = asyncio.run(run())
     scheduler.stop()
@@ -258,13 +239,13 @@ class EngineOfThreads(Engine):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_requests_that_come_at_once_share_batches(threads: int) -> None:
     engine = EngineOfThreads(threads)
-    scheduler, kind = Scheduler(threads, 100_000), JobKind("a", engine, 1000)
+    scheduler, kind = Scheduler(threads, 100_000, clock=Clock()), JobKind("a", engine, 1000)
     scheduler.start()
 
     async def run() -> list[list[int]]:
         while scheduler.idle_threads < threads:
             await asyncio.sleep(0.001)
-        return await asyncio.gather(*(scheduler.run(kind, jobs(n), scheduler.now() + 60) for n in range(16)))
+        return await asyncio.gather(*(scheduler.run(kind, jobs(n), 60) for n in range(16)))
 
     assert asyncio.run(run()) == [[2 * n] for n in range(16)]
     scheduler.stop()

@@ -25,19 +25,12 @@ def same(found: list[dict[str, Any]], wanted: list[Hit]) -> None:
 
 def test_hits_are_those_of_the_index(own: Asker) -> None:
     index = own.service.registry.index().index
-    for body, options in (
-        ({}, {"k": 10}),
-        ({"k": 2}, {"k": 2}),
-        ({"where": {"place": "garden"}}, {"k": 10, "where": {"place": "garden"}}),
-        (
-            {"where": {"year": [1815, 1902], "id": ["b", "d"]}},
-            {"k": 10, "where": {"year": [1815, 1902], "id": ["b", "d"]}},
-        ),
-    ):
+    filters = ({"place": "garden"}, {"year": [1815, 1902], "id": ["b", "d"]})
+    for body in ({}, {"k": 2}, *({"where": where} for where in filters)):
         answer = own.post("/search", {"query": QUERY, **body})
         assert answer.json["index"] == "passages"
         assert answer.json["milliseconds"] > 0
-        same(answer.json["hits"], index.search(QUERY, **options))
+        same(answer.json["hits"], index.search(QUERY, **{"k": 10, **body}))
 
 
 @pytest.mark.parametrize("name", ["pair", "ranker"])
@@ -61,8 +54,7 @@ def test_no_path_of_the_server_is_told(own: Asker, tmp_path: Path) -> None:
     (tmp_path / "notes" / "harbour.txt").write_text("The lighthouse burned twice.")
     index = bertree.Index.build(words.model, [tmp_path / "notes"], tmp_path / "index", name=words.folder)
     assert str(tmp_path) in next(iter(index)).source
-    asker = asking.start([("words", Path(words.folder)), ("notes", tmp_path / "index")])
-    try:
+    with asking.start([("words", Path(words.folder)), ("notes", tmp_path / "index")]) as asker:
         body = {"query": "lighthouse", "where": {"source": str(tmp_path / "notes" / "harbour.txt")}}
         answer = asker.post("/search", body)
         (hit,) = answer.json["hits"]
@@ -77,15 +69,12 @@ def test_no_path_of_the_server_is_told(own: Asker, tmp_path: Path) -> None:
         assert broken.status == 503
         assert "index 'notes' cannot be read" in broken.message
         assert str(tmp_path) not in broken.body.decode()
-    finally:
-        asking.stop(asker)
 
 
 def test_a_map_is_kept_until_the_index_changes(own: Asker, tmp_path: Path) -> None:
     served = own.service.registry.index()
     folder = shutil.copytree(served.index.path, tmp_path / "index")
-    asker = asking.start([("words", Path(own.service.registry.model("words").folder)), ("copy", folder)])
-    try:
+    with asking.start([("words", Path(own.service.registry.model("words").folder)), ("copy", folder)]) as asker:
         found = asker.get("/map?index=copy").json
         wanted = bertree.map_index(served.index)
         assert [point["document"] for point in found["points"]] == ["a", "b", "c", "d"]
@@ -101,11 +90,9 @@ def test_a_map_is_kept_until_the_index_changes(own: Asker, tmp_path: Path) -> No
         with bertree.Index.open(folder) as other:
             other.remove("c")
         assert [point["document"] for point in asker.get("/map").json["points"]] == ["a", "b", "d"]
-    finally:
-        asking.stop(asker)
 
 
-def test_mistakes_in_a_search(own: Asker) -> None:
+def test_a_wrong_field_of_a_search_is_named(own: Asker) -> None:
     for query in ("", "  \n", 5, None, ["a"]):
         refused(own, "/search", {"query": query}, "query")
     for k in (0, -3, 1001, 2.5, "3"):

@@ -44,7 +44,7 @@ def test_a_text_that_is_cut_is_reported(own: Asker) -> None:
     assert "x-truncated-texts" not in own.post("/fill", {"text": "the <mask>"}).headers
 
 
-def test_mistakes_with_masks(own: Asker) -> None:
+def test_a_wrong_field_of_fill_is_named(own: Asker) -> None:
     assert "no mask" in refused(own, "/fill", {"text": "no mask"}, "text")
     assert "empty" in refused(own, "/fill", {"text": " "}, "text")
     assert "cut off" in refused(own, "/fill", {"text": "boat " * 200 + "[MASK]"}, "text")
@@ -77,7 +77,7 @@ def test_a_long_text_is_read_whole_in_windows(own: Asker) -> None:
     assert text.index("Ada") in [e["start"] for e in found]
 
 
-def test_mistakes_with_entities(own: Asker) -> None:
+def test_a_wrong_field_of_entities_is_named(own: Asker) -> None:
     refused(own, "/entities", {"text": ""}, "text")
     refused(own, "/entities", {"text": ["a"]}, "text")
     assert "these can: ner, crf" in refused(own, "/entities", {"text": "a", "model": "words"}, "model")
@@ -116,7 +116,7 @@ def test_a_question_is_answered_from_an_index(own: Asker) -> None:
     assert only["passage"]["metadata"]["place"] == "garden"
 
 
-def test_mistakes_with_questions(own: Asker) -> None:
+def test_a_wrong_field_of_answer_is_named(own: Asker) -> None:
     refused(own, "/answer", {"question": " ", "passage": PASSAGE}, "question")
     refused(own, "/answer", {"question": QUESTION, "passage": " "}, "passage")
     refused(own, "/answer", {"question": QUESTION, "passage": PASSAGE, "index": "passages"}, "index")

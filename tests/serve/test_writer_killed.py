@@ -42,9 +42,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, words: Path, model: M
 
 @pytest.fixture
 def server(folder: Path, words: Path) -> Iterator[Asker]:
-    found = asking.start([("words", words), ("index", folder)])
-    yield found
-    asking.stop(found)
+    with asking.start([("words", words), ("index", folder)]) as started:
+        yield started
 
 
 def ask(server: Asker, **body: Any) -> list[dict[str, Any]]:

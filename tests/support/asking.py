@@ -4,9 +4,10 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,17 @@ class Asker:
     def __init__(self, service: Service) -> None:
         self.service = service
         self.app = build_app(service)
+
+    def __enter__(self) -> "Asker":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End its threads."""
+        self.service.scheduler.stop()
+        self.service.helpers.shutdown()
 
     async def send(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, gone: bool = False
@@ -127,7 +139,7 @@ def curl(asker: Asker, words: Sequence[str]) -> Answer:
 def start(
     sources: Sequence[tuple[str, Path | str]], settings: RequestSettings | None = None, threads: int = 2
 ) -> Asker:
-    """Load models and indexes by name, and start the threads that compute."""
+    """Load models and indexes by name, and start the threads that compute; a `with` block ends them."""
     registry = load_sources([ServedSource(path=str(path), name=name, device="cpu") for name, path in sources])
     return with_registry(registry, settings, threads)
 
@@ -148,10 +160,14 @@ def with_registry(registry: Registry, settings: RequestSettings | None = None, t
     )
 
 
-def stop(asker: Asker) -> None:
-    """End its threads."""
-    asker.service.scheduler.stop()
-    asker.service.helpers.shutdown()
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Return an asynchronous test as one that pytest can run."""
+
+    @wraps(test)
+    def run(*arguments: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*arguments, **fixtures))
+
+    return run
 
 
 def refused(asker: Asker, path: str, body: Any, field: str, status: int = 422) -> str:

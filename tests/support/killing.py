@@ -17,7 +17,9 @@ from bertree.search.passage_store import DATABASE
 from tests.support.processes import PROCESSES
 from tests.support.standin import Words
 
-WATCHED = tuple(f"search/{name}.py" for name in ("writer", "passage_store", "vector_files", "faiss_index", "files"))
+WATCHED = tuple(
+    f"search/{name}.py" for name in ("writer", "passage_store", "vector_files", "faiss_index", "open_files")
+)
 WATCHED += ("bertree/files/atomic.py",)
 Record = dict[str, Any]
 

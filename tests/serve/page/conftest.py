@@ -42,10 +42,8 @@ def server(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("reader", trained("squad") / "model"),
         ("writer", made / "gpt"),
     ]
-    with one_thread():
-        asker = asking.start(sources, threads=1)
-        yield asker
-        asking.stop(asker)
+    with one_thread(), asking.start(sources, threads=1) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -29,9 +29,8 @@ FORBIDDEN = re.compile(
 @pytest.fixture(scope="module")
 def empty_server() -> Iterator[Asker]:
     """A server without models, with a key."""
-    made = asking.with_registry(Registry(), RequestSettings(keys=ApiKeys(("secret",))), threads=1)
-    yield made
-    asking.stop(made)
+    with asking.with_registry(Registry(), RequestSettings(keys=ApiKeys(("secret",))), threads=1) as started:
+        yield started
 
 
 def test_the_list_is_what_is_there_and_small() -> None:

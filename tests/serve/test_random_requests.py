@@ -1,9 +1,11 @@
-"""Values of any kind in any field of bertree's own routes: an answer, or one line that says what is wrong."""
+"""Random requests to all routes: every answer is a result, or an error of the client in one line."""
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
+from tests.serve.fuzzing import fuzz, start_small
 from tests.support.asking import Asker
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -43,3 +45,11 @@ def test_no_value_of_any_field_breaks_a_route(own: Asker) -> None:
             assert "\n" not in answer.message
             assert "Traceback" not in answer.message
     assert statuses == {200, 400, 404, 422}
+
+
+def test_random_requests_are_answered_properly(tmp_path: Path) -> None:
+    with start_small(tmp_path) as asker:
+        statuses = fuzz(asker, 2000, seed=0)
+    assert statuses[200] > 100
+    assert statuses[422] > 500
+    assert statuses[400] > 10
