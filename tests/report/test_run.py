@@ -72,16 +72,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         *("Learning rate and batch size", "Throughput", "Gradient norm"),
     ]
     for part in (
-        "tiny",
-        "bert-tiny",
-        "finished at step 50",
-        "5.100",
-        "164",
-        "50.0 %",
-        "63.0 %",
-        "410k",
-        "4.39M",
-        "48.0 %",
+        *("tiny", "bert-tiny", "finished at step 50", "5.100", "164", "50.0 %", "63.0 %", "410k", "4.39M", "48.0 %"),
     ):
         assert part in page.text, part
     assert page.seen.count("table") == 4, "two samples, environment, events"

@@ -9,40 +9,14 @@ from tests.fuzz.samples import TUNE
 
 STEPS = 3  # of a run whose recipe may ask for any number
 KEYS = (
-    *(
-        "lr",
-        "optim.lr",
-        "optim.betas",
-        "betas",
-        "weight_decay",
-        "clip",
-        "batch_tokens",
-        "steps",
-        "max_length",
-        "warmup",
-    ),
+    *("lr", "optim.lr", "optim.betas", "betas", "weight_decay", "clip", "batch_tokens", "steps", "max_length"),
+    *("warmup",),
     *("phases", "phases.0.steps", "phases.0.batch_tokens", "phases.1.max_length", "phases.²", "phases.-1.steps"),
-    *(
-        "phases.9.steps",
-        "phases.99999999999999999999.steps",
-        "model.width",
-        "model.layers",
-        "model.heads",
-        "model.preset",
-    ),
+    *("phases.9.steps", "phases.99999999999999999999.steps", "model.width", "model.layers", "model.heads"),
+    *("model.preset",),
     *("model.start", "model", "data.masking", "masking", "data.store", "held_out_share", "seed", "run.seed", "device"),
-    *(
-        "precision",
-        "log_every",
-        "save_every",
-        "eval_every",
-        "eval_tokens",
-        "micro_tokens",
-        "note",
-        "name",
-        "extends",
-        "",
-    ),
+    *("precision", "log_every", "save_every", "eval_every", "eval_tokens", "micro_tokens", "note", "name"),
+    *("extends", ""),
     *("growth", "shape", "schedule.shape", "zzz", "zzz.zzz", "optim", "optim.", ".lr", "optim.lr.x", "a=b", "keep"),
 )
 TUNING_KEYS = (
@@ -52,19 +26,8 @@ TUNING_KEYS = (
 )
 AXES = ("layers", "width", "heads", "sharing", "segments", "vocab_size", "ffn_width", "attention", "zzz", "", "dropout")
 WORDS = (
-    "token",
-    "word",
-    "ngram",
-    "cosine",
-    "linear",
-    "adamw",
-    "lamb",
-    "cpu",
-    "bfloat16",
-    "inf",
-    "1_000",
-    "0x10",
-    "1e3",
+    *("token", "word", "ngram", "cosine", "linear", "adamw", "lamb", "cpu", "bfloat16", "inf", "1_000", "0x10"),
+    *("1e3",),
 )
 
 
