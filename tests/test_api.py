@@ -86,7 +86,7 @@ def test_a_run_returns_its_model_metrics_history_and_report(
     again = bertree.evaluate(tmp_path / "run" / "model", task="classification", data=table)
     assert again.metrics["accuracy"] == scores.metrics["accuracy"]
     assert capsys.readouterr().out == ""
-    with pytest.raises(bertree.UserError, match="--resume"):
+    with pytest.raises(bertree.UserError, match="`resume=True`"):
         bertree.finetune(small_folder, task="classification", data=table, out=tmp_path / "run")
     done = bertree.finetune(
         small_folder, task="classification", data=table, out=tmp_path / "run", resume=True, overrides=["epochs=1"],

@@ -5,12 +5,14 @@ Nothing is shown unless it is asked for: the command line runs every verb inside
 it as one line on standard error. Results are not shown here: functions return them, and the command line prints them.
 """
 
+import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from bertree.errors import BertreeWarning
@@ -19,6 +21,34 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _SHOWING: ContextVar[bool] = ContextVar("showing", default=False)
+_OPTIONS: ContextVar[Mapping[str, str]] = ContextVar("options", default=MappingProxyType({}))
+_SETTING = re.compile(r"`([a-z_]+)(?:=([^`]*))?`")
+
+
+@contextmanager
+def spelled_as(options: Mapping[str, str]) -> Iterator[None]:
+    """Spell settings in messages as options of the command line while the block runs: `min_size` as --min-size."""
+    token = _OPTIONS.set(options)
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
+def spell_settings(text: str) -> str:
+    """Return a message with its settings spelled as the user wrote them.
+
+    A message names a setting in backticks, `out` or `seeds=3`, as a keyword of Python. On the command line these become
+    --out and --seeds 3, and `resume=True` becomes --resume. Words that are not options of the verb stay as they are.
+    """
+
+    def spell(match: re.Match[str]) -> str:
+        option, value = _OPTIONS.get().get(match[1]), match[2]
+        if option is None:
+            return match[0]
+        return option if value in (None, "True") else f"{option} {value}"
+
+    return _SETTING.sub(spell, text)
 
 
 @contextmanager
@@ -58,7 +88,7 @@ def note(line: str) -> None:
 def say(line: str) -> None:
     """Print one line on standard output, if lines are shown."""
     if is_showing():
-        print(line, flush=True)
+        print(spell_settings(line), flush=True)
 
 
 class Bar:

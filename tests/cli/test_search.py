@@ -160,7 +160,7 @@ def test_which_class_says_yes() -> None:
     assert positive_label(["bad", "good"]) == "good"
     assert positive_label(["Not_Equivalent", "Equivalent"]) == "Equivalent"
     assert positive_label(["a", "b", "c"], "c") == "c"
-    with pytest.raises(UserError, match="--label: a, b, c"):
+    with pytest.raises(UserError, match="`label`: a, b, c"):
         positive_label(["a", "b", "c"])
 
 

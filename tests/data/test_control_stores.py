@@ -185,9 +185,9 @@ def test_codes_that_cannot_be_told_apart_are_refused(tmp_path: Path) -> None:
 def test_places_without_codes_are_refused(tmp_path: Path, tokenizer: Path) -> None:
     (tmp_path / "x.txt").write_text("A text.")
     (tmp_path / "x.csv").write_text("text,kind\na,b\n")
-    with pytest.raises(UserError, match=r"x.txt: a text file has no column 'kind'; use --control folder or file"):
+    with pytest.raises(UserError, match=r"x.txt: a text file has no column 'kind'; use `control=folder` \(or file\)"):
         build.prepare(tmp_path / "x.txt", tokenizer, tmp_path / "store", workers=1, control="kind")
-    with pytest.raises(UserError, match=r"has no field 'sort'; there are: text, kind \(choose one with --control\)"):
+    with pytest.raises(UserError, match=r"has no field 'sort'; there are: text, kind \(choose one with `control`\)"):
         build.prepare(tmp_path / "x.csv", tokenizer, tmp_path / "store", workers=1, control="sort")
 
 

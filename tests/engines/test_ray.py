@@ -164,7 +164,7 @@ def test_a_block_that_kills_every_worker_ends_the_work(monkeypatch: pytest.Monke
 
 
 def test_a_cluster_without_a_gpu_is_refused_for_cuda() -> None:
-    with pytest.raises(UserError, match="has no GPU for --device cuda"), RayCluster().start(add_to, 0, "cuda"):
+    with pytest.raises(UserError, match="has no GPU for `device=cuda`"), RayCluster().start(add_to, 0, "cuda"):
         pass
 
 

@@ -145,7 +145,7 @@ def test_places(trained: Trained, command: Command, tmp_path: Path) -> None:
         "nowhere: no such file or folder": (trained.start, *task, "--data", "nowhere"),
         "no data given": (trained.start, *task),
         "dev.csv: has no training file": (trained.start, *task, "--dev", data / "dev.csv"),
-        "or give --tokenizer FOLDER": ("bert-tiny", *task, "--data", data),
+        "give --tokenizer FOLDER": ("bert-tiny", *task, "--data", data),
         "unknown preset": ("bert-tny", *task, "--data", data),
         "./nowhere: no such folder": ("./nowhere", *task, "--data", data),
         "holds no tokenizer": (trained.start, *task, "--data", data, "--tokenizer", tmp_path),

@@ -193,7 +193,7 @@ def test_another_model_is_refused_and_can_replace(index: Index, tmp_path: Path, 
         with pytest.raises(UserError, match=r"public\.bertree: was made with another model"):
             bertree.PostgresIndex(database, model)
     other = Index.build(Words(64), SHIPS[:2], tmp_path / "other")
-    with pytest.raises(UserError, match=r"holds an index with another model .* or --replace"):
+    with pytest.raises(UserError, match=r"holds an index with another model .* or `replace=True`"):
         other.export(database)
     opened = bertree.PostgresIndex(database, Words())
     assert other.export(database, replace=True).new == 2

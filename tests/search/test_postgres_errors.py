@@ -115,7 +115,7 @@ def test_rights_that_are_missing(index: Index, postgres_server: PostgresServer, 
 def test_a_table_that_is_not_an_index_is_left_alone(index: Index, database: str) -> None:
     run_sql(database, "CREATE TABLE bertree (name text)")
     for replace in (False, True):
-        with pytest.raises(UserError, match="there is a table that bertree did not make; give another --table"):
+        with pytest.raises(UserError, match="there is a table that bertree did not make; give another `table`"):
             index.export(database, replace=replace)
     run_sql(database, "CREATE TABLE bertree_state (value jsonb)")
     with pytest.raises(UserError, match="has no state"):

@@ -160,7 +160,7 @@ def test_workers_end_when_the_process_above_them_is_killed() -> None:
 
 
 def test_it_listens_to_other_machines_only_with_a_key(command: Command) -> None:
-    with pytest.raises(UserError, match="--no-auth"):
+    with pytest.raises(UserError, match="`no_auth=True`"):
         ServerSettings(sources=("default",), host="0.0.0.0")
     ServerSettings(sources=("default",), host="0.0.0.0", keys=("secret",))
     ServerSettings(sources=("default",), host="0.0.0.0", no_auth=True)

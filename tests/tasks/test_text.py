@@ -205,7 +205,7 @@ def test_a_named_label_column_must_be_there(tmp_path: Path) -> None:
 def test_too_many_labels_are_no_labels(tmp_path: Path) -> None:
     (path := tmp_path / "many.csv").write_text("text,label\n" + "".join(f"a,{n}\n" for n in range(10_001)))
     task = text_task()
-    with pytest.raises(UserError, match=r"many\.csv: has 10,001 different labels.*--label"):
+    with pytest.raises(UserError, match=r"many\.csv: has 10,001 different labels.*`label`"):
         task.labels_in(task.read([path]))
 
 

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from bertree.cli.options import TASKS_HERE
-from bertree.console import showing
+from bertree.console import showing, spell_settings, spelled_as
 from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
 
@@ -59,12 +59,18 @@ def verb(
     def register(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def run(*args: Any, quiet: bool = False, **options: Any) -> None:
-            with showing(not quiet and not options.get("as_json")), warnings.catch_warnings():
+            shown = not quiet and not options.get("as_json")
+            with showing(shown), spelled_as(spellings), warnings.catch_warnings():
                 if quiet:
                     warnings.simplefilter("ignore", BertreeWarning)
-                function(*args, **options)
+                try:
+                    function(*args, **options)
+                except UserError as error:
+                    error.args = (spell_settings(str(error)),)
+                    raise
 
         signature = inspect.signature(function)
+        spellings = {name: f"--{name.replace('_', '-')}" for name in signature.parameters}
         extra = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=QuietOption)
         vars(run)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), extra])
         run.__annotations__ = {**function.__annotations__, "quiet": QuietOption}

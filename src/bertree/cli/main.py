@@ -26,7 +26,7 @@ from bertree.cli import (
     similar,
 )
 from bertree.cli.search import verbs as search
-from bertree.console import showing
+from bertree.console import showing, spell_settings
 from bertree.errors import BertreeWarning, UserError
 from bertree.scale.launch import launched
 from bertree.train.signals import interrupt_once
@@ -123,4 +123,4 @@ def _one_line(text: str) -> str:
 
 def _say_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     if issubclass(category, BertreeWarning):
-        print(f"bertree: note: {_one_line(str(message))}", file=sys.stderr)
+        print(f"bertree: note: {_one_line(spell_settings(str(message)))}", file=sys.stderr)

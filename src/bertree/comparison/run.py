@@ -41,9 +41,9 @@ class ComparisonInputs:
     def check(self) -> None:
         """Refuse what cannot be read before models are loaded."""
         if (self.task is None) != (self.data is None):
-            raise UserError("--task and --data belong together: give both, or neither")
+            raise UserError("`task` and `data` belong together: give both, or neither")
         if self.task is None and self.columns and any(self.columns.values()):
-            raise UserError("--text, --pair and --label name columns of a task's data; give --task and --data too")
+            raise UserError("`text`, `pair` and `label` name columns of a task's data; give `task` and `data` too")
         for path in (self.data, self.texts):
             if path is not None and not path.exists():
                 raise UserError(f"{path}: no such file or folder")
@@ -80,7 +80,7 @@ def compare(
         if len(models) < 2:
             raise UserError("compare: give at least two models")
         if not math.isfinite(seconds):
-            raise UserError(f"--seconds {seconds}: must be a number of seconds")
+            raise UserError(f"`seconds={seconds}`: must be a number of seconds")
         _check_folder(folder)
         devices = _devices(device)
         timed = [
@@ -103,7 +103,7 @@ def _check_folder(out: Path | None) -> None:
     if above is not None and not above.is_dir():
         raise UserError(f"{above}: is a file; give the path of a folder to write")
     if out is not None and any((out / name).exists() for name in (METRICS, SCORES)):
-        raise UserError(f"{out}: is the folder of a run, whose report would be lost; give another --out")
+        raise UserError(f"{out}: is the folder of a run, whose report would be lost; give another `out`")
 
 
 def compare_to_teacher(
@@ -146,7 +146,7 @@ def _devices(name: str) -> tuple[str, ...]:
     except RuntimeError:
         kind = ""
     if kind not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: must be cpu, cuda, cuda:1 ..., or auto for all there are")
+        raise UserError(f"`device={name}`: must be cpu, cuda, cuda:1 ..., or auto for all there are")
     return (name,)
 
 
@@ -172,7 +172,7 @@ def _timed_model(
 def _set_tokenizer(given: str, model: Model, path: Path | None) -> None:
     """Give a model without a tokenizer one to be timed with; its vocabulary size stays as it is."""
     if path is None:
-        raise UserError(f"{given}: has no tokenizer to read texts with; give --tokenizer FOLDER")
+        raise UserError(f"{given}: has no tokenizer to read texts with; give `tokenizer=FOLDER`")
     found = Tokenizer.load(path) if path.is_dir() else None
     if found is None:
         raise UserError(f"{path}: holds no tokenizer")

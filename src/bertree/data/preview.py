@@ -67,9 +67,9 @@ def token_names(store: Store) -> TokenNames:
 def preview_masking(masking: str | None, objective: str | None, partial: int, spans: int) -> Masking | None:
     """Return how tokens are chosen, from the name of a masking or of an objective."""
     if masking is not None and objective is not None:
-        raise UserError("--objective, --masking: both say what is predicted; give one of them")
+        raise UserError("`objective`, `masking`: both say what is predicted; give one of them")
     if objective is not None and objective not in OBJECTIVES:
-        raise UserError(f"--objective '{objective}': unknown, {suggest(objective, OBJECTIVES)}")
+        raise UserError(f"`objective={objective}`: unknown, {suggest(objective, OBJECTIVES)}")
     found = Masking.parse(OBJECTIVES[objective] if objective is not None else masking or "token")
     return None if found is None else replace(found, partial=partial, spans=spans)
 

@@ -52,7 +52,7 @@ def distill(
     >>> run = bertree.distill("sst/model", student="bilstm", task="sst-2", data="glue/SST-2", out="tiny", copies=20)
     """
     if (store is None) == (task is None):
-        raise UserError("distill: give either a token store to learn from (--store) or a task (--task and --data)")
+        raise UserError("distill: give either a token store to learn from (`store`) or a task (`task` and `data`)")
     given: list[str | Override] = [*overrides, *overrides_of(settings)]
     launch = launched()
     resume = resume or launch.restarts > 0
@@ -62,7 +62,7 @@ def distill(
             task_only |= {"text": text, "pair": pair, "label": label, "seeds": None if seeds == 1 else str(seeds)}
             for name, value in task_only.items():
                 if value is not None:
-                    raise UserError(f"--{name}: is for --task, not for --store")
+                    raise UserError(f"`{name}`: is for `task`, not for `store`")
             return distill_on_text(
                 str(teacher),
                 str(student),
@@ -77,7 +77,7 @@ def distill(
                 launch=launch,
             )
         if cache:
-            raise UserError("--cache: is for --store; the teacher's scores of a task are kept in the run's folder")
+            raise UserError("`cache`: is for `store`; the teacher's scores of a task are kept in the run's folder")
         assert task is not None
         return distill_on_task(
             str(teacher),

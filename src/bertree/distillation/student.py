@@ -27,7 +27,7 @@ def halve(a: Architecture, bare: bool = True) -> Architecture:
     teacher's head reads the pooler.
     """
     if a.layers < 2:
-        raise UserError("--student half: the teacher has one layer only; name a smaller preset instead")
+        raise UserError("`student=half`: the teacher has one layer only; name a smaller preset instead")
     layers = a.layers // 2
     if not isinstance(a, Transformer):
         return a.with_values({"layers": layers})

@@ -170,20 +170,20 @@ def _student(name: str, guide: Teacher, task: Task[Any], layers: str, tokenizer:
     its = guide.model
     if name == HALF:
         if tokenizer is not None:
-            raise UserError("--tokenizer: half of a teacher reads with its tokenizer; name a preset to choose another")
+            raise UserError("`tokenizer`: half of a teacher reads with its tokenizer; name a preset to choose another")
         return _warm(halve(its.architecture, bare=False), guide, task, layers)
     if name not in PRESETS or Path(name).exists():
         if layers:
-            raise UserError(f"--layers: {name} has weights of its own; layers are for half and for presets")
+            raise UserError(f"`layers`: {name} has weights of its own; layers are for half and for presets")
         return load(name, tokenizer=tokenizer)
     if tokenizer is not None and layers:
-        raise UserError("--layers: a teacher's layers know its own tokenizer only; leave out --tokenizer")
+        raise UserError("`layers`: a teacher's layers know its own tokenizer only; leave out `tokenizer`")
     if tokenizer is not None:
         return load(name, tokenizer=tokenizer)
     a = preset(name).architecture.with_values({"vocab_size": its.architecture.vocab_size})
     if layers:
         return _warm(a, guide, task, layers)
-    note(f"{name}: is a preset with fresh weights; where shapes agree, --layers 1,3,... begins with the teacher's")
+    note(f"{name}: is a preset with fresh weights; where shapes agree, `layers=1,3,...` begins with the teacher's")
     made = random_model(a, {})
     made.tokenizer = its.tokenizer
     return made
@@ -207,18 +207,18 @@ def _warm(a: Architecture, guide: Teacher, task: Task[Any], layers: str) -> Mode
     its = guide.model
     teacher = its.architecture
     if not isinstance(a, Transformer) or not isinstance(teacher, Transformer):
-        raise UserError("--layers, --student half: are for transformers; a bilstm has no layers to copy")
+        raise UserError("`layers`, `student=half`: are for transformers; a bilstm has no layers to copy")
     if (a.width, a.heads) != (teacher.width, teacher.heads):
         raise UserError(
-            f"--layers: the student is {a.width} wide with {a.heads} heads and its teacher {teacher.width} "
+            f"`layers`: the student is {a.width} wide with {a.heads} heads and its teacher {teacher.width} "
             f"with {teacher.heads}, so no layer fits; leave it out"
         )
     depths = teacher.layers
-    picked = parse_layers(layers, depths, a.layers, "--layers") if layers else spread_evenly(depths, a.layers)
+    picked = parse_layers(layers, depths, a.layers, "`layers`") if layers else spread_evenly(depths, a.layers)
     made = random_model(a, {task.head: its.classes[task.head]}).network
     copied = copy_weights(made, its.network, picked)
     if copied.misfit:
-        raise UserError(f"--layers, --student half: {copied.misfit}; leave out --layers to start with random weights")
+        raise UserError(f"`layers`, `student=half`: {copied.misfit}; leave out `layers` to start with random weights")
     mine, theirs = made.heads[task.head].state_dict(), its.network.heads[task.head].state_dict()
     same = mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     known = {"name": task.name} if same and its.network.readout.trivial else {}

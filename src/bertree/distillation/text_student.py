@@ -43,16 +43,16 @@ def find_recipe(student: str, given: dict[str, str | None], overrides: Sequence[
     """Return the recipe of a student; `given` holds the values of named options."""
     named = _is_shape(student)
     if not named and Path(student).is_dir():
-        raise UserError(f"--student {student}: a model folder can be taught a task (--task); on text, name its shape")
+        raise UserError(f"`student={student}`: a model folder can be taught a task (`task`); on text, name its shape")
     if not named and student not in recipes.bundled_recipes() and not Path(student).is_file() and "/" not in student:
         known = suggest(student, ("half", *(n for n, p in PRESETS.items() if not p.study), *recipes.bundled_recipes()))
-        raise UserError(f"--student {student}: is neither half nor a preset nor a recipe; {known}")
+        raise UserError(f"`student={student}`: is neither half nor a preset nor a recipe; {known}")
     shape = [f"model.preset={json.dumps(student)}"] if named else []
     lines = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items() if value]
     recipe = resolve_paths(recipes.load(DEFAULT_RECIPE if named else student, [*shape, *overrides, *lines]))
     assert isinstance(recipe, DistillRecipe)
     if not recipe.data.store:
-        raise UserError("--store: is not set; give the folder of a token store (see `bertree prepare`)")
+        raise UserError("`store`: is not set; give the folder of a token store (see `bertree prepare`)")
     return recipe
 
 
@@ -106,7 +106,7 @@ def load_teacher(name: str, machine: Placement, weights: Mapping[str, float]) ->
     if "mask" not in model.network.heads and (weights["ce"] or not weights["vector"]):
         raise UserError(
             f"{name}: has no MLM head, so it cannot teach masked tokens; give the model it was fine-tuned from, or "
-            "teach its sentence vectors (distill.ce=0 distill.vector=4), or a task (--task TASK --data DIR)"
+            "teach its sentence vectors (distill.ce=0 distill.vector=4), or a task (`task=TASK` `data=DIR`)"
         )
     if weights["vector"]:
         if model.network.readout.transforms or model.vector.prompt_text(None):
@@ -123,7 +123,7 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
         raise UserError(
             f"{store.folder}: was made with another tokenizer than {name}'s, and what is learned of one vocabulary "
             f"says nothing about another; prepare the text with the teacher's (bertree prepare ... --tokenizer "
-            f"{name}), or teach a task, where vocabularies may differ (--task TASK --data DIR)"
+            f"{name}), or teach a task, where vocabularies may differ (`task=TASK` `data=DIR`)"
         )
     if teacher.architecture.vocab_size < store.vocab_size:
         raise UserError(f"{name}: has {teacher.architecture.vocab_size} tokens, the text {store.vocab_size}")
@@ -141,7 +141,7 @@ def check(recipe: DistillRecipe, teacher: Model, store: Store, name: str) -> Non
     if teacher.network.state_specs(1):
         raise UserError(
             f"{name}: has a memory of the text before, but distillation on text reads every sequence alone; "
-            "teach a task (--task TASK --data DIR)"
+            "teach a task (`task=TASK` `data=DIR`)"
         )
     unit = build.masking_of(recipe.data).unit
     if (unit == "permutation") != bool(teacher.architecture.axes().get("query_stream")):

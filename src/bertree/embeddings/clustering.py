@@ -46,7 +46,7 @@ def k_means(
 ) -> Clusters:
     """Return `count` clusters around unit centres, the best of several runs."""
     if not 1 <= count <= len(vectors):
-        raise UserError(f"--clusters {count}: there are {len(vectors)} sentences; ask for at most as many clusters")
+        raise UserError(f"`clusters={count}`: there are {len(vectors)} sentences; ask for at most as many clusters")
     units = normalize_rows(vectors)
     generator = torch.Generator().manual_seed(seed)
     best, labels = -np.inf, torch.zeros(len(units), dtype=torch.int64)

@@ -84,7 +84,7 @@ def evaluate_embeddings(
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     with showing(progress):
         if not encoders.models and not encoders.glove:
-            raise UserError("nothing to evaluate: name a model, or --glove FILE")
+            raise UserError("nothing to evaluate: name a model, or `glove=FILE`")
         folder = _check_folder(out)
         sets = sts.find(paths, sts.PairColumns(text, pair, label), split)
         for one in sets:

@@ -264,7 +264,7 @@ def _cluster(vectors: Vectors, clusters: int | None, min_similarity: float, min_
 
 def _check_cosine(min_similarity: float) -> None:
     if not -1 <= min_similarity <= 1:
-        raise UserError(f"--min-similarity {min_similarity}: a cosine lies between -1 and 1")
+        raise UserError(f"`min_similarity={min_similarity}`: a cosine lies between -1 and 1")
 
 
 def _check_table(out: str | Path | None) -> Path | None:
@@ -275,7 +275,7 @@ def _check_table(out: str | Path | None) -> Path | None:
     if out.suffix.lower() not in TABLE_FORMATS:
         raise UserError(f"{out}: is written as {', '.join(TABLE_FORMATS)}; give it such an ending")
     if out.exists():
-        raise UserError(f"{out}: exists already; remove it, or give another --out")
+        raise UserError(f"{out}: exists already; remove it, or give another `out`")
     return out
 
 

@@ -26,14 +26,14 @@ from bertree.inference.embedding import Vectors
 
 HEADER = 128  # bytes
 VERSION = 1
-EXISTS = "{}: exists already; remove it, or give another --out"
+EXISTS = "{}: exists already; remove it, or give another `out`"
 DTYPES = {"float32": "<f4", "float16": "<f2"}
 
 
 def check(out: Path, dtype: str) -> None:
     """Refuse a target that cannot be written."""
     if dtype not in DTYPES:
-        raise UserError(f"--dtype {dtype}: unknown; known: {', '.join(DTYPES)}")
+        raise UserError(f"`dtype={dtype}`: unknown; known: {', '.join(DTYPES)}")
     if out.exists() and not _journal(out).exists():
         raise UserError(EXISTS.format(out))
 
@@ -107,7 +107,7 @@ class VectorFile:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{self.part}: another run is writing here; wait for it, or give another --out") from None
+            raise UserError(f"{self.part}: another run is writing here; wait for it, or give another `out`") from None
         if not self.part.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.part)):
             raise UserError(f"{self.out}: another run has just ended here; look at what it made")
 

@@ -105,7 +105,7 @@ def find(paths: Sequence[Path], named: PairColumns = PairColumns(), split: str =
             raise UserError(f"{path}: no such file or folder")
         sets = list(_find_below(path, named, split)) if path.is_dir() else [_read_file(path, named, split)]
         if not sets:
-            known = "STS.input.*.txt, sts-test.csv, dev.tsv, SICK*.txt; for tables of your own, --text, --pair, --label"
+            known = "STS.input.*.txt, sts-test.csv, dev.tsv, SICK*.txt; for tables of your own, `text`, `pair`, `label`"
             raise UserError(f"{path}: holds no set of pairs that is known ({known})")
         found += sets
     return _make_names_unique(found)
@@ -211,7 +211,7 @@ def _read_table(path: Path, named: PairColumns, name: str, known: bool = False) 
     rows, skipped = named.columns(known).read(path)
     judged = [row for row in rows if row.label not in (None, "")]
     if not judged:
-        raise UserError(f"{path}: has no gold score; name its column with --label")
+        raise UserError(f"{path}: has no gold score; name its column with `label`")
     part = PairPart(
         name=name,
         file=str(path),

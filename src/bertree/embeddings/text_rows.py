@@ -145,7 +145,7 @@ class TextRows:
 
     def _cell(self, value: Any, where: str) -> str:
         if value is not None and not isinstance(value, str):
-            raise UserError(f"{where}: holds {type(value).__name__} {value!r:.40}, not text; choose with --text")
+            raise UserError(f"{where}: holds {type(value).__name__} {value!r:.40}, not text; choose with `text`")
         return value or ""
 
     def _choose_column(self, names: Sequence[str]) -> str:
@@ -157,7 +157,7 @@ class TextRows:
             return self._column
         known = [name for name in COLUMNS if name in names]
         if not known and len(names) != 1:
-            raise UserError(f"{self.name}: which column is the text? Say --text NAME; there are: {', '.join(names)}")
+            raise UserError(f"{self.name}: which column is the text? Give `text=NAME`; there are: {', '.join(names)}")
         return known[0] if known else names[0]
 
 

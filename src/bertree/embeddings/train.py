@@ -143,11 +143,11 @@ def read_rows(source: TrainingSource, loss: str | None) -> TrainingRows:
     found = [read_sentences.find(path) for path in source.data]
     for path, some in zip(source.data, found, strict=True):
         if "train" not in some:
-            raise UserError(f"{path}: has no training file; give the file itself with --data FILE")
+            raise UserError(f"{path}: has no training file; give the file itself with `data=FILE`")
     rows = [read_sentences.read(some["train"], named) for some in found]
     if loss is None:
         loss = default_loss(rows[0][0].kind)
-        note(f"{source.data[0]}: holds {ROWS[rows[0][0].kind]}, so the loss is {loss}; choose another with --loss")
+        note(f"{source.data[0]}: holds {ROWS[rows[0][0].kind]}, so the loss is {loss}; choose another with `loss`")
     splits: Splits = {"train": tuple(path for some in found for path in some["train"])}
     dev = (source.dev,) if source.dev else tuple(path for some in found for path in some.get("dev", ()))
     if not dev:

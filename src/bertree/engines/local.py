@@ -18,7 +18,7 @@ from bertree.engines.engine import HERE, Block, Engine, Result, Setup, Workers
 from bertree.engines.ray_cluster import RayCluster
 from bertree.errors import UserError, suggest
 
-DIED = "a worker process died (out of memory?); run again, perhaps with fewer --workers"
+DIED = "a worker process died (out of memory?); run again, perhaps with fewer `workers`"
 DIED_AT_START = (
     "a worker process died at its start (out of memory?); a script that starts workers needs "
     '`if __name__ == "__main__":` around its calls, or workers=1'
@@ -113,5 +113,5 @@ def choose_engine(name: str, address: str | None = None, workers: int | None = N
     if name == "ray":
         return RayCluster(address, workers)
     if address is not None:
-        raise UserError(f"address {address}: is that of a Ray cluster; it needs engine ray (--engine ray)")
+        raise UserError(f"address {address}: is that of a Ray cluster; it needs `engine=ray`")
     return HERE if workers is None or workers == 1 else Processes(workers)

@@ -68,7 +68,7 @@ class RayCluster:
         with self.connected() as ray:
             kind = "GPU" if device.startswith("cuda") else "CPU"
             if ray.cluster_resources().get(kind, 0) < 1:
-                raise UserError(f"{self.address or 'engine ray'}: this Ray cluster has no {kind} for --device {device}")
+                raise UserError(f"{self.address or 'engine ray'}: this Ray cluster has no {kind} for `device={device}`")
             tasks = _Tasks(ray, make, setup, kind, self.workers)
             try:
                 yield tasks

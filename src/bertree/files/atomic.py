@@ -225,6 +225,6 @@ def exclusive_lock(out: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise UserError(f"{out}: another run is writing here; wait for it, or give another --out") from None
+        raise UserError(f"{out}: another run is writing here; wait for it, or give another `out`") from None
     finally:
         os.close(handle)

@@ -107,7 +107,7 @@ def _evaluate(
         if cut.examples:
             note(cut.message(one, len(examples), longest))
         if not scores and out is None and submission is None:
-            raise UserError(f"{splits[one][0]}: has no gold answers to score; write the predictions with --out DIR")
+            raise UserError(f"{splits[one][0]}: has no gold answers to score; write the predictions with `out=DIR`")
         if scores and split is None:
             note_all_rows_scored(data)
         if not scores:
@@ -142,7 +142,7 @@ def summarize_glue(runs: Sequence[Path]) -> GlueSummary:
     for run in runs:
         file = run / SCORES if run.is_dir() else run
         if not file.is_file():
-            raise UserError(f"{file}: no such file; give folders that finetune or evaluate --out has written")
+            raise UserError(f"{file}: no such file; give folders that finetune or evaluate has written")
         scores = read_json(file)
         if not isinstance(name := scores.get("task"), str):
             raise UserError(f"{run}: does not name the task of its scores; give a folder of finetune or evaluate")

@@ -20,13 +20,13 @@ def load_from_task(run: str | Path, base: Model, name: str, task: str) -> tuple[
     """
     folder = Path(run) / MODEL if (Path(run) / MODEL).is_dir() else Path(run)
     if not folder.is_dir():
-        raise UserError(f"{run}: no such run or model folder (--from-task)")
+        raise UserError(f"{run}: no such run or model folder (`from_task`)")
     found = load(folder, device=str(base.device))
     learned = str(found.task.get("name", ""))
     if not learned:
-        raise UserError(f"{folder}: was not fine-tuned, so there is no task to start from (--from-task)")
+        raise UserError(f"{folder}: was not fine-tuned, so there is no task to start from (`from_task`)")
     if learned == task:
-        raise UserError(f"{folder}: has learned {task} already; give it in place of {name}, without --from-task")
+        raise UserError(f"{folder}: has learned {task} already; give it in place of {name}, without `from_task`")
     shapes = [
         {key: tensor.shape for key, tensor in model.network.encoder.state_dict().items() if key.startswith("stack.")}
         for model in (found, base)

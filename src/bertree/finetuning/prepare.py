@@ -56,7 +56,7 @@ def training_splits(files: TaskFiles, task: Task[Any]) -> dict[str, tuple[Path, 
     """Return the files of each split; there must be a training file."""
     splits = files.splits(task)
     if "train" not in splits:
-        raise UserError(f"{files.data or files.dev}: has no training file; give one with --train FILE")
+        raise UserError(f"{files.data or files.dev}: has no training file; give one with `train=FILE`")
     return splits
 
 

@@ -106,7 +106,7 @@ def check_run_folder(out: Path, resume: bool) -> None:
     """Refuse to write over a run."""
     begun = (out / MODEL).exists() or any(out.glob("seed-*"))
     if begun and not resume:
-        raise UserError(f"{out}: holds a run already; resume it with --resume, or give another --out")
+        raise UserError(f"{out}: holds a run already; resume it with `resume=True`, or give another `out`")
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; give the path of a folder to write")
 

@@ -226,7 +226,7 @@ def hold_out(
     if len(held) >= len(groups):
         few = f"has only {len(examples)} {'example' if len(examples) == 1 else 'examples'}"
         few += f" in {len(groups)} groups" if len(groups) < len(examples) else ""
-        raise UserError(f"{source}: {few}, too few to hold some out; give a dev split with --dev FILE")
+        raise UserError(f"{source}: {few}, too few to hold some out; give a dev split with `dev=FILE`")
     found: dict[str, list[Example]] = {"train": [], "dev": []}
     for key, example in zip(keys, examples, strict=True):
         found["dev" if key in held else "train"].append(example)

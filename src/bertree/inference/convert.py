@@ -19,16 +19,16 @@ def convert(
 ) -> Architecture:
     """Read a model folder of either kind and write another; return its architecture.
 
-    `to`: bertree, huggingface or onnx. `precision`: of the written weights. `force` replaces a model in `target`.
+    `to`: bertree, huggingface or onnx. `precision`: of the written weights. `force=True` replaces a model in `target`.
     """
     if to not in (*LAYOUTS, ONNX):
-        raise UserError(f"--to {to}: {suggest(to, (*LAYOUTS, ONNX))}")
+        raise UserError(f"`to={to}`: {suggest(to, (*LAYOUTS, ONNX))}")
     precision = parse_precision(precision)
     source, target = resolve_model_path(source), Path(target)
     if not source.exists():
         raise UserError(f"{source}: no such folder")
     if any((target / name).exists() for name in (folder.CONFIG, onnx.FILE)) and not force:
-        raise UserError(f"{target}: holds a model already; give another folder, or --force to replace it")
+        raise UserError(f"{target}: holds a model already; give another folder, or `force=True` to replace it")
     contents = folder.read(source)
     if to == ONNX:
         onnx.write(contents, target, precision)

@@ -65,7 +65,7 @@ class EmbeddingWorker:
         if self.model.precision != setup.precision:
             raise UserError(
                 f"precision {setup.precision}: the machine {platform.node()} computes in {self.model.precision} "
-                "instead, which would give other vectors; choose --precision float32"
+                "instead, which would give other vectors; choose `precision=float32`"
             )
 
     def __call__(self, block: TextBlock) -> EmbeddedBlock:

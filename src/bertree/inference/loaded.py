@@ -95,7 +95,7 @@ class LoadedModel:
     def required_tokenizer(self) -> Tokenizer:
         """The tokenizer; UserError if the model has none."""
         if self.tokenizer is None:
-            raise UserError(f"{self.name}: has no tokenizer; load it with tokenizer=FOLDER, or give --tokenizer FOLDER")
+            raise UserError(f"{self.name}: has no tokenizer; give `tokenizer=FOLDER`")
         return self.tokenizer
 
     @property

@@ -75,9 +75,7 @@ class MaskMethods(LoadedModel):
         if "mask" not in self.network.heads:
             raise UserError(f"{self.name}: has no MLM head, so it cannot fill a mask")
         if self.tokenizer is None or self.tokenizer.id_of("mask") is None:
-            raise UserError(
-                f"{self.name}: has no tokenizer with a mask token; give one: tokenizer=FOLDER, or --tokenizer FOLDER"
-            )
+            raise UserError(f"{self.name}: has no tokenizer with a mask token; give `tokenizer=FOLDER`")
         if not isinstance(text, str):
             raise UserError(f"fill_mask: takes one text, not {type(text).__name__}")
         if k < 1:

@@ -33,7 +33,7 @@ class Run:
     def model(self) -> Model:
         """The trained model: the best of a fine-tuning run, the last of a pretraining run."""
         if not (self.folder / MODEL).is_dir():
-            raise UserError(f"{self.folder}: has no model yet; go on with the run (resume=True, or --resume)")
+            raise UserError(f"{self.folder}: has no model yet; go on with the run (`resume=True`)")
         return load(self.folder / MODEL)
 
     @property

@@ -102,7 +102,7 @@ def register_loss(loss: AnyLoss) -> AnyLoss:
 def loss_named(name: str) -> type[EmbeddingLoss]:
     """Return the loss of that name."""
     if name not in LOSSES:
-        raise UserError(f"--loss {name}: unknown, {suggest(name, (*LOSSES, CROSS))}")
+        raise UserError(f"`loss={name}`: unknown, {suggest(name, (*LOSSES, CROSS))}")
     return LOSSES[name]
 
 

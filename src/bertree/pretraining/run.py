@@ -289,7 +289,7 @@ def resolve_paths(recipe: Recipe) -> Recipe:
 def check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
     """Refuse to write over a run, or to resume it with other settings. A run that saved nothing may start again."""
     if not recipe.data.store:
-        raise UserError("data.store: is not set; give the folder of a token store: --store my-store")
+        raise UserError("data.store: is not set; give the folder of a token store: `store=my-store`")
     there = out / RECIPE
     begun = minutes.has_begun(out)
     if resume and there.is_file() and begun:
@@ -298,7 +298,7 @@ def check_run_folder(recipe: Recipe, out: Path, resume: bool) -> None:
         if changed:
             raise UserError(
                 f"{out}: was started with another {changed[0]}; resume with the recipe in {there}, "
-                "or start a new run in another --out"
+                "or start a new run in another `out`"
             )
     elif begun:
-        raise UserError(f"{out}: holds a run already; resume it with --resume, or give another --out")
+        raise UserError(f"{out}: holds a run already; resume it with `resume=True`, or give another `out`")

@@ -230,7 +230,7 @@ def _decode_file(source: sources.Source, summary: ReadSummary) -> str:
 def _document_from_row(record: Json, where: str, name: str, source: str, options: ReadOptions) -> Document:
     if options.text not in record:
         near = suggest(options.text, map(str, record))
-        raise UserError(f"{where}: has no column '{options.text}'; {near} (choose one with --text)")
+        raise UserError(f"{where}: has no column '{options.text}'; {near} (choose one with `text`)")
     text = record[options.text]
     if text is None:
         text = ""

@@ -44,7 +44,7 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise UserError("this kind of index needs FAISS; pip install 'bertree[search]', or use --kind flat") from None
+        raise UserError("this kind of index needs FAISS; pip install 'bertree[search]', or use `kind=flat`") from None
     import torch
 
     faiss.omp_set_num_threads(torch.get_num_threads())

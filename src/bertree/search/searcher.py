@@ -66,7 +66,7 @@ def positive_label(labels: Sequence[str], label: str | None = None) -> str:
     folded = {name.casefold(): name for name in labels}
     positive = next((folded[name] for name in POSITIVE if name in folded), None)
     if positive is None and len(labels) != 2:
-        raise UserError(f"the re-ranker's positive class is unclear; give it with --label: {', '.join(labels)}")
+        raise UserError(f"the re-ranker's positive class is unclear; give it with `label`: {', '.join(labels)}")
     return positive if positive is not None else labels[1]
 
 
@@ -111,9 +111,9 @@ class Searcher(ABC):
         """The name or path of the model it was built with; an error if there is no such model."""
         recorded = self.state.model
         if not recorded:
-            raise UserError(f"{self.name}: does not say where its model is; give it with --model")
+            raise UserError(f"{self.name}: does not say where its model is; give it with `model`")
         if not resolve_model_path(recorded).exists():
-            raise UserError(f"{self.name}: its model was at {recorded}, which is gone; give its new path with --model")
+            raise UserError(f"{self.name}: its model was at {recorded}, which is gone; give its new path with `model`")
         return recorded
 
     @abstractmethod

@@ -65,7 +65,7 @@ def bind(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        other = "`port`" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "`host`"
         raise UserError(
             f"{host}:{port}: cannot be listened on ({error.strerror or error}); give another {other}"
         ) from None

@@ -92,13 +92,13 @@ def load_sources(sources: Sequence[ServedSource]) -> Registry:
         if not source.is_index:
             served = load_model(source)
             if served.name in registry.models:
-                raise UserError(f"{source.path}: another model is named '{served.name}'; give --name for each")
+                raise UserError(f"{source.path}: another model is named '{served.name}'; give `name` for each")
             registry.put_model(served)
     for source in sources:
         if source.is_index:
             index = load_index(source, registry)
             if index.name in registry.indexes:
-                raise UserError(f"{source.shown}: another index is named '{index.name}'; give --name for each")
+                raise UserError(f"{source.shown}: another index is named '{index.name}'; give `name` for each")
             registry.put_model(index.model)
             registry.put_index(index)
     return registry
@@ -132,7 +132,7 @@ def load_index(source: ServedSource, registry: Registry, before: ServedIndex | N
         if namesake is not None and (before is None or namesake is not before.model):
             raise UserError(
                 f"{source.shown}: its model '{model.name}' has the name of another that is served; give that one "
-                "another name (--name)"
+                "another name (`name`)"
             )
     return ServedIndex(source.index_name, source.open_index(model.model), model, source.open_index)
 

@@ -42,18 +42,18 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if self.host not in LOOPBACK and not self.keys and not self.no_auth:
             raise UserError(
-                f"--host {self.host}: others could use this server; give a key (--api-key, --api-key-file or the "
-                "variable BERTREE_API_KEY), or --no-auth if that is what you want"
+                f"`host={self.host}`: others could use this server; give a key (`api_key`, `api_key_file` or the "
+                "variable BERTREE_API_KEY), or `no_auth=True` if that is what you want"
             )
         if self.names and len(self.names) != len(self.sources):
             count = f"{len(self.names)} {'name' if len(self.names) == 1 else 'names'} for {len(self.sources)} given"
-            raise UserError(f"--name: give one for each model and index, in their order ({count})")
+            raise UserError(f"`name`: give one for each model and index, in their order ({count})")
         if "" in self.keys:
-            raise UserError("--api-key: is empty")
+            raise UserError("`api_key`: is empty")
         if wrong := next((origin for origin in self.cors if not ORIGIN.fullmatch(origin)), None):
-            raise UserError(f"--cors {wrong}: must be an origin without a path, such as https://example.org")
+            raise UserError(f"`cors={wrong}`: must be an origin without a path, such as https://example.org")
         if self.log not in ("requests", "errors"):
-            raise UserError(f"--log {self.log}: must be requests or errors")
+            raise UserError(f"`log={self.log}`: must be requests or errors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class RequestSettings:
 def read_keys(key: str | None, file: Path | None) -> tuple[str, ...]:
     """Return the API keys of the option, of the file (one a line), or of the environment."""
     if key is not None and file is not None:
-        raise UserError("give --api-key or --api-key-file, not both")
+        raise UserError("give `api_key` or `api_key_file`, not both")
     if key is not None:
         return (key.strip(),)
     if file is None:
@@ -112,11 +112,11 @@ def read_keys(key: str | None, file: Path | None) -> tuple[str, ...]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"--api-key-file {file}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
+            f"`api_key_file={file}`: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})"
         ) from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
-        raise UserError(f"--api-key-file {file}: has no key; write one on a line")
+        raise UserError(f"`api_key_file={file}`: has no key; write one on a line")
     return keys
 
 

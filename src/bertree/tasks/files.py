@@ -44,7 +44,7 @@ class TaskFiles:
             found = {name: paths for name, paths in found.items() if not name.startswith("dev")}
             found["dev"] = (self.dev,)
         if not found:
-            raise UserError("no data given: --data DIR, or --train FILE and --dev FILE")
+            raise UserError("no data given: `data=DIR`, or `train=FILE` and `dev=FILE`")
         return found
 
 

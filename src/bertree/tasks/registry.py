@@ -123,7 +123,7 @@ def make_task(name: str, text: str | None = None, pair: str | None = None, label
     for column in given:
         if column not in entry.columns:
             own = ", ".join(other.name for other in TASKS.values() if other.own_data and column in other.columns)
-            raise UserError(f"--{column}: {name} has its own columns; name yours with the tasks {own}")
+            raise UserError(f"`{column}`: {name} has its own columns; name yours with the tasks {own}")
     return entry.make(**given)
 
 

@@ -30,7 +30,7 @@ def check_label_count(labels: Sequence[str], source: object) -> None:
     if len(labels) > MOST_LABELS:
         raise UserError(
             f"{source}: has {len(labels):,} different labels, of which at most {MOST_LABELS:,} can be learned; "
-            "is --label the right column?"
+            "is `label` the right column?"
         )
 
 

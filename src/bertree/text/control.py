@@ -55,7 +55,7 @@ class ControlRule:
         code = " ".join(found.split()) or self.default
         if not code:
             missing = f"no {self.part} in '{self.column}'" if self.part and value else f"no '{self.column}'"
-            raise UserError(f"{where}: has {missing}, so it has no control code; give --control-default CODE")
+            raise UserError(f"{where}: has {missing}, so it has no control code; give `control_default=CODE`")
         if len(code) > LONGEST:
             raise UserError(f"{where}: its control code has {len(code)} characters; the most is {LONGEST}")
         return code

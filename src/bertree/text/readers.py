@@ -53,7 +53,7 @@ def read_documents(
     of the records to read."""
     if source.format == "text":
         if column:
-            raise UserError(f"{source.path}: a text file has no column '{column}'; use --control folder or file")
+            raise UserError(f"{source.path}: a text file has no column '{column}'; use `control=folder` (or file)")
         return map(RawDocument, _read_text(stream, whole_files, counts))
     fields = (field, *([column] if column else []))
     if source.format == "jsonl":
@@ -231,10 +231,10 @@ def _read_parquet(
 
 
 def _check_fields(source: Source, fields: Sequence[str], names: list[str]) -> None:
-    for field, option in zip(fields, ("--text", "--control"), strict=False):
+    for field, setting in zip(fields, ("text", "control"), strict=False):
         if field not in names:
-            raise UserError(f"{source.path}: {_no_field(field, names, option)}")
+            raise UserError(f"{source.path}: {_no_field(field, names, setting)}")
 
 
-def _no_field(field: str, names: list[str], option: str = "--text") -> str:
-    return f"has no field '{field}'; there are: {', '.join(map(str, names))} (choose one with {option})"
+def _no_field(field: str, names: list[str], setting: str = "text") -> str:
+    return f"has no field '{field}'; there are: {', '.join(map(str, names))} (choose one with `{setting}`)"

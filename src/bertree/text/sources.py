@@ -90,7 +90,7 @@ def _resolve(name: str, format: str | None, extra: Mapping[str, str]) -> Iterato
         check_regular(path)
         kind = format or format_of(path, extra)
         if kind is None:
-            hint = "" if extra else ", or give --format text"
+            hint = "" if extra else ", or give `format=text`"
             raise UserError(f"{path}: unknown kind of file; known: {known}{hint}")
         try:
             status = os.stat(path)

@@ -15,7 +15,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
-from bertree.console import has_bar, is_showing
+from bertree.console import has_bar, is_showing, spell_settings
 from bertree.objectives.pretraining import LABELS
 from bertree.report.formats import digits, duration, format_metric, label, percent
 from bertree.report.history import BOOKKEEPING, NOT_TERMS, number
@@ -109,7 +109,7 @@ class Progress:
         """Print a line; a bar stays below it."""
         self._flush()
         if self._shows_lines:
-            self._lines.print(line, soft_wrap=True, highlight=False, markup=False)
+            self._lines.print(spell_settings(line), soft_wrap=True, highlight=False, markup=False)
 
     def _tokens(self, step: int) -> int:
         return self._tokens_after[min(step, self._total)]

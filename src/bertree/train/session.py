@@ -110,7 +110,7 @@ class Session:
             stop = StopOnSignal(signals, saver, alone=world.size == 1)
             self.loop.run(self._steps(first), (log.totals, logger, evaluator, saver, stop))
         except StopTraining:
-            log.progress.say(f"stopped at step {saver.step:,} of {last:,} and saved; go on with --resume")
+            log.progress.say(f"stopped at step {saver.step:,} of {last:,} and saved; go on with `resume=True`")
             return False
         if (reason := self.keep.stop_reason()) is not None:
             log.progress.say(reason)

@@ -151,7 +151,7 @@ def test_a_full_disk_loses_nothing(error: Exception, tmp_path: Path, monkeypatch
         raise error
 
     monkeypatch.setattr(files, "save_file", fail)
-    with pytest.raises(UserError, match=r"No space left on device.*step 1 is intact.*--resume"):
+    with pytest.raises(UserError, match=r"No space left on device.*step 1 is intact.*`resume=True`"):
         kept.save(2, net, optimizer)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
     assert kept.read_newest() is not None

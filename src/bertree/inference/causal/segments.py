@@ -28,7 +28,7 @@ def check_memory(model: LoadedModel, memory: int | None) -> int:
     if getattr(model.architecture, "positions", "") != "relative":
         raise UserError(
             f"memory: {model.name} has no relative positions, so it cannot read on from a memory; leave it out, and "
-            "give --context and --stride"
+            "give `context` and `stride`"
         )
     length = memory if memory is not None else int(getattr(model.architecture, "memory", 0))
     if length < 1:

@@ -57,7 +57,7 @@ def database_errors(location: TableLocation) -> Iterator[None]:
         command = f"bertree index export INDEX --to {location.server}"
         raise UserError(f"{location}: there is no index here; write one with `{command}`") from None
     except errors.InsufficientPrivilege as error:
-        advice = "connect as its owner, ask for the right, or give another --schema or --table"
+        advice = "connect as its owner, ask for the right, or give another `schema` or `table`"
         raise UserError(f"{location}: {_primary(error)}; {advice}") from None
     except psycopg.OperationalError as error:
         raise UserError(f"{location}: the server ended the work ({_primary(error)}); try again") from None

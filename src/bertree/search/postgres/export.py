@@ -111,7 +111,7 @@ def _lock(connection: Connection, location: TableLocation) -> None:
     key = int.from_bytes(name.digest(), "big", signed=True)
     row = connection.execute("SELECT pg_try_advisory_xact_lock(%s)", (key,)).fetchone()
     if row is None or not row[0]:
-        raise UserError(f"{location}: another export is writing here; wait for it, or give another --table")
+        raise UserError(f"{location}: another export is writing here; wait for it, or give another `table`")
 
 
 def _old_state(connection: Connection, location: TableLocation) -> ExportedState | None:
@@ -120,7 +120,7 @@ def _old_state(connection: Connection, location: TableLocation) -> ExportedState
     if not any(existing):
         return None
     if not all(existing):
-        raise UserError(f"{location}: there is a table that bertree did not make; give another --table")
+        raise UserError(f"{location}: there is a table that bertree did not make; give another `table`")
     return tables.read_state(connection, location)
 
 
@@ -167,7 +167,7 @@ def _write_changes(
             differs = {"digest": "model", "dimension": "model"}.get(what, what)
             raise UserError(
                 f"{location}: holds an index with another {differs} (its model: {old.model or 'given in Python'}); "
-                "give another --table, or --replace to write all of it anew"
+                "give another `table`, or `replace=True` to write all of it anew"
             )
     watch("comparing", 0, None)
     documents, remote = local.store.documents(), _remote_documents(connection, location)
@@ -177,7 +177,7 @@ def _write_changes(
     if remote and len(gone) == len(remote) and old.origin != new.origin:
         raise UserError(
             f"{location}: holds another index, exported from {old.origin}, without a document of this one; give "
-            "another --table, or --replace to remove it"
+            "another `table`, or `replace=True` to remove it"
         )
     changed = [id for one in write if (id := plain(one.id)) in remote]
     name, before = tables.table_name(location), old.passages

@@ -78,7 +78,7 @@ class ExportedState:
                 raise ValueError("prompts or dimension")
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(
-                f"{location}: has no valid state ({error}); export the index again with --replace"
+                f"{location}: has no valid state ({error}); export the index again with `replace=True`"
             ) from None
         return state
 
@@ -107,7 +107,7 @@ def read_state(connection: Connection, location: TableLocation) -> ExportedState
     """Return the state of the index."""
     row = connection.execute(sql.SQL("SELECT value FROM {}").format(state_name(location))).fetchone()
     if row is None:
-        raise UserError(f"{location}: has no state; export the index again with --replace")
+        raise UserError(f"{location}: has no state; export the index again with `replace=True`")
     return ExportedState.from_json(row[0], location)
 
 

@@ -30,7 +30,7 @@ def examples_for_loss(examples: Sequence[SentenceExample], loss: type[EmbeddingL
     if kind == "label" and {"triplet", "pair"} & set(loss.reads):
         return make_triplets(examples, bare="pair" in loss.reads)
     raise UserError(
-        f"{file}: holds {ROWS[kind]}, but the loss '{loss.name}' needs {loss.needs}; try --loss {default_loss(kind)}"
+        f"{file}: holds {ROWS[kind]}, but the loss '{loss.name}' needs {loss.needs}; try `loss={default_loss(kind)}`"
     )
 
 

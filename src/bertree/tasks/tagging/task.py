@@ -191,7 +191,7 @@ class TaggingTask(Task[Sentence]):
         source = examples[0].file or self.name
         if not tags:
             named = self.label or "tags"
-            raise UserError(f"{source}: the sentences have no tags; name their column with --label (now '{named}')")
+            raise UserError(f"{source}: the sentences have no tags; name their column with `label` (now '{named}')")
         if self.scheme == PLAIN or not all(map(SHAPE.fullmatch, tags)):
             labels: tuple[str, ...] = tuple(sorted(tags))
         else:

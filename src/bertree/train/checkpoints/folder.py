@@ -71,7 +71,7 @@ class CheckpointFolder:
             left = next(iter(self.steps()), None)
             good = f"the checkpoint of step {left} is intact" if left is not None else "there is no earlier one"
             kind = SharedError if isinstance(error, SharedError) else UserError
-            raise kind(f"{error}; {good}: make room and go on with --resume") from None
+            raise kind(f"{error}; {good}: make room and go on with `resume=True`") from None
         self._world.check_together(lambda: self._remove_others(step))
         return target
 
