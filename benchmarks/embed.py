@@ -30,7 +30,7 @@ import torch
 import bertree
 from benchmarks.common import CORPUS, environment, medians, real_weights, sentences, table
 from bertree.config.default_model import resolve_model_path
-from bertree.inference.cpu.linear import linear_class
+from bertree.inference.cpu_linear import linear_class
 from bertree.inference.embedding import Vectors
 from bertree.interop import folder, onnx
 from bertree.model.pooling import PoolingConfig

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import environment, synchronize, table
-from bertree.inference.causal.scoring import score
-from bertree.inference.causal.segments import score_segments
+from bertree.inference.causal.scoring import score, score_segments
 from bertree.inference.load import random_model
 from bertree.inference.model import Model
 from bertree.model.architecture import Architecture

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.common import environment, table
 from bertree import Model, load
-from bertree.inference.causal.scoring import score
-from bertree.inference.causal.segments import score_segments
+from bertree.inference.causal.scoring import score, score_segments
 
 CONTEXTS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 BLOCK = 16  # tokens predicted after each context

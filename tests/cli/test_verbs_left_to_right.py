@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bertree
-from bertree.inference.cpu.linear import linear_class
+from bertree.inference.cpu_linear import linear_class
 from bertree.model.transformer import TransformerEncoder
 from bertree.text.tokenizer import Tokenizer
 from tests.support import learnable

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bertree
-from bertree.inference.cpu.linear import linear_class
+from bertree.inference.cpu_linear import linear_class
 from tests.support import learnable
 from tests.support.command import Command
 from tests.support.learnable import KINDS

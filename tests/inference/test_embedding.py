@@ -11,7 +11,7 @@ import torch
 import bertree
 from bertree.errors import UserError
 from bertree.inference import embedding
-from bertree.inference.cpu.linear import linear_class
+from bertree.inference.cpu_linear import linear_class
 
 WORDS = [
     "the",

@@ -12,9 +12,8 @@ import bertree
 from bertree.config import precision
 from bertree.config.precision import parse_precision
 from bertree.errors import BertreeWarning, UserError
-from bertree.inference import loaded
-from bertree.inference.cpu import linear
-from bertree.inference.cpu.linear import linear_class
+from bertree.inference import cpu_linear, loaded
+from bertree.inference.cpu_linear import linear_class
 from bertree.inference.load import random_model
 from bertree.model.pooling import PoolingConfig
 
@@ -137,7 +136,7 @@ def test_a_cpu_without_instructions_for_a_precision_computes_in_float32(
 ) -> None:
     expected = bertree.load(small_folder).embed(TEXTS)
     monkeypatch.setattr(loaded, "has_native_bfloat16", lambda: False)
-    monkeypatch.setattr(linear, "_is_correct", lambda kind, dtype: False)
+    monkeypatch.setattr(cpu_linear, "_is_correct", lambda kind, dtype: False)
     loaded._note_missing.cache_clear()
     with pytest.warns(BertreeWarning, match=f"{wanted}: this CPU has no instructions"):
         model = bertree.load(small_folder, precision=wanted)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import bertree
 from bertree.errors import UserError
 from bertree.inference.load import random_model
-from bertree.interop import checksums, folder
+from bertree.interop import description, folder
 from bertree.model.presets import preset
 
 SMALL = {"vocab_size": 60, "width": 32, "heads": 2, "layers": 2, "max_positions": 32}
@@ -48,20 +48,20 @@ def test_the_fast_checksum_covers_every_byte(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "blocks"
     path.write_bytes(content)
-    before = checksums.block_sums(path)
+    before = description.block_sums(path)
     path.write_bytes(content + b"\0")
-    assert checksums.block_sums(path) != before
+    assert description.block_sums(path) != before
     if content:
         at %= len(content)
         path.write_bytes(content[:at] + bytes([content[at] ^ change]) + content[at + 1 :])
-        assert checksums.block_sums(path) != before
+        assert description.block_sums(path) != before
 
 
 def test_exchanged_blocks_are_found(tmp_path: Path) -> None:
     one, other = bytes(range(256)) * 16, bytes(reversed(range(256))) * 16
     (tmp_path / "a").write_bytes(one + other)
     (tmp_path / "b").write_bytes(other + one)
-    assert checksums.block_sums(tmp_path / "a") != checksums.block_sums(tmp_path / "b")
+    assert description.block_sums(tmp_path / "a") != description.block_sums(tmp_path / "b")
 
 
 def test_weights_replaced_on_purpose_load_as_the_message_says(saved: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bertree.errors import UserError
 from bertree.inference.load import random_model
 from bertree.interop import folder
 from bertree.interop.contents import Contents
-from bertree.interop.int8_storage import dequantize, quantize
+from bertree.interop.weights import dequantize, quantize
 from bertree.model.network import build
 from bertree.model.presets import preset
 from bertree.model.readout import Readout

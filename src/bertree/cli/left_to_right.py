@@ -155,7 +155,7 @@ def perplexity(
     bertree perplexity my-gpt lambada.jsonl --task lambada[/dim]
     """
     from bertree.cli.render.language import print_last_words, print_perplexity
-    from bertree.inference.causal.files import read_texts
+    from bertree.inference.causal.texts import read_texts
 
     if task not in (None, "lambada"):
         raise UserError(f"--task {task}: unknown; known: lambada")
@@ -221,7 +221,7 @@ def _load(model: str, device: str, precision: str, tokenizer: Path | None) -> "M
 
 
 def _inputs(texts: list[str] | None, file: str | None, what: str) -> list[str]:
-    from bertree.inference.causal.files import read_texts
+    from bertree.inference.causal.texts import read_texts
 
     if file is not None and texts:
         raise UserError(f"give a {what} or --file, not both")

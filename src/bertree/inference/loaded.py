@@ -15,9 +15,9 @@ from bertree.config.precision import has_native_bfloat16, parse_precision
 from bertree.console import note
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.inference.causal.decoding.decoder import DecoderChoice
-from bertree.inference.cpu.encoder import CpuRuntime, weight_versions
-from bertree.inference.cpu.linear import linear_class
+from bertree.inference.causal.decoders import DecoderChoice
+from bertree.inference.cpu_encoder import CpuRuntime, weight_versions
+from bertree.inference.cpu_linear import linear_class
 from bertree.inference.inputs import Input, list_inputs, pack_inputs, tokenize_inputs
 from bertree.interop import folder
 from bertree.interop.contents import Contents, head_classes

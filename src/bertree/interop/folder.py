@@ -7,6 +7,7 @@ a folder of sentence-transformers, if Hugging Face knows its encoder.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,9 +16,8 @@ from bertree.errors import UserError
 from bertree.files.atomic import new_folder, write_text
 from bertree.files.formats import Json
 from bertree.interop import sentence_transformers, weights
-from bertree.interop.checksums import checksums, compare_weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
-from bertree.interop.description import INT8, Description, read_description
+from bertree.interop.description import INT8, Description, checksums, compare_weights, read_description
 from bertree.interop.huggingface import folder as hf_folder
 from bertree.interop.huggingface.config import family_of_architecture, require_transformer
 from bertree.interop.huggingface.family import hf_tensor_names
@@ -26,6 +26,8 @@ from bertree.interop.weights import Stored, Weights
 from bertree.model.architecture import Architecture
 from bertree.model.network import Network
 from bertree.run_folder import MODEL
+from bertree.scale.local_shards import whole_tensors
+from bertree.scale.world import World
 from bertree.text.tokenizer import FILES as TOKENIZER_FILES
 from bertree.text.tokenizer import Tokenizer
 
@@ -171,3 +173,24 @@ def check_huggingface(contents: Contents, where: Path) -> None:
         make_config(contents)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def write_together(contents: Contents, folder: Path, world: World) -> None:
+    """Write a folder as one device would: rank 0 collects the weights of all, tensor by tensor, in its host memory."""
+    if not world.joined:
+        write(contents, folder)
+        return
+    state = {}
+    for name, tensor in whole_tensors(contents.network, world):
+        if world.is_first:
+            state[name] = tensor.cpu()
+
+    def write_collected() -> None:
+        if world.is_first:
+            vector = contents.network.vector.config if contents.network.vector is not None else None
+            heads, readout = head_classes(contents.network), contents.network.readout
+            network = build_empty(contents.architecture, heads, folder, readout, vector)
+            network.load_state_dict(state, assign=True)
+            write(replace(contents, network=network), folder)
+
+    world.check_together(write_collected)

@@ -19,7 +19,6 @@ from torch import Tensor
 from bertree.errors import UserError
 from bertree.files.atomic import sync
 from bertree.files.formats import check_regular, file_hash, read_json
-from bertree.interop.int8_storage import dequantize, quantize
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALE = ".scale"  # suffix of the name of a matrix's scales
@@ -210,3 +209,22 @@ def _int8_tensors(name: str, tensor: Tensor) -> dict[str, Tensor]:
         return {name: matrix.contiguous(), name + SCALE: scale.contiguous()}
     fits = bool((tensor.abs() <= torch.finfo(torch.float16).max).all())
     return {name: tensor.to(torch.float16 if fits else torch.float32).contiguous()}
+
+
+LARGEST = 127
+TINY = torch.finfo(torch.float32).tiny  # the scale of a row of zeros
+
+
+def quantize(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return integers from -127 to 127, and the scale of each row."""
+    assert matrix.ndim == 2, "only matrices have rows"
+    matrix = matrix.float()
+    steps = matrix.abs().amax(1) / LARGEST
+    bits = steps.clamp(min=TINY).view(torch.int32)
+    scale = (bits + 0x80).bitwise_and(~0xFF).view(torch.float32)  # to the nearest with its last eight bits 0
+    return (matrix / scale[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
+
+
+def dequantize(matrix: Tensor, scale: Tensor) -> Tensor:
+    """Return the matrix in float32."""
+    return matrix.float() * scale.float()[:, None]

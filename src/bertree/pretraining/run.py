@@ -28,7 +28,7 @@ from bertree.files.atomic import exclusive_lock, remove_leftovers
 from bertree.files.formats import Json
 from bertree.inference.run import Run
 from bertree.interop.contents import Contents
-from bertree.interop.gathered import write_together
+from bertree.interop.folder import write_together
 from bertree.model import cost
 from bertree.model.cost import describe_architecture
 from bertree.objectives.objective import Objective, WeightedTerms

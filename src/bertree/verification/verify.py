@@ -11,8 +11,7 @@ from bertree.data.build import verify_store
 from bertree.errors import UserError
 from bertree.interop import folder as model_folder
 from bertree.interop import sentence_transformers
-from bertree.interop.checksums import WEIGHTS, compare_files
-from bertree.interop.description import read_description
+from bertree.interop.description import WEIGHTS, compare_files, read_description
 from bertree.run_folder import BEST_MODEL, CHECKPOINTS, MODEL, RECIPE
 from bertree.search.database import DATABASE
 from bertree.search.index import Index

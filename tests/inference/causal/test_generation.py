@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import bertree
 from bertree.errors import UserError
-from bertree.inference.causal.decoding import loop
+from bertree.inference.causal import continuation
 from bertree.inference.load import make_model
 from bertree.inference.model import Model
 from bertree.interop.contents import Contents
@@ -43,7 +43,7 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(kind: str) -> No
 
 def test_sequences_beyond_the_lanes_follow_in_another_batch(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = model.generate(PROMPTS, tokens=6)
-    monkeypatch.setitem(loop.LANES, "cpu", 3)
+    monkeypatch.setitem(continuation.LANES, "cpu", 3)
     assert texts(model.generate(PROMPTS, tokens=6)) == texts(whole)
 
 

@@ -16,7 +16,7 @@ from tokenizers import models, pre_tokenizers
 import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.causal.windows import cut_windows
+from bertree.inference.causal.perplexity import cut_windows
 from bertree.inference.model import Model
 from bertree.text.tokenizer import Tokenizer
 from tests.support.language_models import CODES, language_model

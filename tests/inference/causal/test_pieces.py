@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from bertree.inference.causal.prompts import REPLACEMENT, PieceDecoder
+from bertree.inference.causal.texts import REPLACEMENT, PieceDecoder
 
 PROMPT = "Der alte Kapitän sagte: "
 TEXT = (

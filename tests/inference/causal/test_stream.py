@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertree.errors import UserError
-from bertree.inference.causal.decoding.fast_decoder import FastDecoder
+from bertree.inference.causal.fast_decoder import FastDecoder
 from tests.support.language_models import KINDS, language_model
 
 OPTIONS: dict[str, Any] = {"tokens": 12, "seed": 3, "top_p": 0.9, "penalty": 1.2}

@@ -7,8 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bertree.inference.causal.attribution import Attribution
-from bertree.inference.causal.lambada import LastWords
-from bertree.inference.causal.perplexity import Perplexity
+from bertree.inference.causal.perplexity import LastWords, Perplexity
 
 SHOWN = 100  # characters of a text
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from bertree.console import bar, note
 from bertree.errors import UserError
-from bertree.inference.causal.checks import check_left_to_right, position_limit
-from bertree.inference.causal.prompts import check_control
 from bertree.inference.causal.scoring import score
+from bertree.inference.causal.texts import check_control, check_left_to_right, position_limit
 from bertree.inference.loaded import LoadedModel
 from bertree.text.control import control_prefix
 

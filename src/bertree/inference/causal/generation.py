@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bertree.errors import UserError
-from bertree.inference.causal.checks import check_left_to_right, position_limit
-from bertree.inference.causal.decoding.beams import search
-from bertree.inference.causal.decoding.loop import Choice, Continued, continue_all, continue_one
-from bertree.inference.causal.decoding.sampling import Sampling
-from bertree.inference.causal.prompts import NEVER, PieceDecoder, TextMarks, check_control, prompt_ids
+from bertree.inference.causal.continuation import Choice, Continued, continue_all, continue_one, search
+from bertree.inference.causal.sampling import Sampling
+from bertree.inference.causal.texts import (
+    NEVER,
+    PieceDecoder,
+    TextMarks,
+    check_control,
+    check_left_to_right,
+    position_limit,
+    prompt_ids,
+)
 from bertree.inference.inputs import Input, list_inputs
 from bertree.inference.loaded import LoadedModel
 

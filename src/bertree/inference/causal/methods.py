@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bertree.inference.causal.attribution import Attribution, Prior, attribute
-from bertree.inference.causal.decoding.sampling import Sampling
-from bertree.inference.causal.files import read_texts
 from bertree.inference.causal.generation import Generation, GenerationOptions, TextStream, generate
-from bertree.inference.causal.lambada import LastWords, predict_last_words
-from bertree.inference.causal.perplexity import Perplexity, Reading, measure_perplexity
+from bertree.inference.causal.perplexity import LastWords, Perplexity, Reading, measure_perplexity, predict_last_words
+from bertree.inference.causal.sampling import Sampling
+from bertree.inference.causal.texts import read_texts
 from bertree.inference.inputs import Input
 from bertree.inference.loaded import LoadedModel
 

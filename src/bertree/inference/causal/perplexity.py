@@ -5,18 +5,15 @@ Tokens of different tokenizers cannot be compared; words, characters and bytes o
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from bertree.console import bar
 from bertree.errors import UserError
-from bertree.inference.causal.checks import check_left_to_right, position_limit
-from bertree.inference.causal.prompts import TextMarks, check_control
-from bertree.inference.causal.scoring import Losses, score
-from bertree.inference.causal.segments import SEGMENT, Ints, check_memory, score_segments
-from bertree.inference.causal.windows import cut_windows
+from bertree.inference.causal.scoring import SEGMENT, Ints, Losses, check_memory, score, score_segments
+from bertree.inference.causal.texts import TextMarks, check_control, check_left_to_right, position_limit
 from bertree.inference.inputs import check_finite
 from bertree.inference.loaded import LoadedModel
 from bertree.text.control import control_prefix
@@ -209,3 +206,75 @@ def _texts(texts: Iterable[str] | str) -> list[str]:
 
 def _has_memory(model: LoadedModel) -> bool:
     return bool(getattr(model.architecture, "memory", 0))
+
+
+@dataclass(frozen=True)
+class TextWindow:
+    """Tokens that a model reads at once, of which those from `first` on are predicted."""
+
+    ids: list[int]
+    first: int
+
+
+def cut_windows(
+    document: Sequence[int], prefix: Sequence[int], start: Sequence[int], context: int, stride: int
+) -> Iterator[TextWindow]:
+    """Cut a document into windows of at most `context` tokens.
+
+    `prefix` is put before every window. `start` stands before the first one instead if there is no prefix; without
+    both, the first token of the document cannot be predicted.
+    """
+    first = list(prefix or start)
+    if context <= len(first):
+        raise UserError(f"context {context}: leaves no room for text beside {len(first)} tokens that stand before it")
+    assert 1 <= stride <= context - max(1, len(prefix)), "a token is predicted from one before it"
+    end = min(len(document), context - len(first))
+    if first or end > 1:
+        yield TextWindow([*first, *document[:end]], max(1, len(first)))
+    while end < len(document):
+        done, end = end, min(len(document), end + stride)
+        begin = max(0, end - (context - len(prefix)))
+        yield TextWindow([*prefix, *document[begin:end]], len(prefix) + done - begin)
+
+
+@dataclass(frozen=True)
+class LastWords:
+    """How well a model predicts the last words of passages."""
+
+    accuracy: float  # share of words whose tokens are all the likeliest, one after the other
+    perplexity: float  # per word
+    passages: int
+    seconds: float
+
+    def __repr__(self) -> str:
+        share = f"accuracy {100 * self.accuracy:.2f} %, perplexity {self.perplexity:.2f} of the last word"
+        return f"<{share}; {self.passages:,} passages in {self.seconds:.1f} s>"
+
+
+def predict_last_words(model: LoadedModel, passages: Sequence[str]) -> LastWords:
+    """Predict the last word of each passage from all that stands before it."""
+    check_left_to_right(model, "lambada")
+    tokenizer = model.required_tokenizer
+    start = TextMarks.of(tokenizer, model.architecture).before
+    limit = position_limit(model.architecture)
+    begun, sequences, first = time.perf_counter(), [], []
+    texts = [passage.strip() for passage in passages]
+    for number, (text, encoding) in enumerate(zip(texts, tokenizer.encode_plain(texts, offsets=True), strict=True), 1):
+        begin = len(text) - len((text.split() or [""])[-1])
+        if not begin:
+            raise UserError(f"passage {number}: has fewer than two words: {text[:40]!r}")
+        before = sum(end <= begin for _, end in encoding.offsets)
+        ids = [*start, *encoding.ids]
+        spare = max(0, len(ids) - (limit or len(ids)))
+        ids, place = ids[spare:], len(start) + before - spare
+        if place < 1 or place >= len(ids):
+            raise UserError(f"passage {number}: its last word cannot be predicted: {text[-40:]!r}")
+        sequences.append(ids)
+        first.append(place)
+    if not sequences:
+        raise UserError("lambada: there are no passages")
+    with bar("words", sum(map(len, sequences)) - sum(first), speed="tokens") as progress:
+        scored = score(model, sequences, first, progress.advance)
+    loss = sum(float(one.losses.sum()) for one in scored) / len(scored)
+    right = sum(bool(one.right.all()) for one in scored) / len(scored)
+    return LastWords(right, math.exp(min(loss, 700)), len(scored), time.perf_counter() - begun)

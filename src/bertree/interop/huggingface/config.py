@@ -9,11 +9,10 @@ from typing import Any
 
 from bertree.errors import UserError, suggest
 from bertree.files.formats import Json
-from bertree.interop.huggingface.causal_config import CAUSAL_CONFIGS, causal_family
-from bertree.interop.huggingface.family import Family
-from bertree.interop.huggingface.family_config import ACTIVATIONS, IDLE, different_axis, read_values, write_keys
+from bertree.interop.huggingface.bert import FAMILIES
+from bertree.interop.huggingface.causal import CAUSAL_CONFIGS, causal_family
+from bertree.interop.huggingface.family import ACTIVATIONS, IDLE, Family, different_axis, read_values, write_keys
 from bertree.interop.huggingface.modernbert import MODERNBERT_CONFIG
-from bertree.interop.huggingface.names import FAMILIES
 from bertree.interop.huggingface.reformer import REFORMER_CONFIG
 from bertree.interop.huggingface.xlnet import XLNET_CONFIG
 from bertree.model.architecture import Architecture, Transformer, check_type, later_axes

@@ -10,7 +10,7 @@ from bertree.errors import BertreeWarning, UserError
 from bertree.files.formats import Json, read_json
 from bertree.interop import sentence_transformers, weights
 from bertree.interop.contents import Contents, add_pooling, build_empty, head_classes
-from bertree.interop.huggingface.causal_config import CONTROL_CODES
+from bertree.interop.huggingface.causal import CONTROL_CODES
 from bertree.interop.huggingface.config import (
     architecture_from_config,
     config_from_architecture,

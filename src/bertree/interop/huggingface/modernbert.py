@@ -8,8 +8,7 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.huggingface.family import Family, Row
-from bertree.interop.huggingface.family_config import ACTIVATIONS, FamilyConfig, number, pattern
+from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, number, pattern
 from bertree.model.architecture import Transformer
 
 _ATTENTION, _FFN = "encoder.stack.attention.{i}.", "encoder.stack.ffn.{i}."

@@ -10,8 +10,7 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.huggingface.family import Family, Row
-from bertree.interop.huggingface.family_config import ACTIVATIONS, FamilyConfig, number, pattern
+from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, number, pattern
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 

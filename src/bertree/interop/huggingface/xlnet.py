@@ -8,8 +8,7 @@ from typing import Any
 
 from bertree.errors import UserError
 from bertree.files.formats import Json
-from bertree.interop.huggingface.family import Family, Row
-from bertree.interop.huggingface.family_config import ACTIVATIONS, FamilyConfig, number
+from bertree.interop.huggingface.family import ACTIVATIONS, Family, FamilyConfig, Row, number
 from bertree.interop.weights import Stored
 from bertree.model.architecture import Transformer
 

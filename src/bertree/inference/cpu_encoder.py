@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.cpu.linear import PackedLinear, linear_class
+from bertree.inference.cpu_linear import PackedLinear, linear_class
 from bertree.model.encoder import Encoder
 from bertree.model.layers.attention import Attention
 from bertree.model.layers.feed_forward import FeedForward, in_chunks

@@ -3,7 +3,7 @@ their own."""
 
 from dataclasses import replace
 
-from bertree.interop.huggingface.causal_names import CAUSAL
+from bertree.interop.huggingface.causal import CAUSAL
 from bertree.interop.huggingface.family import Family, Row
 from bertree.interop.huggingface.modernbert import MODERNBERT
 from bertree.interop.huggingface.reformer import REFORMER

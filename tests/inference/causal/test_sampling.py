@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from bertree.errors import UserError
-from bertree.inference.causal.decoding.sampling import Sampling, draw_numbers
+from bertree.inference.causal.sampling import Sampling, draw_numbers
 
 VOCAB = 30
 

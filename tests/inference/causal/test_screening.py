@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bertree.inference.causal.decoding.screening import ScreenedOutput, can_screen
+from bertree.inference.causal.fast_decoder import ScreenedOutput, can_screen
 from tests.support.language_models import language_model
 
 pytestmark = pytest.mark.skipif(not can_screen(), reason="this CPU has no fast product with 8-bit weights")

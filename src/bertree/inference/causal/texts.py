@@ -1,14 +1,66 @@
-"""Which tokens a text begins and ends with, and how tokens become text again."""
+"""Which models can generate and judge text."""
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from bertree.errors import UserError, suggest
+from bertree.console import note
+from bertree.errors import UserError, listed, suggest
+from bertree.inference.loaded import LoadedModel
 from bertree.model.architecture import Architecture
+from bertree.model.presets import PRESETS
 from bertree.text.cleaning import replace_surrogates
 from bertree.text.control import control_prefix
+from bertree.text.readers import CorpusCounts, read_documents
+from bertree.text.sources import STANDARD_INPUT, find_sources, open_source
 from bertree.text.tokenizer import Tokenizer
+
+
+def check_left_to_right(model: LoadedModel, what: str) -> None:
+    """Refuse a model that does not predict the next token."""
+    if not model.architecture.causal:
+        known = [name for name, preset in PRESETS.items() if preset.architecture.causal and not preset.study]
+        which = f" ({listed(known)})" if known else ""
+        raise UserError(
+            f"{what}: {model.name} sees the text on both sides of a token; only left-to-right models{which}, or others "
+            "with attention = causal, predict the next one"
+        )
+    if "mask" not in model.network.heads or model.network.features is not None:
+        raise UserError(f"{what}: {model.name} has no LM head; give a model that was not fine-tuned to a task")
+
+
+def position_limit(a: Architecture) -> int | None:
+    """Return how long a sequence may be; None if positions have no table and so no end."""
+    return a.max_positions if getattr(a, "positions", "learned") in ("learned", "axial") else None
+
+
+def read_texts(
+    path: str | Path, *, lines: bool = False, column: str | None = None, format: str | None = None
+) -> list[str]:
+    """Return the texts of a file: plain text is one text, or one for each line that is not empty (`lines`); .jsonl,
+    .csv, .tsv and .parquet have one in each record."""
+    name = str(path)
+    sources = find_sources([name], format)
+    if len(sources) != 1:
+        raise UserError(f"{name}: is not one file; give one")
+    if column is not None and sources[0].format == "text":
+        raise UserError(f"{name}: is plain text and has no column '{column}'")
+    counts = CorpusCounts()
+    with open_source(sources[0]) as (stream, _):
+        found = [one.text for one in read_documents(sources[0], stream, column or "text", True, counts)]
+    if sources[0].format == "text":  # pieces of one text, cut for the reader's sake
+        found = ["".join(found)]
+        found = found[0].splitlines() if lines else found
+    if counts.invalid_lines:
+        note(f"{name}: {counts.invalid_lines:,} lines hold bytes that are not UTF-8, which were replaced")
+    if counts.broken or counts.missing:
+        note(f"{name}: {counts.broken + counts.missing:,} records have no text and were left out")
+    texts = [replace_surrogates(text) for text in found if text.strip()]
+    if not texts:
+        raise UserError(f"{'standard input' if name == STANDARD_INPUT else name}: holds no text")
+    return texts
+
 
 NEVER = ("pad", "mask", "cls", "unk")  # special tokens that are no text
 REPLACEMENT = "�"  # what an incomplete character is decoded to

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bertree.batch import Batch
-from bertree.inference.causal.decoding.decoder import Decoder, DecoderChoice, ModuleDecoder
-from bertree.inference.causal.decoding.fast_decoder import DecoderWeights, FastDecoder
+from bertree.inference.causal.decoders import Decoder, DecoderChoice, ModuleDecoder
+from bertree.inference.causal.fast_decoder import DecoderWeights, FastDecoder
 from bertree.model.network import Network
 from tests.support.language_models import KINDS, network
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import bertree
 from bertree.batch import Batch
 from bertree.errors import UserError
-from bertree.inference.cpu import encoder, linear
-from bertree.inference.cpu.encoder import AttentionBins, CpuRuntime, build_cpu_encoder, round_up
-from bertree.inference.cpu.linear import EagerLinear, Int8Linear, linear_class
+from bertree.inference import cpu_encoder, cpu_linear
+from bertree.inference.cpu_encoder import AttentionBins, CpuRuntime, build_cpu_encoder, round_up
+from bertree.inference.cpu_linear import EagerLinear, Int8Linear, linear_class
 from bertree.model.architecture import Architecture
 from bertree.model.layers.feed_forward import ACTIVATION
 from bertree.model.masks import Causal
@@ -63,7 +63,7 @@ def batch(lengths: list[int], seed: int = 0) -> Batch:
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The products of this CPU, and those of a CPU or a build of torch that has none of its operators."""
     if request.param == "plain":
-        monkeypatch.setattr(linear, "_is_correct", lambda kind, dtype: False)
+        monkeypatch.setattr(cpu_linear, "_is_correct", lambda kind, dtype: False)
     return request.param
 
 
@@ -103,7 +103,7 @@ def test_bins_hold_every_token_once_and_keep_sequences_apart(lengths: list[int])
 
 
 def test_without_the_attention_kernel_the_network_computes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "_flash", None)
+    monkeypatch.setattr(cpu_encoder, "_flash", None)
     made = network(MEMBERS["bert"])
     assert build_cpu_encoder(made.encoder) is None
     assert CpuRuntime().states_of(made) is made
@@ -112,7 +112,7 @@ def test_without_the_attention_kernel_the_network_computes_itself(monkeypatch: p
 # A program that embeds as on another CPU: what torch and oneDNN may use is set by their environment variables.
 ELSEWHERE = """
 import sys, numpy as np, torch, bertree
-from bertree.inference.cpu.linear import linear_class
+from bertree.inference.cpu_linear import linear_class
 for precision in ("float32", "int8"):
     model = bertree.load("default", precision=precision)
     np.save(f"{sys.argv[1]}/{precision}.npy", model.embed(sys.argv[2:]))

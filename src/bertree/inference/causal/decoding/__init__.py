@@ -1,1 +1,0 @@
-"""Tokens one after the other: what computes their logits, and how they are chosen."""
