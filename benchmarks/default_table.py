@@ -45,8 +45,7 @@ from bertree.errors import BertreeWarning
 from bertree.files.formats import Json, file_hash
 from bertree.inference.embedding import Vectors
 from bertree.inference.load import Model, load
-from bertree.inference.random_pairs import pair_similarities
-from bertree.inference.similarity import similarity_matrix
+from bertree.inference.similarity import pair_similarities, similarity_matrix
 from bertree.objectives.pretraining import pretraining_objective
 from bertree.tasks.logits import inference_autocast
 from bertree.tasks.squad.read import read as read_squad

@@ -7,7 +7,7 @@ import pytest
 
 import bertree
 from benchmarks.random_sentences import choose
-from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
+from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
 
 BOOKS = Path(__file__).parents[2] / "corpus" / "books.txt"
 

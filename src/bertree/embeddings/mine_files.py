@@ -19,7 +19,7 @@ from bertree.files.atomic import write_into_folder
 from bertree.files.formats import Json, json_text
 from bertree.inference.embedding import Vectors
 from bertree.inference.model import Model
-from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
+from bertree.inference.similarity import pair_similarities, percentiles, random_sentences
 from bertree.text.sources import STANDARD_INPUT, format_of
 
 TABLE_FORMATS = (".jsonl", ".csv", ".tsv")

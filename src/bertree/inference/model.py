@@ -20,8 +20,7 @@ from bertree.inference.inputs import Input, check_finite, check_inputs, list_inp
 from bertree.inference.inspection import InspectionMethods
 from bertree.inference.mask_filling import MaskMethods
 from bertree.inference.mteb import SentenceTransformersMethods, to_vectors
-from bertree.inference.random_pairs import pair_similarities, percentiles, random_sentences
-from bertree.inference.similarity import similarity_matrix
+from bertree.inference.similarity import pair_similarities, percentiles, random_sentences, similarity_matrix
 from bertree.inference.states import Layers, attention_probabilities, layer_states, parse_layers
 from bertree.text.tokenizer import Encoded
 

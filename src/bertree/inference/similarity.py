@@ -1,6 +1,7 @@
 """Similarity of vectors."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -37,3 +38,23 @@ def similarity_matrix(a: Vectors, b: Vectors, by: str = "cosine") -> Vectors:
         raise UserError(f"vectors of {one.shape[1]} and of {other.shape[1]} numbers cannot be compared")
     found: Vectors = SIMILARITIES[by](one, other).numpy()
     return found
+
+
+SENTENCES = Path(__file__).with_name("random_sentences.txt")
+
+
+def random_sentences() -> list[str]:
+    """Return the sentences."""
+    return SENTENCES.read_text(encoding="utf-8").splitlines()
+
+
+def pair_similarities(vectors: Vectors, by: str = "cosine") -> Vectors:
+    """Return the similarities of all pairs of rows, in ascending order."""
+    found: Vectors = np.sort(similarity_matrix(vectors, vectors, by)[np.triu_indices(len(vectors), 1)])
+    return found
+
+
+def percentiles(similarities: Vectors | float, random_pairs: Vectors) -> Vectors:
+    """Return the percentage of random pairs that are less similar; `random_pairs` in ascending order."""
+    given = np.asarray(similarities, np.float32)
+    return np.asarray(100 * np.searchsorted(random_pairs, given) / len(random_pairs), np.float32)
